@@ -1,0 +1,2 @@
+//! The `distlock` program.
+fn main() {}

@@ -1,0 +1,350 @@
+//! The contract between the core and an engine.
+//!
+//! The core decides when to ask; an engine carries one request to where the locks live and says exactly what became of
+//! it. Everything an engine does is repeatable: each request carries the attempt's random id, and the same request
+//! twice does what it does once.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::LossReason;
+use crate::key::Key;
+use crate::owner::{Holder, Record};
+use crate::token::{AttemptId, FencingToken};
+
+/// One attempt to take a lock.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Claim {
+    /// The lock.
+    pub key: Key,
+    /// Names this attempt, and the hold it may become.
+    pub attempt: AttemptId,
+    /// The lease that is asked for.
+    pub ttl: Duration,
+    /// Whether to take a place in the queue when the lock is not free.
+    pub queue: bool,
+    /// What others may read about the one who asks.
+    pub record: Arc<Record>,
+}
+
+impl Claim {
+    /// A claim with a fresh attempt id.
+    #[must_use]
+    pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
+        Claim { key, attempt: AttemptId::random(), ttl, queue, record }
+    }
+}
+
+/// What became of a [`Claim`].
+#[derive(Debug)]
+pub enum Claimed {
+    /// The lock is ours.
+    Granted(Grant),
+    /// Somebody else has it, or is before us in the queue.
+    Busy(Busy),
+}
+
+/// The lock is ours.
+#[derive(Debug, Clone, Copy)]
+pub struct Grant {
+    /// Higher than every token granted before for this lock.
+    pub token: FencingToken,
+    /// The lease; `None` when the engine frees the lock only when its holder is gone.
+    pub term: Option<Term>,
+}
+
+/// A lease as the local clock sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Term {
+    /// The local clock just **before** the request that began or renewed the lease was written.
+    pub start: Moment,
+    /// Its length, as the engine granted it.
+    pub ttl: Duration,
+}
+
+/// The lock is not ours.
+#[derive(Debug, Clone, Default)]
+pub struct Busy {
+    /// Who has it, where that is known.
+    pub holder: Option<Holder>,
+    /// When to claim again at the latest; `None`: after the caller's retry interval.
+    pub poll_after: Option<Duration>,
+}
+
+/// Why a wait ended.
+#[derive(Debug)]
+pub enum Wake {
+    /// The lock was handed to the waiting claim.
+    Granted(Grant),
+    /// Something changed: claim again.
+    Retry,
+}
+
+/// A hold to renew.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Lease {
+    /// The claim that was granted, with the lease that is asked for now.
+    pub claim: Claim,
+    /// The token it was granted with.
+    pub token: FencingToken,
+}
+
+impl Lease {
+    /// The hold that `claim` became.
+    #[must_use]
+    pub fn new(claim: Claim, token: FencingToken) -> Self {
+        Lease { claim, token }
+    }
+}
+
+/// What became of a renewal.
+#[derive(Debug, Clone)]
+pub enum Renewal {
+    /// The lease was renewed; `None`: it needs no renewing.
+    Renewed(Option<Term>),
+    /// The hold is not ours any more.
+    Lost(LossReason),
+}
+
+/// What became of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// It was ours and now is not.
+    Released,
+    /// It was not ours. A place in the queue, if there was one, is given up.
+    NotOurs,
+}
+
+/// A lock as the engine sees it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// The lock.
+    pub key: Key,
+    /// Who has it; `None` when it is free and somebody is about to get it.
+    pub holder: Option<Holder>,
+    /// Who waits for it, the next one first.
+    pub waiters: Vec<Arc<Record>>,
+}
+
+impl LockInfo {
+    /// What is known about `key`.
+    #[must_use]
+    pub fn new(key: Key, holder: Option<Holder>, waiters: Vec<Arc<Record>>) -> Self {
+        LockInfo { key, holder, waiters }
+    }
+}
+
+/// How far a lock reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// The tasks and threads of one process.
+    Process,
+    /// The processes of one machine.
+    Host,
+    /// Every machine that reaches the same servers.
+    Cluster,
+}
+
+/// What an engine can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// How far its locks reach.
+    pub scope: Scope,
+    /// Waiters are served in the order in which they came.
+    pub fair: bool,
+    /// A hold ends by itself when it is not renewed.
+    pub leases: bool,
+    /// A waiter is told when it is its turn, not only by polling.
+    pub wakes: bool,
+    /// Holders and waiters can be listed.
+    pub inspects: bool,
+    /// A hold can be ended by somebody else.
+    pub breaks: bool,
+}
+
+impl Capabilities {
+    /// Locks of this reach, and nothing more.
+    #[must_use]
+    pub fn new(scope: Scope) -> Self {
+        Capabilities { scope, fair: false, leases: false, wakes: false, inspects: false, breaks: false }
+    }
+}
+
+/// Where an engine says that a hold is gone before anybody asked: a watch saw it, or the server said so.
+#[derive(Debug, Clone)]
+pub struct Losses(mpsc::UnboundedSender<(AttemptId, LossReason)>);
+
+impl Losses {
+    // Unbounded, yet never longer than the holds: an engine tells each loss once.
+    pub(crate) fn channel() -> (Losses, mpsc::UnboundedReceiver<(AttemptId, LossReason)>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Losses(sender), receiver)
+    }
+
+    /// The hold of `attempt` is gone.
+    pub fn push(&self, attempt: AttemptId, reason: LossReason) {
+        // Without a keeper there is no guard left to tell.
+        let _ = self.0.send((attempt, reason));
+    }
+}
+
+/// An engine.
+///
+/// An `Err` of kind `Unknown` means that the request may have been carried out; any other kind that it was not. The two
+/// never mix. No call waits for ever: an engine bounds each of its requests. Every future may be dropped at any await;
+/// the request then counts as unknown, and the core withdraws it with [`release`](Backend::release).
+pub trait Backend: Send + Sync + 'static {
+    /// The engine's name in logs and metrics.
+    fn name(&self) -> &'static str;
+
+    /// What the engine can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Joins the engine to a locker family.
+    ///
+    /// # Behaviour
+    /// Called once, before any other call, from any thread. `losses` takes pushed losses; `keeper` is the runtime on
+    /// which an engine runs what must go on while the application blocks its own.
+    fn attach(&self, losses: Losses, keeper: &Handle) {
+        let _ = (losses, keeper);
+    }
+
+    /// Asks for the lock.
+    ///
+    /// # Behaviour
+    /// Free, and no live waiter before this claim: granted, with a token higher than all before. Ours by this attempt
+    /// already: granted again with the **same** token and a fresh lease. Otherwise busy; with `claim.queue` the attempt
+    /// has a place in the queue from then on, and claiming again keeps that place and shows that the waiter lives.
+    /// What is not in the engine's own format is never touched. Nothing is left behind when `queue` is false and the
+    /// answer is busy.
+    fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed>> + Send;
+
+    /// Waits until it makes sense to claim again.
+    ///
+    /// # Behaviour
+    /// Called after [`claim`](Backend::claim) answered busy to a queued claim. A grant or a change that came after that
+    /// answer, also before this call, ends the wait at once. It is a hint: the core claims again after
+    /// [`Busy::poll_after`] in any case, so an engine that cannot tell may wait for ever. Dropping it loses nothing: a
+    /// grant that was on its way is found by the next claim.
+    fn wait(&self, claim: &Claim) -> impl Future<Output = Wake> + Send {
+        let _ = claim;
+        std::future::pending()
+    }
+
+    /// Renews holds.
+    ///
+    /// # Behaviour
+    /// One answer for each lease, in their order. Ours: renewed for `claim.ttl` from [`Term::start`] on. Not ours, or
+    /// gone: lost, and nothing was changed. An `Err` says nothing about the hold.
+    fn renew(&self, leases: &[Lease]) -> impl Future<Output = Vec<Result<Renewal>>> + Send;
+
+    /// Ends a hold, or gives up a place in the queue.
+    ///
+    /// # Behaviour
+    /// Ours: released, and the next live waiter gets the lock or a wake-up, exactly one of them. Not ours: nothing but
+    /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
+    /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
+    fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
+
+    /// The locks whose names begin with `prefix`, in the order of their names.
+    fn list(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockInfo>>> + Send {
+        let _ = prefix;
+        async { Err(unsupported(self.name(), "list locks")) }
+    }
+
+    /// One lock; `None` when nobody holds it or waits for it.
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<LockInfo>>> + Send {
+        let _ = key;
+        async { Err(unsupported(self.name(), "show a lock")) }
+    }
+
+    /// Ends somebody else's hold.
+    ///
+    /// # Behaviour
+    /// Only if its token is `token` at that moment; otherwise kind `NotHeld` and nothing is changed. The next waiter
+    /// follows as after a release. What is not ours: kind `Foreign`.
+    fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> impl Future<Output = Result<()>> + Send {
+        let _ = (key, token, reason);
+        async { Err(unsupported(self.name(), "release a lock by force")) }
+    }
+
+    /// Closes connections and sessions. Called once, after the last release.
+    fn close(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
+}
+
+fn unsupported(engine: &str, what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the {engine} engine cannot {what}"))
+}
+
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// [`Backend`] with its futures boxed, so that a locker needs no type parameter.
+pub(crate) trait DynBackend: Send + Sync + 'static {
+    fn name(&self) -> &'static str;
+    fn capabilities(&self) -> Capabilities;
+    fn attach(&self, losses: Losses, keeper: &Handle);
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
+    fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
+    fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
+    fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
+    fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>>;
+    fn close(&self) -> BoxFuture<'_, Result<()>>;
+}
+
+impl<B: Backend> DynBackend for B {
+    fn name(&self) -> &'static str {
+        Backend::name(self)
+    }
+    fn capabilities(&self) -> Capabilities {
+        Backend::capabilities(self)
+    }
+    fn attach(&self, losses: Losses, keeper: &Handle) {
+        Backend::attach(self, losses, keeper);
+    }
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>> {
+        Box::pin(Backend::claim(self, claim))
+    }
+    fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake> {
+        Box::pin(Backend::wait(self, claim))
+    }
+    fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>> {
+        Box::pin(Backend::renew(self, leases))
+    }
+    fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
+        Box::pin(Backend::release(self, claim))
+    }
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>> {
+        Box::pin(Backend::list(self, prefix))
+    }
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>> {
+        Box::pin(Backend::get(self, key))
+    }
+    fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>> {
+        Box::pin(Backend::force_release(self, key, token, reason))
+    }
+    fn close(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(Backend::close(self))
+    }
+}
+
+impl fmt::Debug for dyn DynBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

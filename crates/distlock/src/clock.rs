@@ -1,0 +1,197 @@
+//! Time as a lock must see it: CLOCK_BOOTTIME, which goes on while the machine is suspended.
+//!
+//! This is the only file that reads clocks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+
+/// The bound on how much two clocks' rates may differ that deadlines allow for: one part in a thousand.
+pub const DEFAULT_DRIFT: f64 = 0.001;
+
+/// What a deadline keeps in reserve for the granularity of the server's expiry.
+const MARGIN: Duration = Duration::from_millis(2);
+
+/// The longest sleep before the clock is read again: tokio's timers stand still in a suspend, CLOCK_BOOTTIME does not.
+const LONGEST_NAP: Duration = Duration::from_millis(500);
+
+/// A point on a [`Clock`]'s time line.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Later than any moment a clock will show.
+    pub const NEVER: Moment = Moment(u64::MAX);
+
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+        Moment(nanos)
+    }
+
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The moment `by` later; [`Moment::NEVER`] when that cannot be represented.
+    #[must_use]
+    pub fn after(self, by: Duration) -> Moment {
+        Moment(self.0.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// The moment `by` earlier, at the earliest the clock's zero.
+    #[must_use]
+    pub fn before(self, by: Duration) -> Moment {
+        Moment(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// How long after `earlier` this is; zero when it is not after it.
+    #[must_use]
+    pub fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Moment::NEVER { f.write_str("never") } else { write!(f, "boot+{:?}", Duration::from_nanos(self.0)) }
+    }
+}
+
+/// The local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 − drift) − 2 ms`.
+pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
+    start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
+}
+
+/// Where time comes from.
+///
+/// # Default
+/// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
+#[derive(Clone)]
+pub struct Clock(Source);
+
+#[derive(Clone)]
+enum Source {
+    Boottime,
+    Manual(Arc<watch::Sender<Moment>>),
+}
+
+impl Clock {
+    /// The machine's CLOCK_BOOTTIME.
+    #[must_use]
+    pub fn system() -> Clock {
+        Clock(Source::Boottime)
+    }
+
+    /// A clock that stands still until its [`ManualClock`] moves it.
+    #[must_use]
+    pub fn manual() -> (Clock, ManualClock) {
+        // Not zero: arithmetic before the first advance would saturate and hide mistakes.
+        let now = Arc::new(watch::Sender::new(Moment::from_nanos(1_000_000_000_000)));
+        (Clock(Source::Manual(now.clone())), ManualClock(now))
+    }
+
+    /// The current moment.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        match &self.0 {
+            Source::Boottime => {
+                let t = clock_gettime(ClockId::Boottime);
+                Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
+            }
+            Source::Manual(now) => *now.borrow(),
+        }
+    }
+
+    /// Returns once `moment` has been reached.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn sleep_until(&self, moment: Moment) {
+        match &self.0 {
+            Source::Boottime => loop {
+                let left = moment.since(self.now());
+                if left.is_zero() {
+                    return;
+                }
+                tokio::time::sleep(left.min(LONGEST_NAP)).await;
+            },
+            Source::Manual(now) => {
+                // The sender lives in self, so waiting cannot fail.
+                let _ = now.subscribe().wait_for(|now| *now >= moment).await;
+            }
+        }
+    }
+
+    /// The wall clock, for records that people read; never for a decision.
+    #[must_use]
+    pub fn wall(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Source::Boottime => f.write_str("Clock::system"),
+            Source::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
+        }
+    }
+}
+
+/// The hand on a manual [`Clock`].
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<watch::Sender<Moment>>);
+
+impl ManualClock {
+    /// Moves the clock on and wakes whoever sleeps until a moment that is now past.
+    pub fn advance(&self, by: Duration) {
+        self.0.send_modify(|now| *now = now.after(by));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deadline_keeps_the_drift_and_two_milliseconds_in_reserve() {
+        let start = Moment::from_nanos(5_000_000_000);
+        let end = deadline(start, Duration::from_secs(10), DEFAULT_DRIFT);
+        assert_eq!(end.since(start), Duration::from_millis(9_988));
+    }
+
+    #[test]
+    fn moments_saturate_instead_of_wrapping() {
+        assert_eq!(Moment::from_nanos(7).after(Duration::MAX), Moment::NEVER);
+        assert_eq!(Moment::from_nanos(7).before(Duration::MAX), Moment::from_nanos(0));
+        assert_eq!(Moment::from_nanos(7).since(Moment::NEVER), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_manual_clock_wakes_its_sleepers_only_when_the_moment_is_reached() {
+        let (clock, hand) = Clock::manual();
+        let start = clock.now();
+        let sleeper = tokio::spawn({
+            let clock = clock.clone();
+            async move {
+                clock.sleep_until(start.after(Duration::from_secs(2))).await;
+                clock.now()
+            }
+        });
+        hand.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+        assert!(!sleeper.is_finished());
+        hand.advance(Duration::from_secs(1));
+        assert_eq!(sleeper.await.unwrap().since(start), Duration::from_secs(2));
+    }
+
+    #[tokio::test]
+    async fn the_system_clock_sleeps_at_least_as_long_as_asked() {
+        let clock = Clock::system();
+        let end = clock.now().after(Duration::from_millis(20));
+        clock.sleep_until(end).await;
+        assert!(clock.now() >= end);
+    }
+}

@@ -1,0 +1,208 @@
+//! The one error type: what happened, to which lock, held by whom, and what to do next.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::event::LossReason;
+use crate::key::Key;
+use crate::owner::Holder;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kind of failure an [`Error`] is.
+///
+/// Only [`ErrorKind::Unknown`] leaves open whether the request was carried out; every other kind is definite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// This owner holds the lock already and did not ask for re-entry.
+    AlreadyHeld,
+    /// This owner does not hold the lock.
+    NotHeld,
+    /// The wait was over before the lock was free.
+    Timeout,
+    /// The lock was held and is not any more.
+    Lost,
+    /// The engine's reply never came: the request may or may not have been carried out.
+    Unknown,
+    /// The engine cannot be reached, or refuses for now; the request was not carried out.
+    Unavailable,
+    /// The engine cannot do this.
+    Unsupported,
+    /// An argument is not acceptable; nothing was sent.
+    InvalidInput,
+    /// Something that is not ours lies where the lock's data belongs; it was left alone.
+    Foreign,
+    /// The configuration is not acceptable; nothing was sent.
+    Config,
+    /// The engine refused the credentials or the right to do this.
+    Auth,
+    /// The locker was closed.
+    Closed,
+    /// The engine failed in a way that has no kind of its own.
+    Backend,
+}
+
+/// A failure, with the lock it is about.
+pub struct Error(Box<Details>);
+
+struct Details {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    key: Option<Key>,
+    holder: Option<Holder>,
+    loss: Option<LossReason>,
+    help: Option<Cow<'static, str>>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind`. The message says what happened, in the words of whoever was asked.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        let message = message.into();
+        Error(Box::new(Details { kind, message, key: None, holder: None, loss: None, help: None, source: None }))
+    }
+
+    /// The request was not carried out and may be tried again.
+    pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Unavailable, message)
+    }
+
+    /// The request may or may not have been carried out.
+    pub fn unknown(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Unknown, message)
+    }
+
+    /// An argument or a configuration field named `field` is not acceptable.
+    pub(crate) fn invalid(field: &str, problem: impl fmt::Display) -> Self {
+        Error::new(ErrorKind::InvalidInput, format!("{field}: {problem}"))
+    }
+
+    pub(crate) fn closed() -> Self {
+        Error::new(ErrorKind::Closed, "the locker was closed").with_help("make a new Locker")
+    }
+
+    pub(crate) fn lost(reason: LossReason) -> Self {
+        let mut error = Error::new(ErrorKind::Lost, format!("the lock was lost: {reason}"))
+            .with_help("stop the work it protected; whatever checks the fencing token refuses what comes late");
+        error.0.loss = Some(reason);
+        error
+    }
+
+    /// Says which lock the error is about, unless it says so already.
+    #[must_use]
+    pub fn with_key(mut self, key: &Key) -> Self {
+        self.0.key.get_or_insert_with(|| key.clone());
+        self
+    }
+
+    /// Says who holds the lock.
+    #[must_use]
+    pub fn with_holder(mut self, holder: Option<Holder>) -> Self {
+        self.0.holder = holder;
+        self
+    }
+
+    /// Says what to do next.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<Cow<'static, str>>) -> Self {
+        self.0.help = Some(help.into());
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The lock the error is about.
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.0.key.as_ref()
+    }
+
+    /// Who held the lock when it was last seen, where that is known.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.0.holder.as_ref()
+    }
+
+    /// Why the lock was lost, for [`ErrorKind::Lost`].
+    #[must_use]
+    pub fn loss_reason(&self) -> Option<&LossReason> {
+        self.0.loss.as_ref()
+    }
+
+    /// Whether the same call may succeed later without any change by the caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self.0.kind {
+            ErrorKind::Timeout | ErrorKind::Unknown | ErrorKind::Unavailable => true,
+            ErrorKind::AlreadyHeld
+            | ErrorKind::NotHeld
+            | ErrorKind::Lost
+            | ErrorKind::Unsupported
+            | ErrorKind::InvalidInput
+            | ErrorKind::Foreign
+            | ErrorKind::Config
+            | ErrorKind::Auth
+            | ErrorKind::Closed
+            | ErrorKind::Backend => false,
+        }
+    }
+
+    /// Whether the request behind this error may have been carried out.
+    #[must_use]
+    pub fn may_be_applied(&self) -> bool {
+        self.0.kind == ErrorKind::Unknown
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.0.key {
+            write!(f, "lock {key:?}: ")?;
+        }
+        f.write_str(&self.0.message)?;
+        if let Some(holder) = &self.0.holder {
+            write!(f, "; held by {holder}")?;
+        }
+        if let Some(help) = &self.0.help {
+            write!(f, " ({help})")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self}", self.0.kind)?;
+        if let Some(source) = &self.0.source {
+            write!(f, ": {source}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}

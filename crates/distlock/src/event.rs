@@ -1,0 +1,188 @@
+//! What happens to a lock, told to whoever observes it and to `tracing`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::field::{debug, display};
+
+use crate::error::Error;
+use crate::key::Key;
+use crate::owner::{Holder, OwnerId};
+use crate::token::FencingToken;
+
+/// Why a lock was lost.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// Its lease ended before a renewal was answered.
+    Expired,
+    /// The engine says that it is not ours any more.
+    Revoked,
+    /// Somebody released it by force.
+    Broken,
+    /// It was held for as long as [`max_hold`](crate::LockRequest::max_hold) allows.
+    MaxHold,
+    /// Its locker was closed.
+    Closed,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LossReason::Expired => "its lease ended before a renewal was answered",
+            LossReason::Revoked => "the engine says that it is not ours any more",
+            LossReason::Broken => "somebody released it by force",
+            LossReason::MaxHold => "it was held for as long as max_hold allows",
+            LossReason::Closed => "its locker was closed",
+        })
+    }
+}
+
+/// Something that happened to a lock.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Event<'a> {
+    /// The lock.
+    pub key: &'a Key,
+    /// The owner it happened to.
+    pub owner: &'a OwnerId,
+    /// The fencing token, once there is one.
+    pub token: Option<FencingToken>,
+    /// The engine's name.
+    pub backend: &'static str,
+    /// What happened.
+    pub kind: EventKind<'a>,
+}
+
+/// What an [`Event`] is about.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum EventKind<'a> {
+    /// Somebody else has the lock; the owner waits.
+    Waiting {
+        /// Who has it.
+        holder: Option<&'a Holder>,
+    },
+    /// The lock was granted.
+    Acquired {
+        /// Time since it was asked for.
+        waited: Duration,
+    },
+    /// The wait was over before the lock was free.
+    TimedOut {
+        /// Time since it was asked for.
+        waited: Duration,
+    },
+    /// The lease was renewed.
+    Renewed {
+        /// How much of the old lease was left: the leading signal of trouble.
+        margin: Duration,
+    },
+    /// A renewal failed; it is tried again until the lease ends.
+    RenewalFailed {
+        /// Why.
+        error: &'a Error,
+        /// Time until the lock counts as lost; `None` without a lease.
+        left: Option<Duration>,
+    },
+    /// The lock was released.
+    Released {
+        /// Time since it was granted.
+        held: Duration,
+    },
+    /// The lock was lost.
+    Lost {
+        /// Why.
+        reason: &'a LossReason,
+        /// Time since it was granted.
+        held: Duration,
+    },
+}
+
+/// Sees every [`Event`] of a locker and its clones.
+///
+/// Called in the middle of the work, on the caller's task or on the keeper: return at once, and never panic.
+pub trait Observer: Send + Sync + 'static {
+    /// Something happened.
+    fn on_event(&self, event: &Event<'_>);
+}
+
+impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
+    fn on_event(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+/// Where the core's events go.
+pub(crate) struct Reporter {
+    pub(crate) backend: &'static str,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+}
+
+impl Reporter {
+    pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
+        let event = Event { key, owner, token, backend: self.backend, kind };
+        trace(&event);
+        if let Some(observer) = &self.observer {
+            observer.on_event(&event);
+        }
+    }
+}
+
+/// One line of log with the fields that every message has.
+macro_rules! log {
+    ($level:ident, $event:expr, $message:literal $(, $field:literal = $value:expr)*) => {
+        tracing::event!(
+            target: "distlock",
+            tracing::Level::$level,
+            "lock.name" = %$event.key,
+            "lock.owner" = %$event.owner,
+            "lock.token" = $event.token.map(FencingToken::get),
+            "lock.backend" = $event.backend,
+            $($field = $value,)*
+            $message
+        )
+    };
+}
+
+fn trace(event: &Event<'_>) {
+    match event.kind {
+        EventKind::Waiting { holder } => {
+            log!(DEBUG, event, "lock busy", "lock.holder" = holder.map(display));
+        }
+        EventKind::Acquired { waited } => {
+            log!(DEBUG, event, "lock acquired", "lock.outcome" = "acquired", "lock.wait_s" = waited.as_secs_f64());
+        }
+        EventKind::TimedOut { waited } => {
+            log!(INFO, event, "lock wait timed out", "lock.outcome" = "timeout", "lock.wait_s" = waited.as_secs_f64());
+        }
+        EventKind::Renewed { margin } => {
+            log!(TRACE, event, "lock renewed", "lock.margin_s" = margin.as_secs_f64());
+        }
+        EventKind::RenewalFailed { error, left } => {
+            let left = left.map(|left| left.as_secs_f64());
+            log!(
+                WARN,
+                event,
+                "lock renewal failed",
+                "error.kind" = debug(error.kind()),
+                "error" = display(error),
+                "lock.ttl_s" = left
+            );
+        }
+        EventKind::Released { held } => {
+            log!(DEBUG, event, "lock released", "lock.outcome" = "released", "lock.held_s" = held.as_secs_f64());
+        }
+        EventKind::Lost { reason, held } => {
+            log!(
+                ERROR,
+                event,
+                "lock lost",
+                "lock.outcome" = "lost",
+                "lock.reason" = display(reason),
+                "lock.held_s" = held.as_secs_f64()
+            );
+        }
+    }
+}

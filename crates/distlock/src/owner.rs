@@ -1,0 +1,221 @@
+//! Who asks for a lock, and what others are told about the one who has it.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::token::{AttemptId, FencingToken};
+
+/// The longest owner id, label or reason in bytes.
+pub const MAX_TEXT_BYTES: usize = 256;
+
+/// Names one owner: whoever has the same id is the same owner.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OwnerId(Arc<str>);
+
+impl OwnerId {
+    /// An owner named by the application: a trace id, a request id, a business id.
+    ///
+    /// # Errors
+    /// Kind `InvalidInput` when the text is empty, longer than 256 bytes or has control characters.
+    pub fn new(id: impl AsRef<str>) -> Result<Self> {
+        let id = id.as_ref();
+        if id.is_empty() {
+            return Err(Error::invalid("owner", "the id is empty"));
+        }
+        check_text("owner", id)?;
+        Ok(OwnerId(id.into()))
+    }
+
+    /// An owner unlike any other.
+    #[must_use]
+    pub fn random() -> Self {
+        OwnerId(AttemptId::random().to_string().into())
+    }
+
+    /// The id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Refuses text that would not fit into a record or would break a line of a log.
+pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(Error::invalid(field, format_args!("{} bytes, at most {MAX_TEXT_BYTES} are allowed", text.len())));
+    }
+    match text.find(char::is_control) {
+        Some(at) => Err(Error::invalid(field, format_args!("{text:?} has a control character at byte {at}"))),
+        None => Ok(()),
+    }
+}
+
+/// The machine, process and user behind an owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// The machine's host name.
+    pub host: String,
+    /// The process id on that machine.
+    pub pid: u32,
+    /// The login name, or the number of a user without one.
+    pub user: String,
+}
+
+impl Process {
+    /// This process.
+    pub(crate) fn current() -> Arc<Process> {
+        static CURRENT: LazyLock<Arc<Process>> = LazyLock::new(|| {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let uid = rustix::process::getuid().as_raw();
+            let user = std::env::var("USER").ok().filter(|user| check_text("user", user).is_ok() && !user.is_empty());
+            Arc::new(Process { host, pid: std::process::id(), user: user.unwrap_or_else(|| format!("uid {uid}")) })
+        });
+        // A forked child is another process.
+        if CURRENT.pid == std::process::id() {
+            CURRENT.clone()
+        } else {
+            Arc::new(Process { pid: std::process::id(), ..Process::clone(&CURRENT) })
+        }
+    }
+}
+
+/// What an engine stores next to a lock about the one who has it, or waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Record {
+    /// The owner.
+    pub owner: OwnerId,
+    /// Where the owner runs.
+    #[serde(flatten)]
+    pub process: Arc<Process>,
+    /// What the owner says the lock is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<Arc<str>>,
+    /// When the request was made, in milliseconds of the Unix epoch by the owner's wall clock.
+    pub since_ms: u64,
+}
+
+impl Record {
+    pub(crate) fn new(owner: OwnerId, label: Option<Arc<str>>, now: SystemTime) -> Self {
+        let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        Record { owner, process: Process::current(), label, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
+    }
+
+    /// How long ago the request was made, if wall clocks can be believed.
+    #[must_use]
+    pub fn age(&self, now: SystemTime) -> Duration {
+        let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
+        since.and_then(|since| now.duration_since(since).ok()).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Process { host, pid, user } = &*self.process;
+        write!(f, "owner {} ({user}@{host} pid {pid}", self.owner)?;
+        if let Some(label) = &self.label {
+            write!(f, ", {label:?}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// Who has a lock, as far as the engine can tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The holder's own words; `None` when it is not one of ours.
+    pub record: Option<Arc<Record>>,
+    /// Its fencing token, if it has one.
+    pub token: Option<FencingToken>,
+    /// Time until the engine frees the lock by itself; `None` when it never does.
+    pub ttl_left: Option<Duration>,
+    /// How long it has been held, where that is known.
+    pub held_for: Option<Duration>,
+}
+
+impl Holder {
+    /// A holder of which nothing is known but what follows.
+    #[must_use]
+    pub fn new(record: Option<Arc<Record>>, token: Option<FencingToken>) -> Self {
+        Holder { record, token, ttl_left: None, held_for: None }
+    }
+
+    /// Says when the engine frees the lock by itself.
+    #[must_use]
+    pub fn with_ttl_left(mut self, left: Option<Duration>) -> Self {
+        self.ttl_left = left;
+        self
+    }
+
+    /// Says how long it has been held.
+    #[must_use]
+    pub fn with_held_for(mut self, held: Option<Duration>) -> Self {
+        self.held_for = held;
+        self
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.record {
+            Some(record) => write!(f, "{record}")?,
+            None => f.write_str("a client that is not distlock")?,
+        }
+        if let Some(held) = self.held_for {
+            write!(f, " for {:.1} s", held.as_secs_f64())?;
+        }
+        if let Some(left) = self.ttl_left {
+            write!(f, ", lease ends in {:.1} s", left.as_secs_f64())?;
+        }
+        if let Some(token) = self.token {
+            write!(f, ", token {token}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_id_is_short_text_on_one_line() {
+        assert_eq!(OwnerId::new("req-7").unwrap().as_str(), "req-7");
+        for bad in ["", "a\nb", &"x".repeat(257)] {
+            let error = OwnerId::new(bad).unwrap_err();
+            assert!(error.to_string().starts_with("owner: "), "{error}");
+        }
+        assert_ne!(OwnerId::random(), OwnerId::random());
+    }
+
+    #[test]
+    fn a_holder_says_who_where_and_for_how_long() {
+        let record = Record::new(OwnerId::new("req-7").unwrap(), Some("eod".into()), SystemTime::now());
+        let pid = std::process::id();
+        let holder = Holder::new(Some(Arc::new(record)), Some(FencingToken::new(9)))
+            .with_ttl_left(Some(Duration::from_millis(2_500)))
+            .with_held_for(Some(Duration::from_secs(3)));
+        let text = holder.to_string();
+        assert!(text.contains("owner req-7"), "{text}");
+        assert!(text.contains(&format!("pid {pid}, \"eod\")")), "{text}");
+        assert!(text.ends_with("for 3.0 s, lease ends in 2.5 s, token 9"), "{text}");
+    }
+}

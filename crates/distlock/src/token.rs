@@ -1,0 +1,102 @@
+//! The two numbers of a hold: the fencing token that rises, and the attempt id that is random.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// A number that rises with every grant of a lock, for the resource to refuse what comes late.
+///
+/// Give it along with each write; the resource keeps the highest it has seen and refuses lower ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The token with this number.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        FencingToken(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for FencingToken {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        text.parse().map(FencingToken).map_err(|e| Error::invalid("token", format_args!("{text:?}: {e}")))
+    }
+}
+
+/// The random 128-bit name of one attempt to take a lock: what makes claim, renew and release safe to repeat.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttemptId(u128);
+
+impl AttemptId {
+    /// A new random id, straight from the kernel, so that a forked or cloned process never repeats one.
+    ///
+    /// # Panics
+    /// When the kernel has no random numbers to give; there is no safe lock without them.
+    #[must_use]
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the kernel gives random numbers");
+        AttemptId(u128::from_ne_bytes(bytes))
+    }
+}
+
+impl fmt::Display for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for AttemptId {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let digits = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        match u128::from_str_radix(text, 16) {
+            Ok(id) if digits => Ok(AttemptId(id)),
+            _ => Err(Error::invalid("attempt id", format_args!("{text:?} is not 32 lower-case hex digits"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempt_ids_differ_and_survive_printing() {
+        let (a, b) = (AttemptId::random(), AttemptId::random());
+        assert_ne!(a, b);
+        assert_eq!(a.to_string().parse::<AttemptId>().unwrap(), a);
+        assert_eq!(AttemptId(1).to_string(), "00000000000000000000000000000001");
+    }
+
+    #[test]
+    fn what_is_no_id_or_token_is_refused() {
+        for text in ["", "1", "+0000000000000000000000000000001", "0000000000000000000000000000000G"] {
+            assert!(text.parse::<AttemptId>().is_err(), "{text}");
+        }
+        for text in ["", "-1", "1.5", "18446744073709551616"] {
+            assert!(text.parse::<FencingToken>().is_err(), "{text}");
+        }
+    }
+}
