@@ -4,6 +4,8 @@
 //! it. Everything an engine does is repeatable: each request carries the attempt's random id, and the same request
 //! twice does what it does once.
 
+pub mod memory;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -246,8 +248,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Renews holds.
     ///
     /// # Behaviour
-    /// One answer for each lease, in their order. Ours: renewed for `claim.ttl` from [`Term::start`] on. Not ours, or
-    /// gone: lost, and nothing was changed. An `Err` says nothing about the hold.
+    /// One answer for each lease, in their order. Ours: renewed for at least `claim.ttl` from [`Term::start`] on; a
+    /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
+    /// nothing about the hold.
     fn renew(&self, leases: &[Lease]) -> impl Future<Output = Vec<Result<Renewal>>> + Send;
 
     /// Ends a hold, or gives up a place in the queue.

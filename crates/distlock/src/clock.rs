@@ -30,10 +30,6 @@ impl Moment {
         Moment(nanos)
     }
 
-    pub(crate) const fn as_nanos(self) -> u64 {
-        self.0
-    }
-
     /// The moment `by` later; [`Moment::NEVER`] when that cannot be represented.
     #[must_use]
     pub fn after(self, by: Duration) -> Moment {

@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::field::{debug, display};
-
 use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Holder, OwnerId};

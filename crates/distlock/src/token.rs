@@ -53,6 +53,11 @@ impl AttemptId {
         getrandom::fill(&mut bytes).expect("the kernel gives random numbers");
         AttemptId(u128::from_ne_bytes(bytes))
     }
+
+    /// A number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
+    pub(crate) fn fraction(self) -> f64 {
+        f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
+    }
 }
 
 impl fmt::Display for AttemptId {

@@ -1,0 +1,14 @@
+//! `cargo xtask bench NAME`: measures and prints, ratios within one run where there is something to compare with.
+
+mod core;
+
+fn main() {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    match name.as_str() {
+        "core" => core::run(),
+        _ => {
+            eprintln!("usage: cargo xtask bench core");
+            std::process::exit(64);
+        }
+    }
+}

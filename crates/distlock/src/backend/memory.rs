@@ -1,0 +1,210 @@
+//! Locks in this process: the reference implementation of the contract, and what users test with.
+//!
+//! A [`Store`] is the server, a [`Memory`] one client of it. The store's clock can be moved by hand, and its answers
+//! made to go wrong, so that a test sees in microseconds what a network does once a month.
+//!
+//! ```
+//! use distlock::backend::memory::{Fault, Memory, Operation, Store};
+//! use distlock::{ErrorKind, Locker};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+//! let store = Store::new();
+//! let locker = Locker::new(Memory::on(&store))?;
+//! let guard = locker.lock("invoice:42").await?;
+//!
+//! store.script(Operation::Release, Fault::LoseReply);
+//! let outcome = guard.unlock().await;
+//! assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unknown);
+//! # Ok(()) }
+//! ```
+
+mod queue;
+mod script;
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+
+use tokio::runtime::Handle;
+
+use self::queue::{Locks, Sender};
+use self::script::Script;
+pub use self::script::{Fault, Operation};
+use crate::backend::{Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Scope, Wake};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::LossReason;
+use crate::key::Key;
+use crate::token::FencingToken;
+
+/// Where the locks are: shared by every [`Memory`] on it.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    locks: Mutex<Locks>,
+    script: Script,
+}
+
+impl Store {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> Store {
+        Store::with_clock(Clock::system())
+    }
+
+    /// An empty store whose leases run by `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Store {
+        Store(Arc::new(Shared { clock, locks: Mutex::default(), script: Script::default() }))
+    }
+
+    /// The store that everybody in this process gets by this name, as long as somebody has it.
+    #[must_use]
+    pub fn named(name: &str) -> Store {
+        static STORES: LazyLock<Mutex<HashMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
+        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.retain(|_, store| store.strong_count() > 0);
+        if let Some(store) = stores.get(name).and_then(Weak::upgrade) {
+            return Store(store);
+        }
+        let store = Store::new();
+        stores.insert(name.to_owned(), Arc::downgrade(&store.0));
+        store
+    }
+
+    /// Makes the next request for `operation` go wrong; several are used up one by one, in order.
+    pub fn script(&self, operation: Operation, fault: Fault) {
+        self.0.script.push(operation, fault);
+    }
+
+    /// Ends the lease of `key` now, as if its time were over. The holder is not told; the next waiter follows.
+    pub fn expire(&self, key: &Key) {
+        self.locks(|locks, now| locks.expire(key, now));
+    }
+
+    /// Gives `key` to somebody else without a word to its holder, as a server that lost its data would.
+    pub fn steal(&self, key: &Key) {
+        self.locks(|locks, now| locks.steal(key, now));
+    }
+
+    /// Whether nothing at all is left: no holder, no waiter, no half-done attempt.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.locks(|locks, now| locks.is_empty(now))
+    }
+
+    fn locks<T>(&self, action: impl FnOnce(&mut Locks, crate::Moment) -> T) -> T {
+        let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        action(&mut locks, self.0.clock.now())
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store::new()
+    }
+}
+
+/// One client of a [`Store`].
+#[derive(Debug)]
+pub struct Memory {
+    store: Store,
+    clock: Clock,
+    losses: OnceLock<Losses>,
+}
+
+impl Memory {
+    /// The only client of a store of its own.
+    #[must_use]
+    pub fn new() -> Memory {
+        Memory::on(&Store::new())
+    }
+
+    /// A client of `store`, with the store's clock.
+    #[must_use]
+    pub fn on(store: &Store) -> Memory {
+        Memory { store: store.clone(), clock: store.0.clock.clone(), losses: OnceLock::new() }
+    }
+
+    /// The same client with a clock of its own, which must be its locker's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Memory {
+        self.clock = clock;
+        self
+    }
+
+    async fn request<T>(
+        &self,
+        operation: Operation,
+        apply: impl FnOnce(&mut Locks, crate::Moment) -> Result<T>,
+    ) -> Result<T> {
+        self.store.0.script.play(operation, &self.store.0.clock, || self.store.locks(apply)).await
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory::new()
+    }
+}
+
+impl Backend for Memory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let all = Capabilities::new(Scope::Process);
+        Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all }
+    }
+
+    fn attach(&self, losses: Losses, _keeper: &Handle) {
+        let _ = self.losses.set(losses);
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        let sender = Sender { sent: self.clock.now(), losses: self.losses.get().cloned() };
+        self.request(Operation::Claim, |locks, now| Ok(locks.claim(claim, sender, now))).await
+    }
+
+    async fn wait(&self, claim: &Claim) -> Wake {
+        let Some(turn) = self.store.locks(|locks, _| locks.turn_of(claim)) else { return Wake::Retry };
+        turn.notified().await;
+        let received = self.clock.now();
+        self.store.locks(|locks, now| locks.handed(claim, received, now).map_or(Wake::Retry, Wake::Granted))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        let start = self.clock.now();
+        let renew_all = |locks: &mut Locks, now| leases.iter().map(|lease| locks.renew(lease, start, now)).collect();
+        match self.request(Operation::Renew, |locks, now| Ok(renew_all(locks, now))).await {
+            Ok(renewals) => Vec::into_iter(renewals).map(Ok).collect(),
+            Err(error) => leases.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),
+        }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.request(Operation::Release, |locks, now| Ok(locks.release(claim, now))).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.request(Operation::Inspect, |locks, now| Ok(locks.list(prefix, now))).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.request(Operation::Inspect, |locks, now| Ok(locks.get(key, now))).await
+    }
+
+    async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
+        self.request(Operation::ForceRelease, |locks, now| match locks.force_release(key, token, now) {
+            Some((losses, attempt)) => {
+                losses.inspect(|losses| losses.push(attempt, LossReason::Broken));
+                Ok(())
+            }
+            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+        })
+        .await
+    }
+}

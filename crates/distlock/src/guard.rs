@@ -1,0 +1,268 @@
+//! A lock that is held.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::backend::{Claim, Release, Renewal};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{EventKind, LossReason};
+use crate::family::Family;
+use crate::holds::{Chore, Hold, Left};
+use crate::key::Key;
+use crate::options::check_ttl;
+use crate::owner::OwnerId;
+use crate::token::FencingToken;
+
+/// A lock that is held, and kept by renewal until it is unlocked.
+///
+/// Dropping the guard releases the lock **in the background**: soon, but not before `drop` returns, and unconfirmed.
+/// Only [`unlock`](LockGuard::unlock) confirms. A process that dies keeps the lock until its lease ends.
+///
+/// A lease can end while the holder believes in it, for no process controls its own pauses. So watch
+/// [`lost`](LockGuard::lost), or let [`run`](LockGuard::run) do it, and give
+/// [`fencing_token`](LockGuard::fencing_token) to whatever the lock protects.
+#[must_use = "dropping the guard releases the lock"]
+pub struct LockGuard {
+    family: Arc<Family>,
+    /// `None` only in a guard that was unlocked or detached and is about to be dropped.
+    hold: Option<Arc<Hold>>,
+}
+
+/// How sure a hold is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// The lease is good.
+    Held,
+    /// The last renewal failed; the lease is good until the deadline, and renewal is tried again.
+    AtRisk,
+    /// The lock is lost. This is final.
+    Lost,
+}
+
+impl LockGuard {
+    pub(crate) fn new(family: Arc<Family>, hold: Arc<Hold>) -> Self {
+        LockGuard { family, hold: Some(hold) }
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        self.hold().key()
+    }
+
+    /// Who holds it.
+    #[must_use]
+    pub fn owner(&self) -> &OwnerId {
+        self.hold().owner()
+    }
+
+    /// The number of this grant, higher than that of every grant before: for the protected resource to check.
+    #[must_use]
+    pub fn fencing_token(&self) -> FencingToken {
+        self.hold().token
+    }
+
+    /// How sure the hold is right now.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        match self.hold() {
+            hold if hold.is_lost(self.family.clock.now()) => HoldState::Lost,
+            hold if hold.is_at_risk() => HoldState::AtRisk,
+            _ => HoldState::Held,
+        }
+    }
+
+    /// Whether the lock is lost, by the clock at this moment.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.hold().is_lost(self.family.clock.now())
+    }
+
+    /// An error of kind `Lost` if the lock is lost: to be asked before each step that must not be done without it.
+    ///
+    /// # Errors
+    /// Kind `Lost`, with the reason.
+    pub fn check(&self) -> Result<()> {
+        if self.is_lost() { Err(self.loss()) } else { Ok(()) }
+    }
+
+    /// Resolves when the lock is lost, to the reason. Nobody else is granted the lock before.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect; it can be asked for again.
+    pub async fn lost(&self) -> LossReason {
+        self.hold().lost().await.clone()
+    }
+
+    /// When the lock counts as lost unless a renewal is answered before; `None` when it does not end by time.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Moment> {
+        Some(self.hold().end()).filter(|end| *end != Moment::NEVER)
+    }
+
+    /// Time until [`deadline`](LockGuard::deadline); zero when the lock is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        let now = self.family.clock.now();
+        let lost = self.hold().is_lost(now);
+        self.deadline().map(|end| if lost { Duration::ZERO } else { end.since(now) })
+    }
+
+    /// Runs `work` as long as the lock is held. On loss the work is dropped at its next await and not polled again.
+    ///
+    /// # Errors
+    /// Kind `Lost`, with the reason.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work and nothing else.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.hold().lost());
+        std::future::poll_fn(|context| {
+            // The clock first: after a pause of the process no step may be taken before it has been looked at.
+            if self.is_lost() || lost.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Err(self.loss()));
+            }
+            work.as_mut().poll(context).map(Ok)
+        })
+        .await
+    }
+
+    /// Makes the lease `ttl` long from now on, and renews it at once. A lease never gets shorter than it is.
+    ///
+    /// # Errors
+    /// Kind `Lost` when it is not ours any more; `Unknown` or `Unavailable` when the engine did not answer: the old
+    /// deadline stands.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped the lease may or may not have been extended; the deadline counts only an answer.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        let hold = self.hold();
+        check_ttl(ttl).map_err(|error| error.with_key(hold.key()))?;
+        self.family.check_process()?;
+        self.check()?;
+        let mut lease = hold.lease();
+        lease.claim = Claim { ttl, ..lease.claim };
+        let answer = self.family.backend.renew(std::slice::from_ref(&lease)).await.pop();
+        let now = self.family.clock.now();
+        match answer.unwrap_or_else(|| Err(Error::unknown("the engine gave no answer"))) {
+            Ok(Renewal::Renewed(term)) => {
+                hold.set_ttl(ttl);
+                if hold.renewed(term, now).is_some() {
+                    self.family.holds.look_again(hold, None);
+                }
+            }
+            Ok(Renewal::Lost(reason)) => {
+                hold.lose(reason, now);
+                self.family.holds.look_again(hold, Some(now));
+            }
+            Err(error) => return Err(error.with_key(hold.key())),
+        }
+        self.check()
+    }
+
+    /// Releases the lock and says what became of it. After a re-entry, only the last unlock releases.
+    ///
+    /// # Errors
+    /// Kind `Lost`: it was not ours any more. `Unknown`: the reply was lost; releasing goes on in the background until
+    /// the lease is over. `Unavailable`: not released yet; releasing goes on likewise.
+    ///
+    /// # Cancel safety
+    /// Once polled, the release goes on in the background when the future is dropped.
+    pub async fn unlock(mut self) -> Result<()> {
+        let Some(hold) = self.hold.take() else { return Ok(()) };
+        self.family.check_process()?;
+        match self.family.holds.leave(hold.claim.attempt) {
+            Left::Inside => Ok(()),
+            Left::Last(hold) => release_last(&self.family, hold).await,
+            Left::Gone => Err(loss_of(&hold)),
+        }
+    }
+
+    /// Gives up the guard but not the lock: it is kept until [`Locker::unlock`](crate::Locker::unlock) is called with
+    /// its name, or the locker is closed.
+    pub fn detach(mut self) {
+        self.hold = None;
+    }
+
+    fn hold(&self) -> &Arc<Hold> {
+        self.hold.as_ref().expect("a guard has its hold until it is consumed")
+    }
+
+    fn loss(&self) -> Error {
+        loss_of(self.hold())
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.family.leave_in_background(&hold);
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("LockGuard");
+        if let Some(hold) = &self.hold {
+            out.field("key", hold.key()).field("token", &hold.token).field("state", &self.state());
+        }
+        out.finish_non_exhaustive()
+    }
+}
+
+fn loss_of(hold: &Hold) -> Error {
+    // A hold that left the table without a loss was ended by another guard's `Locker::unlock`.
+    match hold.loss() {
+        Some(reason) => Error::lost(reason.clone()).with_key(hold.key()),
+        None => Error::new(ErrorKind::NotHeld, "it was unlocked already").with_key(hold.key()),
+    }
+}
+
+/// Hands the release to the keeper if the caller's future dies before the engine has answered.
+struct Releasing<'a> {
+    family: &'a Family,
+    chore: Option<Chore>,
+}
+
+impl Drop for Releasing<'_> {
+    fn drop(&mut self) {
+        if let Some(chore) = self.chore.take() {
+            self.family.holds.hand_over(chore);
+        }
+    }
+}
+
+/// Releases a hold that is out of the table, in the caller's future.
+pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()> {
+    let now = family.clock.now();
+    let mut releasing =
+        Releasing { family, chore: Some(Chore { claim: hold.claim.clone(), hold: Some(hold.clone()) }) };
+    if hold.is_lost(now) {
+        return Err(loss_of(&hold));
+    }
+    match family.backend.release(&hold.claim).await {
+        Ok(Release::Released) => {
+            releasing.chore = None;
+            family.report(&hold, EventKind::Released { held: now.since(hold.acquired) });
+            Ok(())
+        }
+        Ok(Release::NotOurs) => {
+            releasing.chore = None;
+            hold.lose(LossReason::Revoked, family.clock.now());
+            family.report_loss(&hold);
+            Err(loss_of(&hold))
+        }
+        Err(error) => {
+            let help = "releasing goes on in the background, at the latest its lease ends it";
+            Err(error.with_key(hold.key()).with_help(help))
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The holds of a locker family: what each owner has, and when the keeper must look at it next.
+
+use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, SetOnce};
+
+use crate::backend::{Claim, Grant, Lease, Term};
+use crate::clock::{Moment, deadline};
+use crate::error::{Error, Result};
+use crate::event::LossReason;
+use crate::key::Key;
+use crate::options::Options;
+use crate::owner::OwnerId;
+use crate::token::{AttemptId, FencingToken};
+
+/// One hold of a lock, shared by its guards and the keeper.
+pub(crate) struct Hold {
+    pub(crate) claim: Claim,
+    pub(crate) token: FencingToken,
+    pub(crate) acquired: Moment,
+    /// Read by hand instead of from the claim: `extend` changes it.
+    state: Mutex<State>,
+    lost: SetOnce<LossReason>,
+    watchdog: bool,
+    renew_at: f64,
+    drift: f64,
+    /// When `max_hold` is over.
+    max_end: Moment,
+}
+
+struct State {
+    ttl: Duration,
+    start: Moment,
+    /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
+    deadline: Moment,
+    at_risk: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(claim: Claim, grant: Grant, options: &Options, drift: f64, now: Moment) -> Self {
+        let (start, ttl, deadline) = match grant.term {
+            Some(Term { start, ttl }) => (start, ttl, deadline(start, ttl, drift)),
+            None => (now, claim.ttl, Moment::NEVER),
+        };
+        Hold {
+            token: grant.token,
+            acquired: now,
+            state: Mutex::new(State { ttl: claim.ttl.max(ttl), start, deadline, at_risk: false }),
+            lost: SetOnce::new(),
+            watchdog: options.watchdog,
+            renew_at: options.renew_at,
+            drift,
+            max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+            claim,
+        }
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.claim.key
+    }
+
+    pub(crate) fn owner(&self) -> &OwnerId {
+        &self.claim.record.owner
+    }
+
+    /// When the hold counts as lost unless a renewal is answered before.
+    pub(crate) fn end(&self) -> Moment {
+        self.end_of(&self.state())
+    }
+
+    pub(crate) fn is_at_risk(&self) -> bool {
+        self.state().at_risk
+    }
+
+    /// What to ask the engine for at the next renewal.
+    pub(crate) fn lease(&self) -> Lease {
+        let ttl = self.state().ttl;
+        Lease::new(Claim { ttl, ..self.claim.clone() }, self.token)
+    }
+
+    /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
+    pub(crate) fn is_lost(&self, now: Moment) -> bool {
+        self.settle(&self.state(), now)
+    }
+
+    pub(crate) fn loss(&self) -> Option<&LossReason> {
+        self.lost.get()
+    }
+
+    /// Resolves when the hold is lost.
+    pub(crate) async fn lost(&self) -> &LossReason {
+        self.lost.wait().await
+    }
+
+    /// Ends the hold for `reason`, unless it was lost before.
+    pub(crate) fn lose(&self, reason: LossReason, now: Moment) {
+        let state = self.state();
+        if !self.settle(&state, now) {
+            let _ = self.lost.set(reason);
+        }
+    }
+
+    /// An answered renewal moves the deadline, from its own start. Answers what was left before it, or `None` when it
+    /// came too late.
+    pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> Option<Duration> {
+        let mut state = self.state();
+        if self.settle(&state, now) {
+            return None;
+        }
+        let margin = state.deadline.since(now);
+        match term {
+            Some(Term { start, ttl }) => {
+                state.start = state.start.max(start);
+                state.deadline = state.deadline.max(deadline(start, ttl, self.drift));
+            }
+            None => state.start = now,
+        }
+        state.at_risk = false;
+        Some(margin)
+    }
+
+    /// A renewal failed. Answers whether it was the first since the last success.
+    pub(crate) fn renewal_failed(&self) -> bool {
+        !std::mem::replace(&mut self.state().at_risk, true)
+    }
+
+    /// Later renewals ask for `ttl`.
+    pub(crate) fn set_ttl(&self, ttl: Duration) {
+        self.state().ttl = ttl;
+    }
+
+    /// When the keeper must look at this hold: to renew it, or to see it end.
+    fn next_look(&self) -> Moment {
+        let state = self.state();
+        let end = self.end_of(&state);
+        if !self.watchdog {
+            return end;
+        }
+        // Up to a tenth earlier, so that locks taken together are not renewed together.
+        let early = 1.0 - 0.1 * self.claim.attempt.fraction();
+        state.start.after(state.ttl.mul_f64(self.renew_at * early)).min(end)
+    }
+
+    fn end_of(&self, state: &State) -> Moment {
+        state.deadline.min(self.max_end)
+    }
+
+    fn settle(&self, state: &State, now: Moment) -> bool {
+        if self.lost.initialized() {
+            return true;
+        }
+        let over = now >= self.end_of(state);
+        if over {
+            let reason = if now >= state.deadline { LossReason::Expired } else { LossReason::MaxHold };
+            let _ = self.lost.set(reason);
+        }
+        over
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the keeper does for somebody who is not there to do it: ends a hold or a dropped attempt on the engine.
+pub(crate) struct Chore {
+    pub(crate) claim: Claim,
+    /// The hold it was; `None` for an attempt that may never have become one.
+    pub(crate) hold: Option<Arc<Hold>>,
+}
+
+/// Every hold of a family. Acquiring and unlocking touch only this table: they wake the keeper only when it would
+/// otherwise look too late.
+pub(crate) struct Holds {
+    table: Mutex<Table>,
+    /// Tells the keeper to look at the table now.
+    pub(crate) wake: Notify,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<AttemptId, Entry>,
+    owned: HashMap<(OwnerId, Key), AttemptId>,
+    agenda: BTreeSet<(Moment, AttemptId)>,
+    chores: Vec<Chore>,
+    /// When the keeper looks next by itself; `None` while it is at work.
+    planned: Option<Moment>,
+    closed: bool,
+    /// The keeper is gone: chores are left to the leases.
+    finished: bool,
+}
+
+struct Entry {
+    hold: Arc<Hold>,
+    /// How many times its owner has entered.
+    count: u32,
+    /// When it stands in the agenda.
+    look: Moment,
+}
+
+/// What the keeper has to do now.
+pub(crate) struct Work {
+    pub(crate) chores: Vec<Chore>,
+    pub(crate) due: Vec<Arc<Hold>>,
+    pub(crate) closed: bool,
+}
+
+/// What leaving a hold once left of it.
+pub(crate) enum Left {
+    /// The owner is still inside.
+    Inside,
+    /// It was the last time: the hold is out of the table.
+    Last(Arc<Hold>),
+    /// The table did not have it any more.
+    Gone,
+}
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Holds { table: Mutex::default(), wake: Notify::new() }
+    }
+
+    /// Takes a new hold into the keeper's care.
+    pub(crate) fn insert(&self, hold: Arc<Hold>) -> Result<()> {
+        let mut table = self.table();
+        if table.closed {
+            return Err(Error::closed());
+        }
+        let look = hold.next_look();
+        let attempt = hold.claim.attempt;
+        table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        table.agenda.insert((look, attempt));
+        table.entries.insert(attempt, Entry { hold, count: 1, look });
+        self.wake_by(&mut table, look);
+        Ok(())
+    }
+
+    /// The live hold that `owner` has of `key`.
+    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
+        self.table().find(owner, key, now).map(|entry| entry.hold.clone())
+    }
+
+    /// Enters the live hold that `owner` has of `key` once more.
+    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
+        let mut table = self.table();
+        let entry = table.find(owner, key, now)?;
+        entry.count += 1;
+        Some(entry.hold.clone())
+    }
+
+    /// Leaves a hold once.
+    pub(crate) fn leave(&self, attempt: AttemptId) -> Left {
+        let mut table = self.table();
+        match table.entries.get_mut(&attempt) {
+            None => Left::Gone,
+            Some(entry) if entry.count > 1 => {
+                entry.count -= 1;
+                Left::Inside
+            }
+            Some(_) => table.remove(attempt).map_or(Left::Gone, Left::Last),
+        }
+    }
+
+    /// Takes a hold out of the table however often it was entered.
+    pub(crate) fn remove(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        self.table().remove(attempt)
+    }
+
+    pub(crate) fn get(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        self.table().entries.get(&attempt).map(|entry| entry.hold.clone())
+    }
+
+    /// Has the keeper look at a hold again: after its renewal, or after `pause` when that failed.
+    pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>) {
+        let mut table = self.table();
+        let look = at.unwrap_or_else(|| hold.next_look()).min(hold.end());
+        if table.reschedule(hold.claim.attempt, look) {
+            self.wake_by(&mut table, look);
+        }
+    }
+
+    /// Hands a chore to the keeper.
+    pub(crate) fn hand_over(&self, chore: Chore) {
+        let mut table = self.table();
+        if !table.finished {
+            table.chores.push(chore);
+            self.wake.notify_one();
+        }
+    }
+
+    /// The keeper's look: everything that has to be done at `now`. A hold that is due stands at its end from then on,
+    /// until [`look_again`](Holds::look_again).
+    pub(crate) fn take_work(&self, now: Moment) -> Work {
+        let mut table = self.table();
+        table.planned = None;
+        let mut due = Vec::new();
+        while let Some(&(look, attempt)) = table.agenda.first().filter(|(look, _)| *look <= now) {
+            let Some(hold) = table.entries.get(&attempt).map(|entry| entry.hold.clone()) else {
+                table.agenda.remove(&(look, attempt));
+                continue;
+            };
+            if hold.is_lost(now) {
+                table.agenda.remove(&(look, attempt));
+            } else {
+                table.reschedule(attempt, hold.end());
+            }
+            due.push(hold);
+        }
+        Work { chores: std::mem::take(&mut table.chores), due, closed: table.closed }
+    }
+
+    /// When the keeper must look again. From now on whoever brings that forward wakes it.
+    pub(crate) fn plan(&self) -> Moment {
+        let mut table = self.table();
+        let next = table.agenda.first().map_or(Moment::NEVER, |(look, _)| *look);
+        table.planned = Some(next);
+        next
+    }
+
+    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released.
+    pub(crate) fn close(&self, now: Moment) {
+        let mut table = self.table();
+        table.closed = true;
+        let holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
+        table.agenda.clear();
+        table.owned.clear();
+        for hold in holds {
+            hold.lose(LossReason::Closed, now);
+            table.chores.push(Chore { claim: hold.claim.clone(), hold: Some(hold) });
+        }
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.table().closed
+    }
+
+    /// The keeper leaves, unless there is still something to do.
+    pub(crate) fn finish(&self) -> bool {
+        let mut table = self.table();
+        table.finished = table.chores.is_empty();
+        table.finished
+    }
+
+    fn wake_by(&self, table: &mut Table, look: Moment) {
+        // While the keeper is at work it plans anew before it sleeps.
+        if table.planned.is_some_and(|planned| look < planned) {
+            table.planned = Some(look);
+            self.wake.notify_one();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn find(&mut self, owner: &OwnerId, key: &Key, now: Moment) -> Option<&mut Entry> {
+        let attempt = self.owned.get(&(owner.clone(), key.clone()))?;
+        self.entries.get_mut(attempt).filter(|entry| !entry.hold.is_lost(now))
+    }
+
+    fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        let Entry { hold, look, .. } = self.entries.remove(&attempt)?;
+        self.agenda.remove(&(look, attempt));
+        // The owner may have taken the lock anew after losing this hold.
+        if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
+            && *owned.get() == attempt
+        {
+            owned.remove();
+        }
+        Some(hold)
+    }
+
+    fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
+        let Some(entry) = self.entries.get_mut(&attempt) else { return false };
+        self.agenda.remove(&(entry.look, attempt));
+        entry.look = look;
+        self.agenda.insert((look, attempt));
+        true
+    }
+}

@@ -1,0 +1,142 @@
+//! Locks seen from outside: who holds them, who waits, and the way to end a hold that nobody else will end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::LockInfo;
+use crate::error::{Error, Result};
+use crate::family::Family;
+use crate::key::Key;
+use crate::owner::{MAX_TEXT_BYTES, check_text};
+use crate::token::FencingToken;
+
+/// Looks at locks from outside; made by [`Locker::inspect`](crate::Locker::inspect).
+pub struct Inspect {
+    family: Arc<Family>,
+}
+
+impl Inspect {
+    pub(crate) fn new(family: Arc<Family>) -> Self {
+        Inspect { family }
+    }
+
+    /// The locks whose names begin with `prefix`, in the order of their names; all of them when it is empty.
+    ///
+    /// # Errors
+    /// What the engine says; kind `Unsupported` when it cannot list.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.check()?;
+        self.family.backend.list(prefix).await
+    }
+
+    /// One lock; `None` when nobody holds it or waits for it.
+    ///
+    /// # Errors
+    /// As [`list`](Inspect::list).
+    pub async fn get<K>(&self, key: K) -> Result<Option<LockInfo>>
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        let key = key.try_into().map_err(Into::into)?;
+        self.check()?;
+        self.family.backend.get(&key).await.map_err(|error| error.with_key(&key))
+    }
+
+    /// Ends the hold of `key` that has `token`, whoever has it. Its holder is told, but may be in the middle of
+    /// something: only a resource that checks fencing tokens is safe from it.
+    ///
+    /// # Errors
+    /// Kind `InvalidInput` without a reason; `NotHeld` when nobody holds it with that token; `Foreign` when it is not
+    /// ours to end; `Unsupported` when the engine cannot.
+    pub async fn force_release<K>(&self, key: K, token: FencingToken, reason: &str) -> Result<()>
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        let key = key.try_into().map_err(Into::into)?;
+        if reason.trim().is_empty() {
+            let problem = format_args!("say in 1 to {MAX_TEXT_BYTES} bytes why").to_string();
+            return Err(Error::invalid("reason", problem).with_key(&key));
+        }
+        check_text("reason", reason).map_err(|error| error.with_key(&key))?;
+        self.check()?;
+        let outcome = self.family.backend.force_release(&key, token, reason).await;
+        if outcome.is_ok() {
+            tracing::warn!(target: "distlock", { lock.name = %key, lock.token = token.get(), reason }, "lock forced");
+        }
+        outcome.map_err(|error| error.with_key(&key))
+    }
+
+    /// Follows the locks whose names begin with `prefix`, looking every `interval`.
+    #[must_use]
+    pub fn watch(self, prefix: &str, interval: Duration) -> Watch {
+        Watch { inspect: self, prefix: prefix.into(), interval, seen: BTreeMap::new(), changes: Vec::new() }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.family.check_process()?;
+        if self.family.holds.is_closed() { Err(Error::closed()) } else { Ok(()) }
+    }
+}
+
+/// A lock that changed hands, as [`Watch`] saw it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Change {
+    /// The lock has a holder, a new one, or other waiters than before.
+    Changed(LockInfo),
+    /// Nobody holds the lock or waits for it any more.
+    Freed(Key),
+}
+
+/// Follows locks; made by [`Inspect::watch`].
+pub struct Watch {
+    inspect: Inspect,
+    prefix: String,
+    interval: Duration,
+    seen: BTreeMap<Key, Seen>,
+    changes: Vec<Change>,
+}
+
+/// What makes two looks at a lock differ; the time left on its lease does not.
+type Seen = (Option<FencingToken>, bool, usize);
+
+impl Watch {
+    /// The next change; the first ones are the locks there are.
+    ///
+    /// # Errors
+    /// What the engine says. Asking again after an error goes on where it was.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no change.
+    pub async fn next(&mut self) -> Result<Change> {
+        loop {
+            if let Some(change) = self.changes.pop() {
+                return Ok(change);
+            }
+            let locks = self.inspect.list(&self.prefix).await?;
+            self.compare(locks);
+            if self.changes.is_empty() {
+                let clock = &self.inspect.family.clock;
+                clock.sleep_until(clock.now().after(self.interval)).await;
+            }
+        }
+    }
+
+    fn compare(&mut self, locks: Vec<LockInfo>) {
+        let mut before = std::mem::take(&mut self.seen);
+        for lock in locks {
+            let token = lock.holder.as_ref().and_then(|holder| holder.token);
+            let now = (token, lock.holder.is_some(), lock.waiters.len());
+            if before.remove(&lock.key) != Some(now) {
+                self.changes.push(Change::Changed(lock.clone()));
+            }
+            self.seen.insert(lock.key, now);
+        }
+        self.changes.extend(before.into_keys().map(Change::Freed));
+        // Popped from the end: what was listed first comes first.
+        self.changes.reverse();
+    }
+}

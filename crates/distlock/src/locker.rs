@@ -1,0 +1,191 @@
+//! The handle that locks are taken with.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Backend, Capabilities, DynBackend};
+use crate::clock::{Clock, DEFAULT_DRIFT};
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Observer, Reporter};
+use crate::family::Family;
+use crate::inspect::Inspect;
+use crate::key::Key;
+use crate::options::Options;
+use crate::owner::OwnerId;
+use crate::request::{LockRequest, TryLockRequest, UnlockRequest};
+
+/// Takes locks. A handle is one owner.
+///
+/// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend as they should.
+/// Sharing one handle by reference or [`Arc`] shares the owner: asking for a lock that it has already is an error of
+/// kind `AlreadyHeld`, or enters it once more with `.reentrant()`.
+///
+/// When the last clone and the last guard are gone, whatever is still held is released in the background.
+/// [`close`](Locker::close) does the same and waits for it.
+pub struct Locker {
+    family: Arc<Family>,
+    owner: OwnerId,
+    options: Options,
+}
+
+impl Locker {
+    /// A locker over `backend` with all defaults.
+    ///
+    /// # Errors
+    /// Kind `Backend` when the keeper's thread cannot be started.
+    pub fn new(backend: impl Backend) -> Result<Locker> {
+        Locker::builder().build(backend)
+    }
+
+    /// A locker with other defaults.
+    #[must_use]
+    pub fn builder() -> LockerBuilder {
+        LockerBuilder { options: Options::default(), clock: Clock::system(), drift: DEFAULT_DRIFT, observer: None }
+    }
+
+    /// Asks for a lock and waits for it.
+    ///
+    /// The name is text, a [`Key`], or bytes that are text. See [`LockRequest`] for what can be asked for.
+    pub fn lock<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockRequest::new(self.family.clone(), key, self.owner.clone(), self.options.clone())
+    }
+
+    /// Asks for a lock once: `None` when somebody else has it, an error only for a real failure.
+    pub fn try_lock<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        TryLockRequest::new(self.family.clone(), key, self.owner.clone(), self.options.clone())
+    }
+
+    /// Unlocks by name what this owner holds: the way to end a hold whose guard was
+    /// [detached](crate::LockGuard::detach). Kind `NotHeld` when it does not hold it; otherwise as
+    /// [`LockGuard::unlock`](crate::LockGuard::unlock).
+    pub fn unlock<K>(&self, key: K) -> UnlockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        UnlockRequest::new(self.family.clone(), key, self.owner.clone())
+    }
+
+    /// Looks at locks from outside: who holds them, who waits.
+    #[must_use]
+    pub fn inspect(&self) -> Inspect {
+        Inspect::new(self.family.clone())
+    }
+
+    /// What the engine can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.family.backend.capabilities()
+    }
+
+    /// The owner that this handle is.
+    #[must_use]
+    pub fn owner(&self) -> &OwnerId {
+        &self.owner
+    }
+
+    /// Releases all holds of this locker and its clones, stops the keeper and closes the engine's connections.
+    ///
+    /// Guards that are still around are told that their lock is lost. Later calls are errors of kind `Closed`; closing
+    /// twice is fine.
+    ///
+    /// # Errors
+    /// Kind `Unknown` when the engine did not confirm every release; those locks become free when their leases end.
+    ///
+    /// # Cancel safety
+    /// Once polled, closing goes on when the future is dropped.
+    pub async fn close(&self) -> Result<()> {
+        self.family.close().await
+    }
+}
+
+impl Clone for Locker {
+    /// A **new owner** over the same connections.
+    fn clone(&self) -> Self {
+        Locker { family: self.family.clone(), owner: OwnerId::random(), options: self.options.clone() }
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker").field("backend", &self.family.backend).field("owner", &self.owner).finish()
+    }
+}
+
+/// Makes a [`Locker`] with other defaults.
+#[must_use = "a builder does nothing until it is built"]
+pub struct LockerBuilder {
+    options: Options,
+    clock: Clock,
+    drift: f64,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+impl LockerBuilder {
+    /// The lease of locks that do not ask for another. Default: 10 s.
+    pub fn default_ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
+    }
+
+    /// The pause between two claims where the engine does not say when to claim again. Default: 100 ms.
+    pub fn retry_interval(mut self, interval: Duration) -> Self {
+        self.options.retry_interval = interval;
+        self
+    }
+
+    /// How many requests in a row may fail before a wait gives up on the engine. Default: 8, about 20 s of trying.
+    pub fn max_retries(mut self, most: u32) -> Self {
+        self.options.max_retries = most;
+        self
+    }
+
+    /// The clock. Default: the machine's CLOCK_BOOTTIME.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// How much the rates of this machine's and the server's clocks may differ. Default: 0.001, one part in a thousand.
+    pub fn clock_drift(mut self, part: f64) -> Self {
+        self.drift = part;
+        self
+    }
+
+    /// Who sees every event. Default: nobody.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// A locker over `backend`.
+    ///
+    /// # Errors
+    /// Kind `Config` when a default is not acceptable, naming it; `Backend` when the keeper cannot be started.
+    pub fn build(self, backend: impl Backend) -> Result<Locker> {
+        self.build_boxed(Box::new(backend))
+    }
+
+    pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
+        self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
+        let reporter = Reporter { backend: backend.name(), observer: self.observer };
+        let family = Family::start(backend, self.clock, self.drift, reporter)?;
+        Ok(Locker { family, owner: OwnerId::random(), options: self.options })
+    }
+
+    fn check(&self) -> Result<()> {
+        if !(0.0..=0.2).contains(&self.drift) {
+            return Err(Error::invalid("clock_drift", format_args!("{} is not from 0 to 0.2", self.drift)));
+        }
+        self.options.check()
+    }
+}

@@ -1,0 +1,277 @@
+//! Taking a lock: claim, wait, claim again, within the caller's bounds.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Busy, Claim, Claimed, Grant, Wake};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::EventKind;
+use crate::family::Family;
+use crate::holds::{Chore, Hold};
+use crate::key::Key;
+use crate::options::Options;
+use crate::owner::{Holder, OwnerId, Record};
+use crate::token::AttemptId;
+
+/// The longest pause while the engine is unavailable.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How many grants in a row may arrive after their own deadline before the engine counts as too slow for the lease.
+const STALE_GRANTS: u32 = 3;
+
+/// Takes `key` for `owner`; `None` when somebody else has it and the caller does not wait.
+///
+/// Runs in the caller's future. Dropping it at any point hands the attempt to the keeper, which withdraws it.
+pub(crate) async fn acquire(
+    family: &Arc<Family>,
+    key: Key,
+    owner: OwnerId,
+    options: &Options,
+) -> Result<Option<Arc<Hold>>> {
+    family.check_process()?;
+    if family.holds.is_closed() {
+        return Err(Error::closed());
+    }
+    if let Some(hold) = enter_again(family, &key, &owner, options)? {
+        return Ok(Some(hold));
+    }
+    let record = Arc::new(Record::new(owner, options.label.clone(), family.clock.wall()));
+    let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
+    let claim = Claim::new(key, options.ttl, queue, record);
+    Acquire::new(family, claim, options).run().await
+}
+
+/// What an owner that already has the lock gets: its hold once more, or an error at once; never a self-deadlock.
+fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -> Result<Option<Arc<Hold>>> {
+    let now = family.clock.now();
+    if options.reentrant {
+        return Ok(family.holds.reenter(owner, key, now));
+    }
+    let Some(hold) = family.holds.held(owner, key, now) else { return Ok(None) };
+    let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))
+        .with_held_for(Some(now.since(hold.acquired)))
+        .with_ttl_left(Some(hold.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now)));
+    Err(Error::new(ErrorKind::AlreadyHeld, "this owner has the lock already")
+        .with_holder(Some(holder))
+        .with_help("give each task its own owner with locker.clone(), or ask for .reentrant()")
+        .with_key(key))
+}
+
+/// An attempt that must be withdrawn from the engine unless it becomes a hold.
+struct Attempt<'a> {
+    family: &'a Arc<Family>,
+    claim: Claim,
+    /// Whether the engine may know of it.
+    sent: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.sent && self.family.check_process().is_ok() {
+            self.family.holds.hand_over(Chore { claim: self.claim.clone(), hold: None });
+        }
+    }
+}
+
+struct Acquire<'a> {
+    attempt: Attempt<'a>,
+    options: &'a Options,
+    started: Moment,
+    until: Moment,
+    attempts: u32,
+    failures: u32,
+    stale_grants: u32,
+    holder: Option<Holder>,
+}
+
+/// What to do after an answer: come to an end, or claim again.
+type Step = ControlFlow<Result<Option<Arc<Hold>>>>;
+
+impl<'a> Acquire<'a> {
+    fn new(family: &'a Arc<Family>, claim: Claim, options: &'a Options) -> Self {
+        let started = family.clock.now();
+        let until = match options.wait {
+            // The engine's own bounds apply to the one claim of a try.
+            None | Some(Duration::ZERO) => Moment::NEVER,
+            Some(wait) => started.after(wait),
+        };
+        let attempt = Attempt { family, claim, sent: false };
+        Acquire { attempt, options, started, until, attempts: 0, failures: 0, stale_grants: 0, holder: None }
+    }
+
+    async fn run(mut self) -> Result<Option<Arc<Hold>>> {
+        loop {
+            if let ControlFlow::Break(end) = self.claim_once().await {
+                return end.map_err(|error| error.with_key(&self.attempt.claim.key));
+            }
+        }
+    }
+
+    async fn claim_once(&mut self) -> Step {
+        let sent_before = std::mem::replace(&mut self.attempt.sent, true);
+        let answer = match self.bounded(self.until, self.family().backend.claim(&self.attempt.claim)).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return self.time_out(),
+            Err(closed) => return ControlFlow::Break(Err(closed)),
+        };
+        self.attempts += 1;
+        match answer {
+            Ok(Claimed::Granted(grant)) => self.accept(grant),
+            Ok(Claimed::Busy(busy)) => {
+                // Without a queue a busy answer leaves nothing behind.
+                self.attempt.sent = sent_before || self.attempt.claim.queue;
+                self.failures = 0;
+                self.wait_for_turn(busy).await
+            }
+            Err(error) => {
+                self.attempt.sent = sent_before || error.may_be_applied();
+                self.pause_after(error).await
+            }
+        }
+    }
+
+    /// The engine granted the lock. From here to the guard there is no await.
+    fn accept(&mut self, grant: Grant) -> Step {
+        let family = self.family().clone();
+        let now = family.clock.now();
+        let hold = Arc::new(Hold::new(self.attempt.claim.clone(), grant, self.options, family.drift, now));
+        if hold.is_lost(now) {
+            return self.refuse_stale(now);
+        }
+        if let Err(closed) = family.holds.insert(hold.clone()) {
+            return ControlFlow::Break(Err(closed));
+        }
+        self.attempt.sent = false;
+        family.report(&hold, EventKind::Acquired { waited: now.since(self.started) });
+        ControlFlow::Break(Ok(Some(hold)))
+    }
+
+    /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
+    fn refuse_stale(&mut self, now: Moment) -> Step {
+        self.stale_grants += 1;
+        if now >= self.until {
+            return self.time_out();
+        }
+        if self.stale_grants < STALE_GRANTS {
+            return ControlFlow::Continue(());
+        }
+        let ttl = self.options.ttl;
+        ControlFlow::Break(Err(Error::unavailable(format!("every grant came later than its lease of {ttl:?} lasts"))
+            .with_help("ask for a longer ttl")))
+    }
+
+    async fn wait_for_turn(&mut self, busy: Busy) -> Step {
+        let now = self.family().clock.now();
+        let first = self.holder.is_none() && self.attempts == 1;
+        self.holder = busy.holder;
+        if !self.attempt.claim.queue && self.options.wait == Some(Duration::ZERO) {
+            return ControlFlow::Break(Ok(None));
+        }
+        if self.options.max_attempts.is_some_and(|most| self.attempts >= most) {
+            return self.time_out();
+        }
+        if first {
+            self.report(EventKind::Waiting { holder: self.holder.as_ref() });
+        }
+        let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
+        let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
+        match wake {
+            Ok(Some(Wake::Granted(grant))) => self.accept(grant),
+            Ok(None) if self.family().clock.now() >= self.until => self.time_out(),
+            Ok(Some(Wake::Retry) | None) => self.look_inside(),
+            Err(closed) => ControlFlow::Break(Err(closed)),
+        }
+    }
+
+    /// Another task of the same owner may have taken the lock in the meantime.
+    fn look_inside(&self) -> Step {
+        let Claim { key, record, .. } = &self.attempt.claim;
+        match enter_again(self.family(), key, &record.owner, self.options) {
+            Ok(None) => ControlFlow::Continue(()),
+            end => ControlFlow::Break(end),
+        }
+    }
+
+    /// The engine failed: claim again with the same attempt id after a growing pause, or give up.
+    async fn pause_after(&mut self, error: Error) -> Step {
+        self.failures += 1;
+        let is_try = self.options.wait == Some(Duration::ZERO);
+        // A try does not wait, but it does not leave an unknown outcome unasked either.
+        let patience = if is_try { u32::from(error.may_be_applied()) } else { self.options.max_retries };
+        let spent = self.options.max_attempts.is_some_and(|most| self.attempts >= most);
+        if !error.is_retryable() || self.failures > patience || spent {
+            return ControlFlow::Break(Err(self.give_up(error)));
+        }
+        if is_try {
+            return ControlFlow::Continue(());
+        }
+        let now = self.family().clock.now();
+        let resume = now.after(back_off(self.options.retry_interval, self.failures));
+        match self.bounded(resume.min(self.until), std::future::pending::<()>()).await {
+            Err(closed) => ControlFlow::Break(Err(closed)),
+            Ok(_) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.give_up(error))),
+            Ok(_) => ControlFlow::Continue(()),
+        }
+    }
+
+    /// The error to end with: an outcome that is not known stays unknown, whatever failed last.
+    fn give_up(&self, error: Error) -> Error {
+        if self.attempt.sent && !error.may_be_applied() && self.holder.is_none() && error.is_retryable() {
+            let help = "the attempt is withdrawn in the background, at the latest its lease ends it";
+            return Error::unknown("a claim was not answered and the engine is out of reach now")
+                .with_help(help)
+                .with_source(error);
+        }
+        error
+    }
+
+    fn time_out(&self) -> Step {
+        let waited = self.family().clock.now().since(self.started);
+        self.report(EventKind::TimedOut { waited });
+        let message = format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts);
+        ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
+    }
+
+    /// Runs `future` until `until` at the longest (then `None`) or until the family closes.
+    async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
+        let family = self.family();
+        tokio::select! {
+            biased;
+            done = future => Ok(Some(done)),
+            _ = family.closing.wait() => Err(Error::closed()),
+            () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
+        }
+    }
+
+    fn family(&self) -> &Arc<Family> {
+        self.attempt.family
+    }
+
+    fn report(&self, kind: EventKind<'_>) {
+        let Claim { key, record, .. } = &self.attempt.claim;
+        self.family().reporter.emit(key, &record.owner, None, kind);
+    }
+}
+
+/// Doubles from the retry interval on, with jitter, so that clients do not come back together.
+fn back_off(interval: Duration, failures: u32) -> Duration {
+    let full = interval.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE.max(interval));
+    full.mul_f64(0.5 + 0.5 * AttemptId::random().fraction())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_within_its_bounds_and_differs_each_time() {
+        let interval = Duration::from_millis(100);
+        for (failures, full) in [(1, 100), (2, 200), (4, 800), (7, 5_000), (u32::MAX, 5_000)] {
+            let full = Duration::from_millis(full);
+            let pauses: Vec<_> = (0..20).map(|_| back_off(interval, failures)).collect();
+            assert!(pauses.iter().all(|pause| (full / 2..=full).contains(pause)), "{failures}: {pauses:?}");
+            assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+        }
+    }
+}
