@@ -26,8 +26,16 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+    /// The moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine started.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
         Moment(nanos)
+    }
+
+    /// Nanoseconds since the clock's zero: the way to tell another process of this machine.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
     }
 
     /// The moment `by` later; [`Moment::NEVER`] when that cannot be represented.

@@ -162,11 +162,8 @@ async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, now: Moment) {
     let end = batch.iter().map(|hold| hold.end()).min().unwrap_or(Moment::NEVER);
     // A quarter of what is left: enough tries remain when this one is never answered.
     let patience = (end.since(now) / 4).clamp(Duration::from_millis(20), CALL_TIMEOUT);
-    let answers = match tokio::time::timeout(patience, core.backend.renew(&leases)).await {
-        Ok(answers) => answers,
-        Err(_) => Vec::new(),
-    };
-    let mut answers = answers.into_iter();
+    let answers = tokio::time::timeout(patience, core.backend.renew(&leases)).await;
+    let mut answers = answers.unwrap_or_default().into_iter();
     for hold in &batch {
         let unanswered = || Err(Error::unknown("the renewal was not answered"));
         settle(&core, hold, answers.next().unwrap_or_else(unanswered));

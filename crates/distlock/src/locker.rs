@@ -39,7 +39,6 @@ impl Locker {
     }
 
     /// A locker with other defaults.
-    #[must_use]
     pub fn builder() -> LockerBuilder {
         LockerBuilder { options: Options::default(), clock: Clock::system(), drift: DEFAULT_DRIFT, observer: None }
     }

@@ -113,7 +113,9 @@ pub struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(owner: OwnerId, label: Option<Arc<str>>, now: SystemTime) -> Self {
+    /// What this process says about itself, at `now` by its wall clock.
+    #[must_use]
+    pub fn new(owner: OwnerId, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         Record { owner, process: Process::current(), label, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
     }

@@ -51,7 +51,6 @@ macro_rules! common_options {
         /// # Default
         /// 10 s, or what the locker was built with. From 100 ms to 24 h. It is renewed long before it ends, so it only
         /// bounds how long others wait after this process has died.
-        #[must_use]
         pub fn ttl(mut self, ttl: Duration) -> Self {
             self.0.options.ttl = ttl;
             self
@@ -61,14 +60,12 @@ macro_rules! common_options {
         ///
         /// # Default
         /// The locker's own: each clone is an owner.
-        #[must_use]
         pub fn owner(mut self, id: impl AsRef<str>) -> Self {
             self.0.owner = OwnerId::new(id);
             self
         }
 
         /// What the lock is for, shown to whoever finds it taken.
-        #[must_use]
         pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
             self.0.options.label = Some(label.into());
             self
@@ -76,7 +73,6 @@ macro_rules! common_options {
 
         /// Lets the owner enter a lock that it has already: the hold is counted, the fencing token stays the same, and
         /// the last unlock releases it.
-        #[must_use]
         pub fn reentrant(mut self) -> Self {
             self.0.options.reentrant = true;
             self
@@ -86,7 +82,6 @@ macro_rules! common_options {
         ///
         /// # Default
         /// `true`. Without it the lock is lost when the lease ends, unless [`LockGuard::extend`] is called.
-        #[must_use]
         pub fn watchdog(mut self, on: bool) -> Self {
             self.0.options.watchdog = on;
             self
@@ -96,14 +91,12 @@ macro_rules! common_options {
         ///
         /// # Default
         /// One third. From 0.05 to 0.8.
-        #[must_use]
         pub fn renew_at(mut self, part: f64) -> Self {
             self.0.options.renew_at = part;
             self
         }
 
         /// The longest time to hold the lock: then it is lost with reason `MaxHold`, whatever the holder does.
-        #[must_use]
         pub fn max_hold(mut self, most: Duration) -> Self {
             self.0.options.max_hold = Some(most);
             self

@@ -1,0 +1,227 @@
+//! Engines that are wrong on purpose, each in one way: the suite must notice every one of them.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use distlock::backend::memory::Memory;
+use distlock::backend::{
+    Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Term, Wake,
+};
+use distlock::{Clock, FencingToken, Key, Result};
+use tokio::runtime::Handle;
+
+use crate::setup::{MemorySetup, Setup};
+
+/// A way to be wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// Says that it released, and did not.
+    NeverReleases,
+    /// Releases whatever is there, whoever asks.
+    IgnoresTheOwner,
+    /// Says that it renewed what is gone.
+    RenewsAfterLoss,
+    /// Grants with the same token again.
+    RepeatsTokens,
+    /// Grants to whoever asks.
+    GrantsToEverybody,
+    /// A repeated claim is another grant.
+    CountsARepeatTwice,
+    /// Counts the lease from the answer instead of from the request.
+    StartsTheLeaseLate,
+    /// Does not renew at all.
+    NeverRenews,
+    /// Serves the newest waiter first.
+    ForgetsTheQueue,
+    /// Wakes a waiter again and again.
+    WakesTheHerd,
+    /// Keeps the place of a waiter that gave up.
+    KeepsDeadWaiters,
+    /// Stops answering after the first claim.
+    Hangs,
+    /// Lists nothing.
+    HidesLocks,
+    /// Ends any hold by force, whatever its token.
+    ForcesWithoutLooking,
+}
+
+/// A memory engine with a flaw.
+pub struct Broken {
+    engine: Memory,
+    flaw: Flaw,
+    /// What all clients of one set-up share: the claim that was granted last.
+    last: Arc<Mutex<Option<Claim>>>,
+    hung: AtomicBool,
+    forged: AtomicU64,
+    clock: Clock,
+}
+
+impl Broken {
+    fn is(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    fn forge(&self, claim: &Claim) -> Claimed {
+        let number = self.forged.fetch_add(1, Ordering::SeqCst) + 1_000_000;
+        let term = Some(Term { start: self.clock.now(), ttl: claim.ttl });
+        Claimed::Granted(Grant { token: FencingToken::new(number), term })
+    }
+
+    fn twist(&self, grant: Grant) -> Grant {
+        let late = |term: Term| Term { start: term.start.after(term.ttl), ..term };
+        match self.flaw {
+            Flaw::RepeatsTokens => Grant { token: FencingToken::new(7), ..grant },
+            Flaw::StartsTheLeaseLate => Grant { term: grant.term.map(late), ..grant },
+            _ => grant,
+        }
+    }
+}
+
+impl Backend for Broken {
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities()
+    }
+
+    fn attach(&self, losses: Losses, keeper: &Handle) {
+        // Whoever forges renewals does not tell of losses either.
+        if !self.is(Flaw::RenewsAfterLoss) {
+            self.engine.attach(losses, keeper);
+        }
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        if self.is(Flaw::Hangs) && self.hung.swap(true, Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        if self.is(Flaw::GrantsToEverybody) {
+            return Ok(self.forge(claim));
+        }
+        // Whoever does not queue comes whenever it likes.
+        let mut asked = claim.clone();
+        asked.queue &= !self.is(Flaw::ForgetsTheQueue);
+        match self.engine.claim(&asked).await? {
+            Claimed::Granted(_) if self.is(Flaw::CountsARepeatTwice) => Ok(self.forge(claim)),
+            Claimed::Granted(grant) => {
+                *self.last.lock().unwrap() = Some(claim.clone());
+                Ok(Claimed::Granted(self.twist(grant)))
+            }
+            busy => Ok(busy),
+        }
+    }
+
+    async fn wait(&self, claim: &Claim) -> Wake {
+        match self.flaw {
+            Flaw::ForgetsTheQueue => {
+                // The later somebody comes, the sooner it looks.
+                let impatience = self.forged.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(200_u64.saturating_sub(impatience * 20).max(5))).await;
+                Wake::Retry
+            }
+            Flaw::WakesTheHerd => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Wake::Retry
+            }
+            _ => match self.engine.wait(claim).await {
+                Wake::Granted(grant) => Wake::Granted(self.twist(grant)),
+                Wake::Retry => Wake::Retry,
+            },
+        }
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        let start = self.clock.now();
+        let mut renewals = match self.flaw {
+            Flaw::NeverRenews => Vec::new(),
+            _ => self.engine.renew(leases).await,
+        };
+        if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsToEverybody) {
+            renewals.clear();
+            let forged = |lease: &Lease| Ok(Renewal::Renewed(Some(Term { start, ttl: lease.claim.ttl })));
+            renewals.extend(leases.iter().map(forged));
+        }
+        if self.is(Flaw::StartsTheLeaseLate) {
+            for renewal in renewals.iter_mut().flatten() {
+                if let Renewal::Renewed(Some(term)) = renewal {
+                    term.start = term.start.after(term.ttl);
+                }
+            }
+        }
+        renewals
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let last = self.last.lock().unwrap().clone();
+        match self.flaw {
+            Flaw::NeverReleases => Ok(Release::Released),
+            Flaw::IgnoresTheOwner => {
+                self.engine.release(claim).await?;
+                match last.filter(|last| last.key == claim.key) {
+                    Some(holder) => self.engine.release(&holder).await,
+                    None => Ok(Release::Released),
+                }
+            }
+            Flaw::KeepsDeadWaiters if last.is_none_or(|last| last.attempt != claim.attempt) => Ok(Release::NotOurs),
+            _ => self.engine.release(claim).await,
+        }
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        if self.is(Flaw::HidesLocks) { Ok(Vec::new()) } else { self.engine.list(prefix).await }
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        if self.is(Flaw::HidesLocks) { Ok(None) } else { self.engine.get(key).await }
+    }
+
+    async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        let holder = self.engine.get(key).await?.and_then(|lock| lock.holder?.token);
+        let token = holder.filter(|_| self.is(Flaw::ForcesWithoutLooking)).unwrap_or(token);
+        self.engine.force_release(key, token, reason).await
+    }
+}
+
+/// Names a [`Flaw`] as a type, for [`BrokenSetup`].
+pub trait Flawed: Send + Sync + 'static {
+    /// The flaw.
+    const FLAW: Flaw;
+}
+
+/// The memory engine with one flaw.
+pub struct BrokenSetup<F> {
+    sound: MemorySetup,
+    last: Arc<Mutex<Option<Claim>>>,
+    flaw: PhantomData<F>,
+}
+
+impl<F: Flawed> Setup for BrokenSetup<F> {
+    type Engine = Broken;
+
+    async fn start() -> Self {
+        BrokenSetup { sound: MemorySetup::start().await, last: Arc::default(), flaw: PhantomData }
+    }
+
+    async fn client(&self) -> Broken {
+        Broken {
+            engine: self.sound.client().await,
+            flaw: F::FLAW,
+            last: self.last.clone(),
+            hung: AtomicBool::new(false),
+            forged: AtomicU64::new(0),
+            clock: Clock::system(),
+        }
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.sound.leftovers().await
+    }
+}

@@ -1,0 +1,764 @@
+//! The cases: what every engine must do, each on a set-up of its own.
+
+use std::collections::HashSet;
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
+use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Record};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::history::{History, Hold};
+use crate::polls::poll_times;
+use crate::setup::{Client, Setup, World};
+
+type Granted = distlock::Result<LockGuard>;
+
+/// Takes a lock that must become free, and fails the case instead of waiting for ever.
+async fn expect_lock<S: Setup>(world: &World<S>, locker: &Locker, key: &Key) -> LockGuard {
+    locker.lock(key).wait(world.patience()).await.expect("the lock becomes free")
+}
+
+/// Starts a task that waits for `key`, and returns once it stands in the queue.
+async fn spawn_waiter<S: Setup>(world: &World<S>, client: &Client, key: &Key) -> tokio::task::JoinHandle<Granted> {
+    let request = client.locker.lock(key).wait(world.patience());
+    let task = tokio::spawn(request.into_future());
+    client.calls.queued(1).await;
+    task
+}
+
+async fn expect_granted<S: Setup>(world: &World<S>, task: tokio::task::JoinHandle<Granted>) -> LockGuard {
+    let granted = timeout(world.patience(), task).await.expect("in time").expect("the task is well");
+    granted.expect("the waiter is granted the lock")
+}
+
+fn claim_of<S: Setup>(world: &World<S>, key: &Key, queue: bool) -> Claim {
+    let record = Record::new(OwnerId::random(), None, world.clock.wall());
+    Claim::new(key.clone(), world.setup.ttl(), queue, Arc::new(record))
+}
+
+async fn expect_grant<B: Backend>(engine: &B, claim: &Claim) -> Grant {
+    match engine.claim(claim).await.expect("the engine answers") {
+        Claimed::Granted(grant) => grant,
+        Claimed::Busy(busy) => panic!("expected a grant, not {busy:?}"),
+    }
+}
+
+/// Many tasks of several clients add to a counter that is only right if they take turns.
+pub async fn one_holder_at_a_time<S: Setup>(world: &World<S>) {
+    const TASKS: u64 = 12;
+    const ROUNDS: u64 = 8;
+    let key = world.key("counter");
+    let counter = Arc::new(AtomicU64::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (key, counter, client) = (key.clone(), counter.clone(), world.client().await);
+        tasks.spawn(async move {
+            for _ in 0..ROUNDS {
+                let guard = client.locker.lock(&key).await.expect("granted");
+                let seen = counter.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                counter.store(seen + 1, Ordering::SeqCst);
+                guard.unlock().await.expect("released");
+            }
+        });
+    }
+    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody had all turns");
+    assert_eq!(counter.load(Ordering::SeqCst), TASKS * ROUNDS);
+    world.expect_nothing_left().await;
+}
+
+/// Holds, cancelled waits and drops at random; the checker reads the history.
+pub async fn the_history_is_clean_under_load<S: Setup>(world: &World<S>) {
+    let key = world.key("history");
+    let history = Arc::new(History::default());
+    let mut tasks = JoinSet::new();
+    for number in 0..8 {
+        let (key, history, client) = (key.clone(), history.clone(), world.client().await);
+        let clock = world.clock.clone();
+        tasks.spawn(async move {
+            for round in 0..10 {
+                let asked = clock.now();
+                // Every third wait is given up early, now and then right after the grant.
+                let wait = Duration::from_millis(if (number + round) % 3 == 0 { 2 } else { 60_000 });
+                let Ok(granted) = timeout(wait, client.locker.lock(&key).into_future()).await else { continue };
+                let guard = granted.expect("granted");
+                let (granted, token) = (clock.now(), guard.fencing_token().get());
+                history.write(key.as_str(), token, true);
+                tokio::task::yield_now().await;
+                let end = clock.now();
+                match round % 2 {
+                    0 => drop(guard),
+                    _ => guard.unlock().await.expect("released"),
+                }
+                history.hold(Hold { key: key.to_string(), client: number, asked, queued: None, granted, token, end });
+            }
+        });
+    }
+    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody had all turns");
+    assert!(history.holds() > 40, "only {} holds", history.holds());
+    history.check().expect("a clean history");
+    world.expect_nothing_left().await;
+}
+
+/// A try while somebody else has the lock is `None`, not an error, and leaves nothing.
+pub async fn try_lock_is_none_when_it_is_taken<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("try"));
+    let guard = holder.locker.try_lock(&key).await.expect("no failure").expect("it is free");
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
+    guard.unlock().await.expect("released");
+    let guard = other.locker.try_lock(&key).await.expect("no failure").expect("it is free again");
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A waiter gets the lock after its release, and not before.
+pub async fn lock_waits_until_it_is_released<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("wait"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let waiter = spawn_waiter(world, &other, &key).await;
+    tokio::time::sleep(world.setup.ttl() / 3).await;
+    assert!(!waiter.is_finished(), "granted while somebody else has it");
+    let released = world.now();
+    guard.unlock().await.expect("released");
+    let next = expect_granted(world, waiter).await;
+    assert!(world.now() > released);
+    next.unlock().await.expect("released");
+}
+
+/// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
+pub async fn a_timed_wait_ends_in_time_and_names_the_holder<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
+    let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
+    let (asked, wait) = (world.now(), Duration::from_millis(150));
+    let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
+    let waited = world.now().since(asked);
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(waited >= wait && waited < world.patience(), "waited {waited:?}");
+    let text = error.to_string();
+    for part in [key.as_str(), "owner the-holder", "month end", &format!("pid {}", std::process::id())] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// `wait(0)` is a try.
+pub async fn waiting_zero_asks_once<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
+    let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
+    let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_eq!(other.calls.claims.load(Ordering::SeqCst), 1);
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// `max_attempts(n)` sends n claims.
+pub async fn attempts_are_bounded<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("attempts"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    for attempts in [1, 2] {
+        let before = other.calls.claims.load(Ordering::SeqCst);
+        let error = other.locker.lock(&key).max_attempts(attempts).await.expect_err("it is taken");
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert_eq!(other.calls.claims.load(Ordering::SeqCst) - before, u64::from(attempts));
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A waiter that is dropped is out of the queue: the next one gets the lock at once.
+pub async fn a_cancelled_wait_gives_up_its_place<S: Setup>(world: &World<S>) {
+    let (holder, quitter, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("cancel");
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    // So long a lease that a place that is kept shows.
+    let request = quitter.locker.lock(&key).ttl(Duration::from_secs(600));
+    let cancelled = tokio::spawn(request.into_future());
+    quitter.calls.queued(1).await;
+    let waiter = spawn_waiter(world, &other, &key).await;
+    cancelled.abort();
+    assert!(cancelled.await.expect_err("aborted").is_cancelled());
+    guard.unlock().await.expect("released");
+    expect_granted(world, waiter).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Clones of one locker exclude each other.
+pub async fn each_clone_is_an_owner<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("clones"));
+    let other = client.locker.clone();
+    assert_ne!(client.locker.owner(), other.owner());
+    let guard = client.locker.lock(&key).await.expect("granted");
+    assert!(other.try_lock(&key).await.expect("no failure").is_none());
+    let waiter = tokio::spawn(other.lock(&key).wait(world.patience()).into_future());
+    client.calls.queued(2).await;
+    guard.unlock().await.expect("released");
+    expect_granted(world, waiter).await.unlock().await.expect("released");
+}
+
+/// The same owner asking twice is told at once, with the way out.
+pub async fn already_held_is_said_at_once<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("already"));
+    let guard = client.locker.lock(&key).await.expect("granted");
+    let claims = client.calls.claims.load(Ordering::SeqCst);
+    let waiting = client.locker.lock(&key).await.expect_err("it has the lock");
+    let trying = client.locker.try_lock(&key).await.expect_err("it has the lock");
+    for error in [waiting, trying] {
+        assert_eq!(error.kind(), ErrorKind::AlreadyHeld);
+        let text = error.to_string();
+        assert!(text.contains("locker.clone()") && text.contains(client.locker.owner().as_str()), "{text}");
+    }
+    assert_eq!(client.calls.claims.load(Ordering::SeqCst), claims, "nothing was sent");
+    assert!(!guard.is_lost());
+    guard.unlock().await.expect("released");
+}
+
+/// Re-entry counts; the token stays; the last unlock releases.
+pub async fn reentry_counts_and_keeps_the_token<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("reentry"));
+    let outer = client.locker.lock(&key).owner("req-7").reentrant().await.expect("granted");
+    let inner = client.locker.clone().lock(&key).owner("req-7").reentrant().await.expect("entered again");
+    let third = client.locker.try_lock(&key).owner("req-7").reentrant().await.expect("no failure").expect("entered");
+    assert_eq!(outer.fencing_token(), inner.fencing_token());
+    assert_eq!(outer.fencing_token(), third.fencing_token());
+    outer.unlock().await.expect("left once");
+    drop(third);
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "released while still inside");
+    assert!(!inner.is_lost());
+    inner.unlock().await.expect("released");
+    let next = expect_lock(world, &other.locker, &key).await;
+    next.unlock().await.expect("released");
+}
+
+/// Nobody but its owner ends a hold.
+pub async fn only_the_owner_releases<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("owner"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let error = other.locker.unlock(&key).await.expect_err("it does not have the lock");
+    assert_eq!(error.kind(), ErrorKind::NotHeld);
+    let engine = world.setup.client().await;
+    let stranger = claim_of(world, &key, false);
+    assert_eq!(engine.release(&stranger).await.expect("the engine answers"), Release::NotOurs);
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "a stranger released it");
+    guard.unlock().await.expect("still ours");
+}
+
+/// `unlock` by name of what is not held is `NotHeld`, also after it was held.
+pub async fn unlocking_what_is_not_held_is_an_error<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("not-held"));
+    for _ in 0..2 {
+        let error = client.locker.unlock(&key).await.expect_err("not held");
+        assert_eq!(error.kind(), ErrorKind::NotHeld);
+        assert_eq!(error.key(), Some(&key));
+        client.locker.lock(&key).await.expect("granted").unlock().await.expect("released");
+    }
+}
+
+/// A detached hold is kept, and unlocked by name.
+pub async fn a_detached_hold_is_unlocked_by_name<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("detached"));
+    client.locker.lock(&key).await.expect("granted").detach();
+    tokio::time::sleep(world.setup.ttl() * 2).await;
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "not kept");
+    client.locker.unlock(&key).await.expect("released");
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+}
+
+/// The same claim twice is one grant with one token: a lost reply costs nothing.
+pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
+    let (engine, key) = (world.setup.client().await, world.key("repeat"));
+    let claim = claim_of(world, &key, true);
+    let first = expect_grant(&engine, &claim).await;
+    let second = expect_grant(&engine, &claim).await;
+    assert_eq!(first.token, second.token);
+    assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);
+    world.expect_nothing_left().await;
+}
+
+/// A release that arrives twice never ends the next holder's lock.
+pub async fn a_release_repeated_touches_nothing<S: Setup>(world: &World<S>) {
+    let (engine, key) = (world.setup.client().await, world.key("twice"));
+    let claim = claim_of(world, &key, true);
+    expect_grant(&engine, &claim).await;
+    assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);
+    let next = world.client().await;
+    let guard = expect_lock(world, &next.locker, &key).await;
+    assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::NotOurs);
+    let third = world.client().await;
+    assert!(third.locker.try_lock(&key).await.expect("no failure").is_none(), "a late release freed it");
+    guard.unlock().await.expect("still ours");
+}
+
+/// Each grant's token is higher than all before, whoever is granted.
+pub async fn tokens_rise<S: Setup>(world: &World<S>) {
+    let (one, two, key) = (world.client().await, world.client().await, world.key("tokens"));
+    let mut last = FencingToken::new(0);
+    for round in 0..20 {
+        let client = if round % 2 == 0 { &one } else { &two };
+        let guard = client.locker.lock(&key).await.expect("granted");
+        assert!(guard.fencing_token() > last, "{} after {last}", guard.fencing_token());
+        last = guard.fencing_token();
+        guard.unlock().await.expect("released");
+    }
+    // Also after a while in which nothing of the lock was left.
+    world.expect_nothing_left().await;
+    let guard = two.locker.lock(&key).await.expect("granted");
+    assert!(guard.fencing_token() > last);
+}
+
+/// A hold goes on for several leases, with nobody else granted.
+pub async fn a_hold_outlives_its_lease_by_renewal<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("renewal"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let first_deadline = guard.deadline();
+    tokio::time::sleep(world.setup.ttl() * 3).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    if let (Some(first), Some(now)) = (first_deadline, guard.deadline()) {
+        assert!(now > first, "the deadline never moved");
+    }
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
+    guard.unlock().await.expect("released");
+}
+
+/// `extend` moves the deadline at once.
+pub async fn extending_makes_the_lease_longer<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("extend"));
+    let ttl = world.setup.ttl();
+    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
+    guard.extend(ttl * 20).await.expect("extended");
+    let left = guard.remaining().expect("it has a lease");
+    assert!(left > ttl * 10, "only {left:?} left");
+    tokio::time::sleep(ttl + ttl / 2).await;
+    guard.check().expect("still held");
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
+    guard.unlock().await.expect("released");
+}
+
+/// Without renewal the hold ends with its lease, and the holder is told.
+pub async fn without_a_watchdog_the_lease_ends<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("no-watchdog"));
+    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
+    let deadline = guard.deadline().expect("it has a lease");
+    let next = expect_lock(world, &other.locker, &key).await;
+    assert!(world.now() > deadline, "granted before the first holder's deadline");
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_eq!(client.calls.renewals.load(Ordering::SeqCst), 0);
+    next.unlock().await.expect("released");
+}
+
+/// `max_hold` ends the hold whatever the watchdog does.
+pub async fn max_hold_ends_the_hold<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
+    let guard = client.locker.lock(&key).max_hold(world.setup.ttl() / 3).await.expect("granted");
+    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
+    assert_eq!(reason, LossReason::MaxHold);
+    let error = guard.unlock().await.expect_err("lost");
+    assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+}
+
+/// A holder that is gone keeps the others out for one lease and no longer.
+pub async fn a_crashed_holder_blocks_for_one_lease<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("crash"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    holder.calls.cut();
+    std::mem::forget(guard);
+    let crashed = world.now();
+    let next = expect_lock(world, &other.locker, &key).await;
+    let blocked = world.now().since(crashed);
+    assert!(blocked < world.setup.ttl() * 2 + Duration::from_secs(5), "blocked for {blocked:?}");
+    next.unlock().await.expect("released");
+}
+
+/// Rule 1: the deadline of a holder that is cut off has passed when the next is granted the lock.
+pub async fn a_cut_off_holder_is_told_before_the_next_is_granted<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    tokio::time::sleep(world.setup.ttl()).await;
+    holder.calls.cut();
+    let next = expect_lock(world, &other.locker, &key).await;
+    let granted = world.now();
+    assert!(guard.is_lost(), "two holders");
+    assert!(guard.deadline().expect("it has a lease") < granted);
+    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(guard.state(), HoldState::Lost);
+    assert!(next.fencing_token() > guard.fencing_token());
+    next.unlock().await.expect("released");
+}
+
+/// `run` ends with `Lost` and does not poll the work again.
+pub async fn work_is_dropped_on_loss<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("run"));
+    let guard = client.locker.lock(&key).await.expect("granted");
+    assert_eq!(guard.run(async { 7 }).await.expect("done"), 7);
+    client.calls.cut();
+    let dropped = Arc::new(());
+    let held_by_work = dropped.clone();
+    let work = guard.run(async move {
+        let _held = held_by_work;
+        std::future::pending::<()>().await;
+    });
+    let error = timeout(world.patience(), work).await.expect("told").expect_err("lost");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(Arc::strong_count(&dropped), 1, "the work is still there");
+}
+
+/// Unlocking what was lost says so.
+pub async fn unlock_after_a_loss_says_lost<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("unlock-lost"));
+    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
+    timeout(world.patience(), guard.lost()).await.expect("told");
+    let error = guard.unlock().await.expect_err("lost");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+    assert_eq!(error.key(), Some(&key));
+}
+
+/// Waiters get the lock in the order in which they came.
+pub async fn waiters_are_served_in_order<S: Setup>(world: &World<S>) {
+    let (holder, key) = (world.client().await, world.key("fifo"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let served = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut clients = Vec::new();
+    let mut tasks = JoinSet::new();
+    for number in 0..6 {
+        let (client, served) = (world.client().await, served.clone());
+        let request = client.locker.lock(&key).wait(world.patience() * 2).into_future();
+        tasks.spawn(async move {
+            let guard = request.await.expect("granted");
+            served.lock().unwrap().push(number);
+            guard.unlock().await.expect("released");
+        });
+        client.calls.queued(1).await;
+        clients.push(client);
+    }
+    guard.unlock().await.expect("released");
+    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody was served");
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    world.expect_nothing_left().await;
+}
+
+/// A waiter that died in the queue does not stop those behind it for longer than a lease.
+pub async fn a_dead_waiter_is_passed_over<S: Setup>(world: &World<S>) {
+    let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("dead-waiter");
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let gone = spawn_waiter(world, &dead, &key).await;
+    let waiter = spawn_waiter(world, &other, &key).await;
+    dead.calls.cut();
+    gone.abort();
+    guard.unlock().await.expect("released");
+    expect_granted(world, waiter).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// One release wakes one waiter.
+pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
+    const WAITERS: u64 = 6;
+    let (holder, key) = (world.client().await, world.key("herd"));
+    // A lease so long that no waiter looks by itself in the meantime.
+    let ttl = Duration::from_secs(60);
+    let guard = holder.locker.lock(&key).ttl(ttl).await.expect("granted");
+    let mut clients = Vec::new();
+    let mut tasks = JoinSet::new();
+    for _ in 0..WAITERS {
+        let client = world.client().await;
+        let request = client.locker.lock(&key).ttl(ttl).into_future();
+        tasks.spawn(async move { request.await.expect("granted").unlock().await.expect("released") });
+        client.calls.queued(1).await;
+        clients.push(client);
+    }
+    guard.unlock().await.expect("released");
+    timeout(world.patience(), tasks.join_all()).await.expect("everybody was served");
+    let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
+    let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
+    let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
+    assert!(wakes <= WAITERS, "{wakes} wake-ups for {WAITERS} releases");
+    assert!(claims <= 2 * WAITERS, "{claims} claims for {WAITERS} grants");
+}
+
+/// Names with spaces, slashes, accents, percent signs and tags are different locks; so are long ones.
+pub async fn odd_names_are_locks_of_their_own<S: Setup>(world: &World<S>) {
+    let client = world.client().await;
+    let stem = world.key("odd");
+    let long = |end: &str| format!("{stem}{}{end}", "x".repeat(500 - stem.as_str().len()));
+    let mut names: Vec<Key> =
+        ["", " ", "/", "/a", "%2Fa", "a b", "ä", "a\u{308}", "日本語", "%", "..", "*", "?", "[a]"]
+            .iter()
+            .map(|odd| Key::new(format!("{stem}{odd}")).expect("a good name"))
+            .collect();
+    names.push(Key::new(format!("{stem}:{{tag}}:x")).expect("a good name"));
+    names.push(Key::escape(format!("{stem}\0\n{{}}")).expect("any bytes"));
+    names.extend([long("1"), long("2")].map(|name| Key::new(name).expect("a good name")));
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(client.locker.lock(name).wait(world.patience()).await.expect("each is free"));
+    }
+    if client.locker.capabilities().inspects {
+        let listed = client.locker.inspect().list(stem.as_str()).await.expect("listed");
+        let listed: HashSet<_> = listed.into_iter().map(|lock| lock.key).collect();
+        assert_eq!(listed, names.iter().cloned().collect::<HashSet<_>>());
+    }
+    for guard in guards {
+        guard.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// Bad arguments are errors of kind `InvalidInput` that name the field; the engine never hears of them.
+pub async fn bad_input_is_refused_before_anything_is_sent<S: Setup>(world: &World<S>) {
+    let client = world.client().await;
+    let lock = |name: &[u8]| client.locker.lock(name).into_future();
+    let long = "x".repeat(513);
+    let names: [&[u8]; 6] = [b"", long.as_bytes(), b"a\0b", b"a\nb", b"{}", b"\xff"];
+    for name in names {
+        let error = lock(name).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("key: "), "{error}");
+    }
+    let ask = || client.locker.lock("good");
+    let ms = Duration::from_millis;
+    for (field, request) in [
+        ("ttl: ", ask().ttl(Duration::ZERO)),
+        ("ttl: ", ask().ttl(ms(99))),
+        ("ttl: ", ask().ttl(Duration::MAX)),
+        ("wait: ", ask().wait(Duration::MAX)),
+        ("retry_interval: ", ask().retry_interval(Duration::ZERO)),
+        ("max_attempts: ", ask().max_attempts(0)),
+        ("max_hold: ", ask().max_hold(Duration::ZERO)),
+        ("renew_at: ", ask().renew_at(1.0)),
+        ("owner: ", ask().owner("")),
+        ("label: ", ask().label("two\nlines")),
+    ] {
+        let error = request.await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains(field), "{field:?} is not in {error}");
+    }
+    assert_eq!(client.calls.total(), 0, "something was sent");
+}
+
+/// Who holds a lock and who waits for it, in order.
+pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("inspect"));
+    let inspect = client.locker.inspect();
+    assert!(inspect.get(&key).await.expect("shown").is_none());
+    let guard = client.locker.lock(&key).owner("holder").label("eod").await.expect("granted");
+    let mut waiters = Vec::new();
+    for (number, name) in ["first", "second", "third"].into_iter().enumerate() {
+        waiters.push(tokio::spawn(client.locker.lock(&key).owner(name).into_future()));
+        client.calls.queued(number as u64 + 1).await;
+    }
+    let lock = inspect.get(&key).await.expect("shown").expect("it is there");
+    let holder = lock.holder.expect("it is held");
+    let record = holder.record.expect("it is one of ours");
+    assert_eq!((record.owner.as_str(), record.label.as_deref()), ("holder", Some("eod")));
+    assert_eq!(record.process.pid, std::process::id());
+    assert_eq!(holder.token, Some(guard.fencing_token()));
+    assert_eq!(holder.ttl_left.is_some(), client.locker.capabilities().leases);
+    let order: Vec<_> = lock.waiters.iter().map(|waiter| waiter.owner.as_str()).collect();
+    assert_eq!(order, ["first", "second", "third"]);
+    let listed = inspect.list(key.as_str()).await.expect("listed");
+    assert_eq!(listed.iter().map(|lock| &lock.key).collect::<Vec<_>>(), [&key]);
+    waiters.iter().for_each(tokio::task::JoinHandle::abort);
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+    assert!(inspect.list(key.as_str()).await.expect("listed").is_empty());
+}
+
+/// A hold that was ended by force is lost for its holder, and free for the next.
+pub async fn force_release_tells_the_holder<S: Setup>(world: &World<S>) {
+    let (holder, operator, key) = (world.client().await, world.client().await, world.key("force"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    operator.locker.inspect().force_release(&key, guard.fencing_token(), "stuck").await.expect("forced");
+    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
+    assert!(matches!(reason, LossReason::Broken | LossReason::Revoked), "{reason:?}");
+    let next = expect_lock(world, &operator.locker, &key).await;
+    assert!(next.fencing_token() > guard.fencing_token());
+    drop(guard);
+    next.check().expect("the old guard does not release the new hold");
+    next.unlock().await.expect("released");
+}
+
+/// The wrong token, or no reason, ends nothing.
+pub async fn force_release_needs_the_right_token<S: Setup>(world: &World<S>) {
+    let (holder, operator, key) = (world.client().await, world.client().await, world.key("force-token"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let inspect = operator.locker.inspect();
+    let wrong = FencingToken::new(guard.fencing_token().get() + 1);
+    let error = inspect.force_release(&key, wrong, "stuck").await.expect_err("wrong token");
+    assert_eq!(error.kind(), ErrorKind::NotHeld);
+    let error = inspect.force_release(&key, guard.fencing_token(), " ").await.expect_err("no reason");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    guard.unlock().await.expect("still ours");
+}
+
+/// An acquire that is dropped after any number of polls leaves nothing, whether the lock was free or taken.
+pub async fn acquire_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("polls"));
+    for polls in 0..8 {
+        drop(poll_times(polls, client.locker.lock(&key).into_future()).await);
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    }
+    for polls in 0..4 {
+        let guard = expect_lock(world, &other.locker, &key).await;
+        drop(poll_times(polls, client.locker.lock(&key).into_future()).await);
+        guard.unlock().await.expect("released");
+    }
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A try that is dropped after any number of polls leaves nothing.
+pub async fn try_lock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("try-polls"));
+    for polls in 0..8 {
+        drop(poll_times(polls, client.locker.try_lock(&key).into_future()).await);
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// An unlock that is dropped after any number of polls releases all the same.
+pub async fn unlock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("unlock-polls"));
+    for polls in 0..8 {
+        let guard = expect_lock(world, &client.locker, &key).await;
+        let _ = poll_times(polls, guard.unlock()).await;
+        let asked = world.now();
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+        assert!(world.now().since(asked) < world.patience());
+    }
+    for polls in 0..8 {
+        expect_lock(world, &client.locker, &key).await.detach();
+        if poll_times(polls, client.locker.unlock(&key).into_future()).await.is_none() && polls == 0 {
+            client.locker.unlock(&key).await.expect("never polled, so still held");
+        }
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// An extension that is dropped after any number of polls leaves the hold as good as it was.
+pub async fn extend_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("extend-polls"));
+    let guard = client.locker.lock(&key).await.expect("granted");
+    for polls in 0..8 {
+        let _ = poll_times(polls, guard.extend(world.setup.ttl())).await;
+        guard.check().expect("still held");
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Dropping a guard releases soon, not only when the lease ends.
+pub async fn a_dropped_guard_releases<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("drop"));
+    drop(client.locker.lock(&key).ttl(Duration::from_secs(600)).await.expect("granted"));
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A guard dropped on a plain thread neither panics nor blocks, and releases.
+pub async fn a_guard_dropped_outside_a_runtime_releases<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("thread"));
+    let guard = client.locker.lock(&key).ttl(Duration::from_secs(600)).await.expect("granted");
+    std::thread::spawn(move || drop(guard)).join().expect("no panic");
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+}
+
+/// A hold lives on when the runtime it was taken in is shut down, and is released by its guard.
+pub async fn a_guard_outlives_its_runtime<S: Setup>(world: &World<S>) {
+    let key = world.key("runtime");
+    let guard = std::thread::scope(|scope| {
+        let elsewhere = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let guard = runtime.block_on(async { world.client().await.locker.lock(&key).await.expect("granted") });
+            runtime.shutdown_background();
+            guard
+        });
+        elsewhere.join().expect("no panic")
+    });
+    tokio::time::sleep(world.setup.ttl() * 2).await;
+    guard.check().expect("renewed without the runtime");
+    let other = world.client().await;
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
+    drop(guard);
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+}
+
+/// A panic in the critical section releases the lock.
+pub async fn a_panic_inside_releases<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("panic"));
+    let request = client.locker.lock(&key).ttl(Duration::from_secs(600)).into_future();
+    let task = tokio::spawn(async move {
+        let _guard = request.await.expect("granted");
+        std::panic::resume_unwind(Box::new("the work failed"));
+    });
+    assert!(task.await.expect_err("it panicked").is_panic());
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+}
+
+/// Closing releases all holds, tells their guards, and ends the locker and its clones.
+pub async fn close_releases_everything<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = [world.key("close"), world.key("close"), world.key("close")];
+    let ttl = Duration::from_secs(600);
+    let guard = client.locker.lock(&keys[0]).ttl(ttl).await.expect("granted");
+    client.locker.lock(&keys[1]).ttl(ttl).await.expect("granted").detach();
+    let clone = client.locker.clone();
+    let theirs = clone.lock(&keys[2]).ttl(ttl).await.expect("granted");
+    client.locker.close().await.expect("closed");
+    for guard in [&guard, &theirs] {
+        assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Closed);
+    }
+    for key in &keys {
+        let next = other.locker.try_lock(key).await.expect("no failure").expect("released by close");
+        next.unlock().await.expect("released");
+    }
+    for error in [
+        clone.lock(&keys[0]).await.expect_err("closed"),
+        clone.try_lock(&keys[0]).await.expect_err("closed"),
+        client.locker.unlock(&keys[1]).await.expect_err("closed"),
+        client.locker.inspect().list("").await.expect_err("closed"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+    client.locker.close().await.expect("closing twice is fine");
+    world.expect_nothing_left().await;
+}
+
+/// Closing ends the waits of the locker, and leaves no place in the queue for longer than a lease.
+pub async fn closing_ends_waits<S: Setup>(world: &World<S>) {
+    let (holder, client, key) = (world.client().await, world.client().await, world.key("close-wait"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let waiter = spawn_waiter(world, &client, &key).await;
+    client.locker.close().await.expect("closed");
+    let ended = timeout(world.patience(), waiter).await.expect("in time").expect("the task is well");
+    assert_eq!(ended.expect_err("closed").kind(), ErrorKind::Closed);
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A thousand tasks of one process want the same lock; each gets it once.
+pub async fn a_thousand_tasks_take_turns<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("thousand"));
+    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for _ in 0..1000 {
+        let (locker, key, tokens) = (client.locker.clone(), key.clone(), tokens.clone());
+        tasks.spawn(async move {
+            let guard = locker.lock(&key).ttl(Duration::from_secs(60)).await.expect("granted");
+            tokens.lock().unwrap().push(guard.fencing_token());
+            guard.unlock().await.expect("released");
+        });
+    }
+    timeout(world.patience() * 4, tasks.join_all()).await.expect("everybody had a turn");
+    let tokens = tokens.lock().unwrap();
+    assert_eq!(tokens.len(), 1000);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens in the order of the grants");
+}

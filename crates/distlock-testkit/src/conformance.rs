@@ -1,0 +1,195 @@
+//! Runs the cases of [`crate::cases`] on a set-up.
+
+use std::future::Future;
+use std::io::Write;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::Duration;
+
+use distlock::backend::{Backend, Capabilities};
+
+use crate::setup::{Setup, World};
+
+/// How long a case may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A case, ready to be run.
+pub type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// What a case needs of an engine.
+pub type Need = (&'static str, fn(&Capabilities) -> bool);
+
+/// Runs one case and panics if it fails. A case that needs more than the engine can do is skipped and counted.
+pub fn run<S: Setup>(setup: &str, case: &str, needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) {
+    let outcome = attempt(LIMIT, needs, body);
+    match outcome {
+        Outcome::Passed => {}
+        Outcome::Skipped(need) => record_skip(&format!("{setup}/{case}: {need}")),
+        Outcome::Failed(why) => panic!("{setup}/{case}: {why}"),
+    }
+}
+
+/// What became of a case.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Everything held.
+    Passed,
+    /// The engine cannot do what the case needs.
+    Skipped(&'static str),
+    /// It did not hold, or took too long.
+    Failed(String),
+}
+
+/// Runs one case on a set-up of its own, for `limit` at the longest.
+pub fn attempt<S: Setup>(limit: Duration, needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) -> Outcome {
+    let needs = needs.to_vec();
+    let (report, reported) = std::sync::mpsc::channel();
+    // A thread of its own: a case that blocks cannot block the test run beyond its limit.
+    std::thread::spawn(move || {
+        let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+            runtime.block_on(in_world(&needs, body))
+        }));
+        let _ = report.send(done.unwrap_or_else(|panic| Outcome::Failed(message_of(&*panic))));
+    });
+    reported.recv_timeout(limit).unwrap_or_else(|_| Outcome::Failed(format!("not done within {limit:?}")))
+}
+
+async fn in_world<S: Setup>(needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) -> Outcome {
+    let world = World::<S>::start().await;
+    let able = world.setup.client().await.capabilities();
+    match needs.iter().find(|(_, has)| !has(&able)) {
+        Some((need, _)) => Outcome::Skipped(need),
+        None => {
+            body(&world).await;
+            Outcome::Passed
+        }
+    }
+}
+
+fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("panicked").to_owned()
+}
+
+/// `cargo xtask test` counts the skips from this file: a passing test's output is not shown.
+fn record_skip(line: &str) {
+    println!("skipped: {line}");
+    if let Some(path) = std::env::var_os("DISTLOCK_SKIPS") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        file.and_then(|mut file| writeln!(file, "skipped: {line}")).expect("the skip is recorded");
+    }
+}
+
+/// Declares the cases: one list for the names, the needs and the tests that [`conformance!`](crate::conformance!) makes.
+macro_rules! declare {
+    ($d:tt $($name:ident [$($need:ident),*])+) => {
+        /// The names of all cases.
+        pub const CASES: &[&str] = &[$(stringify!($name)),+];
+
+        /// Runs the case called `name` on a set-up, for `limit` at the longest.
+        ///
+        /// # Panics
+        /// When there is no such case.
+        pub fn attempt_by_name<S: Setup>(name: &str, limit: Duration) -> Outcome {
+            match name {
+                $(stringify!($name) => attempt::<S>(
+                    limit,
+                    &[$((stringify!($need), |able: &Capabilities| able.$need)),*],
+                    |world| Box::pin(crate::cases::$name(world)),
+                ),)+
+                _ => panic!("there is no case {name}"),
+            }
+        }
+
+        /// Makes one `#[test]` for each case and set-up: `conformance! { memory: MemorySetup, file: FileSetup }`.
+        #[macro_export]
+        macro_rules! conformance {
+            ($d($d setup:ident: $d type:ty),+ $d(,)?) => {
+                $d(mod $d setup {
+                    #[allow(unused_imports)]
+                    use super::*;
+                    $crate::conformance_cases!($d setup, $d type);
+                })+
+            };
+        }
+
+        /// Makes the tests of one set-up.
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! conformance_cases {
+            ($d setup:ident, $d type:ty) => {
+                $(#[test]
+                fn $name() {
+                    $crate::conformance::run::<$d type>(
+                        stringify!($d setup),
+                        stringify!($name),
+                        &[$((stringify!($need), |able: &distlock::backend::Capabilities| able.$need)),*],
+                        |world| Box::pin($crate::cases::$name(world)),
+                    );
+                })+
+            };
+        }
+    };
+}
+
+declare! { $
+    one_holder_at_a_time []
+    the_history_is_clean_under_load []
+    try_lock_is_none_when_it_is_taken []
+    lock_waits_until_it_is_released []
+    a_timed_wait_ends_in_time_and_names_the_holder []
+    waiting_zero_asks_once []
+    attempts_are_bounded []
+    a_cancelled_wait_gives_up_its_place []
+    each_clone_is_an_owner []
+    already_held_is_said_at_once []
+    reentry_counts_and_keeps_the_token []
+    only_the_owner_releases []
+    unlocking_what_is_not_held_is_an_error []
+    a_detached_hold_is_unlocked_by_name []
+    a_claim_repeated_is_the_same_grant []
+    a_release_repeated_touches_nothing []
+    tokens_rise []
+    a_hold_outlives_its_lease_by_renewal []
+    extending_makes_the_lease_longer [leases]
+    without_a_watchdog_the_lease_ends [leases]
+    max_hold_ends_the_hold []
+    a_crashed_holder_blocks_for_one_lease [leases]
+    a_cut_off_holder_is_told_before_the_next_is_granted [leases]
+    work_is_dropped_on_loss [leases]
+    unlock_after_a_loss_says_lost [leases]
+    waiters_are_served_in_order [fair]
+    a_dead_waiter_is_passed_over [fair, leases]
+    one_wake_up_per_release [fair, wakes]
+    odd_names_are_locks_of_their_own []
+    bad_input_is_refused_before_anything_is_sent []
+    inspect_shows_holder_and_waiters [inspects, fair]
+    force_release_tells_the_holder [breaks]
+    force_release_needs_the_right_token [breaks]
+    acquire_dropped_at_every_poll []
+    try_lock_dropped_at_every_poll []
+    unlock_dropped_at_every_poll []
+    extend_dropped_at_every_poll []
+    a_dropped_guard_releases []
+    a_guard_dropped_outside_a_runtime_releases []
+    a_guard_outlives_its_runtime []
+    a_panic_inside_releases []
+    close_releases_everything []
+    closing_ends_waits []
+    a_thousand_tasks_take_turns []
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_that_is_written_is_declared() {
+        let source = include_str!("cases.rs");
+        let written: Vec<_> =
+            source.lines().filter_map(|line| line.strip_prefix("pub async fn ")?.split(['<', '(']).next()).collect();
+        assert_eq!(written, CASES, "cases.rs and the list, in the same order");
+    }
+}

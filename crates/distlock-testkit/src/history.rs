@@ -1,0 +1,245 @@
+//! Judges what happened: who believed to hold a lock when, with which token, and what a resource accepted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use distlock::Moment;
+
+/// One hold, as its holder saw it on the machine's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// The lock.
+    pub key: String,
+    /// Who held it.
+    pub client: u32,
+    /// When it began to ask.
+    pub asked: Moment,
+    /// When it was known to stand in the queue; `None` if it never did, or nobody looked.
+    pub queued: Option<Moment>,
+    /// When it was told of the grant.
+    pub granted: Moment,
+    /// The fencing token.
+    pub token: u64,
+    /// When it stopped believing: it began to unlock, or its deadline passed, or it was told of the loss.
+    pub end: Moment,
+}
+
+/// A write that reached the protected resource, in the order in which it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Write {
+    key: String,
+    token: u64,
+    accepted: bool,
+}
+
+/// What must not happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Violation {
+    /// Two grants have the same token.
+    TokenRepeated(Box<[Hold; 2]>),
+    /// A grant that was over before another was asked for has the higher token.
+    TokenFell(Box<[Hold; 2]>),
+    /// Two clients believed to hold the lock at one moment.
+    TwoHolders(Box<[Hold; 2]>),
+    /// A waiter that came later was served first.
+    Overtaken(Box<[Hold; 2]>),
+    /// The resource accepted a token lower than one before.
+    StaleWrite {
+        /// The lock.
+        key: String,
+        /// The token accepted before.
+        after: u64,
+        /// The lower one.
+        token: u64,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:#?}")
+    }
+}
+
+/// What happened, in whatever order it was written down.
+#[derive(Debug, Default)]
+pub struct History {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    holds: Vec<Hold>,
+    writes: Vec<Write>,
+}
+
+impl History {
+    /// A hold came to its end.
+    pub fn hold(&self, hold: Hold) {
+        self.seen().holds.push(hold);
+    }
+
+    /// A write with `token` reached the resource, which accepted it or refused it.
+    pub fn write(&self, key: &str, token: u64, accepted: bool) {
+        self.seen().writes.push(Write { key: key.into(), token, accepted });
+    }
+
+    /// How many holds there were.
+    #[must_use]
+    pub fn holds(&self) -> usize {
+        self.seen().holds.len()
+    }
+
+    /// Every rule, lock by lock.
+    ///
+    /// # Errors
+    /// The first rule that was broken, with the two holds that break it.
+    pub fn check(&self) -> Result<(), Violation> {
+        let seen = self.seen();
+        let mut by_key: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in &seen.holds {
+            by_key.entry(&hold.key).or_default().push(hold);
+        }
+        for holds in by_key.values_mut() {
+            check_tokens(holds)?;
+            check_disjoint(holds)?;
+            check_order(holds)?;
+        }
+        check_writes(&seen.writes)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pair(a: &Hold, b: &Hold) -> Box<[Hold; 2]> {
+    Box::new([a.clone(), b.clone()])
+}
+
+/// Tokens are unique, and a grant that was told before another was asked for has the lower one.
+fn check_tokens(holds: &mut [&Hold]) -> Result<(), Violation> {
+    holds.sort_by_key(|hold| hold.token);
+    if let Some(same) = holds.windows(2).find(|two| two[0].token == two[1].token) {
+        return Err(Violation::TokenRepeated(pair(same[0], same[1])));
+    }
+    // With tokens rising, nobody may have been asked for after a later token was told: compare with the earliest such.
+    let mut earliest: Option<&Hold> = None;
+    for hold in holds.iter().rev() {
+        if let Some(later) = earliest.filter(|later| later.granted < hold.asked) {
+            return Err(Violation::TokenFell(pair(later, hold)));
+        }
+        if earliest.is_none_or(|known| hold.granted < known.granted) {
+            earliest = Some(hold);
+        }
+    }
+    Ok(())
+}
+
+/// Believed holds do not overlap.
+fn check_disjoint(holds: &mut [&Hold]) -> Result<(), Violation> {
+    holds.sort_by_key(|hold| (hold.granted, hold.end));
+    match holds.windows(2).find(|two| two[1].granted < two[0].end) {
+        Some(two) => Err(Violation::TwoHolders(pair(two[0], two[1]))),
+        None => Ok(()),
+    }
+}
+
+/// Whoever stood in the queue before another asked is served before it.
+fn check_order(holds: &mut [&Hold]) -> Result<(), Violation> {
+    holds.sort_by_key(|hold| hold.token);
+    // Of those served later, the one that was queued first.
+    let mut first_queued: Option<&Hold> = None;
+    for hold in holds.iter().rev() {
+        if let Some(waiter) = first_queued.filter(|waiter| waiter.queued < Some(hold.asked)) {
+            return Err(Violation::Overtaken(pair(waiter, hold)));
+        }
+        if hold.queued.is_some() && first_queued.is_none_or(|known| hold.queued < known.queued) {
+            first_queued = Some(hold);
+        }
+    }
+    Ok(())
+}
+
+/// The tokens that a resource accepts never fall.
+fn check_writes(writes: &[Write]) -> Result<(), Violation> {
+    let mut highest: HashMap<&str, u64> = HashMap::new();
+    for Write { key, token, .. } in writes.iter().filter(|write| write.accepted) {
+        let after = highest.entry(key).or_default();
+        if *token < *after {
+            return Err(Violation::StaleWrite { key: key.clone(), after: *after, token: *token });
+        }
+        *after = *token;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(asked: u64, granted: u64, end: u64, token: u64) -> Hold {
+        let [asked, granted, end] = [asked, granted, end].map(Moment::from_nanos);
+        Hold { key: "k".into(), client: 0, asked, queued: None, granted, token, end }
+    }
+
+    fn queued(at: u64, hold: Hold) -> Hold {
+        Hold { queued: Some(Moment::from_nanos(at)), ..hold }
+    }
+
+    fn verdict(holds: impl IntoIterator<Item = Hold>) -> Result<(), Violation> {
+        let history = History::default();
+        holds.into_iter().for_each(|hold| history.hold(hold));
+        history.check()
+    }
+
+    #[test]
+    fn turns_taken_one_after_the_other_are_clean() {
+        let clean = [hold(1, 2, 3, 1), queued(3, hold(2, 4, 5, 2)), hold(4, 6, 7, 9)];
+        assert_eq!(verdict(clean), Ok(()));
+    }
+
+    #[test]
+    fn a_token_twice_is_found() {
+        let found = verdict([hold(1, 2, 3, 7), hold(4, 5, 6, 8), hold(7, 8, 9, 7)]);
+        assert!(matches!(found, Err(Violation::TokenRepeated(_))), "{found:?}");
+    }
+
+    #[test]
+    fn a_token_that_fell_is_found_unless_the_two_overlapped() {
+        let found = verdict([hold(1, 2, 3, 8), hold(4, 5, 6, 7)]);
+        assert!(matches!(found, Err(Violation::TokenFell(_))), "{found:?}");
+        // The second was asked for before the first was told: either order is right.
+        assert_eq!(verdict([hold(1, 3, 4, 8), hold(2, 5, 6, 7)]), Ok(()));
+    }
+
+    #[test]
+    fn two_holders_at_one_moment_are_found() {
+        let found = verdict([hold(1, 2, 9, 1), hold(1, 8, 12, 2)]);
+        assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+    }
+
+    #[test]
+    fn locks_are_judged_apart() {
+        let other = Hold { key: "other".into(), ..hold(1, 3, 8, 1) };
+        assert_eq!(verdict([hold(1, 2, 9, 1), other]), Ok(()));
+    }
+
+    #[test]
+    fn a_waiter_that_was_overtaken_is_found() {
+        let found = verdict([queued(2, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]);
+        assert!(matches!(found, Err(Violation::Overtaken(_))), "{found:?}");
+        assert_eq!(verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]), Ok(()), "nobody knows");
+    }
+
+    #[test]
+    fn a_stale_write_that_was_accepted_is_found() {
+        let history = History::default();
+        history.write("k", 2, true);
+        history.write("k", 1, false);
+        history.write("other", 1, true);
+        assert_eq!(history.check(), Ok(()));
+        history.write("k", 1, true);
+        assert_eq!(history.check(), Err(Violation::StaleWrite { key: "k".into(), after: 2, token: 1 }));
+    }
+}

@@ -1,0 +1,115 @@
+//! What a conformance case runs on.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use distlock::backend::Backend;
+use distlock::backend::memory::{Memory, Store};
+use distlock::{Clock, Key, Locker, Moment};
+
+use crate::wire::{Calls, Wire};
+
+/// An engine with whatever it needs around it.
+pub trait Setup: Sized + Send + Sync + 'static {
+    /// The engine.
+    type Engine: Backend;
+
+    /// Starts what the engine needs, for one case.
+    fn start() -> impl Future<Output = Self> + Send;
+
+    /// A new client of it, with connections of its own.
+    fn client(&self) -> impl Future<Output = Self::Engine> + Send;
+
+    /// A short lease that the engine and a slow machine can keep up with.
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(900)
+    }
+
+    /// What is left where the engine keeps its locks, by name; what must stay (a counter, say) is not counted.
+    fn leftovers(&self) -> impl Future<Output = Vec<String>> + Send;
+}
+
+/// A running set-up and the means to use it.
+pub struct World<S> {
+    /// The set-up.
+    pub setup: S,
+    /// The machine's clock, for measuring.
+    pub clock: Clock,
+    names: AtomicU64,
+}
+
+impl<S: Setup> World<S> {
+    pub(crate) async fn start() -> Self {
+        World { setup: S::start().await, clock: Clock::system(), names: AtomicU64::new(0) }
+    }
+
+    /// A new client.
+    pub async fn client(&self) -> Client {
+        let calls = Arc::new(Calls::default());
+        let engine = Wire::new(self.setup.client().await, calls.clone());
+        let locker = Locker::builder().default_ttl(self.setup.ttl()).build(engine).expect("a locker");
+        Client { locker, calls }
+    }
+
+    /// A lock name that no other case uses.
+    pub fn key(&self, about: &str) -> Key {
+        let number = self.names.fetch_add(1, Ordering::Relaxed);
+        Key::new(format!("case:{about}:{}:{number}", std::process::id())).expect("a good name")
+    }
+
+    /// The moment now.
+    pub fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// How long to wait for something that must happen: generous, since machines are slow at times.
+    pub fn patience(&self) -> Duration {
+        self.setup.ttl() * 4 + Duration::from_secs(10)
+    }
+
+    /// Waits until nothing is left, and fails the case if that takes longer than a lease and some patience.
+    pub async fn expect_nothing_left(&self) {
+        let until = self.now().after(self.patience());
+        loop {
+            let left = self.setup.leftovers().await;
+            if left.is_empty() {
+                return;
+            }
+            assert!(self.now() < until, "left behind: {left:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// A client of a set-up.
+pub struct Client {
+    /// Its locker, with the set-up's short lease as default.
+    pub locker: Locker,
+    /// What went over its wire.
+    pub calls: Arc<Calls>,
+}
+
+/// The memory engine.
+pub struct MemorySetup {
+    store: Store,
+}
+
+impl Setup for MemorySetup {
+    type Engine = Memory;
+
+    async fn start() -> Self {
+        MemorySetup { store: Store::new() }
+    }
+
+    async fn client(&self) -> Memory {
+        Memory::on(&self.store)
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        let engine = Memory::on(&self.store);
+        let locks = engine.list("").await.expect("memory lists");
+        locks.into_iter().map(|lock| format!("{lock:?}")).collect()
+    }
+}

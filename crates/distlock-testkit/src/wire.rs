@@ -1,0 +1,120 @@
+//! The wire between a locker and its engine, with a meter and a pair of scissors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use distlock::backend::{Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Wake};
+use distlock::{Error, FencingToken, Key, Result};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// How often an engine was asked.
+#[derive(Debug, Default)]
+pub struct Calls {
+    /// Claims.
+    pub claims: AtomicU64,
+    /// Waits that ended with something to do.
+    pub wakes: AtomicU64,
+    /// Renewal calls, however many leases each carried.
+    pub renewals: AtomicU64,
+    /// Releases and withdrawals.
+    pub releases: AtomicU64,
+    /// Claims that were answered busy.
+    busy: watch::Sender<u64>,
+    cut: AtomicBool,
+}
+
+impl Calls {
+    /// From now on the engine is out of reach for this client, as after a crash or behind a cut cable.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns once `claims` claims were answered busy: those that queue have their place then.
+    pub async fn queued(&self, claims: u64) {
+        self.busy.subscribe().wait_for(|busy| *busy >= claims).await.expect("the meter is alive");
+    }
+
+    /// Everything that went over the wire so far.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        [&self.claims, &self.renewals, &self.releases].iter().map(|calls| calls.load(Ordering::SeqCst)).sum()
+    }
+
+    fn pass(&self, counter: &AtomicU64) -> Result<()> {
+        counter.fetch_add(1, Ordering::SeqCst);
+        if self.cut.load(Ordering::SeqCst) { Err(Error::unavailable("the wire was cut by the test")) } else { Ok(()) }
+    }
+}
+
+/// An engine behind a meter.
+pub struct Wire<B> {
+    engine: B,
+    calls: Arc<Calls>,
+}
+
+impl<B> Wire<B> {
+    /// Puts `calls` between a locker and `engine`.
+    pub fn new(engine: B, calls: Arc<Calls>) -> Self {
+        Wire { engine, calls }
+    }
+}
+
+impl<B: Backend> Backend for Wire<B> {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities()
+    }
+
+    fn attach(&self, losses: Losses, keeper: &Handle) {
+        self.engine.attach(losses, keeper);
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        self.calls.pass(&self.calls.claims)?;
+        let answer = self.engine.claim(claim).await;
+        if matches!(answer, Ok(Claimed::Busy(_))) {
+            self.calls.busy.send_modify(|busy| *busy += 1);
+        }
+        answer
+    }
+
+    async fn wait(&self, claim: &Claim) -> Wake {
+        let wake = self.engine.wait(claim).await;
+        match self.calls.pass(&self.calls.wakes) {
+            Ok(()) => wake,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        match self.calls.pass(&self.calls.renewals) {
+            Ok(()) => self.engine.renew(leases).await,
+            Err(_) => leases.iter().map(|_| Err(Error::unavailable("the wire was cut by the test"))).collect(),
+        }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.calls.pass(&self.calls.releases)?;
+        self.engine.release(claim).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.engine.list(prefix).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.engine.get(key).await
+    }
+
+    async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        self.engine.force_release(key, token, reason).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}

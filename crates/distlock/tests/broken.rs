@@ -1,0 +1,46 @@
+//! The suite can tell: each engine that is wrong on purpose fails the cases named for it.
+
+use std::time::Duration;
+
+use distlock_testkit::broken::{BrokenSetup, Flaw, Flawed};
+use distlock_testkit::conformance::{Outcome, attempt_by_name};
+
+/// Long enough for the sound cases of a slow machine, short enough for those that hang.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn check_noticed<F: Flawed>(cases: &[&str]) {
+    for case in cases {
+        let outcome = attempt_by_name::<BrokenSetup<F>>(case, LIMIT);
+        assert!(matches!(outcome, Outcome::Failed(_)), "{:?} passed {case}: {outcome:?}", F::FLAW);
+    }
+}
+
+macro_rules! flaws {
+    ($($test:ident $flaw:ident: $($case:ident)+;)+) => {$(
+        #[test]
+        fn $test() {
+            struct This;
+            impl Flawed for This {
+                const FLAW: Flaw = Flaw::$flaw;
+            }
+            check_noticed::<This>(&[$(stringify!($case)),+]);
+        }
+    )+};
+}
+
+flaws! {
+    never_releases NeverReleases: try_lock_is_none_when_it_is_taken close_releases_everything;
+    ignores_the_owner IgnoresTheOwner: only_the_owner_releases a_release_repeated_touches_nothing;
+    renews_after_loss RenewsAfterLoss: force_release_tells_the_holder;
+    repeats_tokens RepeatsTokens: tokens_rise the_history_is_clean_under_load;
+    grants_to_everybody GrantsToEverybody: one_holder_at_a_time try_lock_is_none_when_it_is_taken the_history_is_clean_under_load;
+    counts_a_repeat_twice CountsARepeatTwice: a_claim_repeated_is_the_same_grant;
+    starts_the_lease_late StartsTheLeaseLate: a_cut_off_holder_is_told_before_the_next_is_granted without_a_watchdog_the_lease_ends;
+    never_renews NeverRenews: a_hold_outlives_its_lease_by_renewal a_detached_hold_is_unlocked_by_name;
+    forgets_the_queue ForgetsTheQueue: waiters_are_served_in_order inspect_shows_holder_and_waiters;
+    wakes_the_herd WakesTheHerd: one_wake_up_per_release;
+    keeps_dead_waiters KeepsDeadWaiters: a_cancelled_wait_gives_up_its_place;
+    hangs Hangs: tokens_rise;
+    hides_locks HidesLocks: inspect_shows_holder_and_waiters odd_names_are_locks_of_their_own;
+    forces_without_looking ForcesWithoutLooking: force_release_needs_the_right_token;
+}
