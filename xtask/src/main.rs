@@ -1,7 +1,11 @@
-//! The project's own commands: `cargo xtask tidy`.
+//! The project's own commands: `cargo xtask test | tidy`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
+mod cmd;
+mod manifest;
+mod tally;
+mod test;
 mod tidy;
 
 use std::path::PathBuf;
@@ -10,6 +14,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 The project's own commands.
 
+  cargo xtask test [STEP…]         all checks and tests, or only the named steps
   cargo xtask tidy                 layering and habits
   cargo xtask help                 this text
 ";
@@ -23,6 +28,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
+        ["test", steps @ ..] => test::run(steps),
         ["tidy"] => exit_code(tidy::run()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
