@@ -1,8 +1,9 @@
-//! The project's own commands: `cargo xtask test | tidy`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
 mod cmd;
+mod deny;
 mod manifest;
 mod tally;
 mod test;
@@ -11,11 +12,15 @@ mod tidy;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::cmd::Cmd;
+
 const HELP: &str = "\
 The project's own commands.
 
   cargo xtask test [STEP…]         all checks and tests, or only the named steps
   cargo xtask tidy                 layering and habits
+  cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
+  cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
   cargo xtask help                 this text
 ";
 
@@ -30,12 +35,18 @@ fn main() -> ExitCode {
     match args.as_slice() {
         ["test", steps @ ..] => test::run(steps),
         ["tidy"] => exit_code(tidy::run()),
+        ["deny", flags @ ..] => deny::run(flags),
+        ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             ExitCode::SUCCESS
         }
         unknown => usage(&format!("`{}` is not a command", unknown.join(" "))),
     }
+}
+
+fn bench(name: &str, rest: &[&str]) -> Cmd {
+    Cmd::cargo(&["run", "--release", "-q", "-p", "distlock-bench", "--", name]).args(rest)
 }
 
 /// Where the workspace is: as cargo says now, because the binary may have been built for another checkout.
