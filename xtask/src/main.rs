@@ -1,2 +1,66 @@
-//! The project's own commands.
-fn main() {}
+//! The project's own commands: `cargo xtask test | tidy | deny | bench`.
+//!
+//! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
+
+mod cmd;
+mod deny;
+mod manifest;
+mod tally;
+mod test;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cmd::Cmd;
+
+const HELP: &str = "\
+The project's own commands.
+
+  cargo xtask test [STEP…]         all checks and tests, or only the named steps
+  cargo xtask tidy                 layering and habits
+  cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
+  cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
+  cargo xtask help                 this text
+";
+
+fn main() -> ExitCode {
+    // Every command works from the root, so that printed paths and commands can be pasted there.
+    if let Err(error) = std::env::set_current_dir(root()) {
+        eprintln!("cannot enter {}: {error}", root().display());
+        return ExitCode::FAILURE;
+    }
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["test", steps @ ..] => test::run(steps),
+        ["tidy"] => exit_code(tidy::run()),
+        ["deny", flags @ ..] => deny::run(flags),
+        ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
+        [] | ["help" | "-h" | "--help"] => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
+        }
+        unknown => usage(&format!("`{}` is not a command", unknown.join(" "))),
+    }
+}
+
+fn bench(name: &str, rest: &[&str]) -> Cmd {
+    Cmd::cargo(&["run", "--release", "-q", "-p", "distlock-bench", "--", name]).args(rest)
+}
+
+/// Where the workspace is: as cargo says now, because the binary may have been built for another checkout.
+fn root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    here.parent().map(PathBuf::from).unwrap_or(here)
+}
+
+fn exit_code(good: bool) -> ExitCode {
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Says what was wrong with the command line, and what would be right.
+fn usage(problem: &str) -> ExitCode {
+    eprintln!("{problem}\n\n{HELP}");
+    ExitCode::from(2)
+}

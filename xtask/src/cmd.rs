@@ -1,0 +1,221 @@
+//! A command line that can be shown as it would be typed, and run.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How often a command that prints nothing is looked at.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// A program with its arguments and variables.
+#[derive(Debug, Clone)]
+pub(crate) struct Cmd {
+    words: Vec<String>,
+    env: Vec<(String, String)>,
+    hidden_env: Vec<(String, String)>,
+    limit: Option<Duration>,
+}
+
+impl Cmd {
+    /// A program without arguments.
+    pub(crate) fn new(program: &str) -> Self {
+        Cmd { words: vec![program.into()], env: Vec::new(), hidden_env: Vec::new(), limit: None }
+    }
+
+    /// Cargo with these arguments.
+    pub(crate) fn cargo(args: &[&str]) -> Self {
+        Cmd::new("cargo").args(args)
+    }
+
+    /// Adds arguments.
+    pub(crate) fn args(mut self, args: &[&str]) -> Self {
+        self.words.extend(args.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Sets a variable.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets a variable that nobody needs to type to get the same result.
+    pub(crate) fn hidden_env(mut self, name: &str, value: &str) -> Self {
+        self.hidden_env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Ends the command when it takes longer.
+    pub(crate) fn limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Runs it in the open and says whether it went well.
+    pub(crate) fn succeeds(&self) -> bool {
+        match self.command().status() {
+            Ok(status) => status.success(),
+            Err(error) => self.complain(&error),
+        }
+    }
+
+    /// Runs it unseen and says whether it went well; a program that is not there did not.
+    pub(crate) fn succeeds_silently(&self) -> bool {
+        let quiet = self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        quiet.is_ok_and(|status| status.success())
+    }
+
+    /// Shows what it prints while it runs, gives each line to `on_line`, and says whether it went well.
+    pub(crate) fn stream(&self, mut on_line: impl FnMut(&str)) -> bool {
+        let started = io::pipe().and_then(|(reader, writer)| {
+            let mut command = self.command();
+            if io::stdout().is_terminal() {
+                command.env("CARGO_TERM_COLOR", "always");
+            }
+            // One pipe for both keeps the lines in the order in which they were written.
+            let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
+            Ok((child, reader))
+        });
+        match started {
+            Ok((child, reader)) => self.follow(child, reader, |line| {
+                println!("{line}");
+                on_line(&without_colours(line));
+            }),
+            Err(error) => self.complain(&error),
+        }
+    }
+
+    /// What it writes to stdout, or `None` when it did not go well. Its stderr is shown.
+    pub(crate) fn read(&self) -> Option<String> {
+        let started = io::pipe().and_then(|(reader, writer)| Ok((self.command().stdout(writer).spawn()?, reader)));
+        let mut text = String::new();
+        let good = match started {
+            Ok((child, reader)) => self.follow(child, reader, |line| {
+                text.push_str(line);
+                text.push('\n');
+            }),
+            Err(error) => self.complain(&error),
+        };
+        good.then_some(text)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).envs(self.env.iter().chain(&self.hidden_env).map(|(k, v)| (k, v)));
+        command
+    }
+
+    fn follow(&self, mut child: Child, reader: PipeReader, mut on_line: impl FnMut(&str)) -> bool {
+        let start = Instant::now();
+        let lines = lines_of(reader);
+        loop {
+            match lines.recv_timeout(GLANCE) {
+                Ok(line) => on_line(&line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                // A server that a test left behind may keep the pipe open for ever; the end of our own child counts.
+                Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if self.limit.is_some_and(|limit| start.elapsed() > limit) {
+                eprintln!("ended after {} s: {self}", start.elapsed().as_secs());
+                let _ = child.kill();
+                break;
+            }
+        }
+        child.wait().is_ok_and(|status| status.success())
+    }
+
+    fn complain(&self, error: &io::Error) -> bool {
+        eprintln!("cannot run {}: {error}", self.words[0]);
+        false
+    }
+}
+
+impl fmt::Display for Cmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in &self.env {
+            write!(f, "{name}={} ", quoted(value))?;
+        }
+        let words: Vec<String> = self.words.iter().map(|word| quoted(word)).collect();
+        f.write_str(&words.join(" "))
+    }
+}
+
+/// Reads in a thread, because a pipe cannot be read with a time limit.
+fn lines_of(reader: PipeReader) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+            line.clear();
+            if sender.send(text).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// The text without terminal colours: they would hide numbers from a parser.
+fn without_colours(line: &str) -> String {
+    let mut parts = line.split("\u{1b}[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c.is_ascii_alphabetic()).map_or(part.len(), |at| at + 1);
+        plain.push_str(&part[end..]);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_as_it_would_be_typed() {
+        let cmd = Cmd::cargo(&["doc", "-E", "not test(x)"]).env("FLAGS", "-D warnings").hidden_env("SECRET", "1");
+        assert_eq!(cmd.to_string(), "FLAGS='-D warnings' cargo doc -E 'not test(x)'");
+        assert_eq!(Cmd::new("echo").args(&["it's", ""]).to_string(), r"echo 'it'\''s' ''");
+    }
+
+    #[test]
+    fn colours_are_taken_out() {
+        assert_eq!(without_colours("\u{1b}[32;1m12\u{1b}[0m passed"), "12 passed");
+        assert_eq!(without_colours("plain"), "plain");
+    }
+
+    #[test]
+    fn what_a_command_says_and_how_it_ends_are_seen() {
+        let script = |text: &str| Cmd::new("sh").args(&["-c", text]);
+        assert_eq!(script("echo a; echo b").read().as_deref(), Some("a\nb\n"));
+        assert_eq!(script("echo a; exit 3").read(), None);
+        let mut lines = Vec::new();
+        assert!(script("echo out; echo err >&2").stream(|line| lines.push(line.to_owned())));
+        assert_eq!(lines, ["out", "err"]);
+        assert!(!Cmd::new("no-such-program-anywhere").succeeds_silently());
+    }
+
+    #[test]
+    fn a_child_left_behind_does_not_hold_up_the_run() {
+        let start = Instant::now();
+        assert!(Cmd::new("sh").args(&["-c", "sleep 5 2> /dev/null & echo done"]).read().is_some());
+        assert!(start.elapsed() < Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_at_its_limit() {
+        let start = Instant::now();
+        let hangs = Cmd::new("sleep").args(&["20"]).limit(Duration::from_millis(200));
+        assert_eq!(hangs.read(), None);
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}

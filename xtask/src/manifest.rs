@@ -1,0 +1,41 @@
+//! The little that must be known from a Cargo.toml.
+
+/// The keys of `[section]`, in their order.
+pub(crate) fn keys<'a>(text: &'a str, section: &str) -> Vec<&'a str> {
+    entries(text, section).map(|(key, _)| key).collect()
+}
+
+/// The package's name.
+pub(crate) fn package_name(text: &str) -> Option<&str> {
+    entries(text, "package").find(|(key, _)| *key == "name").map(|(_, value)| value.trim_matches('"'))
+}
+
+fn entries<'a>(text: &'a str, section: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let header = format!("[{section}]");
+    let body = text.lines().skip_while(move |line| line.trim() != header).skip(1);
+    // A value that goes on over several lines is indented, or ends with a bracket at the margin: no key begins so.
+    body.take_while(|line| !line.starts_with('['))
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, value)| (key.trim(), value.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "[package]\nname = \"distlock\"\n\n[features]\ndefault = [\"config\"]\n## Why.\nconfig = [\n    \
+                        \"dep:toml\",\n]\ntls = []\n\n[dependencies]\nserde = \"1\"\n";
+
+    #[test]
+    fn features_and_the_name_are_found() {
+        assert_eq!(keys(TEXT, "features"), ["default", "config", "tls"]);
+        assert_eq!(package_name(TEXT), Some("distlock"));
+    }
+
+    #[test]
+    fn a_section_that_is_not_there_has_no_keys() {
+        assert_eq!(keys(TEXT, "lints"), [""; 0]);
+        assert_eq!(package_name("[lints]\n"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask test`: the one command that says whether the project is in order.
+//!
+//! Every step runs, whatever failed before it, so that one run shows all there is to repair.
+
+mod conformance;
+mod counts;
+mod examples;
+mod features;
+mod names;
+mod service_policy;
+mod skips;
+mod suite;
+mod tools;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::cmd::Cmd;
+use crate::tally::Tally;
+use crate::tidy;
+
+/// What became of a step.
+struct Outcome {
+    tally: Tally,
+    /// What to type to see the failures alone.
+    again: Vec<String>,
+}
+
+impl Outcome {
+    /// A step that is one command and counts as one.
+    fn of(cmd: &Cmd) -> Self {
+        Outcome::new(Tally::one(cmd.succeeds()), cmd.to_string())
+    }
+
+    /// A step that `again` repeats.
+    fn new(tally: Tally, again: impl Into<String>) -> Self {
+        Outcome { tally, again: vec![again.into()] }
+    }
+}
+
+/// A named part of the run.
+struct Step {
+    name: &'static str,
+    run: fn() -> Outcome,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "tools", run: tools::run },
+    Step { name: "fmt", run: || Outcome::of(&Cmd::cargo(&["fmt", "--all", "--", "--check"])) },
+    Step { name: "clippy", run: || Outcome::of(&clippy()) },
+    Step { name: "docs", run: || Outcome::of(&docs()) },
+    Step { name: "tidy", run: || Outcome::new(Tally::one(tidy::run()), "cargo xtask tidy") },
+    Step { name: "tests", run: suite::tests },
+    Step { name: "conformance", run: conformance::run },
+    Step { name: "doctests", run: suite::doc_tests },
+    Step { name: "examples", run: examples::run },
+    Step { name: "features", run: features::run },
+];
+
+fn clippy() -> Cmd {
+    Cmd::cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
+}
+
+fn docs() -> Cmd {
+    Cmd::cargo(&["doc", "--workspace", "--no-deps", "--all-features"]).env("RUSTDOCFLAGS", "-D warnings")
+}
+
+/// Runs the named steps, or all of them, and ends with the line that counts.
+pub(crate) fn run(wanted: &[&str]) -> ExitCode {
+    if let Some(unknown) = wanted.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+        let names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        return crate::usage(&format!("`{unknown}` is not a step; the steps are {}", names.join(", ")));
+    }
+    let chosen: Vec<&Step> = STEPS.iter().filter(|step| wanted.is_empty() || wanted.contains(&step.name)).collect();
+    let mut total = Tally::default();
+    let mut failures = Vec::new();
+    for (number, step) in (1..).zip(&chosen) {
+        let outcome = announced(number, chosen.len(), step);
+        total += outcome.tally;
+        if !outcome.tally.is_good() {
+            failures.push((step.name, outcome.again));
+        }
+    }
+    for (name, again) in &failures {
+        println!("{name} failed; to run it alone:");
+        again.iter().for_each(|command| println!("    {command}"));
+    }
+    println!("{total}");
+    crate::exit_code(total.is_good())
+}
+
+fn announced(number: usize, of: usize, step: &Step) -> Outcome {
+    println!("[{number}/{of}] {} …", step.name);
+    // The step's own children write to the same place: what was said before must be there first.
+    let _ = std::io::stdout().flush();
+    let start = Instant::now();
+    let outcome = (step.run)();
+    let verdict = if outcome.tally.is_good() { "ok" } else { "FAILED" };
+    println!("[{number}/{of}] {} {verdict}, {:.1} s", step.name, start.elapsed().as_secs_f64());
+    outcome
+}

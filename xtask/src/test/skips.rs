@@ -1,0 +1,62 @@
+//! The tests that gave up because their engine cannot do what they ask for.
+//!
+//! A test that passes shows no output, so it appends one line `<setup>/<case>: <capability>` to the file that
+//! `DISTLOCK_SKIPS` names.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The variable that names the file.
+pub(super) const VARIABLE: &str = "DISTLOCK_SKIPS";
+
+/// The file that tests tell their skips.
+#[derive(Debug)]
+pub(super) struct Skips(PathBuf);
+
+impl Skips {
+    /// An empty file in `directory`.
+    pub(super) fn begin(directory: &Path) -> std::io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        // Tests run in their package's directory: only an absolute path means the same file there.
+        let file = std::path::absolute(directory.join("skips.txt"))?;
+        fs::write(&file, "")?;
+        Ok(Skips(file))
+    }
+
+    /// Where tests append.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What was skipped, each test once.
+    pub(super) fn read(&self) -> BTreeSet<String> {
+        fs::read_to_string(&self.0).map(|text| parse(&text)).unwrap_or_default()
+    }
+}
+
+fn parse(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("skipped: "));
+    lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_was_tried_twice_is_skipped_once() {
+        let text = "skipped: file/fifo: fair\nfile/fifo: fair\n\nskipped: file/list: inspects\n";
+        assert_eq!(parse(text).into_iter().collect::<Vec<_>>(), ["file/fifo: fair", "file/list: inspects"]);
+    }
+
+    #[test]
+    fn an_earlier_runs_skips_are_forgotten() {
+        let directory = std::env::temp_dir().join(format!("xtask-skips-{}", std::process::id()));
+        let skips = Skips::begin(&directory).unwrap();
+        fs::write(skips.path(), "skipped: a/b: c\n").unwrap();
+        assert_eq!(skips.read().len(), 1);
+        assert_eq!(Skips::begin(&directory).unwrap().read().len(), 0);
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

@@ -1,0 +1,117 @@
+//! The step that installs what the tests need and the machine lacks.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::Outcome;
+use super::service_policy::ServicesStayDown;
+use crate::cmd::Cmd;
+use crate::tally::Tally;
+
+/// A Debian package that tests need.
+struct Tool {
+    package: &'static str,
+    /// The program that proves that it is there.
+    program: &'static str,
+    why: &'static str,
+}
+
+/// Everything that tests need from the machine; one line each.
+const TOOLS: &[Tool] =
+    &[Tool { package: "util-linux", program: "flock", why: "holds file locks from outside, as shell jobs do" }];
+
+/// The parts of a toolchain that a minimal installation of Rust leaves out.
+const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "fmt"), ("clippy", "clippy")];
+
+/// Installs what is missing.
+pub(super) fn run() -> Outcome {
+    let good = [install_packages(), install_components()];
+    Outcome::new(Tally::one(good == [true, true]), "cargo xtask test tools")
+}
+
+/// Whether this process may do anything on this machine.
+pub(super) fn is_root() -> bool {
+    // The directory belongs to the process's effective user; std has no call that tells it.
+    std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+fn install_packages() -> bool {
+    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_installed(tool.program)).collect();
+    if missing.is_empty() {
+        return true;
+    }
+    for Tool { package, program, why } in &missing {
+        println!("`{program}` of the package {package} is missing; it {why}");
+    }
+    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    let (update, install) = apt_get(&packages);
+    let done = is_root() && {
+        let _policy = ServicesStayDown::begin();
+        update.succeeds() && install.succeeds()
+    };
+    let still_missing: Vec<&str> = missing.iter().map(|tool| tool.program).filter(|p| !is_installed(p)).collect();
+    if !done || !still_missing.is_empty() {
+        let cause = if is_root() { "apt-get did not install them" } else { "only root can install them" };
+        eprintln!("missing: {}; {cause}. By hand:", packages.join(", "));
+        eprintln!("    sudo apt-get update && sudo apt-get install {}", packages.join(" "));
+    }
+    still_missing.is_empty()
+}
+
+fn apt_get(packages: &[&str]) -> (Cmd, Cmd) {
+    let apt_get = Cmd::new("apt-get").hidden_env("DEBIAN_FRONTEND", "noninteractive");
+    let install = apt_get.clone().args(&["install", "--yes", "--no-install-recommends"]).args(packages);
+    (apt_get.args(&["update"]), install)
+}
+
+fn install_components() -> bool {
+    let missing = |command: &str| !Cmd::cargo(&[command, "--version"]).succeeds_silently();
+    let mut good = true;
+    for (component, _) in COMPONENTS.iter().filter(|(_, command)| missing(command)) {
+        let add = Cmd::new("rustup").args(&["component", "add", component]);
+        println!("{component} is missing: {add}");
+        if !add.succeeds() {
+            eprintln!("{component} could not be installed. By hand:\n    {add}");
+            good = false;
+        }
+    }
+    good
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Daemons live in sbin, which is not on every user's path.
+    let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
+    std::env::split_paths(&path).chain(sbin).any(|directory| is_executable(&directory.join(program)))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_on_the_path_or_is_not() {
+        assert!(is_installed("sh"));
+        assert!(!is_installed("no-such-program-anywhere"));
+        assert!(!is_executable(Path::new("/")), "a directory is no program");
+    }
+
+    #[test]
+    fn only_what_is_missing_is_installed_and_nobody_is_asked() {
+        let (update, install) = apt_get(&["redis-server", "etcd-server"]);
+        assert_eq!(update.to_string(), "apt-get update");
+        let expected = "apt-get install --yes --no-install-recommends redis-server etcd-server";
+        assert_eq!(install.to_string(), expected);
+    }
+
+    #[test]
+    fn every_tool_says_what_it_is_for() {
+        for tool in TOOLS {
+            assert!(!tool.package.is_empty() && !tool.program.is_empty() && !tool.why.is_empty(), "{}", tool.package);
+        }
+    }
+}
