@@ -7,7 +7,7 @@ use crate::config::Secret;
 use crate::error::Result;
 use crate::url::percent_decode;
 
-/// A server's name or address, and its port.
+/// A server's name or address, and its port. Names are in lower case and addresses in one form, so equal hosts compare equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// A name, an IPv4 address, or an IPv6 address without its brackets.
@@ -22,10 +22,14 @@ impl Host {
         let (name, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (address, port) = rest.split_once(']').ok_or("an IPv6 address without its closing bracket")?;
-                address.parse::<Ipv6Addr>().map_err(|_| "what stands in brackets is not an IPv6 address")?;
-                (address, port)
+                let address: Ipv6Addr =
+                    address.parse().map_err(|_| "what stands in brackets is not an IPv6 address")?;
+                (address.to_string(), port)
             }
-            None => text.split_at(text.find(':').unwrap_or(text.len())),
+            None => {
+                let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+                (name.to_ascii_lowercase(), port)
+            }
         };
         let port = match port.strip_prefix(':') {
             None if port.is_empty() => default_port,
@@ -39,7 +43,7 @@ impl Host {
         if !text.starts_with('[') && !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
             return Err("the host has a character other than letters, digits, '-', '.' and '_'".into());
         }
-        Ok(Host { name: name.to_ascii_lowercase(), port })
+        Ok(Host { name, port })
     }
 }
 
@@ -117,7 +121,7 @@ mod tests {
             ("DB.example:1", "db.example:1"),
             ("10.0.0.1:65535", "10.0.0.1:65535"),
             ("[::1]", "[::1]:6379"),
-            ("[2001:db8::2]:7000", "[2001:db8::2]:7000"),
+            ("[2001:DB8:0::2]:7000", "[2001:db8::2]:7000"),
             ("my_db-1", "my_db-1:6379"),
         ];
         for (text, printed) in cases {

@@ -159,6 +159,7 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redlock://a,b,c,d", "4 nodes; an even one"),
         ("redlock://a,b,c,d,e,f,g,h,i,j,k", "11 nodes; each one costs"),
         ("redlock://a,b,A:6379", "host 3 is host 1 again"),
+        ("redlock://a,[::1],[0::1]:6379", "host 3 is host 2 again"),
         ("etcd://h1/a?prefix=b", "the prefix is given twice"),
         ("etcd://h1/%7Ba%7D", "the path is to be a prefix: a control character or a brace at byte 0"),
         ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl"),
