@@ -7,7 +7,8 @@ use crate::config::Secret;
 use crate::error::Result;
 use crate::url::percent_decode;
 
-/// A server's name or address, and its port. Names are in lower case and addresses in one form, so equal hosts compare equal.
+/// A server's name or address, and its port. Names are in lower case and IPv6 addresses in one form, so that the same
+/// host is equal however it is spelt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// A name, an IPv4 address, or an IPv6 address without its brackets.
