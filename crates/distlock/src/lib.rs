@@ -2,6 +2,8 @@
 
 pub mod backend;
 mod clock;
+mod config;
+mod connect;
 mod error;
 mod event;
 mod family;
@@ -15,9 +17,11 @@ mod options;
 mod owner;
 mod request;
 mod token;
+mod url;
 mod wait;
 
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
+pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};
 pub use guard::{HoldState, LockGuard};

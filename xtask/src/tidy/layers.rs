@@ -10,7 +10,7 @@ const LIBRARY: &str = "crates/distlock/src/";
 const LEAVES: &[&str] = &["key", "token", "owner", "options", "error", "event", "clock"];
 
 /// They know the contract and the leaves, and serve the public types, of which they know nothing.
-const MIDDLE: &[&str] = &["keeper", "holds", "wait"];
+const MIDDLE: &[&str] = &["family", "keeper", "holds", "wait"];
 
 /// The modules of `backend/`, each with the other engines that it may use.
 const ENGINES: &[(&str, &[&str])] =

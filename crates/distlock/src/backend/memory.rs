@@ -30,7 +30,7 @@ use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
 use crate::backend::{Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Scope, Wake};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
@@ -95,7 +95,7 @@ impl Store {
         self.locks(|locks, now| locks.is_empty(now))
     }
 
-    fn locks<T>(&self, action: impl FnOnce(&mut Locks, crate::Moment) -> T) -> T {
+    fn locks<T>(&self, action: impl FnOnce(&mut Locks, Moment) -> T) -> T {
         let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
         action(&mut locks, self.0.clock.now())
     }
@@ -138,7 +138,7 @@ impl Memory {
     async fn request<T>(
         &self,
         operation: Operation,
-        apply: impl FnOnce(&mut Locks, crate::Moment) -> Result<T>,
+        apply: impl FnOnce(&mut Locks, Moment) -> Result<T>,
     ) -> Result<T> {
         self.store.0.script.play(operation, &self.store.0.clock, || self.store.locks(apply)).await
     }

@@ -1,0 +1,329 @@
+//! What a user says about the engine and the defaults, from wherever it is read.
+
+mod driver;
+pub(crate) mod duration;
+mod secret;
+mod settings;
+mod value;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
+
+pub use driver::Driver;
+pub use duration::DEFAULT_DIAL_TIMEOUT;
+pub(crate) use secret::is_plain_name;
+pub use secret::{Secret, redact};
+pub(crate) use settings::Settings;
+pub(crate) use settings::check_prefix;
+use value::Value;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::url;
+
+/// The configuration of a locker: which engine, how to reach it, and the defaults of its locks.
+///
+/// # Default
+/// Every field is absent; an engine must be named, everything else has a default. Nothing is guessed: an empty text is
+/// a wrong value, never an absent one.
+///
+/// # Sources
+/// Text ([`from_toml`](Config::from_toml)), the environment ([`from_env`](Config::from_env)), one URL
+/// ([`from_url`](Config::from_url)), any format of serde that describes itself, or the fields one by one. Sources are
+/// put on top of one another with [`or`](Config::or). A length of time is text with a unit (`"10s"`, `"250ms"`,
+/// `"1m 30s"`) or a number of seconds (`10`, `0.25`).
+///
+/// # Secrets
+/// Passwords are in no `Debug` output and in no error, wherever they were written, also in the wrong place.
+///
+/// ```
+/// use distlock::Config;
+///
+/// let mut config = Config::from_url("redlock://a,b,c?ttl=30s")?;
+/// config.prefix = Some("jobs:".into());
+/// config.check()?;
+/// # Ok::<(), distlock::Error>(())
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The engine. Needed with `endpoints`; with `url` it must agree with the scheme.
+    pub driver: Option<Driver>,
+    /// Where the locks live, in one line: `redis://user:password@host:6379/0?prefix=jobs:&ttl=30s`.
+    pub url: Option<String>,
+    /// The servers, instead of `url`: `host`, `host:port` or `user:password@host:port`. A scheme before it
+    /// (`redis rediss http https etcd etcds`) says whether to use TLS; without one the TLS files say it. In the
+    /// environment there are commas between them.
+    pub endpoints: Vec<String>,
+    /// Stands before each lock's name in the engine; default: nothing. At most 256 bytes without control characters
+    /// and braces.
+    pub prefix: Option<String>,
+    /// The lease of a lock whose request does not say. Absent or 0: 10 s; otherwise 100 ms to 24 h.
+    pub default_ttl: Option<Duration>,
+    /// The time between attempts where nothing better is known. Absent or 0: 100 ms; otherwise 1 ms to 1 h.
+    pub retry_interval: Option<Duration>,
+    /// How many requests in a row may fail before a wait gives up on the engine. Absent: 8; 0: the first failure ends it.
+    pub max_retries: Option<u32>,
+    /// How long to try to reach a server. Absent: 5 s; otherwise 1 ms to 10 min.
+    pub dial_timeout: Option<Duration>,
+    /// The user, for servers whose place in the URL names none.
+    pub username: Option<String>,
+    /// The password, for servers whose place in the URL has none.
+    pub password: Option<Secret>,
+    /// A file with the password, instead of `password`. One line end at its end does not count.
+    pub password_file: Option<PathBuf>,
+    /// A PEM file with the certificates to trust, instead of the system's.
+    pub tls_ca: Option<PathBuf>,
+    /// A PEM file with our own certificate; needs `tls_key`.
+    pub tls_cert: Option<PathBuf>,
+    /// A PEM file with the key of our own certificate; needs `tls_cert`.
+    pub tls_key: Option<PathBuf>,
+}
+
+/// The fields' names in text. In the environment: upper case, behind `DISTLOCK_`.
+const FIELDS: [&str; 14] = [
+    "driver",
+    "url",
+    "endpoints",
+    "prefix",
+    "default_ttl",
+    "retry_interval",
+    "max_retries",
+    "dial_timeout",
+    "username",
+    "password",
+    "password_file",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+];
+
+impl Config {
+    /// An engine by its URL, with everything else absent.
+    ///
+    /// # Errors
+    /// Kind `Config`, saying which part of the URL is wrong, and never repeating it.
+    pub fn from_url(url: &str) -> Result<Config> {
+        let mut config = Config::default();
+        config.set("url", Value::Text(url.into())).map_err(|fault| refuse("url", fault))?;
+        Ok(config)
+    }
+
+    /// Reads TOML: the fields of this type by their names, and nothing else.
+    ///
+    /// # Errors
+    /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
+    #[cfg(feature = "config")]
+    pub fn from_toml(text: &str) -> Result<Config> {
+        toml::from_str(text).map_err(|error| {
+            // Not its `Display`, and not as the source: they print the line, and the line may have a password.
+            let problem = error.message();
+            match error.span().and_then(|span| text.get(..span.start)) {
+                Some(before) => {
+                    let line = before.matches('\n').count() + 1;
+                    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+                    Error::new(ErrorKind::Config, format!("line {line}, column {column}: {problem}"))
+                }
+                None => Error::new(ErrorKind::Config, problem.to_owned()),
+            }
+        })
+    }
+
+    /// Reads `DISTLOCK_URL`, `DISTLOCK_DEFAULT_TTL` and so on: each field's name in upper case behind `DISTLOCK_`.
+    ///
+    /// Other variables of that kind are left alone: `distlock run` sets some for its child.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the variable.
+    pub fn from_env() -> Result<Config> {
+        Config::from_vars(|name| std::env::var_os(name))
+    }
+
+    /// Like [`from_env`](Config::from_env), with the variables from anywhere.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the variable.
+    pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
+        let mut config = Config::default();
+        for field in FIELDS {
+            let variable = format!("DISTLOCK_{}", field.to_ascii_uppercase());
+            if let Some(value) = lookup(&variable) {
+                config.set(field, Value::Text(value)).map_err(|fault| refuse(&variable, fault))?;
+            }
+        }
+        Ok(config)
+    }
+
+    /// This configuration, and where it says nothing, `lower`: `flags.or(env).or(file)`.
+    ///
+    /// What belongs together stays together. A `url` hides the lower `driver`, `url` and `endpoints`, and what it says
+    /// about prefix and TTL counts like fields beside it; `endpoints` hide the lower `url` and `endpoints`; `password`
+    /// and `password_file` hide both, and so do `tls_cert` and `tls_key`. A 0 is something said: it means the default.
+    #[must_use]
+    pub fn or(mut self, mut lower: Config) -> Config {
+        // A URL that does not parse is refused by whoever uses it.
+        if let Some(Ok(said)) = self.url.as_deref().map(url::parse) {
+            self.prefix = self.prefix.or(said.prefix);
+            self.default_ttl = self.default_ttl.or(said.ttl);
+        }
+        if self.url.is_some() {
+            (lower.driver, lower.url, lower.endpoints) = (None, None, Vec::new());
+        }
+        if !self.endpoints.is_empty() {
+            (lower.url, lower.endpoints) = (None, Vec::new());
+        }
+        if self.password.is_some() || self.password_file.is_some() {
+            (lower.password, lower.password_file) = (None, None);
+        }
+        if self.tls_cert.is_some() || self.tls_key.is_some() {
+            (lower.tls_cert, lower.tls_key) = (None, None);
+        }
+        Config {
+            driver: self.driver.or(lower.driver),
+            url: self.url.or(lower.url),
+            endpoints: if self.endpoints.is_empty() { lower.endpoints } else { self.endpoints },
+            prefix: self.prefix.or(lower.prefix),
+            default_ttl: self.default_ttl.or(lower.default_ttl),
+            retry_interval: self.retry_interval.or(lower.retry_interval),
+            max_retries: self.max_retries.or(lower.max_retries),
+            dial_timeout: self.dial_timeout.or(lower.dial_timeout),
+            username: self.username.or(lower.username),
+            password: self.password.or(lower.password),
+            password_file: self.password_file.or(lower.password_file),
+            tls_ca: self.tls_ca.or(lower.tls_ca),
+            tls_cert: self.tls_cert.or(lower.tls_cert),
+            tls_key: self.tls_key.or(lower.tls_key),
+        }
+    }
+
+    /// Checks everything that can be checked without reaching a server. Reads `password_file`, if there is one.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the field and what is accepted.
+    pub fn check(&self) -> Result<()> {
+        self.validate().map(drop)
+    }
+
+    /// Sets a field as a source gives it, and checks what can be checked there: only here it is known which line or
+    /// variable is to blame. The fault never repeats the value.
+    fn set(&mut self, field: &str, value: Value) -> Result<(), String> {
+        let length = |bounds: duration::Bounds, value: Value| match value {
+            Value::Number(seconds) => bounds.seconds(seconds).map(Some),
+            value => bounds.parse(&value.text().unwrap_or_default()).map(Some),
+        };
+        if let Value::Absent = value {
+            return if FIELDS.contains(&field) { Ok(()) } else { Err(unknown_field()) };
+        }
+        match field {
+            "driver" => self.driver = Some(Driver::parse(&value.text()?)?),
+            "url" => {
+                let url = value.text()?;
+                url::parse(&url)?;
+                self.url = Some(url);
+            }
+            "endpoints" => self.endpoints = value.list()?,
+            "prefix" => {
+                let prefix = value.text()?;
+                check_prefix(&prefix)?;
+                self.prefix = Some(prefix);
+            }
+            "default_ttl" => self.default_ttl = length(duration::TTL, value)?,
+            "retry_interval" => self.retry_interval = length(duration::RETRY_INTERVAL, value)?,
+            "max_retries" => self.max_retries = Some(value.count()?),
+            "dial_timeout" => self.dial_timeout = length(duration::DIAL_TIMEOUT, value)?,
+            "username" => self.username = Some(value.text()?),
+            "password" => self.password = Some(value.text()?.into()),
+            "password_file" => self.password_file = Some(value.os_text()?.into()),
+            "tls_ca" => self.tls_ca = Some(value.os_text()?.into()),
+            "tls_cert" => self.tls_cert = Some(value.os_text()?.into()),
+            "tls_key" => self.tls_key = Some(value.os_text()?.into()),
+            _ => return Err(unknown_field()),
+        }
+        Ok(())
+    }
+}
+
+fn unknown_field() -> String {
+    format!("no such field; known are {}", FIELDS.join(", "))
+}
+
+fn refuse(field: &str, fault: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Config, format!("{field}: {fault}"))
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What is no path may be the password itself.
+        let password_file =
+            self.password_file.as_deref().map(|file| if file.is_absolute() { file } else { "***".as_ref() });
+        let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| secret::redact_endpoint(endpoint)).collect();
+        f.debug_struct("Config")
+            .field("driver", &self.driver)
+            .field("url", &self.url.as_deref().map(redact))
+            .field("endpoints", &endpoints)
+            .field("prefix", &self.prefix)
+            .field("default_ttl", &self.default_ttl)
+            .field("retry_interval", &self.retry_interval)
+            .field("max_retries", &self.max_retries)
+            .field("dial_timeout", &self.dial_timeout)
+            .field("username", &self.username)
+            .field("password", &self.password)
+            .field("password_file", &password_file)
+            .field("tls_ca", &self.tls_ca)
+            .field("tls_cert", &self.tls_cert)
+            .field("tls_key", &self.tls_key)
+            .finish()
+    }
+}
+
+// By hand, since the errors of the derived one repeat values.
+impl<'de> Deserialize<'de> for Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+struct Fields;
+
+impl<'de> Visitor<'de> for Fields {
+    type Value = Config;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the fields of a configuration")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Config, A::Error> {
+        let mut config = Config::default();
+        let mut seen = Vec::new();
+        while let Some(name) = entries.next_key::<Value>()? {
+            let name = name.text().unwrap_or_default();
+            entries.next_value_seed(Field { config: &mut config, name: &name, repeated: seen.contains(&name) })?;
+            seen.push(name);
+        }
+        Ok(config)
+    }
+}
+
+/// One field; its value is judged while the format's reader still knows where it stands.
+struct Field<'a> {
+    config: &'a mut Config,
+    name: &'a str,
+    repeated: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let done = if self.repeated { Err("given twice".into()) } else { self.config.set(self.name, value) };
+        let name = if is_plain_name(self.name) { self.name } else { "a field" };
+        done.map_err(|fault| D::Error::custom(format_args!("{name}: {fault}")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

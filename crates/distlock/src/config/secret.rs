@@ -1,0 +1,164 @@
+//! What must not be printed, and how to print what it stands in.
+
+use std::fmt;
+
+use crate::url::{self, Host};
+
+/// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
+///
+/// ```
+/// use distlock::Secret;
+///
+/// let password = Secret::from("open sesame");
+/// assert_eq!(format!("{password:?}"), "***");
+/// assert_eq!(password.expose(), "open sesame");
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself, for whoever sends it to the server. Never log it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Secret(text)
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Secret(text.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A URL as it may be printed, with its credentials as `***`.
+///
+/// It also takes what is no URL of ours, or no URL at all, and then rather hides too much: all that stands before the
+/// last `@`, since a password may have any character in it; the path and the values of options; and everything, when
+/// what should be hosts does not look like hosts. A user name and a password of digits without a host
+/// (`redis://user:1234`) cannot be told from a host and its port.
+///
+/// ```
+/// assert_eq!(distlock::redact("redis://app:secret@db:6379/2?ttl=30s"), "redis://***@db:6379/2?ttl=30s");
+/// ```
+#[must_use]
+pub fn redact(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) if url::parse(url).is_ok() => {
+            format!("{scheme}://{}", rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
+        }
+        Some((scheme, rest)) if is_plain_name(scheme) => format!("{scheme}://{}", redact_rest(rest)),
+        _ if url.contains('@') => redact_rest(url),
+        _ => "***".into(),
+    }
+}
+
+/// An item of `endpoints`, which needs no scheme, as it may be printed.
+pub(crate) fn redact_endpoint(endpoint: &str) -> String {
+    if endpoint.contains("://") { redact(endpoint) } else { redact_rest(endpoint) }
+}
+
+/// Whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
+}
+
+/// What stands behind the scheme of a URL that was not understood.
+fn redact_rest(rest: &str) -> String {
+    match rest.rsplit_once('@') {
+        Some((_, tail)) => format!("***@{}", redact_tail(tail)),
+        None => redact_tail(rest),
+    }
+}
+
+fn redact_tail(tail: &str) -> String {
+    let (hosts, more) = tail.split_at(tail.find(['/', '?', '#']).unwrap_or(tail.len()));
+    let plain = hosts.is_empty() || hosts.split(',').all(|host| Host::parse(host, 1).is_ok());
+    let (path, query) = more.split_once('?').map_or((more, None), |(path, query)| (path, Some(query)));
+    let path = match path {
+        "" | "/" => path,
+        _ if path.starts_with('#') => "#***",
+        _ => "/***",
+    };
+    match query {
+        _ if !plain => "***".into(),
+        None => format!("{hosts}{path}"),
+        Some(query) => format!("{hosts}{path}?{}", query.split('&').map(redact_option).collect::<Vec<_>>().join("&")),
+    }
+}
+
+fn redact_option(option: &str) -> String {
+    match option.split_once('=') {
+        Some((name, _)) if is_plain_name(name) => format!("{name}=***"),
+        _ => "***".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_replaced_and_the_rest_stays_readable() {
+        let cases = [
+            ("redis://db:6379/2?ttl=30s", "redis://db:6379/2?ttl=30s"),
+            ("redis://:pw@db", "redis://***@db"),
+            ("rediss://app:pw@[::1]:7000/0", "rediss://***@[::1]:7000/0"),
+            ("redlock://a:x@h1,b:y@h2,c:z@h3", "redlock://***@h3"),
+            ("etcd://h1,h2:2379/locks/", "etcd://h1,h2:2379/locks/"),
+            ("redis+unix:///run/redis.sock?db=1", "redis+unix:///run/redis.sock?db=1"),
+            ("file:///var/lock", "file:///var/lock"),
+            ("file:///a@b", "file://***@b"),
+            ("mem://", "mem://"),
+        ];
+        for (url, printed) in cases {
+            assert_eq!(redact(url), printed);
+        }
+    }
+
+    #[test]
+    fn what_is_no_proper_url_loses_too_much_rather_than_too_little() {
+        let cases = [
+            ("", "***"),
+            ("hunter2", "***"),
+            ("user:hunter2@db", "***@db"),
+            ("//user:hunter2@db", "***@db"),
+            ("redis:/user:hunter2@db", "***@db"),
+            ("redis://user:hunter2", "redis://***"),
+            ("redis://user:hunter/2s", "redis://***"),
+            ("redis://user:hun/ter?2@db", "redis://***@db"),
+            ("redis://user:hun#ter@2@:bad", "redis://***@***"),
+            ("redis://db?password=hunter2&db=1", "redis://db?password=***&db=***"),
+            ("redis://db?hunter2", "redis://db?***"),
+            ("redis://db?prefix=a;password=hunter2", "redis://db?prefix=***"),
+            ("redis://db#hunter2", "redis://db#***"),
+            ("hunter2://db", "***"),
+            ("redis://db/a\nb", "redis://db/***"),
+            ("redis://db/hunter2", "redis://db/***"),
+            ("redis://db?ttl=hunter2", "redis://db?ttl=***"),
+            ("http://db:80/?x", "http://db:80/?***"),
+        ];
+        for (url, printed) in cases {
+            assert_eq!(redact(url), printed, "{url:?}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_needs_no_scheme_to_be_printed() {
+        assert_eq!(redact_endpoint("db:6379"), "db:6379");
+        assert_eq!(redact_endpoint("app:pw@db:6379"), "***@db:6379");
+        assert_eq!(redact_endpoint("https://app:pw@db:2379"), "https://***@db:2379");
+        assert_eq!(redact_endpoint("app:pw"), "***");
+    }
+}
