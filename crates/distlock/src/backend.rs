@@ -223,6 +223,15 @@ pub trait Backend: Send + Sync + 'static {
         let _ = (losses, keeper);
     }
 
+    /// Returns once the engine can be used.
+    ///
+    /// # Behaviour
+    /// Called when a locker is made from a URL or a configuration, so that a server that is not there is an error then
+    /// and not at the first lock. Bounded by the engine's dial timeout: kind `Unavailable`, `Auth` or `Config`.
+    fn ready(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// Asks for the lock.
     ///
     /// # Behaviour
@@ -300,6 +309,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
     fn attach(&self, losses: Losses, keeper: &Handle);
+    fn ready(&self) -> BoxFuture<'_, Result<()>>;
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
@@ -319,6 +329,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn attach(&self, losses: Losses, keeper: &Handle) {
         Backend::attach(self, losses, keeper);
+    }
+    fn ready(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(Backend::ready(self))
     }
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>> {
         Box::pin(Backend::claim(self, claim))

@@ -24,16 +24,17 @@ impl Locker {
     /// As [`connect`](Locker::connect), naming the field that is not acceptable.
     pub async fn from_config(config: &Config) -> Result<Locker> {
         let settings = config.validate()?;
-        let backend = open(&settings).await?;
-        Locker::builder()
+        let locker = Locker::builder()
             .default_ttl(settings.default_ttl)
             .retry_interval(settings.retry_interval)
             .max_retries(settings.max_retries)
-            .build_boxed(backend)
+            .build_boxed(open(&settings)?)?;
+        locker.ready().await?;
+        Ok(locker)
     }
 }
 
-async fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
+fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
     match &settings.target {
         Target::Memory { name } => {
             refuse_prefix(settings)?;

@@ -21,7 +21,6 @@ pub(crate) struct Hold {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) acquired: Moment,
-    /// Read by hand instead of from the claim: `extend` changes it.
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
     watchdog: bool,
@@ -32,8 +31,11 @@ pub(crate) struct Hold {
 }
 
 struct State {
+    /// What renewals ask for.
     ttl: Duration,
-    start: Moment,
+    /// The last answered request's start and the length that the engine gave it, which may be another: a lock that was
+    /// handed over begins with a short lease.
+    term: Term,
     /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
     deadline: Moment,
     at_risk: bool,
@@ -41,14 +43,12 @@ struct State {
 
 impl Hold {
     pub(crate) fn new(claim: Claim, grant: Grant, options: &Options, drift: f64, now: Moment) -> Self {
-        let (start, ttl, deadline) = match grant.term {
-            Some(Term { start, ttl }) => (start, ttl, deadline(start, ttl, drift)),
-            None => (now, claim.ttl, Moment::NEVER),
-        };
+        let deadline = grant.term.map_or(Moment::NEVER, |term| deadline(term.start, term.ttl, drift));
+        let term = grant.term.unwrap_or(Term { start: now, ttl: claim.ttl });
         Hold {
             token: grant.token,
             acquired: now,
-            state: Mutex::new(State { ttl: claim.ttl.max(ttl), start, deadline, at_risk: false }),
+            state: Mutex::new(State { ttl: claim.ttl, term, deadline, at_risk: false }),
             lost: SetOnce::new(),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
@@ -112,11 +112,13 @@ impl Hold {
         }
         let margin = state.deadline.since(now);
         match term {
-            Some(Term { start, ttl }) => {
-                state.start = state.start.max(start);
-                state.deadline = state.deadline.max(deadline(start, ttl, self.drift));
+            Some(term) => {
+                state.deadline = state.deadline.max(deadline(term.start, term.ttl, self.drift));
+                if term.start > state.term.start {
+                    state.term = term;
+                }
             }
-            None => state.start = now,
+            None => state.term.start = now,
         }
         state.at_risk = false;
         Some(margin)
@@ -141,7 +143,7 @@ impl Hold {
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
         let early = 1.0 - 0.1 * self.claim.attempt.fraction();
-        state.start.after(state.ttl.mul_f64(self.renew_at * early)).min(end)
+        state.term.start.after(state.term.ttl.mul_f64(self.renew_at * early)).min(end)
     }
 
     fn end_of(&self, state: &State) -> Moment {

@@ -86,6 +86,11 @@ impl Locker {
         self.family.backend.capabilities()
     }
 
+    /// Returns once the engine can be used.
+    pub(crate) async fn ready(&self) -> Result<()> {
+        self.family.backend.ready().await
+    }
+
     /// The owner that this handle is.
     #[must_use]
     pub fn owner(&self) -> &OwnerId {
