@@ -123,7 +123,11 @@ impl Reporter {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
         if let Some(observer) = &self.observer {
-            observer.on_event(&event);
+            // The keeper calls observers too: one that panics must not cost everybody their locks.
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.on_event(&event)));
+            if told.is_err() {
+                tracing::error!(target: "distlock", "an observer panicked");
+            }
         }
     }
 }
