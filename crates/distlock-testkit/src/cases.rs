@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
-use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Record};
+use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Process, Record};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -36,7 +36,7 @@ async fn expect_granted<S: Setup>(world: &World<S>, task: tokio::task::JoinHandl
 }
 
 fn claim_of<S: Setup>(world: &World<S>, key: &Key, queue: bool) -> Claim {
-    let record = Record::new(OwnerId::random(), None, world.clock.wall());
+    let record = Record::new(OwnerId::random(), Process::current(), None, world.clock.wall());
     Claim::new(key.clone(), world.setup.ttl(), queue, Arc::new(record))
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn acquire(
     if let Some(hold) = enter_again(family, &key, &owner, options)? {
         return Ok(Some(hold));
     }
-    let record = Arc::new(Record::new(owner, options.label.clone(), family.clock.wall()));
+    let record = Arc::new(Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall()));
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
     let claim = Claim::new(key, options.ttl, queue, record);
     Acquire::new(family, claim, options).run().await
