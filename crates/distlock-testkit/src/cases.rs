@@ -241,7 +241,7 @@ pub async fn only_the_owner_releases<S: Setup>(world: &World<S>) {
     let guard = holder.locker.lock(&key).await.expect("granted");
     let error = other.locker.unlock(&key).await.expect_err("it does not have the lock");
     assert_eq!(error.kind(), ErrorKind::NotHeld);
-    let engine = world.setup.client().await;
+    let engine = world.engine().await;
     let stranger = claim_of(world, &key, false);
     assert_eq!(engine.release(&stranger).await.expect("the engine answers"), Release::NotOurs);
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "a stranger released it");
@@ -271,7 +271,7 @@ pub async fn a_detached_hold_is_unlocked_by_name<S: Setup>(world: &World<S>) {
 
 /// The same claim twice is one grant with one token: a lost reply costs nothing.
 pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
-    let (engine, key) = (world.setup.client().await, world.key("repeat"));
+    let (engine, key) = (world.engine().await, world.key("repeat"));
     let claim = claim_of(world, &key, true);
     let first = expect_grant(&engine, &claim).await;
     let second = expect_grant(&engine, &claim).await;
@@ -282,7 +282,7 @@ pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
 
 /// A release that arrives twice never ends the next holder's lock.
 pub async fn a_release_repeated_touches_nothing<S: Setup>(world: &World<S>) {
-    let (engine, key) = (world.setup.client().await, world.key("twice"));
+    let (engine, key) = (world.engine().await, world.key("twice"));
     let claim = claim_of(world, &key, true);
     expect_grant(&engine, &claim).await;
     assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
@@ -202,6 +202,27 @@ impl Losses {
     }
 }
 
+/// What an engine gets from the locker family that it serves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Attachment {
+    /// Takes losses that the engine learns of by itself.
+    pub losses: Losses,
+    /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
+    pub runtime: Handle,
+    /// The family's clock, which [`Term::start`] is read from.
+    pub clock: Clock,
+}
+
+impl Attachment {
+    /// For an engine that is used without a locker, as in its own tests: nobody hears of pushed losses.
+    #[must_use]
+    pub fn standalone(runtime: &Handle) -> Self {
+        let (losses, _) = Losses::channel();
+        Attachment { losses, runtime: runtime.clone(), clock: Clock::system() }
+    }
+}
+
 /// An engine.
 ///
 /// An `Err` of kind `Unknown` means that the request may have been carried out; any other kind that it was not. The two
@@ -217,10 +238,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Joins the engine to a locker family.
     ///
     /// # Behaviour
-    /// Called once, before any other call, from any thread. `losses` takes pushed losses; `keeper` is the runtime on
-    /// which an engine runs what must go on while the application blocks its own.
-    fn attach(&self, losses: Losses, keeper: &Handle) {
-        let _ = (losses, keeper);
+    /// Called once, before any other call, from any thread.
+    fn attach(&self, attachment: Attachment) {
+        drop(attachment);
     }
 
     /// Returns once the engine can be used.
@@ -308,7 +328,7 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait DynBackend: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
-    fn attach(&self, losses: Losses, keeper: &Handle);
+    fn attach(&self, attachment: Attachment);
     fn ready(&self) -> BoxFuture<'_, Result<()>>;
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
@@ -327,8 +347,8 @@ impl<B: Backend> DynBackend for B {
     fn capabilities(&self) -> Capabilities {
         Backend::capabilities(self)
     }
-    fn attach(&self, losses: Losses, keeper: &Handle) {
-        Backend::attach(self, losses, keeper);
+    fn attach(&self, attachment: Attachment) {
+        Backend::attach(self, attachment);
     }
     fn ready(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(Backend::ready(self))

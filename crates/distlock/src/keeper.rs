@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 
-use crate::backend::{Lease, Losses, Release, Renewal};
+use crate::backend::{Attachment, Lease, Losses, Release, Renewal};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, LossReason};
@@ -38,7 +38,7 @@ pub(crate) fn start(core: Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (losses, pushed) = Losses::channel();
-    core.backend.attach(losses, runtime.handle());
+    core.backend.attach(Attachment { losses, runtime: runtime.handle().clone(), clock: core.clock.clone() });
     let keeper = Keeper::new(core);
     let thread = std::thread::Builder::new().name("distlock-keeper".into());
     thread.spawn(move || keeper.run_on(&runtime, pushed)).map_err(failed)?;
