@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::{Backend, Busy, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Scope, Wake};
+use super::{
+    Backend, Busy, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Scope, Wake,
+};
 use crate::clock::Clock;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::owner::Holder;
 use crate::token::{AttemptId, FencingToken};
 use fault::fault;
 use hold::{Hold, Taking};
@@ -147,27 +150,29 @@ impl Backend for FileBackend {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        self.0.attempt(claim).map_err(|error| error.with_key(&claim.key))
+        match self.0.attempt(claim).map_err(|error| error.with_key(&claim.key))? {
+            Outcome::Granted(grant) => Ok(Claimed::Granted(grant)),
+            Outcome::Busy(poll_after) => Ok(Claimed::Busy(Busy { holder: self.0.probable_holder(claim), poll_after })),
+        }
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
-        let Some(waiter) = self.0.queue.waiter(claim.attempt) else { return pending().await };
         let mut pauses = [].iter();
         loop {
             // What changed before this call is seen here; what changes later is a notification.
             match self.0.attempt(claim) {
-                Ok(Claimed::Granted(grant)) => return Wake::Granted(grant),
-                Ok(Claimed::Busy(_)) => {}
+                Ok(Outcome::Granted(grant)) => return Wake::Granted(grant),
+                Ok(Outcome::Busy(_)) => {}
                 // The next claim meets the error again and reports it.
                 Err(_) => return Wake::Retry,
             }
-            match pauses.next() {
-                Some(pause) => tokio::time::sleep(*pause).await,
-                None => {
-                    waiter.hint().await;
-                    pauses = AFTER_A_HINT.iter();
-                }
+            if let Some(pause) = pauses.next() {
+                tokio::time::sleep(*pause).await;
+                continue;
             }
+            let Some(waiter) = self.0.queue.waiter(claim.attempt) else { return pending().await };
+            waiter.hint().await;
+            pauses = AFTER_A_HINT.iter();
         }
     }
 
@@ -203,9 +208,18 @@ impl Backend for FileBackend {
 
     async fn close(&self) -> Result<()> {
         self.0.queue.close();
-        self.0.holds().drain().for_each(|(_, hold)| drop(hold.end()));
+        for (_, hold) in self.0.holds().drain() {
+            hold.end();
+        }
         Ok(())
     }
+}
+
+/// What became of one attempt.
+enum Outcome {
+    Granted(Grant),
+    /// When to look again at the latest.
+    Busy(Option<Duration>),
 }
 
 struct Engine {
@@ -224,7 +238,7 @@ impl Engine {
         Inspector::new(&self.places, &self.clock)
     }
 
-    fn attempt(&self, claim: &Claim) -> Result<Claimed> {
+    fn attempt(&self, claim: &Claim) -> Result<Outcome> {
         if let Some(granted) = self.granted_before(claim.attempt)? {
             return Ok(granted);
         }
@@ -238,11 +252,11 @@ impl Engine {
         Err(Error::unavailable(format!("{} keeps changing", place.lock.display())))
     }
 
-    fn granted_before(&self, attempt: AttemptId) -> Result<Option<Claimed>> {
+    fn granted_before(&self, attempt: AttemptId) -> Result<Option<Outcome>> {
         let mut holds = self.holds();
         match holds.get(&attempt) {
             None => Ok(None),
-            Some(hold) if hold.is_intact()? => Ok(Some(Claimed::Granted(hold.grant()))),
+            Some(hold) if hold.is_intact()? => Ok(Some(Outcome::Granted(hold.grant()))),
             Some(_) => {
                 holds.remove(&attempt);
                 Ok(None)
@@ -251,7 +265,7 @@ impl Engine {
     }
 
     /// One try; `None` when something changed meanwhile and it is worth another.
-    fn step(&self, claim: &Claim, place: &Place, line: &Line) -> Result<Option<Claimed>> {
+    fn step(&self, claim: &Claim, place: &Place, line: &Line) -> Result<Option<Outcome>> {
         let waiter = self.queue.waiter(claim.attempt);
         match (line.standing(waiter.as_ref().map(|waiter| waiter.name()))?, waiter) {
             (Standing::Gone, _) => {
@@ -266,14 +280,14 @@ impl Engine {
                 // Without the right to queue we are as flock(1) is.
                 self.try_to_take(claim, place, line, None)
             }
-            (Standing::Behind(..), None) => Ok(Some(self.busy(place, None))),
+            (Standing::Behind(..), None) => Ok(Some(Outcome::Busy(None))),
             (Standing::Behind(before, ahead), Some(waiter)) => {
                 if self.queue.follow(&waiter, line, before, ahead) {
                     // It may have gone before we listened.
                     return Ok(None);
                 }
                 let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
-                Ok(Some(self.busy(place, Some(poll))))
+                Ok(Some(Outcome::Busy(Some(poll))))
             }
         }
     }
@@ -284,8 +298,8 @@ impl Engine {
         place: &Place,
         line: &Line,
         waiter: Option<&Waiter>,
-    ) -> Result<Option<Claimed>> {
-        let kept = waiter.and_then(Waiter::kept_file);
+    ) -> Result<Option<Outcome>> {
+        let kept = waiter.and_then(|waiter| waiter.file().take());
         let file = match kept {
             Some(file) if place.has(&file)? => file,
             _ => place.open()?,
@@ -298,23 +312,30 @@ impl Engine {
                 let grant = hold.grant();
                 self.holds().insert(claim.attempt, hold);
                 self.queue.leave(claim.attempt);
-                Ok(Some(Claimed::Granted(grant)))
+                Ok(Some(Outcome::Granted(grant)))
             }
             Taking::Moved => Ok(None),
             Taking::Busy(file) => match waiter {
                 Some(waiter) => {
-                    waiter.keep_file(file);
+                    *waiter.file() = Some(file);
                     let poll = if waiter.is_told() { FIRST_POLL } else { UNTOLD_FIRST_POLL };
-                    Ok(Some(self.busy(place, Some(poll))))
+                    Ok(Some(Outcome::Busy(Some(poll))))
                 }
-                None if !claim.queue => Ok(Some(self.busy(place, None))),
+                None if !claim.queue => Ok(Some(Outcome::Busy(None))),
                 None if self.queue.enter(claim, line, Some(file))? => Ok(None),
-                None => Ok(Some(self.busy(place, Some(UNTOLD_FIRST_POLL)))),
+                None => Ok(Some(Outcome::Busy(Some(UNTOLD_FIRST_POLL)))),
             },
         }
     }
 
-    fn busy(&self, place: &Place, poll_after: Option<Duration>) -> Claimed {
-        Claimed::Busy(Busy { holder: self.inspector().probable_holder(place), poll_after })
+    fn probable_holder(&self, claim: &Claim) -> Option<Holder> {
+        let place = self.places.find(&claim.key).ok()?;
+        // The first in the queue has the file open already; to open and close it again would be a hint to itself.
+        let waiter = self.queue.waiter(claim.attempt);
+        let kept = waiter.as_ref().map(|waiter| waiter.file());
+        match kept.as_ref().and_then(|kept| kept.as_ref()) {
+            Some(file) => self.inspector().probable_holder(&place, file),
+            None => self.inspector().probable_holder(&place, &place.look().ok()??),
+        }
     }
 }

@@ -33,7 +33,7 @@ impl<'a> Inspector<'a> {
     }
 
     pub(super) fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.info(key, &KernelLocks::read()?)
+        Ok(self.infos(vec![key.clone()])?.pop())
     }
 
     /// The locks in the directory; one that is a path of its own is not listed.
@@ -42,8 +42,7 @@ impl<'a> Inspector<'a> {
         collect(self.places.dir(), Path::new(""), &mut keys)?;
         keys.retain(|key| key.as_str().starts_with(prefix));
         keys.sort_unstable();
-        let locks = KernelLocks::read()?;
-        keys.iter().filter_map(|key| self.info(key, &locks).transpose()).collect()
+        self.infos(keys)
     }
 
     pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {
@@ -68,9 +67,8 @@ impl<'a> Inspector<'a> {
     }
 
     /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives.
-    pub(super) fn probable_holder(&self, place: &Place) -> Option<Holder> {
-        let file = place.look().ok()??;
-        let entry = entry(place, &file).ok()?;
+    pub(super) fn probable_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
+        let entry = entry(place, file).ok()?;
         if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
             return Some(self.holder(entry));
         }
@@ -78,12 +76,26 @@ impl<'a> Inspector<'a> {
         self.who(entry.as_ref(), &pids)
     }
 
-    fn info(&self, key: &Key, locks: &KernelLocks) -> Result<Option<LockInfo>> {
-        let place = self.places.find(key)?;
-        let holder = self.holder_now(&place, locks)?;
-        let waiters = Line::at(&place.line).waiters()?;
-        let known = holder.is_some() || !waiters.is_empty();
-        Ok(known.then(|| LockInfo::new(key.clone(), holder, waiters)))
+    /// Those of the locks that somebody holds or waits for.
+    fn infos(&self, keys: Vec<Key>) -> Result<Vec<LockInfo>> {
+        let mut queues = Vec::new();
+        for key in keys {
+            let place = self.places.find(&key)?;
+            let waiters = Line::at(&place.line).waiters()?;
+            queues.push((key, place, waiters));
+        }
+        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
+        let locks = KernelLocks::read()?;
+        let mut infos = Vec::new();
+        for (key, place, mut waiters) in queues {
+            let holder = self.holder_now(&place, &locks)?;
+            let holds = holder.as_ref().and_then(|holder| holder.record.as_ref());
+            waiters.retain(|waiter| Some(waiter) != holds);
+            if holder.is_some() || !waiters.is_empty() {
+                infos.push(LockInfo::new(key, holder, waiters));
+            }
+        }
+        Ok(infos)
     }
 
     fn holder_now(&self, place: &Place, locks: &KernelLocks) -> Result<Option<Holder>> {
@@ -96,16 +108,17 @@ impl<'a> Inspector<'a> {
         if pids.is_empty() && (entry.is_none() || file.probe().map_err(broken)?) {
             return Ok(None);
         }
+        if entry.as_ref().is_some_and(|entry| !can_be(entry, &pids)) {
+            // A stale entry of one who crashed, or the lock changed hands between the two looks.
+            let pids = KernelLocks::read()?.pids(file.id());
+            return Ok(self.who(entry.as_ref(), &pids));
+        }
         Ok(self.who(entry.as_ref(), &pids))
     }
 
     /// The entry's author, if the lock can be its; otherwise somebody of whom we know nothing.
     fn who(&self, entry: Option<&Entry>, pids: &[u32]) -> Option<Holder> {
-        let theirs = |entry: &&Entry| {
-            let process = &entry.record.process;
-            pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
-        };
-        let author = entry.filter(theirs).map(|entry| self.holder(entry));
+        let author = entry.filter(|entry| can_be(entry, pids)).map(|entry| self.holder(entry));
         author.or_else(|| (!pids.is_empty()).then(|| Holder::new(None, None)))
     }
 
@@ -115,6 +128,12 @@ impl<'a> Inspector<'a> {
         let token = FencingToken::new(entry.token);
         Holder::new(Some(Arc::new(entry.record.clone())), Some(token)).with_held_for(held)
     }
+}
+
+/// Whether the entry's author can be the one who has the lock, when the kernel names these processes.
+fn can_be(entry: &Entry, pids: &[u32]) -> bool {
+    let process = &entry.record.process;
+    pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
 }
 
 /// Whether one of our own clients has the lock's own file open for writing.

@@ -169,12 +169,9 @@ impl Waiter {
         locked(&self.ear).as_ref().is_some_and(Ear::hears)
     }
 
-    pub(super) fn kept_file(&self) -> Option<LockFile> {
-        locked(&self.file).take()
-    }
-
-    pub(super) fn keep_file(&self, file: LockFile) {
-        *locked(&self.file) = Some(file);
+    /// The lock's file, which the first in the queue keeps open.
+    pub(super) fn file(&self) -> MutexGuard<'_, Option<LockFile>> {
+        locked(&self.file)
     }
 
     /// True when it did not listen to this before, or cannot.

@@ -122,6 +122,10 @@ impl AsRawFd for Source {
 }
 
 async fn pump(hub: Arc<Hub>) {
+    #[allow(
+        deprecated,
+        reason = "what replaces it is unsafe; the source owns its descriptor, which is all that asks for"
+    )]
     let Ok(source) = AsyncFd::with_interest(Source(hub), Interest::READABLE) else { return };
     // Any failure ends it; the waiters poll then.
     while let Ok(mut ready) = source.readable().await {
