@@ -3,7 +3,7 @@
 //! ```text
 //!   0  header      64 bytes, always the same
 //!  64  counter     two slots of 64 bytes, written in turn, each with its checksum
-//! 192  entry       checksum, length and JSON; only while the lock is held
+//! 192  entry       checksum, length and JSON while the lock is held, `free` before the rest when it was released
 //! ```
 //! Only the holder of the lock writes; anybody may read at any time. A write that was cut short leaves a wrong checksum:
 //! the older slot counts, and the holder is unknown.
@@ -20,6 +20,8 @@ use crate::token::{AttemptId, FencingToken};
 const HEADER: &[u8; SLOT] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
 const SLOT: usize = 64;
 const ENTRY: usize = 3 * SLOT;
+/// Checksum and length.
+const ENTRY_HEAD: usize = 23;
 /// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
 const LONGEST_ENTRY: usize = 8 * 1024;
 
@@ -93,14 +95,15 @@ impl<'a> Ledger<'a> {
     pub(super) fn enter(self, entry: &Entry) -> io::Result<()> {
         let json = serde_json::to_string(entry)?;
         let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
-        self.0.write_all_at(line.as_bytes(), ENTRY as u64)?;
-        self.0.set_len((ENTRY + line.len()) as u64)
+        // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
+        // all the rest.
+        self.0.write_all_at(line.as_bytes(), ENTRY as u64)
     }
 
     /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
     pub(super) fn strike(self, attempt: AttemptId) -> io::Result<()> {
         if self.entry()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
-            self.0.set_len(ENTRY as u64)?;
+            self.0.write_all_at(format!("{:ENTRY_HEAD$}", "free").as_bytes(), ENTRY as u64)?;
         }
         Ok(())
     }
@@ -146,7 +149,7 @@ fn parse_slot(bytes: &[u8]) -> Option<u64> {
 }
 
 fn parse_entry(bytes: &[u8]) -> Option<Entry> {
-    let (head, rest) = (std::str::from_utf8(bytes.get(..23)?).ok()?, bytes.get(23..)?);
+    let (head, rest) = (std::str::from_utf8(bytes.get(..ENTRY_HEAD)?).ok()?, bytes.get(ENTRY_HEAD..)?);
     let [sum, length, ""] = head.split(' ').collect::<Vec<_>>()[..] else { return None };
     let json = rest.get(..length.parse().ok()?)?;
     if u64::from_str_radix(sum, 16).ok()? != checksum(json) {
