@@ -150,6 +150,9 @@ impl Backend for FileBackend {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        if let Some(waiter) = self.0.queue.waiter(claim.attempt) {
+            waiter.beat(self.0.clock.now());
+        }
         match self.0.attempt(claim).map_err(|error| error.with_key(&claim.key))? {
             Outcome::Granted(grant) => Ok(Claimed::Granted(grant)),
             Outcome::Busy(poll_after) => Ok(Claimed::Busy(Busy { holder: self.0.probable_holder(claim), poll_after })),
@@ -267,7 +270,11 @@ impl Engine {
     /// One try; `None` when something changed meanwhile and it is worth another.
     fn step(&self, claim: &Claim, place: &Place, line: &Line) -> Result<Option<Outcome>> {
         let waiter = self.queue.waiter(claim.attempt);
-        match (line.standing(waiter.as_ref().map(|waiter| waiter.name()))?, waiter) {
+        let stuck = |before| {
+            let mine = waiter.as_ref();
+            mine.is_some_and(|mine| mine.finds_stuck(before, line.beat(before), self.clock.now()))
+        };
+        match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), stuck)?, waiter) {
             (Standing::Gone, _) => {
                 self.queue.leave(claim.attempt);
                 Ok(None)

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+
 use super::fault::fault;
 use super::lock_file::{Links, LockFile};
 use crate::clock::Moment;
@@ -46,8 +48,9 @@ impl Line {
         Line { dir: dir.to_owned() }
     }
 
-    /// Where the claim with the ticket `mine` stands, or one that has none yet. Removes what the dead left on the way.
-    pub(super) fn standing(&self, mine: Option<TicketName>) -> Result<Standing> {
+    /// Where the claim with the ticket `mine` stands, or one that has none yet. Removes what the dead left on the way,
+    /// and passes over whoever lives but is `stuck`.
+    pub(super) fn standing(&self, mine: Option<TicketName>, stuck: impl Fn(TicketName) -> bool) -> Result<Standing> {
         let listed = self.listed()?;
         if mine.is_some_and(|mine| listed.tickets.binary_search(&mine).is_err()) {
             return Ok(Standing::Gone);
@@ -56,10 +59,11 @@ impl Line {
         let before: Vec<TicketName> = before.copied().collect();
         let mut living = Living::new(self, mine);
         for (place, ticket) in before.iter().enumerate().rev() {
-            if living.has(ticket.session) {
+            if !living.has(ticket.session) {
+                self.discard(&ticket.to_string());
+            } else if !stuck(*ticket) {
                 return Ok(Standing::Behind(*ticket, place + 1));
             }
-            self.discard(&ticket.to_string());
         }
         for session in listed.sessions.into_iter().filter(|session| !living.has(*session)) {
             self.discard(&session_name(session));
@@ -86,6 +90,13 @@ impl Line {
 
     pub(super) fn ticket_path(&self, ticket: TicketName) -> PathBuf {
         self.dir.join(ticket.to_string())
+    }
+
+    /// When the waiter last showed that it goes on, by its own clock; `None` when it has left.
+    pub(super) fn beat(&self, ticket: TicketName) -> Option<Moment> {
+        let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
+        let seconds = u64::try_from(stat.st_mtime).ok()?;
+        Some(Moment::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(stat.st_mtime_nsec)?))
     }
 
     pub(super) fn session_path(&self, session: AttemptId) -> PathBuf {
@@ -158,7 +169,7 @@ impl<'a> Living<'a> {
 }
 
 /// The name of a waiter's file: sorted, the names are the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct TicketName {
     number: u64,
     attempt: AttemptId,
@@ -268,6 +279,17 @@ impl Ticket {
         self.name
     }
 
+    /// Shows that the waiter goes on: that its process lives does not say so.
+    pub(super) fn beat(&self, now: Moment) {
+        let (seconds, nanos) = (now.as_nanos() / 1_000_000_000, now.as_nanos() % 1_000_000_000);
+        // Both fit: the first is less than 2^35.
+        let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
+        let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
+        let path = self.session.line.ticket_path(self.name);
+        // One who cannot may be passed over, no more.
+        let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+    }
+
     /// Gives the place up now, though somebody may still look at the ticket.
     pub(super) fn give_up(&self) {
         self.session.line.discard(&self.name.to_string());
@@ -310,13 +332,13 @@ mod tests {
         let (line, session) = line(&scratch);
         let other = Arc::new(Session::open(&line).unwrap());
         let (a, b, c) = (ticket(&session, "a"), ticket(&other, "b"), ticket(&session, "c"));
-        assert_eq!(line.standing(Some(a.name())).unwrap(), Standing::First);
-        assert_eq!(line.standing(Some(c.name())).unwrap(), Standing::Behind(b.name(), 2));
-        assert_eq!(line.standing(None).unwrap(), Standing::Behind(c.name(), 3));
+        assert_eq!(line.standing(Some(a.name()), |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(b.name(), 2));
+        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::Behind(c.name(), 3));
         let owners: Vec<_> = line.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
         assert_eq!(owners, ["a", "b", "c"]);
         drop((b, other));
-        assert_eq!(line.standing(Some(c.name())).unwrap(), Standing::Behind(a.name(), 1));
+        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(a.name(), 1));
         drop((a, c, session));
         assert!(!line.dir.exists());
     }
@@ -330,7 +352,7 @@ mod tests {
         session.file.unlock();
         std::mem::forget(dead);
         assert_eq!(line.waiters().unwrap().len(), 1);
-        assert_eq!(line.standing(Some(mine.name())).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::First);
         drop(mine);
         assert!(!line.dir.exists());
     }
@@ -341,7 +363,7 @@ mod tests {
         let (line, session) = line(&scratch);
         session.file.unlock();
         std::mem::forget(ticket(&session, "dead"));
-        assert_eq!(line.standing(None).unwrap(), Standing::First);
+        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::First);
         assert!(!line.dir.exists());
     }
 
@@ -351,7 +373,7 @@ mod tests {
         let (line, session) = line(&scratch);
         let mine = ticket(&session, "mine");
         std::fs::remove_dir_all(&line.dir).unwrap();
-        assert_eq!(line.standing(Some(mine.name())).unwrap(), Standing::Gone);
+        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::Gone);
         assert!(!session.is_intact());
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use rustix::fs::inotify::WatchFlags;
 use tokio::runtime::Handle;
@@ -15,12 +16,16 @@ use super::line::{Line, Session, Ticket, TicketName};
 use super::lock_file::{FileId, LockFile};
 use super::place::Place;
 use super::watcher::{Subscription, Watcher};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::error::Result;
 use crate::token::AttemptId;
 
 /// From this place on a process that has no inotify instance yet polls: a user has only 128 of them, for everything.
 const LAST_TOLD: usize = 64;
+
+/// A waiter that did not claim again for so long is suspended or hangs, and is passed over until it does. It would have
+/// polled five times.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// The waiters of this process.
 pub(super) struct Queue {
@@ -60,7 +65,13 @@ impl Queue {
             }
         };
         let ticket = Ticket::take(session, claim.attempt, self.clock.now(), &claim.record)?;
-        let waiter = Waiter { ticket, hint: Arc::default(), ear: Mutex::default(), file: Mutex::new(file) };
+        let waiter = Waiter {
+            ticket,
+            hint: Arc::default(),
+            ear: Mutex::default(),
+            file: Mutex::new(file),
+            seen: Mutex::default(),
+        };
         locked(&self.waiters).insert(claim.attempt, Arc::new(waiter));
         Ok(true)
     }
@@ -138,6 +149,8 @@ pub(super) struct Waiter {
     ear: Mutex<Option<Ear>>,
     /// The lock's file, once this waiter is the first: trying again must not close it.
     file: Mutex<Option<LockFile>>,
+    /// The last beat of those before it, and when that was first seen.
+    seen: Mutex<HashMap<TicketName, (Moment, Moment)>>,
 }
 
 /// What a waiter listens to.
@@ -157,6 +170,22 @@ enum Target {
 impl Waiter {
     pub(super) fn name(&self) -> TicketName {
         self.ticket.name()
+    }
+
+    /// Shows to those behind that it goes on.
+    pub(super) fn beat(&self, now: Moment) {
+        self.ticket.beat(now);
+    }
+
+    /// Whether one before it, whose last beat is `beat`, has shown nothing for too long, by our own clock alone.
+    pub(super) fn finds_stuck(&self, before: TicketName, beat: Option<Moment>, now: Moment) -> bool {
+        let Some(beat) = beat else { return false };
+        let mut seen = locked(&self.seen);
+        let (last, since) = seen.entry(before).or_insert((beat, now));
+        if *last != beat {
+            (*last, *since) = (beat, now);
+        }
+        now.since(*since) >= STUCK
     }
 
     /// Returns when something happened to what the waiter listens to, also if it happened before this call.

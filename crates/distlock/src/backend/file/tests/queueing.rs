@@ -93,6 +93,34 @@ async fn nobody_barges_past_a_waiter_though_the_lock_is_free() {
 }
 
 #[tokio::test]
+async fn a_waiter_that_hangs_is_passed_over_until_it_goes_on() {
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let (clock, hand) = Clock::manual();
+    let other = FileBackend::host(scratch.path()).with_clock(clock);
+    let key = Key::new("a").unwrap();
+    let (holder, hangs, next) = (claim(&key, "holder"), claim(&key, "hangs"), claim(&key, "next"));
+    granted(engine.claim(&holder).await);
+    busy(engine.claim(&hangs).await);
+    busy(other.claim(&next).await);
+    hand.advance(Duration::from_millis(4_900));
+    busy(other.claim(&next).await);
+    // It goes on, so the count begins again.
+    busy(engine.claim(&hangs).await);
+    hand.advance(Duration::from_millis(4_900));
+    busy(other.claim(&next).await);
+    engine.release(&holder).await.unwrap();
+    hand.advance(Duration::from_millis(4_900));
+    busy(other.claim(&next).await);
+    hand.advance(Duration::from_millis(200));
+    granted(other.claim(&next).await);
+    busy(engine.claim(&hangs).await);
+    other.release(&next).await.unwrap();
+    granted(engine.claim(&hangs).await);
+    assert_eq!(scratch.names(), ["a.lock"]);
+}
+
+#[tokio::test]
 async fn a_change_between_the_claim_and_the_wait_is_not_missed() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
