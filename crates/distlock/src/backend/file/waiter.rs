@@ -24,8 +24,8 @@ use crate::token::AttemptId;
 const LAST_TOLD: usize = 64;
 
 /// A waiter that did not claim again for so long is suspended or hangs, and is passed over until it does. It would have
-/// polled five times.
-const STUCK: Duration = Duration::from_secs(5);
+/// polled ten times.
+const STUCK: Duration = Duration::from_secs(10);
 
 /// The waiters of this process.
 pub(super) struct Queue {
