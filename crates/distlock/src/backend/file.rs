@@ -198,11 +198,12 @@ impl Backend for FileBackend {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        self.0.inspector().list(prefix)
+        self.0.settled(|inspector| inspector.list(prefix)).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.0.inspector().get(key).map_err(|error| error.with_key(key))
+        let found = self.0.settled(|inspector| Ok(inspector.get(key)?.into_iter().collect())).await;
+        found.map(|mut found| found.pop()).map_err(|error| error.with_key(key))
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
@@ -239,6 +240,16 @@ impl Engine {
 
     fn inspector(&self) -> Inspector<'_> {
         Inspector::new(&self.places, &self.clock)
+    }
+
+    /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.
+    async fn settled(&self, look: impl Fn(Inspector<'_>) -> Result<Vec<LockInfo>>) -> Result<Vec<LockInfo>> {
+        let found = look(self.inspector())?;
+        if found.iter().all(|info| info.holder.as_ref().is_none_or(|holder| holder.record.is_some())) {
+            return Ok(found);
+        }
+        tokio::time::sleep(AFTER_A_HINT[0]).await;
+        look(self.inspector())
     }
 
     fn attempt(&self, claim: &Claim) -> Result<Outcome> {

@@ -154,3 +154,46 @@ fn warn_of_nfs(file: &LockFile, place: &Place) {
         tracing::warn!(target: "distlock", %path, "a lock file on NFS: a lock may be lost without notice when its server restarts");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::super::place::Places;
+    use super::super::tests::Scratch;
+    use super::*;
+    use crate::owner::{OwnerId, Record};
+
+    fn take(place: &Place, file: LockFile) -> Taking {
+        let clock = Clock::system();
+        let record = Record::new(OwnerId::random(), None, clock.wall());
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(1), false, Arc::new(record));
+        Hold::take(&claim, place, file, &clock).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_went_away_between_open_and_lock_is_no_lock() {
+        let scratch = Scratch::new();
+        let place = Places::new(scratch.path().to_owned(), false).find(&Key::new("a").unwrap()).unwrap();
+        let (early, held) = (place.open().unwrap(), place.open().unwrap());
+        fs::remove_file(&place.lock).unwrap();
+        assert!(matches!(take(&place, early), Taking::Moved), "removed");
+        let Taking::Taken(hold) = take(&place, place.open().unwrap()) else { panic!("the new file is free") };
+        assert!(matches!(take(&place, held), Taking::Moved), "replaced");
+        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(_)));
+        assert_eq!(hold.end(), Release::Released);
+    }
+
+    #[test]
+    fn a_busy_file_that_was_replaced_is_not_waited_for() {
+        let scratch = Scratch::new();
+        let place = Places::new(scratch.path().to_owned(), false).find(&Key::new("a").unwrap()).unwrap();
+        let Taking::Taken(hold) = take(&place, place.open().unwrap()) else { panic!("it is free") };
+        let late = place.open().unwrap();
+        fs::remove_file(&place.lock).unwrap();
+        assert!(matches!(take(&place, late), Taking::Moved));
+        assert_eq!(hold.end(), Release::NotOurs);
+    }
+}
