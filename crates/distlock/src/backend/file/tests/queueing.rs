@@ -121,6 +121,29 @@ async fn a_waiter_that_hangs_is_passed_over_until_it_goes_on() {
 }
 
 #[tokio::test]
+async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone() {
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let key = Key::new("a").unwrap();
+    let holder = claim(&key, "holder");
+    granted(engine.claim(&holder).await);
+    let claims: [Claim; 4] = std::array::from_fn(|number| claim(&key, &format!("waiter {number}")));
+    for claim in &claims {
+        busy(engine.claim(claim).await);
+    }
+    let waiters = claims.each_ref().map(|claim| engine.0.queue.waiter(claim.attempt).unwrap());
+    let hinted = async |number: usize| timeout(Duration::from_millis(30), waiters[number].hint()).await.is_ok();
+    engine.release(&holder).await.unwrap();
+    timeout(AT_LAST, waiters[0].hint()).await.expect("a hint to the first");
+    for number in 0..4 {
+        assert!(!hinted(number).await, "waiter {number}");
+    }
+    granted(engine.claim(&claims[0]).await);
+    timeout(AT_LAST, waiters[1].hint()).await.expect("a hint to the next");
+    assert!(!hinted(2).await && !hinted(3).await);
+}
+
+#[tokio::test]
 async fn a_change_between_the_claim_and_the_wait_is_not_missed() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
