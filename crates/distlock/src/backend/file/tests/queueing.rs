@@ -143,6 +143,21 @@ async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone(
     assert!(!hinted(2).await && !hinted(3).await);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_hints_a_waiter_gets_it_by_polling() {
+    let scratch = Scratch::new();
+    // Never attached, so there is no runtime to listen on; as when a limit leaves no inotify.
+    let engine = FileBackend::host(scratch.path());
+    let key = Key::new("a").unwrap();
+    let (holder, first, second) = (claim(&key, "holder"), claim(&key, "first"), claim(&key, "second"));
+    granted(engine.claim(&holder).await);
+    assert_eq!(busy(engine.claim(&first).await).poll_after, Some(UNTOLD_FIRST_POLL));
+    assert_eq!(busy(engine.claim(&second).await).poll_after, Some(UNTOLD_OTHERS_POLL));
+    let waiting = acquire_in_background(&engine, &first).await;
+    engine.release(&holder).await.unwrap();
+    waiting.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_change_between_the_claim_and_the_wait_is_not_missed() {
     let scratch = Scratch::new();
