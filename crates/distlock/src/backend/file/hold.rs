@@ -61,7 +61,7 @@ impl Hold {
         let ledger = Ledger::of(side.as_ref().unwrap_or(&file).contents());
         let now = clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // The clock as floor lets tokens rise also when the file was removed, and the counter with it.
-        let floor = u64::try_from(now.as_micros()).unwrap_or(0);
+        let floor = u64::try_from(now.as_micros()).unwrap_or(0).max(elsewhere(place, &file, side.is_some())?);
         let token = ledger.advance(floor).map_err(|error| fault("write the counter of", &place.lock, error))?;
         let granted_ms = u64::try_from(now.as_millis()).unwrap_or(0);
         if let Err(error) = ledger.enter(&Entry::new(claim.attempt, token, granted_ms, &claim.record)) {
@@ -145,6 +145,20 @@ fn side(place: &Place, file: &LockFile) -> Result<Side> {
         };
     }
     Err(Error::unavailable(format!("{} keeps changing", path.display())))
+}
+
+/// The least token that the other counter allows: whether the file or the one beside it has the counter depends on the
+/// file's contents and on who asks, and both change.
+fn elsewhere(place: &Place, file: &LockFile, beside: bool) -> Result<u64> {
+    let last = if beside {
+        Ledger::of(file.contents()).counter().map_err(|error| fault("read", &place.lock, error))?
+    } else {
+        let Some(path) = &place.side else { return Ok(0) };
+        let side = LockFile::look(path, Links::Refuse);
+        let counter = side.and_then(|side| side.map_or(Ok(0), |side| Ledger::of(side.contents()).counter()));
+        counter.map_err(|error| fault("read", path, error))?
+    };
+    Ok(last.saturating_add(1))
 }
 
 fn warn_of_nfs(file: &LockFile, place: &Place) {

@@ -82,13 +82,21 @@ impl<'a> Ledger<'a> {
             return Ok(FencingToken::new(floor.max(1)));
         }
         let slots = self.slots()?;
-        let last = slots.iter().flatten().copied().max().unwrap_or(0);
+        let last = slots.into_iter().flatten().max().unwrap_or(0);
         let exhausted = || io::Error::other("the fencing counter is exhausted");
         let next = last.checked_add(1).ok_or_else(exhausted)?.max(floor);
         // A slot that cannot be read is the one to lose; `None` is less than any value.
         let turn = if slots[0] <= slots[1] { 1 } else { 2 };
         self.0.write_all_at(&slot(next), (turn * SLOT) as u64)?;
         Ok(FencingToken::new(next))
+    }
+
+    /// The last token that was given out, as far as this file knows.
+    pub(super) fn counter(self) -> io::Result<u64> {
+        if self.content()? != Content::Ours {
+            return Ok(0);
+        }
+        Ok(self.slots()?.into_iter().flatten().max().unwrap_or(0))
     }
 
     /// Writes down who holds the lock.

@@ -237,6 +237,32 @@ async fn foreign_contents_stay_as_they_are() {
 }
 
 #[tokio::test]
+async fn tokens_rise_when_the_counter_moves_into_the_file_or_out_of_it() {
+    // Ahead of the clock, so that only the counters can tell.
+    const AHEAD: u64 = 1 << 62;
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let ledger_at = |name| {
+        let file = fs::File::options().read(true).write(true).create_new(true).open(scratch.file(name)).unwrap();
+        ledger::Ledger::of(&file).advance(AHEAD).unwrap();
+    };
+    ledger_at("emptied.distlock");
+    fs::write(scratch.file("emptied"), "").unwrap();
+    let token = granted(engine.claim(&claim(&scratch.key("emptied"), "us")).await).token;
+    assert!(token.get() > AHEAD, "{token}");
+
+    // One who may only read the file has its counter beside it.
+    ledger_at("both");
+    let key = scratch.key("both");
+    let place = engine.0.places.find(&key).unwrap();
+    let file = place.look().unwrap().unwrap();
+    let taken = Hold::take(&claim(&key, "us"), &place, file, &Clock::system()).unwrap();
+    let Taking::Taken(hold) = taken else { panic!("{taken:?}") };
+    assert!(hold.grant().token.get() > AHEAD);
+    assert!(scratch.file("both.distlock").exists());
+}
+
+#[tokio::test]
 async fn contents_that_appear_while_the_lock_is_held_are_not_touched() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
