@@ -22,6 +22,8 @@ use crate::key::Key;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
+pub mod file;
+
 /// One attempt to take a lock.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

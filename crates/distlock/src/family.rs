@@ -67,8 +67,9 @@ impl Family {
     }
 
     fn shut(&self) {
-        self.holds.close(self.clock.now());
+        // First stop the waits, then withdraw them.
         let _ = self.closing.set(());
+        self.holds.close(self.clock.now());
     }
 }
 
@@ -100,10 +101,20 @@ impl Core {
 
     /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
     pub(crate) fn leave_in_background(&self, hold: &Arc<Hold>) {
-        if self.check_process().is_ok()
-            && let Left::Last(hold) = self.holds.leave(hold.claim.attempt)
-        {
-            self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: Some(hold) });
+        if self.check_process().is_err() {
+            return;
+        }
+        match self.holds.leave(hold.claim.attempt) {
+            Left::Inside => {}
+            Left::Last(hold) => self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: Some(hold) }),
+            Left::Gone => self.release_lost(hold),
+        }
+    }
+
+    /// The holder of a lost hold has stopped: what the engine may still keep of it can go before the lease ends.
+    pub(crate) fn release_lost(&self, hold: &Hold) {
+        if !hold.is_gone() {
+            self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: None });
         }
     }
 

@@ -181,7 +181,10 @@ impl LockGuard {
         match self.family.holds.leave(hold.claim.attempt) {
             Left::Inside => Ok(()),
             Left::Last(hold) => release_last(&self.family, hold).await,
-            Left::Gone => Err(loss_of(&hold)),
+            Left::Gone => {
+                self.family.release_lost(&hold);
+                Err(loss_of(&hold))
+            }
         }
     }
 

@@ -81,6 +81,16 @@ impl Hold {
         Lease::new(Claim { ttl, ..self.claim.clone() }, self.token)
     }
 
+    /// Whether the engine ends the hold by itself.
+    pub(crate) fn has_lease(&self) -> bool {
+        self.state().deadline != Moment::NEVER
+    }
+
+    /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken | LossReason::Closed))
+    }
+
     /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
     pub(crate) fn is_lost(&self, now: Moment) -> bool {
         self.settle(&self.state(), now)
@@ -187,6 +197,8 @@ struct Table {
     entries: HashMap<AttemptId, Entry>,
     owned: HashMap<(OwnerId, Key), AttemptId>,
     agenda: BTreeSet<(Moment, AttemptId)>,
+    /// Attempts that stand in the engine's queue.
+    waiting: HashMap<AttemptId, Claim>,
     chores: Vec<Chore>,
     /// When the keeper looks next by itself; `None` while it is at work.
     planned: Option<Moment>,
@@ -284,6 +296,15 @@ impl Holds {
         }
     }
 
+    /// An attempt has a place in the engine's queue: closing must withdraw it even if its future is never polled again.
+    pub(crate) fn begin_wait(&self, claim: &Claim) {
+        self.table().waiting.insert(claim.attempt, claim.clone());
+    }
+
+    pub(crate) fn end_wait(&self, attempt: AttemptId) {
+        self.table().waiting.remove(&attempt);
+    }
+
     /// Hands a chore to the keeper.
     pub(crate) fn hand_over(&self, chore: Chore) {
         let mut table = self.table();
@@ -322,7 +343,7 @@ impl Holds {
         next
     }
 
-    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released.
+    /// Turns every hold and every wait into a chore and takes no new ones. The guards are told before anything is released.
     pub(crate) fn close(&self, now: Moment) {
         let mut table = self.table();
         table.closed = true;
@@ -333,6 +354,8 @@ impl Holds {
             hold.lose(LossReason::Closed, now);
             table.chores.push(Chore { claim: hold.claim.clone(), hold: Some(hold) });
         }
+        let waits: Vec<_> = table.waiting.drain().map(|(_, claim)| Chore { claim, hold: None }).collect();
+        table.chores.extend(waits);
         self.wake.notify_one();
     }
 

@@ -152,8 +152,13 @@ impl Keeper {
 
 /// Takes a lost hold out of the table and tells observers, once.
 fn retire(core: &Core, hold: &Hold) {
-    if core.holds.remove(hold.claim.attempt).is_some() {
-        core.report_loss(hold);
+    if core.holds.remove(hold.claim.attempt).is_none() {
+        return;
+    }
+    core.report_loss(hold);
+    // No lease will end it, and its guard may have been forgotten.
+    if !hold.has_lease() {
+        core.release_lost(hold);
     }
 }
 

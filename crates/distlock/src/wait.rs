@@ -1,7 +1,10 @@
 //! Taking a lock: claim, wait, claim again, within the caller's bounds.
 
+use std::future::poll_fn;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::{Busy, Claim, Claimed, Grant, Wake};
@@ -64,11 +67,19 @@ struct Attempt<'a> {
     claim: Claim,
     /// Whether the engine may know of it.
     sent: bool,
+    /// Whether it stands in the engine's queue.
+    queued: bool,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.sent && self.family.check_process().is_ok() {
+        if !(self.sent || self.queued) || self.family.check_process().is_err() {
+            return;
+        }
+        if self.queued {
+            self.family.holds.end_wait(self.claim.attempt);
+        }
+        if self.sent {
             self.family.holds.hand_over(Chore { claim: self.claim.clone(), hold: None });
         }
     }
@@ -96,7 +107,7 @@ impl<'a> Acquire<'a> {
             None | Some(Duration::ZERO) => Moment::NEVER,
             Some(wait) => started.after(wait),
         };
-        let attempt = Attempt { family, claim, sent: false };
+        let attempt = Attempt { family, claim, sent: false, queued: false };
         Acquire { attempt, options, started, until, attempts: 0, failures: 0, stale_grants: 0, holder: None }
     }
 
@@ -174,6 +185,9 @@ impl<'a> Acquire<'a> {
         if first {
             self.report(EventKind::Waiting { holder: self.holder.as_ref() });
         }
+        if !std::mem::replace(&mut self.attempt.queued, true) {
+            self.family().holds.begin_wait(&self.attempt.claim);
+        }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
         let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
         match wake {
@@ -233,12 +247,18 @@ impl<'a> Acquire<'a> {
         ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
     }
 
-    /// Runs `future` until `until` at the longest (then `None`) or until the family closes.
+    /// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is
+    /// not asked again, since the keeper has withdrawn the attempt.
     async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
         let family = self.family();
+        let mut future = pin!(future);
+        let unless_closed = poll_fn(|context| match family.closing.initialized() {
+            true => Poll::Ready(Err(Error::closed())),
+            false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
+        });
         tokio::select! {
             biased;
-            done = future => Ok(Some(done)),
+            done = unless_closed => done,
             _ = family.closing.wait() => Err(Error::closed()),
             () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
         }
