@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
@@ -214,6 +214,8 @@ pub struct Attachment {
     pub runtime: Handle,
     /// The family's clock, which [`Term::start`] is read from.
     pub clock: Clock,
+    /// How much the rates of this clock and the server's may differ.
+    pub drift: f64,
 }
 
 impl Attachment {
@@ -221,7 +223,7 @@ impl Attachment {
     #[must_use]
     pub fn standalone(runtime: &Handle) -> Self {
         let (losses, _) = Losses::channel();
-        Attachment { losses, runtime: runtime.clone(), clock: Clock::system() }
+        Attachment { losses, runtime: runtime.clone(), clock: Clock::system(), drift: DEFAULT_DRIFT }
     }
 }
 
@@ -281,7 +283,8 @@ pub trait Backend: Send + Sync + 'static {
     /// # Behaviour
     /// One answer for each lease, in their order. Ours: renewed for at least `claim.ttl` from [`Term::start`] on; a
     /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
-    /// nothing about the hold.
+    /// nothing about the hold. Where leases are on several servers, one that does not answer delays the others' answers
+    /// by the engine's request timeout at the most.
     fn renew(&self, leases: &[Lease]) -> impl Future<Output = Vec<Result<Renewal>>> + Send;
 
     /// Ends a hold, or gives up a place in the queue.

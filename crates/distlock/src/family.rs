@@ -8,7 +8,7 @@ use crate::backend::DynBackend;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, Reporter};
-use crate::holds::{Chore, Hold, Holds, Left};
+use crate::holds::{Hold, Holds};
 use crate::keeper;
 use crate::key::Key;
 use crate::owner::Process;
@@ -100,21 +100,9 @@ impl Core {
     }
 
     /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
-    pub(crate) fn leave_in_background(&self, hold: &Arc<Hold>) {
-        if self.check_process().is_err() {
-            return;
-        }
-        match self.holds.leave(hold.claim.attempt) {
-            Left::Inside => {}
-            Left::Last(hold) => self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: Some(hold) }),
-            Left::Gone => self.release_lost(hold),
-        }
-    }
-
-    /// The holder of a lost hold has stopped: what the engine may still keep of it can go before the lease ends.
-    pub(crate) fn release_lost(&self, hold: &Hold) {
-        if !hold.is_gone() {
-            self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: None });
+    pub(crate) fn leave_in_background(&self, hold: &Hold) {
+        if self.check_process().is_ok() {
+            self.holds.leave_behind(hold.claim.attempt, self.clock.now());
         }
     }
 
@@ -166,7 +154,7 @@ mod tests {
         let error = ask(child.clone()).await.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("after the fork"), "{error}");
-        child.holds.insert(hold.clone()).unwrap();
+        child.holds.insert(hold.clone(), child.clock.now()).unwrap();
         child.leave_in_background(&hold);
         assert!(child.holds.get(hold.claim.attempt).is_some(), "left alone");
         drop(child);

@@ -33,9 +33,7 @@ pub(crate) async fn acquire(
     options: &Options,
 ) -> Result<Option<Arc<Hold>>> {
     family.check_process()?;
-    if family.holds.is_closed() {
-        return Err(Error::closed());
-    }
+    let _under_way = family.holds.begin()?;
     if let Some(hold) = enter_again(family, &key, &owner, options)? {
         return Ok(Some(hold));
     }
@@ -54,7 +52,7 @@ fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -
     let Some(hold) = family.holds.held(owner, key, now) else { return Ok(None) };
     let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))
         .with_held_for(Some(now.since(hold.acquired)))
-        .with_ttl_left(Some(hold.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now)));
+        .with_ttl_left(hold.left(now));
     Err(Error::new(ErrorKind::AlreadyHeld, "this owner has the lock already")
         .with_holder(Some(holder))
         .with_help("give each task its own owner with locker.clone(), or ask for .reentrant()")
@@ -67,20 +65,12 @@ struct Attempt<'a> {
     claim: Claim,
     /// Whether the engine may know of it.
     sent: bool,
-    /// Whether it stands in the engine's queue.
-    queued: bool,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if !(self.sent || self.queued) || self.family.check_process().is_err() {
-            return;
-        }
-        if self.queued {
-            self.family.holds.end_wait(self.claim.attempt);
-        }
-        if self.sent {
-            self.family.holds.hand_over(Chore { claim: self.claim.clone(), hold: None });
+        if self.sent && self.family.check_process().is_ok() {
+            self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
         }
     }
 }
@@ -93,6 +83,8 @@ struct Acquire<'a> {
     attempts: u32,
     failures: u32,
     stale_grants: u32,
+    /// Whether observers know that it waits.
+    waits: bool,
     holder: Option<Holder>,
 }
 
@@ -107,8 +99,18 @@ impl<'a> Acquire<'a> {
             None | Some(Duration::ZERO) => Moment::NEVER,
             Some(wait) => started.after(wait),
         };
-        let attempt = Attempt { family, claim, sent: false, queued: false };
-        Acquire { attempt, options, started, until, attempts: 0, failures: 0, stale_grants: 0, holder: None }
+        let attempt = Attempt { family, claim, sent: false };
+        Acquire {
+            attempt,
+            options,
+            started,
+            until,
+            attempts: 0,
+            failures: 0,
+            stale_grants: 0,
+            waits: false,
+            holder: None,
+        }
     }
 
     async fn run(mut self) -> Result<Option<Arc<Hold>>> {
@@ -150,7 +152,7 @@ impl<'a> Acquire<'a> {
         if hold.is_lost(now) {
             return self.refuse_stale(now);
         }
-        if let Err(closed) = family.holds.insert(hold.clone()) {
+        if let Err(closed) = family.holds.insert(hold.clone(), now) {
             return ControlFlow::Break(Err(closed));
         }
         self.attempt.sent = false;
@@ -161,7 +163,7 @@ impl<'a> Acquire<'a> {
     /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
     fn refuse_stale(&mut self, now: Moment) -> Step {
         self.stale_grants += 1;
-        if now >= self.until {
+        if now >= self.until || self.is_spent() {
             return self.time_out();
         }
         if self.stale_grants < STALE_GRANTS {
@@ -174,19 +176,18 @@ impl<'a> Acquire<'a> {
 
     async fn wait_for_turn(&mut self, busy: Busy) -> Step {
         let now = self.family().clock.now();
-        let first = self.holder.is_none() && self.attempts == 1;
         self.holder = busy.holder;
-        if !self.attempt.claim.queue && self.options.wait == Some(Duration::ZERO) {
-            return ControlFlow::Break(Ok(None));
+        self.stale_grants = 0;
+        if self.options.wait == Some(Duration::ZERO) || self.is_spent() {
+            // It may be another task of the same owner that was just faster.
+            return match self.look_inside() {
+                ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
+                ControlFlow::Continue(()) => self.time_out(),
+                end => end,
+            };
         }
-        if self.options.max_attempts.is_some_and(|most| self.attempts >= most) {
-            return self.time_out();
-        }
-        if first {
+        if !std::mem::replace(&mut self.waits, true) {
             self.report(EventKind::Waiting { holder: self.holder.as_ref() });
-        }
-        if !std::mem::replace(&mut self.attempt.queued, true) {
-            self.family().holds.begin_wait(&self.attempt.claim);
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
         let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
@@ -213,8 +214,7 @@ impl<'a> Acquire<'a> {
         let is_try = self.options.wait == Some(Duration::ZERO);
         // A try does not wait, but it does not leave an unknown outcome unasked either.
         let patience = if is_try { u32::from(error.may_be_applied()) } else { self.options.max_retries };
-        let spent = self.options.max_attempts.is_some_and(|most| self.attempts >= most);
-        if !error.is_retryable() || self.failures > patience || spent {
+        if !error.is_retryable() || self.failures > patience || self.is_spent() {
             return ControlFlow::Break(Err(self.give_up(error)));
         }
         if is_try {
@@ -262,6 +262,10 @@ impl<'a> Acquire<'a> {
             _ = family.closing.wait() => Err(Error::closed()),
             () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
         }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.options.max_attempts.is_some_and(|most| self.attempts >= most)
     }
 
     fn family(&self) -> &Arc<Family> {

@@ -30,7 +30,7 @@ pub use self::script::{Fault, Operation};
 use crate::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
@@ -127,6 +127,10 @@ impl Memory {
         Memory { store: store.clone(), attachment: OnceLock::new() }
     }
 
+    fn drift(&self) -> f64 {
+        self.attachment.get().map_or(DEFAULT_DRIFT, |attachment| attachment.drift)
+    }
+
     /// The client's own clock, which may be another than the store's.
     fn now(&self) -> Moment {
         self.attachment.get().map_or(&self.store.0.clock, |attachment| &attachment.clock).now()
@@ -167,7 +171,8 @@ impl Backend for Memory {
         let Some(turn) = self.store.locks(|locks, _| locks.turn_of(claim)) else { return Wake::Retry };
         turn.notified().await;
         let received = self.now();
-        self.store.locks(|locks, now| locks.handed(claim, received, now).map_or(Wake::Retry, Wake::Granted))
+        self.store
+            .locks(|locks, now| locks.handed(claim, received, self.drift(), now).map_or(Wake::Retry, Wake::Granted))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
