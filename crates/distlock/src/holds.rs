@@ -128,7 +128,7 @@ impl Hold {
     }
 
     /// How long to wait for the answer to a renewal: a quarter of what is left, so that there is time for others.
-    pub(crate) fn patience(&self, now: Moment) -> Duration {
+    fn patience(&self, now: Moment) -> Duration {
         (self.end().since(now) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
     }
 

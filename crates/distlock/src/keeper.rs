@@ -26,8 +26,10 @@ use crate::token::AttemptId;
 
 /// How many holds one renewal call carries.
 const BATCH: usize = 256;
-/// How many renewal calls are waited for at once. One that is late gives its place up and is waited for beside the rest.
+/// How many renewal calls are begun at once, and how long each keeps its place: one that is slower than that is waited
+/// for beside the rest, so that it holds up nobody.
 const RENEWALS_AT_ONCE: usize = 4;
+const SLOT_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a late renewal call is kept: an answer counts whenever it comes before the lease ends.
 const LATEST_ANSWER: Duration = Duration::from_secs(60);
 /// How many releases are under way at once.
@@ -157,11 +159,14 @@ impl Keeper {
             match due {
                 Due::Lost(hold) => retire(&self.core, &hold),
                 Due::Renewal(hold, unanswered) => {
+                    if unanswered > 0 {
+                        report_failure(&self.core, &hold, &Error::unknown("the renewal was not answered in time"));
+                    }
                     self.ready.insert((hold.end(), hold.claim.attempt, unanswered));
                 }
             }
         }
-        self.start_renewals(now);
+        self.start_renewals();
         self.chores.extend(work.chores);
         while let Some(due) = self.later.first_entry().filter(|chore| chore.key().0 <= now) {
             self.chores.push_back(due.remove());
@@ -174,7 +179,7 @@ impl Keeper {
         self.chores.is_empty() && self.later.is_empty() && self.releases.is_empty()
     }
 
-    fn start_renewals(&mut self, now: Moment) {
+    fn start_renewals(&mut self) {
         while let Some(&(_, _, unanswered)) = self.ready.first()
             && let Ok(slot) = self.renewal_slots.clone().try_acquire_owned()
         {
@@ -187,7 +192,7 @@ impl Keeper {
                 batch.extend(self.core.holds.get(attempt));
             }
             if !batch.is_empty() {
-                self.renewals.spawn(renew(self.core.clone(), batch, slot, now));
+                self.renewals.spawn(renew(self.core.clone(), batch, slot));
             }
         }
     }
@@ -238,19 +243,15 @@ fn retire(core: &Core, hold: &Arc<Hold>) {
     }
 }
 
-async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermit, begun: Moment) {
+async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermit) {
     let leases: Vec<Lease> = batch.iter().map(|hold| hold.lease()).collect();
-    let patience = batch.iter().map(|hold| hold.patience(begun)).min().unwrap_or_default();
     let mut call = core.backend.renew(&leases);
-    let answers = match timeout(patience, &mut call).await {
+    let answers = match timeout(SLOT_PATIENCE, &mut call).await {
         Ok(answers) => answers,
         Err(_) => {
-            // Others need the place, and the holds are asked for again; yet this answer may still come in time.
+            // Others need the place; yet this answer may still come in time.
             drop(slot);
             core.holds.wake.notify_one();
-            for hold in &batch {
-                report_failure(&core, hold, &Error::unknown("the renewal was not answered in time"));
-            }
             let Ok(answers) = timeout(LATEST_ANSWER, call).await else { return };
             answers
         }
