@@ -283,6 +283,14 @@ impl Engine {
             let mine = waiter.as_ref();
             mine.is_some_and(|mine| mine.finds_stuck(before, line.beat(before), self.clock.now()))
         };
+        // Whoever is still behind the same waiter need not read the whole queue to know.
+        if let Some(waiter) = &waiter
+            && let Some(before) = waiter.follows()
+            && line.is_behind(waiter.name(), before)
+            && !stuck(before)
+        {
+            return Ok(Some(Outcome::Busy(Some(OTHERS_POLL))));
+        }
         match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), stuck)?, waiter) {
             (Standing::Gone, _) => {
                 self.queue.leave(claim.attempt);

@@ -74,6 +74,12 @@ impl Line {
         Ok(Standing::First)
     }
 
+    /// Whether both tickets are there and the process of the one before lives.
+    pub(super) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
+        let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
+        is_there(mine) && is_there(before) && (mine.session == before.session || self.is_live(before.session))
+    }
+
     /// The live waiters, the next one first, in their own words. Changes nothing.
     pub(super) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
         let listed = self.listed()?;

@@ -198,6 +198,14 @@ impl Waiter {
         locked(&self.ear).as_ref().is_some_and(Ear::hears)
     }
 
+    /// The waiter before it, when it listens to that one.
+    pub(super) fn follows(&self) -> Option<TicketName> {
+        match locked(&self.ear).as_ref().filter(|ear| ear.hears())?.target {
+            Target::Before(before) => Some(before),
+            Target::Lock(..) => None,
+        }
+    }
+
     /// The lock's file, which the first in the queue keeps open.
     pub(super) fn file(&self) -> MutexGuard<'_, Option<LockFile>> {
         locked(&self.file)
