@@ -137,12 +137,22 @@ impl<H: Hold> Supervisor<'_, H> {
                 && self.everybody_is_gone()
             {
                 self.terminal.take_back(self.child.pid);
+                self.learn_of_late_loss().await;
                 self.guardian.dismiss();
                 return Ok(Ending { outcome, loss: self.loss, by_terminal: self.by_terminal });
             }
             self.tell_guardian()?;
             self.look_at_clock();
             self.wait().await?;
+        }
+    }
+
+    /// A loss that came together with the end, or while we were stopped, counts as much as any other.
+    async fn learn_of_late_loss(&mut self) {
+        if self.loss.is_none() && self.policy.on_lost != OnLost::Ignore && self.hold.is_lost() {
+            let reason = self.hold.lost().await;
+            self.notes.say(&Note::Lost { reason: reason.clone() });
+            self.loss = Some(reason);
         }
     }
 
@@ -182,6 +192,12 @@ impl<H: Hold> Supervisor<'_, H> {
         self.by_terminal = key && self.terminal.is_lent() && !self.asked_to_end && self.stage == Stage::Running;
         self.outcome = Some(outcome);
         self.notes.say(&Note::Ended { outcome });
+        // Then it was the guardian who killed it, by what it knew of the lease: we were stopped.
+        let guardian_acts = self.guarded_until.map_or(Moment::NEVER, |end| end.before(self.policy.margin / 2));
+        if self.loss.is_none() && self.clock.now() >= guardian_acts {
+            self.loss = Some(LossReason::Expired);
+            self.notes.say(&Note::Lost { reason: LossReason::Expired });
+        }
     }
 
     fn everybody_is_gone(&mut self) -> bool {
