@@ -425,10 +425,7 @@ impl<H: Hold> Supervisor<'_, H> {
     /// We were continued; the child goes on only if the lock is still held.
     fn on_continue(&mut self) {
         if self.policy.on_lost == OnLost::Term && self.stage != Stage::Killing && self.hold.is_lost() {
-            if self.loss.is_none() {
-                self.loss = Some(LossReason::Expired);
-                self.notes.say(&Note::Lost { reason: LossReason::Expired });
-            }
+            // Why it was lost is heard in the next turns.
             return self.kill();
         }
         self.child.signal(Signal::CONT);

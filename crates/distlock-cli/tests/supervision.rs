@@ -129,9 +129,9 @@ fn each_signal_is_forwarded_once_whether_sent_to_the_wrapper_or_to_its_group() {
             let mut wrapper = Wrapper::start(&mut run(&["job", "sh", "-c", script]));
             assert_eq!(wrapper.line(), "ready");
             if to_group {
-                wrapper.signal_group(signal)
+                wrapper.signal_group(signal);
             } else {
-                wrapper.signal(signal)
+                wrapper.signal(signal);
             }
             assert_eq!(wrapper.line(), "got");
             std::thread::sleep(Duration::from_millis(100));
@@ -172,9 +172,9 @@ fn a_killed_wrapper_takes_child_and_grandchildren_along() {
             Wrapper::start(&mut run(&["job", "sh", "-c", "sh -c 'echo $$; sleep 60; :' & echo $$; wait"]));
         let pids = [wrapper.line_pid(), wrapper.line_pid()];
         if group {
-            wrapper.signal_group(Signal::KILL)
+            wrapper.signal_group(Signal::KILL);
         } else {
-            wrapper.signal(Signal::KILL)
+            wrapper.signal(Signal::KILL);
         }
         pids.into_iter().for_each(await_gone);
         assert_eq!(wrapper.rest(), "", "nobody keeps the output open");
@@ -222,6 +222,23 @@ fn a_child_stopped_past_the_lease_never_goes_on() {
     wrapper.signal(Signal::CONT);
     assert_eq!(wrapper.wait().code(), Some(79));
     assert!(!trace.exists());
+}
+
+#[test]
+fn a_lock_taken_away_while_stopped_keeps_the_child_from_going_on() {
+    let trace = scratch("taken-away");
+    let script = format!("trap '' TERM; echo ready; while :; do echo x; done > {}", trace.display());
+    let mut wrapper = Wrapper::start(run(&["job", "sh", "-c", &script]).env("LOSE_MS", "600").stderr(Stdio::null()));
+    assert_eq!(wrapper.line(), "ready");
+    wrapper.signal(Signal::TSTP);
+    await_state(wrapper.pid(), 'T');
+    assert!(wrapper.started.elapsed() < Duration::from_millis(600), "stopped before the loss");
+    let written = std::fs::metadata(&trace).unwrap().len();
+    std::thread::sleep(Duration::from_millis(700));
+    wrapper.signal(Signal::CONT);
+    assert_eq!(wrapper.wait().code(), Some(79));
+    assert_eq!(std::fs::metadata(&trace).unwrap().len(), written, "not a line more");
+    std::fs::remove_file(trace).unwrap();
 }
 
 #[test]
