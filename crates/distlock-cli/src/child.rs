@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, test_kill_process_group, wait};
 
 use crate::exit::{Exit, ExitCode};
-use crate::guardian::Target;
+use crate::guardian::{Guardian, Target};
 use crate::sys::{self, SignalSet};
 
 /// Where the child runs.
@@ -54,12 +54,22 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `command`. To be called on the main thread: the child is killed when the thread ends that started it.
-    pub(crate) fn spawn(mut command: Command, placement: Placement, mask: SignalSet) -> io::Result<Child> {
-        if placement == Placement::OwnGroup {
-            command.process_group(0);
-        }
-        sys::bind_to_parent(&mut command, mask);
+    /// Starts `command`, watched by `guardian`. To be called on the main thread: the child is killed when the thread
+    /// ends that started it.
+    pub(crate) fn spawn(
+        mut command: Command,
+        placement: Placement,
+        mask: SignalSet,
+        guardian: &Guardian,
+    ) -> io::Result<Child> {
+        let announce: fn(Pid) -> [u8; 4] = match placement {
+            Placement::OwnGroup => {
+                command.process_group(0);
+                |pid| Target::Group(pid).encode()
+            }
+            Placement::Foreground => |pid| Target::Process(pid).encode(),
+        };
+        sys::bind_to_parent(&mut command, mask, guardian.control(), announce);
         let child = command.spawn()?;
         Ok(Child { pid: Pid::from_child(&child), placement })
     }

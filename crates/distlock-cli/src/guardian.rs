@@ -35,7 +35,7 @@ impl Target {
     }
 
     /// A group is a negative number, as for kill(2); zero dismisses the guardian.
-    fn encode(self) -> [u8; 4] {
+    pub(crate) fn encode(self) -> [u8; 4] {
         match self {
             Target::Group(pid) => (-pid.as_raw_nonzero().get()).to_ne_bytes(),
             Target::Process(pid) => pid.as_raw_nonzero().get().to_ne_bytes(),
@@ -73,10 +73,10 @@ impl Guardian {
         self.pid
     }
 
-    /// Says whom to kill.
-    pub(crate) fn guard(&self, target: Target) -> io::Result<()> {
-        rustix::io::write(&self.control, &target.encode())?;
-        Ok(())
+    /// Where to write whom to kill. The child does it itself before it becomes the command: were it left to the wrapper,
+    /// there would be a moment in which the command runs and nobody would kill it.
+    pub(crate) fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
     }
 
     /// Sets when to kill, from now; `None`: not by time.

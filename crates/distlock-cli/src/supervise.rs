@@ -68,15 +68,16 @@ pub async fn supervise<H: Hold>(
     let started = clock.now();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
     let guardian = Guardian::start()?;
-    let child = Child::spawn(command, policy.placement, signals.inherited_mask());
-    let child = match child {
+    // Before the command runs: we may be stopped right after.
+    let guarded_until = hold.deadline().filter(|_| policy.on_lost == OnLost::Term);
+    set_guardian(&guardian, guarded_until, policy, &clock)?;
+    let child = match Child::spawn(command, policy.placement, signals.inherited_mask(), &guardian) {
         Ok(child) => child,
         Err(error) => {
             guardian.dismiss();
             return Err(Failure::Exec(error));
         }
     };
-    guardian.guard(child.target())?;
     notes.say(&Note::Started { pid: child.pid.as_raw_nonzero().get() });
     let supervisor = Supervisor {
         policy,
@@ -89,7 +90,7 @@ pub async fn supervise<H: Hold>(
         guardian,
         terminal: Terminal::default(),
         stage: Stage::Running,
-        guarded_until: None,
+        guarded_until,
         outcome: None,
         loss: None,
         asked_to_end: false,
@@ -97,6 +98,11 @@ pub async fn supervise<H: Hold>(
         lingering: false,
     };
     Ok(supervisor.run().await?)
+}
+
+/// Sets the guardian's timer half a margin later than our own SIGKILL, which reaches more.
+fn set_guardian(guardian: &Guardian, deadline: Option<Moment>, policy: &Policy, clock: &Clock) -> io::Result<()> {
+    guardian.kill_after(deadline.map(|end| end.before(policy.margin / 2).since(clock.now())))
 }
 
 /// How far the end of the child has come.
@@ -218,9 +224,7 @@ impl<H: Hold> Supervisor<'_, H> {
     fn tell_guardian(&mut self) -> io::Result<()> {
         let deadline = self.hold.deadline().filter(|_| self.policy.on_lost == OnLost::Term);
         if deadline != self.guarded_until {
-            // Half a margin later than our own SIGKILL, which reaches more.
-            let left = deadline.map(|end| end.before(self.policy.margin / 2).since(self.clock.now()));
-            self.guardian.kill_after(left)?;
+            set_guardian(&self.guardian, deadline, self.policy, &self.clock)?;
             self.guarded_until = deadline;
         }
         Ok(())

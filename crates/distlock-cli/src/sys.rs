@@ -93,18 +93,28 @@ pub(crate) fn die_by(signal: i32) -> ! {
     std::process::exit(128 + signal)
 }
 
-/// Makes `command` start with `mask` and die with the thread that spawns it.
-pub(crate) fn bind_to_parent(command: &mut Command, mask: SignalSet) {
+/// Makes `command` start with `mask`, die with the thread that spawns it, and first write `announce` of its own process
+/// id to `listener`, which must stay open until it is spawned.
+pub(crate) fn bind_to_parent(
+    command: &mut Command,
+    mask: SignalSet,
+    listener: BorrowedFd<'_>,
+    announce: fn(Pid) -> [u8; 4],
+) {
     let parent = rustix::process::getpid();
+    let listener = listener.as_raw_fd();
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before it could be bound to.
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
+        // SAFETY: open in the parent by contract, and so in its copy until exec.
+        let listener = unsafe { BorrowedFd::borrow_raw(listener) };
+        rustix::io::write(listener, &announce(rustix::process::getpid()))?;
         mask.set().map(drop)
     };
-    // SAFETY: between fork and exec the closure makes three system calls on copied values: no allocation, no lock.
+    // SAFETY: between fork and exec the closure makes a few system calls on copied values: no allocation, no lock.
     unsafe { command.pre_exec(prepare) };
 }
 

@@ -227,7 +227,7 @@ fn a_child_stopped_past_the_lease_never_goes_on() {
 #[test]
 fn a_lock_taken_away_while_stopped_keeps_the_child_from_going_on() {
     let trace = scratch("taken-away");
-    let script = format!("trap '' TERM; echo ready; while :; do echo x; done > {}", trace.display());
+    let script = format!("trap '' TERM; exec 3> {}; echo ready; while :; do echo x >&3; done", trace.display());
     let mut wrapper = Wrapper::start(run(&["job", "sh", "-c", &script]).env("LOSE_MS", "600").stderr(Stdio::null()));
     assert_eq!(wrapper.line(), "ready");
     wrapper.signal(Signal::TSTP);
