@@ -200,13 +200,14 @@ fn a_wrapper_stopped_past_its_lease_does_not_let_the_child_run_on() {
 
 #[test]
 fn a_wrapper_that_is_stopped_politely_stops_the_child_and_goes_on_with_it() {
-    let mut wrapper = Wrapper::start(&mut run(&["job", "sh", "-c", "echo $$; sleep 0.3; exit 5"]));
+    // A shell that is stopped in the middle of vfork(2) shows as "D" and not as "T": one process only.
+    let mut wrapper = Wrapper::start(&mut run(&["job", "sh", "-c", "echo $$; exec sleep 0.3"]));
     let child = wrapper.line_pid();
     wrapper.signal(Signal::TSTP);
     await_state(wrapper.pid(), 'T');
     await_state(child, 'T');
     wrapper.signal(Signal::CONT);
-    assert_eq!(wrapper.wait().code(), Some(5));
+    assert_eq!(wrapper.wait().code(), Some(0));
 }
 
 #[test]
