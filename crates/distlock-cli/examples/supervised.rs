@@ -81,7 +81,7 @@ fn duration(name: &str) -> Option<Duration> {
 async fn run() -> Result<Exit, String> {
     let flags = Flags::try_parse().map_err(|error| error.to_string())?;
     let Command::Run(flags) = flags.command else { return Err("only run is here".into()) };
-    let plan = Plan::new(&flags)?;
+    let plan = Plan::new(&flags, None)?;
     let mut notes = notes(&flags)?;
     let mut signals = Signals::take_over().map_err(|error| error.to_string())?;
     LazyLock::force(&START);

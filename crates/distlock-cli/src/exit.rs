@@ -1,5 +1,7 @@
 //! How the program ends: its own codes, the child's code, or the child's signal.
 
+use std::error::Error as _;
+
 use distlock::{Error, ErrorKind};
 use rustix::process::Signal;
 
@@ -48,7 +50,12 @@ impl From<ErrorKind> for ExitCode {
 
 impl From<&Error> for ExitCode {
     fn from(error: &Error) -> ExitCode {
-        error.kind().into()
+        // The file engine's way to say that a lock file or its directory cannot be made.
+        let by_the_system = error.source().is_some_and(|source| source.is::<std::io::Error>());
+        match error.kind() {
+            ErrorKind::Backend if by_the_system => ExitCode::CannotCreate,
+            kind => kind.into(),
+        }
     }
 }
 

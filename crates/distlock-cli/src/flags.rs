@@ -55,9 +55,9 @@ pub struct Engine {
     /// Read this configuration file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Give up on an engine that cannot be reached after this long
-    #[arg(long, value_name = "D", value_parser = duration::parse, default_value = "5s")]
-    pub connect_timeout: Duration,
+    /// Give up on an engine that cannot be reached after this long; default 5s
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub connect_timeout: Option<Duration>,
     /// Refuse a lock that reaches less far
     #[arg(long, value_enum, value_name = "SCOPE")]
     pub scope: Option<Scope>,
@@ -166,6 +166,9 @@ pub struct Child {
     /// The first signal on a loss
     #[arg(long, value_name = "S", value_parser = signal_name::parse, default_value = "TERM")]
     pub signal: Signal,
+    /// Do not let the command inherit a lock of this machine; for commands that start daemons
+    #[arg(short = 'o', long)]
+    pub close: bool,
     /// Leave the command in this process group; signals then reach it alone and not what it starts
     #[arg(long)]
     pub foreground: bool,

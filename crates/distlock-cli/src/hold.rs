@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use distlock::{LossReason, Moment};
+use distlock::{LockGuard, LossReason, Moment};
 
 /// A lock that is held, or was.
 pub trait Hold {
@@ -17,4 +17,18 @@ pub trait Hold {
 
     /// When it is lost unless a renewal is answered before; `None` when it has no lease.
     fn deadline(&self) -> Option<Moment>;
+}
+
+impl Hold for LockGuard {
+    fn lost(&self) -> impl Future<Output = LossReason> {
+        LockGuard::lost(self)
+    }
+
+    fn is_lost(&self) -> bool {
+        LockGuard::is_lost(self)
+    }
+
+    fn deadline(&self) -> Option<Moment> {
+        LockGuard::deadline(self)
+    }
 }

@@ -64,6 +64,11 @@ pub enum Note {
     },
     /// The lock was released.
     Released,
+    /// Somebody else's lock was released by force.
+    Broken {
+        /// The token of the hold that was ended.
+        token: FencingToken,
+    },
     /// Something failed.
     Failed {
         /// What, in one line.
@@ -74,7 +79,11 @@ pub enum Note {
 impl Note {
     fn level(&self) -> Level {
         match self {
-            Note::AtRisk { .. } | Note::Lost { .. } | Note::HeldTooLong { .. } | Note::Failed { .. } => Level::Normal,
+            Note::AtRisk { .. }
+            | Note::Lost { .. }
+            | Note::HeldTooLong { .. }
+            | Note::Broken { .. }
+            | Note::Failed { .. } => Level::Normal,
             _ => Level::Verbose,
         }
     }
@@ -99,6 +108,7 @@ impl Note {
             Note::Ended { outcome: Outcome::Exited(code) } => json!({"event": "ended", "code": code}),
             Note::Ended { outcome: Outcome::Killed(signal) } => json!({"event": "ended", "signal": signal}),
             Note::Released => json!({"event": "released"}),
+            Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
             Note::Failed { message } => json!({"event": "failed", "message": message}),
         }
     }
@@ -135,6 +145,9 @@ impl fmt::Display for Note {
                 write!(f, "command killed by {}", signal_name::show(*signal))
             }
             Note::Released => f.write_str("lock released"),
+            Note::Broken { token } => {
+                write!(f, "released the hold with token {token}; its holder may still be running until it notices")
+            }
             Note::Failed { message } => f.write_str(message),
         }
     }

@@ -1,6 +1,6 @@
 //! What `distlock run` will do, decided from its flags before anything is done.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::time::Duration;
@@ -65,15 +65,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides what `flags` mean.
+    /// Decides what `flags` mean; `default_ttl` is what the configuration says about the lease.
     ///
     /// # Errors
     /// What is wrong with them, for the person who typed them.
-    pub fn new(flags: &flags::Run) -> Result<Plan, String> {
+    pub fn new(flags: &flags::Run, default_ttl: Option<Duration>) -> Result<Plan, String> {
         let (name, words) = flags.words.split_first().ok_or("the lock's name is missing")?;
-        let key = Key::try_from(name.as_bytes()).map_err(|error| error.to_string())?;
+        let key = key(name)?;
         let (program, arguments) = invocation(flags.shell.as_ref(), words)?;
-        let (ttl, policy) = policy(flags)?;
+        let (ttl, policy) = policy(flags, default_ttl)?;
         let at_least = flags.child.at_least;
         Ok(Plan { key, wait: Wait::from(&flags.lock), ttl, policy, at_least, program, arguments })
     }
@@ -112,7 +112,21 @@ fn command_of(words: &[OsString]) -> Result<(OsString, Vec<OsString>), String> {
     }
 }
 
-fn policy(flags: &flags::Run) -> Result<(Duration, Policy), String> {
+/// The lock that a word of the command line names.
+///
+/// # Errors
+/// What is wrong with the name.
+pub fn key(name: &OsStr) -> Result<Key, String> {
+    Key::try_from(name.as_bytes()).map_err(|error| error.to_string())
+}
+
+/// The lease: what the flag says, else the configuration, else 30 s.
+#[must_use]
+pub fn ttl(flag: Option<Duration>, configured: Option<Duration>) -> Duration {
+    flag.or(configured.filter(|ttl| !ttl.is_zero())).unwrap_or(TTL)
+}
+
+fn policy(flags: &flags::Run, default_ttl: Option<Duration>) -> Result<(Duration, Policy), String> {
     let child = &flags.child;
     if let (Some(least), Some(most)) = (child.at_least, child.at_most)
         && least > most
@@ -123,7 +137,7 @@ fn policy(flags: &flags::Run) -> Result<(Duration, Policy), String> {
         return Err("--ttl must be at least 100ms".into());
     }
     // A lease that nobody chose may be made longer for a grace that somebody did.
-    let ttl = flags.lock.ttl.unwrap_or_else(|| Policy::ttl_for(TTL, child.kill_after));
+    let ttl = flags.lock.ttl.unwrap_or_else(|| Policy::ttl_for(ttl(None, default_ttl), child.kill_after));
     let mut policy = Policy::new(ttl, child.kill_after)?;
     policy.placement = if child.foreground { Placement::Foreground } else { Placement::OwnGroup };
     policy.on_lost = child.on_lost.into();
@@ -142,7 +156,7 @@ mod tests {
         let line = ["distlock", "run"].iter().chain(words);
         let flags = flags::Flags::try_parse_from(line).map_err(|error| error.to_string())?;
         let flags::Command::Run(run) = flags.command else { panic!("not run") };
-        Plan::new(&run)
+        Plan::new(&run, None)
     }
 
     fn words_of(plan: &Plan) -> Vec<String> {

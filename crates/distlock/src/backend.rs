@@ -8,6 +8,7 @@ pub mod memory;
 
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -295,6 +296,15 @@ pub trait Backend: Send + Sync + 'static {
     /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
 
+    /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
+    ///
+    /// # Behaviour
+    /// `None` where there is no such thing. From this call on the lock is free only when every copy is closed.
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
+        let _ = claim;
+        Ok(None)
+    }
+
     /// The locks whose names begin with `prefix`, in the order of their names.
     fn list(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockInfo>>> + Send {
         let _ = prefix;
@@ -339,6 +349,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>>;
@@ -369,6 +380,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
         Box::pin(Backend::release(self, claim))
+    }
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
+        Backend::descriptor(self, claim)
     }
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>> {
         Box::pin(Backend::list(self, prefix))

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -142,6 +143,15 @@ impl LockGuard {
             work.as_mut().poll(context).map(Ok)
         })
         .await
+    }
+
+    /// A descriptor that keeps the lock as long as a copy of it is open, for a child process to inherit; `None` on
+    /// engines that have no such thing. It is closed on exec until the caller says otherwise.
+    ///
+    /// # Errors
+    /// Kind `Unavailable` when no descriptor is left.
+    pub fn descriptor(&self) -> Result<Option<OwnedFd>> {
+        self.family.backend.descriptor(&self.hold().claim)
     }
 
     /// Makes the lease `ttl` long from now on, and renews it at once. A lease never gets shorter than it is.

@@ -243,7 +243,10 @@ impl<'a> Acquire<'a> {
     fn time_out(&self) -> Step {
         let waited = self.family().clock.now().since(self.started);
         self.report(EventKind::TimedOut { waited });
-        let message = format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts);
+        let message = match self.options.wait {
+            Some(Duration::ZERO) => "somebody else has it".to_owned(),
+            _ => format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts),
+        };
         ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
     }
 

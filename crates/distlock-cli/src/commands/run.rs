@@ -1,12 +1,17 @@
 //! `distlock run`: a command under a lock.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
-use distlock::{Clock, LossReason, Moment};
+use distlock::{Clock, Error, ErrorKind, LockGuard, LossReason, Moment};
+use rustix::io::FdFlags;
 use rustix::process::Signal;
 
+use crate::acquire::{Wanted, acquire, refused};
+use crate::ancestry::{Ancestry, CHAIN};
 use crate::child;
-use crate::commands::fail;
+use crate::commands::{block_on, fail};
+use crate::engine::{Engine, Settings};
 use crate::environment::Identity;
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Run;
@@ -14,15 +19,105 @@ use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
+use crate::redact;
 use crate::signal_stream::{FORWARDED, Signals};
 use crate::supervise::{Ending, Failure, supervise};
 
 pub(super) fn main(flags: &Run) -> Exit {
-    match Plan::new(flags) {
-        // Until the library's lockers are here.
-        Ok(_) => fail(ExitCode::Internal, "this command is not there yet"),
-        Err(problem) => fail(ExitCode::Usage, problem),
+    let mut notes = match notes(flags) {
+        Ok(notes) => notes,
+        Err(problem) => return fail(ExitCode::Usage, problem),
+    };
+    block_on(run(flags, &mut notes))
+}
+
+async fn run(flags: &Run, notes: &mut Notes) -> Exit {
+    let settings = match Settings::read(&flags.engine) {
+        Ok(settings) => settings,
+        Err(error) => return refused(&error, &flags.lock, notes),
+    };
+    let plan = match Plan::new(flags, settings.config.default_ttl) {
+        Ok(plan) => plan,
+        Err(problem) => {
+            notes.say(&Note::Failed { message: problem });
+            return ExitCode::Usage.into();
+        }
+    };
+    // Before any thread is started, so that none of them takes a signal that is meant for the command.
+    let mut signals = match Signals::take_over() {
+        Ok(signals) => signals,
+        Err(error) => return internal(&error, notes),
+    };
+    let engine = match settings.open().await {
+        Ok(engine) => engine,
+        Err(error) => return refused(&error, &flags.lock, notes),
+    };
+    run_locked(&plan, &engine, flags, &mut signals, notes).await
+}
+
+async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Exit {
+    if let Some(error) = held_by_ancestor(engine, plan).await {
+        return refused(&error, &flags.lock, notes);
     }
+    let purpose = plan.program();
+    let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
+    let guard = match acquire(engine, &wanted, signals, notes).await {
+        Ok(guard) => guard,
+        Err(exit) => return exit,
+    };
+    let inherited = match if flags.child.close { Ok(None) } else { inherit(&guard) } {
+        Ok(inherited) => inherited,
+        Err(error) => return internal(&error, notes),
+    };
+    let identity = Identity {
+        name: &plan.key,
+        token: guard.fencing_token(),
+        owner: guard.owner().as_str(),
+        ttl: guard.deadline().map(|_| plan.ttl),
+        engine: &engine.name,
+    };
+    let exit = run_held(plan, &guard, &identity, signals, notes).await;
+    drop(inherited);
+    release(guard, engine, exit, plan, notes).await
+}
+
+/// The lock's descriptor, open in the command too: should we die, the lock stays until the command has ended.
+fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
+    let descriptor = guard.descriptor().map_err(io::Error::other)?;
+    if let Some(descriptor) = &descriptor {
+        rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
+    }
+    Ok(descriptor)
+}
+
+/// A nested run of a lock that an ancestor still holds would wait for itself.
+async fn held_by_ancestor(engine: &Engine, plan: &Plan) -> Option<Error> {
+    let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
+    let token = chain.find(&redact::url(&engine.name), &plan.key)?;
+    let lock = engine.locker.inspect().get(&plan.key).await.ok()??;
+    let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
+    let message = "the command that started this one runs under it already";
+    Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(&plan.key).with_holder(Some(holder)))
+}
+
+/// Releases the lock after the command. A loss that shows only now counts as any other.
+async fn release(guard: LockGuard, engine: &Engine, exit: Exit, plan: &Plan, notes: &mut Notes) -> Exit {
+    let was_lost = guard.is_lost();
+    let Err(error) = guard.unlock().await else {
+        notes.say(&Note::Released);
+        return exit;
+    };
+    if error.kind() == ErrorKind::Lost {
+        if was_lost || plan.policy.on_lost == OnLost::Ignore {
+            return exit;
+        }
+        notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
+        return ExitCode::Lost.into();
+    }
+    notes.say(&Note::Failed { message: error.to_string() });
+    // Goes on releasing for a while; the lease does the rest.
+    let _ = engine.locker.close().await;
+    exit
 }
 
 /// Where the notes of a run go.

@@ -103,18 +103,6 @@ impl FileBackend {
         FileBackend(Arc::new(Engine { places, clock, queue, holds: Mutex::default() }))
     }
 
-    /// A copy of the descriptor of `key`'s lock, for a child process to inherit; `None` when this engine does not hold it.
-    ///
-    /// The copy is closed on exec until the caller says otherwise. From this call on the lock is free when **every** copy
-    /// is closed: releasing the hold closes ours only, as the end of flock(1) does.
-    ///
-    /// # Errors
-    /// Kind `Unavailable` when there is no descriptor left.
-    pub fn descriptor(&self, key: &Key) -> Result<Option<OwnedFd>> {
-        let holds = self.0.holds();
-        holds.values().find(|hold| hold.is_of(key)).map(Hold::descriptor).transpose()
-    }
-
     /// The processes that hold `key`'s file by flock(2), whoever they are.
     ///
     /// # Errors
@@ -193,6 +181,10 @@ impl Backend for FileBackend {
         self.0.queue.leave(claim.attempt);
         let hold = self.0.holds().remove(&claim.attempt);
         Ok(hold.map_or(Release::NotOurs, Hold::end))
+    }
+
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
+        self.0.holds().get(&claim.attempt).map(Hold::descriptor).transpose()
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

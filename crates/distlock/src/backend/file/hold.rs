@@ -11,13 +11,11 @@ use super::lock_file::{Links, LockFile};
 use super::place::Place;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::key::Key;
 use crate::token::{AttemptId, FencingToken};
 
 /// A lock that is ours. Dropping it frees the lock.
 #[derive(Debug)]
 pub(super) struct Hold {
-    key: Key,
     attempt: AttemptId,
     token: FencingToken,
     place: Place,
@@ -68,22 +66,11 @@ impl Hold {
             // The lock is ours all the same; others will not see whose it is.
             tracing::debug!(target: "distlock", %error, "the holder of a lock could not be written down");
         }
-        Ok(Taking::Taken(Hold {
-            key: claim.key.clone(),
-            attempt: claim.attempt,
-            token,
-            place: place.clone(),
-            side,
-            file,
-        }))
+        Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), side, file }))
     }
 
     pub(super) fn grant(&self) -> Grant {
         Grant { token: self.token, term: None }
-    }
-
-    pub(super) fn is_of(&self, key: &Key) -> bool {
-        self.key == *key
     }
 
     /// Whether the lock's path still names the file that we have locked.
@@ -178,6 +165,7 @@ mod tests {
     use super::super::place::Places;
     use super::super::tests::Scratch;
     use super::*;
+    use crate::key::Key;
     use crate::owner::{OwnerId, Process, Record};
 
     fn take(place: &Place, file: LockFile) -> Taking {

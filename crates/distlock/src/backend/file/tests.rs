@@ -404,10 +404,10 @@ async fn a_copied_descriptor_keeps_the_lock_after_the_release() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
     let key = scratch.key("x");
-    assert!(engine.descriptor(&key).unwrap().is_none());
     let ours = claim(&key, "us");
+    assert!(engine.descriptor(&ours).unwrap().is_none());
     granted(engine.claim(&ours).await);
-    let copy = engine.descriptor(&key).unwrap().expect("held");
+    let copy = engine.descriptor(&ours).unwrap().expect("held");
     engine.release(&ours).await.unwrap();
     busy(engine.claim(&try_claim(&key, "other")).await);
     drop(copy);
