@@ -1,7 +1,7 @@
 //! A process that kills the child when the wrapper cannot: because it was killed, or stopped past the lease's end.
 //!
 //! PR_SET_PDEATHSIG reaches the direct child only, and nothing in the kernel ends a child whose parent is stopped. The
-//! guardian is a copy of the wrapper in a session of its own, with two descriptors and no other duty. It reads from a
+//! guardian is a copy of the wrapper in a process group of its own, with two descriptors and no other duty. It reads from a
 //! pipe whom to kill; the pipe's end means that the wrapper is gone. A timer on CLOCK_BOOTTIME, which the wrapper sets
 //! ahead as the lease is renewed, means that the lease is over.
 
@@ -65,6 +65,9 @@ impl Guardian {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let pid = sys::fork_watcher(orders.as_fd(), timer.as_fd(), watch)?;
+        // Out of reach of signals to our group. Done from here, since whatever the guardian does by itself may come too
+        // late: it need not have run at all when the command already does.
+        rustix::process::setpgid(Some(pid), Some(pid))?;
         Ok(Guardian { pid, control, timer })
     }
 
@@ -99,8 +102,6 @@ impl Guardian {
 
 /// The guardian's life. System calls only: it is the copy of a process whose other threads are missing.
 fn watch(control: BorrowedFd<'_>, timer: BorrowedFd<'_>) {
-    // Out of reach of signals to the wrapper's group and of the terminal. A process just forked leads no group.
-    let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"distlock-guard");
     let mut target = None;
     loop {
