@@ -14,7 +14,7 @@ pub mod cases;
 pub mod conformance;
 pub mod history;
 mod polls;
-
+pub mod proxy;
 pub mod servers;
 mod setup;
 mod wire;
