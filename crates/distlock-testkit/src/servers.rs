@@ -6,8 +6,15 @@
 //! Everything here blocks for as long as a server takes to answer; a test that must not be held up meanwhile calls it
 //! from a thread of its own.
 
+mod built;
 mod certs;
 mod directory;
+mod etcd;
+mod etcd_cluster;
+mod etcd_options;
+mod etcd_version;
+mod etcdctl;
+mod http;
 mod patience;
 mod port;
 mod process;
@@ -20,6 +27,11 @@ mod spawner;
 
 pub use certs::Certs;
 pub use directory::Directory;
+pub use etcd::EtcdServer;
+pub use etcd_cluster::EtcdCluster;
+pub use etcd_options::EtcdOptions;
+pub use etcd_version::EtcdVersion;
+pub use etcdctl::Etcdctl;
 pub use patience::{PATIENCE, eventually, poll_until};
 pub use port::Port;
 pub use process::Process;

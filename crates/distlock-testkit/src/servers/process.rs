@@ -45,7 +45,7 @@ impl Process {
     /// Freezes it with SIGSTOP; returns when every thread of it stands still.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        eventually("a process to freeze", || self.thread_states().iter().all(|state| *state == 'T').then_some(()));
+        eventually("a process to freeze", || self.is_frozen().then_some(()));
     }
 
     /// Thaws it with SIGCONT.
@@ -67,6 +67,12 @@ impl Process {
             self.ended = self.child.try_wait().expect("a child can be waited for");
         }
         self.ended
+    }
+
+    /// Whether every thread of it stands still.
+    pub fn is_frozen(&self) -> bool {
+        let states = self.thread_states();
+        !states.is_empty() && states.iter().all(|state| *state == 'T')
     }
 
     /// What it printed.
