@@ -81,6 +81,10 @@ impl RedisServer {
         }
     }
 
+    pub(super) fn password(&self) -> Option<&str> {
+        self.options.password.as_deref()
+    }
+
     /// The URL of the server for a user of its own.
     pub fn url_of(&self, user: &str, password: &str) -> String {
         format!("{}://{user}:{password}@{}/", self.scheme(), self.address())

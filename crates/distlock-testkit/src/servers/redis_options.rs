@@ -62,6 +62,12 @@ impl RedisOptions {
         self
     }
 
+    /// Adds an argument to the command line.
+    pub(super) fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
     /// Starts the server and waits until it answers.
     #[track_caller]
     pub fn start(self) -> RedisServer {
