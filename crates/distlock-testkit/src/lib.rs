@@ -11,6 +11,7 @@
 
 pub mod broken;
 pub mod cases;
+pub mod child;
 pub mod conformance;
 pub mod history;
 mod polls;
