@@ -6,6 +6,7 @@ use std::path::Path;
 use super::certs::Certs;
 use super::port::Port;
 use super::redis::RedisServer;
+use crate::clock_shim::ClockShim;
 
 /// The kit's own user on every server, so that it keeps control whatever a test does to the other users.
 pub(super) const CONTROL_USER: &str = "testkit";
@@ -60,6 +61,11 @@ impl RedisOptions {
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Lets `shim` move the server's clocks.
+    pub fn clock(self, shim: &ClockShim) -> Self {
+        shim.environment().iter().fold(self, |options, (name, value)| options.env(name, value))
     }
 
     /// Adds an argument to the command line.
