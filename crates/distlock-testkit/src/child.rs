@@ -9,6 +9,7 @@ mod program;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ pub use answer::{Answer, Outcome};
 #[doc(hidden)]
 pub use program::serve;
 
+use crate::netns::Namespace;
 use crate::servers::{Directory, PATIENCE, Process, eventually};
 
 /// Names the socket over which the child is told what to do; a test program without it is no child.
@@ -54,13 +56,24 @@ impl Child {
     /// The same, with whatever `configure` adds to the command: variables, say.
     #[track_caller]
     pub fn start_with(configure: impl FnOnce(&mut Command)) -> Child {
+        Child::launch(&own_program(), &[], configure)
+    }
+
+    /// The same, inside a network namespace.
+    #[track_caller]
+    pub fn start_in(namespace: &Namespace) -> Child {
+        let (program, words) = Namespace::wrap(namespace.name(), &own_program());
+        Child::launch(&program, &words, |_| {})
+    }
+
+    #[track_caller]
+    fn launch(program: &Path, words: &[String], configure: impl FnOnce(&mut Command)) -> Child {
         let directory = Directory::new();
         let socket = directory.path().join("child.sock");
         let listener = UnixListener::bind(&socket).expect("a unix socket");
         listener.set_nonblocking(true).expect("a socket need not block");
-        let program = std::env::current_exe().expect("the test's own program");
-        let started = Process::start(&program, &directory.path().join("log"), |command| {
-            command.args([ENTRY, "--nocapture", "--test-threads=1"]).env(VARIABLE, &socket);
+        let started = Process::start(program, &directory.path().join("log"), |command| {
+            command.args(words).args([ENTRY, "--nocapture", "--test-threads=1"]).env(VARIABLE, &socket);
             configure(command);
         });
         let mut process = started.expect("the test's own program starts");
@@ -162,4 +175,8 @@ impl Child {
     pub fn cont(&self) {
         self.process.cont();
     }
+}
+
+fn own_program() -> PathBuf {
+    std::env::current_exe().expect("the test's own program")
 }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The fault tests stand on [`servers`] (real ones, to kill, freeze and restart), a [`proxy`] in front of them, a second
-//! process that takes locks ([`child`]) and clocks that can be moved ([`clock_shim`]).
+//! process that takes locks ([`child`]) clocks that can be moved ([`clock_shim`]) and networks that
+//! can be taken apart ([`netns`]).
 
 pub mod broken;
 pub mod cases;
@@ -16,6 +17,7 @@ pub mod child;
 pub mod clock_shim;
 pub mod conformance;
 pub mod history;
+pub mod netns;
 mod polls;
 pub mod proxy;
 pub mod servers;
