@@ -12,8 +12,8 @@ pub const SERVICE: &str = "locks";
 /// How many sentinels must agree; of three.
 const QUORUM: usize = 2;
 
-/// A server that is silent for so long is taken for dead.
-const DOWN_AFTER_MS: u32 = 500;
+/// A server that is silent for so long is taken for dead; shorter, and a busy machine makes the dead.
+const DOWN_AFTER_MS: u32 = 1000;
 
 /// Sentinels begin no failover within twice this time after the one before.
 const FAILOVER_TIMEOUT_MS: u32 = 2000;
