@@ -5,6 +5,8 @@
 //! twice does what it does once.
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::fmt;
 use std::future::Future;
