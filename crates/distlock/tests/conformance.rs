@@ -1,7 +1,20 @@
 //! Every case of the conformance suite on every set-up.
 
+#[cfg(feature = "redis")]
+#[path = "setups/redis.rs"]
+mod redis_setups;
+
 use distlock_testkit::MemorySetup;
 
 distlock_testkit::conformance! {
     memory: MemorySetup,
+}
+
+#[cfg(feature = "redis")]
+distlock_testkit::conformance! {
+    redis: redis_setups::Server<redis_setups::Plain>,
+    redis_resp2: redis_setups::Server<redis_setups::Resp2>,
+    redis_prefix: redis_setups::Server<redis_setups::Prefix>,
+    redis_acl: redis_setups::Server<redis_setups::Acl>,
+    redis_no_channel: redis_setups::Server<redis_setups::NoChannel>,
 }

@@ -38,6 +38,7 @@ use crate::backend::{
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::options::DEFAULT_RETRY_INTERVAL;
 use crate::token::FencingToken;
 
 /// How long a waiter keeps its place without a sign of life: as long as its lease, within these bounds.
@@ -211,11 +212,16 @@ impl Backend for Redis {
         };
         let mut reply = session.run(&RELEASE, fill).await?;
         reply.unsigned()?;
-        match reply.word()?.as_str() {
-            "released" => Ok(Release::Released),
-            "not ours" => Ok(Release::NotOurs),
-            _ => Err(garbled()),
+        let outcome = match reply.word()?.as_str() {
+            "released" => Release::Released,
+            "not ours" => Release::NotOurs,
+            _ => return Err(garbled()),
+        };
+        // One of our own that only polls need not wait for its next look.
+        if let Ok(next) = reply.word()?.parse() {
+            self.waiting.wake(next);
         }
+        Ok(outcome)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -257,22 +263,23 @@ fn heartbeat(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)
 }
 
-/// Reads `pttl_ms, is_first, value, type`.
+/// Reads `pttl_ms, place, value, type`.
 fn read_busy(mut reply: Reply, claim: &Claim, hears: bool, server_us: u64) -> Result<Busy> {
     let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
-    let is_first = reply.int()? == 1;
+    let place = reply.int()?;
     let held = reply.bytes()?;
     let is_held = reply.word()? != "none";
     let holder = is_held.then(|| value::holder(&held, ttl_left, server_us));
     let is_ours = holder.as_ref().is_some_and(|holder| holder.record.is_some());
     let beat = heartbeat(claim.ttl) / CLAIMS_PER_HEARTBEAT;
-    let poll_after = match ttl_left {
-        // Nobody will tell: the caller's own retry interval.
-        _ if !claim.queue || !hears => None,
-        // Whoever is not ours does not tell us, and only the first could get the lock.
-        _ if is_first && !is_ours => None,
+    let poll_after = match (place, ttl_left) {
+        // Nobody will tell: the caller's own retry interval. Whoever is not ours does not tell us, either.
+        _ if !claim.queue => None,
+        (0, _) if !hears || !is_ours => None,
+        // Without messages, the more rarely the further behind.
+        (place, _) if !hears => Some(beat.min(DEFAULT_RETRY_INTERVAL * u32::try_from(place).unwrap_or(u32::MAX))),
         // A millisecond later than the lease, so as not to come a moment too early.
-        Some(left) if is_first => Some(beat.min(left + Duration::from_millis(1))),
+        (0, Some(left)) => Some(beat.min(left + Duration::from_millis(1))),
         _ => Some(beat),
     };
     Ok(Busy { holder, poll_after })

@@ -1,5 +1,5 @@
 -- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt, ttl_ms, record, wake, heartbeat_ms (0: no queue), not_after_us; reply: nonce, now_us, outcome, ...
--- Outcomes: 'granted', token | 'busy', pttl_ms, is_first, value, type | 'late' | 'fence' | 'foreign', key.
+-- Outcomes: 'granted', token | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key.
 local attempt, ttl_ms, record, wake = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local heartbeat_ms, not_after = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -68,16 +68,18 @@ if not held then
   held, held_type = read_lock(4095)
 end
 
-local first = false
+local place = -1
 if heartbeat_ms > 0 then
   local entry = ttl_ms .. ' ' .. digits(now / 1000 + heartbeat_ms) .. ' ' .. wake .. ' ' .. record
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   local ticket = math.max((tonumber(last) or 0) + 1, now)
   redis.call('ZADD', queue, 'NX', digits(ticket), attempt)
   redis.call('HSET', waiters, attempt, entry)
-  -- Nothing of the queue outlives its last waiter for long; every heartbeat is shorter than this.
-  redis.call('PEXPIRE', queue, 90000)
-  redis.call('PEXPIRE', waiters, 90000)
-  first = redis.call('ZRANGE', queue, 0, 0)[1] == attempt
+  -- Nothing of the queue outlives the heartbeat of its last waiter.
+  if math.min(redis.call('PTTL', queue), redis.call('PTTL', waiters)) < heartbeat_ms then
+    redis.call('PEXPIRE', queue, heartbeat_ms)
+    redis.call('PEXPIRE', waiters, heartbeat_ms)
+  end
+  place = redis.call('ZRANK', queue, attempt)
 end
-return { nonce, now, 'busy', redis.call('PTTL', lock), first and 1 or 0, held or '', held_type }
+return { nonce, now, 'busy', redis.call('PTTL', lock), place, held or '', held_type }

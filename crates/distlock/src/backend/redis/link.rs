@@ -179,10 +179,11 @@ impl Supervisor {
             Ok(Ok(Err(trouble))) => return End::NeverOpen(trouble),
             Ok(Err(_)) | Err(_) => return End::Homeless,
         };
-        let _ = self.state.send(State::Up(session.clone()));
+        // First, so that only those are woken whose claims went over an earlier connection.
         if let Some(waiting) = &self.waiting {
             waiting.wake_all();
         }
+        let _ = self.state.send(State::Up(session.clone()));
         let end = self.watch(&session, &mut task.0).await;
         session.kill();
         let text = "redis: the connection broke and is opened again".to_owned();

@@ -150,17 +150,19 @@ local function pass_on(me, skip)
   return outcome, gone, holder_wake
 end
 
--- Tells the first waiter that the lock is free, when it could not be handed over.
+-- Tells the first waiter that the lock is free, when it could not be handed over. Answers who that is.
 local function poke()
-  local first = redis.call('ZRANGE', queue, 0, 0)[1]
-  local entry = first and redis.call('HGET', waiters, first)
-  local wake = entry and string.match(entry, '^%d+ %d+ (%x+) ')
+  local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+  local entry = first and redis.pcall('HGET', waiters, first)
+  local wake = type(entry) == 'string' and string.match(entry, '^%d+ %d+ (%x+) ')
   if wake then
     redis.pcall('PUBLISH', 'distlock:wake:' .. wake, 'retry ' .. first)
   end
+  return first or ''
 end
 
--- Ends the hold that the caller has checked: the next waiter gets the lock, or it is free.
+-- Ends the hold that the caller has checked: the next waiter gets the lock, or it is free. Answers who must claim it
+-- then without having been told.
 local function give_away()
   local outcome, gone, holder_wake = pass_on(nil, nil)
   if outcome ~= 'handed' then
@@ -169,7 +171,5 @@ local function give_away()
   if #gone > 0 or holder_wake then
     drop(gone, holder_wake)
   end
-  if outcome == 'left' then
-    poke()
-  end
+  return outcome == 'left' and poke() or ''
 end

@@ -1,13 +1,13 @@
--- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt; reply: nonce, now_us, 'released' | 'not ours'
+-- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt; reply: nonce, now_us, 'released' | 'not ours', attempt to wake or ''
 local attempt = ARGV[2]
 
 local held = read_lock(32)
 if held == attempt .. ' ' then
-  give_away()
-  return { nonce, now, 'released' }
+  return { nonce, now, 'released', give_away() }
 end
 
 -- Not ours: the attempt's own place is all that is given up. What is of another type is nobody's place.
+local next_up = ''
 local place = redis.pcall('ZRANK', queue, attempt)
 if type(place) == 'number' and redis.call('TYPE', waiters).ok ~= 'hash' then
   place = nil
@@ -19,7 +19,7 @@ if type(place) == 'number' then
     redis.call('DEL', queue, waiters)
   elseif not held and place == 0 then
     -- It was its turn, so it is the next one's now.
-    give_away()
+    next_up = give_away()
   end
 end
-return { nonce, now, 'not ours' }
+return { nonce, now, 'not ours', next_up }

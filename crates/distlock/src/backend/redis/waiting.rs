@@ -87,6 +87,13 @@ impl Waiting {
         grant
     }
 
+    /// `attempt` claims again, if it is one of ours.
+    pub(super) fn wake(&self, attempt: AttemptId) {
+        if let Some(place) = self.table().get(&attempt) {
+            place.turn.notify_one();
+        }
+    }
+
     /// Everybody claims again: after a reconnect nobody knows what was said in between.
     pub(super) fn wake_all(&self) {
         self.table().values().for_each(|place| place.turn.notify_one());
