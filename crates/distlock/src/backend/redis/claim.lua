@@ -1,14 +1,6 @@
 -- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt, ttl_ms, record, wake, heartbeat_ms (0: no queue), not_after_us; reply: nonce, now_us, outcome, ...
 -- Outcomes: 'granted', token | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key.
-local attempt, ttl_ms, record, wake = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local heartbeat_ms, not_after = tonumber(ARGV[6]), tonumber(ARGV[7])
-
--- Its sender has given up on it, and perhaps released it already by another way.
-if now > not_after then
-  return { nonce, now, 'late' }
-end
-
-local held, held_type = read_lock(4095)
+local held, held_type = read_lock()
 if held then
   local holder, token = read_value(held)
   if holder == attempt then
@@ -18,68 +10,67 @@ if held then
     end
     return { nonce, now, 'granted', tonumber(token) }
   end
-end
-
-local waiting = redis.pcall('ZCARD', queue)
-if type(waiting) == 'table' then
-  return { nonce, now, 'foreign', queue }
-end
-local kind = (waiting > 0 or held) and redis.call('TYPE', waiters).ok or 'none'
-if kind ~= 'hash' and kind ~= 'none' then
-  return { nonce, now, 'foreign', waiters }
-end
-
-if not held then
-  local token = next_token()
-  if not token then
-    return { nonce, now, 'fence' }
+else
+  -- Free, but somebody waits: nobody is passed over.
+  local waiting = redis.pcall('ZCARD', queue)
+  if type(waiting) == 'table' then
+    return { nonce, now, 'foreign', queue }
   end
-  local gone = {}
-  local outcome, holder_wake = 'nobody', nil
-  if waiting > 0 then
-    -- The last one that was handed the lock let its lease run out: its process is frozen or gone, and each of its
-    -- waiters would cost a first lease more. Not so if it is the one that asks.
-    local silent = redis.call('HGET', waiters, 'handed')
-    local purged = silent and silent ~= wake and all_behind(silent) or {}
-    outcome, gone, holder_wake = pass_on(attempt, #purged > 0 and silent)
-    for _, dead in ipairs(purged) do
-      gone[#gone + 1] = dead
-    end
-    if #purged > 0 then
-      -- In case it lives after all.
-      redis.pcall('PUBLISH', 'distlock:wake:' .. silent, 'retry ' .. table.concat(purged, ' '))
-    end
-    if outcome == 'mine' then
-      gone[#gone + 1] = attempt
-    end
+  local silent = redis.pcall('HGET', waiters, 'handed')
+  if type(silent) == 'table' then
+    return { nonce, now, 'foreign', waiters }
   end
+  -- The last one that got the lock let its lease run out: its process is frozen or gone, and each of its waiters would
+  -- cost a first lease more. Not so if it is the one that asks.
+  local purged = silent and silent ~= wake and all_behind(silent) or {}
+  local outcome, gone, holder_wake = pass_on(attempt, #purged > 0 and silent)
+  if outcome == 'mine' then
+    gone[#gone + 1] = attempt
+  end
+  for _, id in ipairs(purged) do
+    gone[#gone + 1] = id
+  end
+  local granted
   if outcome == 'nobody' or outcome == 'mine' then
-    local set = set_lock(attempt, token, wake, record, ttl_ms)
-    if set.err then
-      return set
+    granted = grant(waiting > #gone and '+' or ' ')
+    if granted[3] ~= 'granted' then
+      return granted
     end
-    set_fence(token)
-    if waiting > 0 then
-      drop(gone, wake)
-    end
-    return { nonce, now, 'granted', token }
+    holder_wake = wake
   end
   drop(gone, holder_wake)
-  held, held_type = read_lock(4095)
+  if #purged > 0 then
+    -- In case it lives after all.
+    redis.pcall('PUBLISH', 'distlock:wake:' .. silent, 'retry ' .. table.concat(purged, ' '))
+  end
+  if granted then
+    return granted
+  end
+  held, held_type = read_lock()
 end
 
 local place = -1
 if heartbeat_ms > 0 then
-  local entry = ttl_ms .. ' ' .. digits(now / 1000 + heartbeat_ms) .. ' ' .. wake .. ' ' .. record
-  local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-  local ticket = math.max((tonumber(last) or 0) + 1, now)
-  redis.call('ZADD', queue, 'NX', digits(ticket), attempt)
-  redis.call('HSET', waiters, attempt, entry)
+  local last = redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')
+  if last.err then
+    return { nonce, now, 'foreign', queue }
+  end
+  local ticket = math.max((tonumber(last[2]) or 0) + 1, now)
+  local entry = string.format('%s %.0f %s %s', ttl_ms, now / 1000 + heartbeat_ms, wake, record)
+  -- A repeat keeps its place.
+  local added = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), attempt)
+  if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
+    redis.call('ZREM', queue, attempt)
+    return { nonce, now, 'foreign', waiters }
+  end
+  place = redis.call('ZRANK', queue, attempt)
   -- Nothing of the queue outlives the heartbeat of its last waiter.
-  if math.min(redis.call('PTTL', queue), redis.call('PTTL', waiters)) < heartbeat_ms then
+  if place == 0 or redis.call('PTTL', waiters) < heartbeat_ms then
     redis.call('PEXPIRE', queue, heartbeat_ms)
     redis.call('PEXPIRE', waiters, heartbeat_ms)
   end
-  place = redis.call('ZRANK', queue, attempt)
+  if added == 1 and held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
+    redis.call('SETRANGE', lock, 32, '+')
+  end
 end
 return { nonce, now, 'busy', redis.call('PTTL', lock), place, held or '', held_type }

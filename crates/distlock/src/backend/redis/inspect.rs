@@ -76,7 +76,6 @@ pub(super) async fn force_release(session: &Session, names: &Names, token: Fenci
         command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(token.get());
     };
     let mut reply = session.run(&BREAK, fill).await?;
-    reply.unsigned()?;
     match reply.word()?.as_str() {
         "broken" => Ok(()),
         "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),

@@ -1,12 +1,11 @@
 //! Renewals of all holds, gathered into few calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-
-use std::sync::Arc;
 
 use crate::backend::redis::link::Link;
 use crate::backend::redis::script::{RENEW, garbled};
@@ -16,9 +15,9 @@ use crate::error::{Error, Result};
 use crate::event::LossReason;
 
 /// How many locks one call renews: a fraction of a millisecond of the server's time.
-const CHUNK: usize = 160;
+const CHUNK: usize = 128;
 /// The shortest time between two calls, so that many locks need few of them; less where leases are short.
-const SPACING: Duration = Duration::from_millis(20);
+const SPACING: Duration = Duration::from_millis(40);
 const SPACING_PART: u32 = 50;
 /// How long a renewal waits for a connection that is being opened again.
 const PATIENCE: Duration = Duration::from_millis(400);

@@ -15,10 +15,37 @@ pub(super) struct Script {
     sha: OnceLock<String>,
 }
 
-pub(super) static CLAIM: Script = Script::new("claim", concat!(include_str!("queue.lua"), include_str!("claim.lua")));
-pub(super) static RELEASE: Script =
-    Script::new("release", concat!(include_str!("queue.lua"), include_str!("release.lua")));
-pub(super) static BREAK: Script = Script::new("break", concat!(include_str!("queue.lua"), include_str!("break.lua")));
+pub(super) static CLAIM: Script = Script::new(
+    "claim",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("claim_free.lua"),
+        include_str!("queue.lua"),
+        include_str!("claim.lua")
+    ),
+);
+pub(super) static RELEASE: Script = Script::new(
+    "release",
+    concat!(
+        include_str!("release_alone.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("release.lua")
+    ),
+);
+pub(super) static BREAK: Script = Script::new(
+    "break",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("break.lua")
+    ),
+);
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 

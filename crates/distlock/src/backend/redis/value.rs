@@ -32,11 +32,13 @@ pub(super) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> H
     }
 }
 
-/// `attempt token wake record`, strictly: whatever else stands there may be anything.
+/// `attempt token wake record`, strictly: whatever else stands there may be anything. The byte behind the attempt is
+/// `+` when somebody waits.
 fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
     let text = std::str::from_utf8(value).ok()?;
-    let mut parts = text.splitn(4, ' ');
-    let _: AttemptId = parts.next()?.parse().ok()?;
+    let (attempt, rest) = text.split_once([' ', '+'])?;
+    let _: AttemptId = attempt.parse().ok()?;
+    let mut parts = rest.splitn(3, ' ');
     let token = parts.next()?.parse().ok()?;
     let wake = parts.next()?;
     if wake != "-" {
