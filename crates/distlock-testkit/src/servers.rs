@@ -27,6 +27,7 @@ mod resp;
 mod sentinel;
 mod spawner;
 
+pub(crate) use built::built;
 pub use certs::Certs;
 pub use directory::Directory;
 pub use etcd::EtcdServer;

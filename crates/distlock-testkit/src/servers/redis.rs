@@ -13,6 +13,7 @@ use super::program::find_program;
 use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
 use super::reply::Reply;
 use super::resp::RespClient;
+use crate::netns::Namespace;
 
 /// The name of the unix socket in the server's directory.
 pub(super) const SOCKET: &str = "redis.sock";
@@ -102,7 +103,7 @@ impl RedisServer {
 
     /// The address of the server.
     pub fn address(&self) -> SocketAddr {
-        self.port.address()
+        SocketAddr::from((self.options.host(), self.port()))
     }
 
     /// The port of the server; it stays the same when the server is restarted.
@@ -226,10 +227,14 @@ impl RedisServer {
 
 fn spawn(options: &RedisOptions, directory: &Directory) -> Process {
     let program = find_program("redis-server", "redis-server");
+    let (program, words) = match &options.namespace {
+        None => (program, vec![]),
+        Some((name, _)) => Namespace::wrap(name, &program),
+    };
     // The log of an earlier start must not be taken for this one's.
     let log = directory.write("log", "");
     let started = Process::start(&program, &log, |command| {
-        command.arg(CONFIG).args(&options.arguments).envs(options.environment.iter().cloned());
+        command.args(words).arg(CONFIG).args(&options.arguments).envs(options.environment.iter().cloned());
         command.current_dir(directory.path());
     });
     started.unwrap_or_else(|error| panic!("redis-server cannot be started: {error}"))

@@ -1,11 +1,13 @@
 //! How a Redis server is to be started.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use super::certs::Certs;
 use super::port::Port;
 use super::redis::RedisServer;
+use crate::clock_shim::ClockShim;
+use crate::netns::Namespace;
 
 /// The kit's own user on every server, so that it keeps control whatever a test does to the other users.
 pub(super) const CONTROL_USER: &str = "testkit";
@@ -20,6 +22,8 @@ pub struct RedisOptions {
     pub(super) tls: Option<Certs>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) arguments: Vec<String>,
+    /// The name of a network namespace, and the server's address there.
+    pub(super) namespace: Option<(String, Ipv4Addr)>,
 }
 
 impl RedisOptions {
@@ -62,6 +66,17 @@ impl RedisOptions {
         self
     }
 
+    /// Lets `shim` move the server's clocks.
+    pub fn clock(self, shim: &ClockShim) -> Self {
+        shim.environment().iter().fold(self, |options, (name, value)| options.env(name, value))
+    }
+
+    /// Runs the server in a network namespace, on its address.
+    pub fn namespace(mut self, namespace: &Namespace) -> Self {
+        self.namespace = Some((namespace.name().to_owned(), namespace.address()));
+        self
+    }
+
     /// Adds an argument to the command line.
     pub(super) fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
@@ -77,7 +92,9 @@ impl RedisOptions {
     pub(super) fn file(&self, directory: &Path, port: &Port) -> String {
         let socket = directory.join(super::redis::SOCKET);
         let mut lines = vec![
-            "bind 127.0.0.1".to_owned(),
+            format!("bind {}", self.host()),
+            // The namespace's address is as private as loopback.
+            "protected-mode no".to_owned(),
             format!("dir {}", directory.display()),
             format!("unixsocket {}", socket.display()),
             "unixsocketperm 700".to_owned(),
@@ -101,6 +118,10 @@ impl RedisOptions {
         }
         lines.extend(self.lines.iter().cloned());
         lines.join("\n") + "\n"
+    }
+
+    pub(super) fn host(&self) -> Ipv4Addr {
+        self.namespace.as_ref().map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address)
     }
 
     fn is_sentinel(&self) -> bool {

@@ -14,8 +14,23 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Answers nest no deeper in what tests ask.
 const DEEPEST: usize = 16;
 
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
+trait Stream: Read + Write + Send {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))?;
+        self.set_write_timeout(Some(timeout))
+    }
+}
+
+impl Stream for UnixStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))?;
+        self.set_write_timeout(Some(timeout))
+    }
+}
 
 /// A blocking connection to a Redis server: one command, one answer.
 pub struct RespClient(BufReader<Box<dyn Stream>>);
@@ -24,8 +39,7 @@ impl RespClient {
     /// Connects over TCP.
     pub fn tcp(address: SocketAddr) -> io::Result<RespClient> {
         let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.set_write_timeout(Some(TIMEOUT))?;
+        stream.set_timeout(TIMEOUT)?;
         stream.set_nodelay(true)?;
         Ok(RespClient(BufReader::new(Box::new(stream))))
     }
@@ -33,9 +47,16 @@ impl RespClient {
     /// Connects to a unix socket.
     pub fn unix(path: &Path) -> io::Result<RespClient> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.set_write_timeout(Some(TIMEOUT))?;
+        stream.set_timeout(TIMEOUT)?;
         Ok(RespClient(BufReader::new(Box::new(stream))))
+    }
+
+    /// How long the server has to answer from now on; 5 s by default.
+    ///
+    /// # Panics
+    /// When it is zero.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.0.get_ref().set_timeout(timeout).expect("a timeout that is not zero");
     }
 
     /// Sends a command and waits for its answer. A refusal is an answer ([`Reply::Error`]), not an error.

@@ -12,8 +12,11 @@ pub const SERVICE: &str = "locks";
 /// How many sentinels must agree; of three.
 const QUORUM: usize = 2;
 
-/// A server that is silent for so long is taken for dead.
-const DOWN_AFTER_MS: u32 = 500;
+/// A server that is silent for so long is taken for dead; shorter, and a busy machine makes the dead.
+const DOWN_AFTER_MS: u32 = 1000;
+
+/// Sentinels begin no failover within twice this time after the one before.
+const FAILOVER_TIMEOUT_MS: u32 = 2000;
 
 /// One master, two replicas, three sentinels. Dropping it kills them all.
 #[derive(Debug)]
@@ -118,7 +121,7 @@ fn sentinel(master: SocketAddr) -> RedisServer {
         .config(format!("sentinel auth-user {SERVICE} {CONTROL_USER}"))
         .config(format!("sentinel auth-pass {SERVICE} {CONTROL_PASSWORD}"))
         .config(format!("sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}"))
-        .config(format!("sentinel failover-timeout {SERVICE} 5000"))
+        .config(format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"))
         .start()
 }
 
