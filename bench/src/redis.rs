@@ -38,7 +38,6 @@ pub(crate) fn run() {
             .await
             .expect("loaded");
         uncontended(&server, &bench, &sha).await;
-        return;
         many_tasks(&bench, &sha).await;
         contended(&server).await;
         held(&server).await;
