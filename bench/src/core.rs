@@ -72,10 +72,10 @@ async fn held() {
     let bytes = (status("VmRSS:") - before) * 1024 / HELD as u64;
     println!("{HELD} held locks: {bytes} bytes each, store and guard included (aim: 1024)");
 
-    let cpu = cpu_ms();
+    let cpu = super::cpu_ms();
     let start = Instant::now();
     tokio::time::sleep(TTL * 2).await;
-    let used = (cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
+    let used = (super::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
     let least = Duration::from_millis(seen.least_margin_ms.load(Ordering::Relaxed));
     // Renewal at one third leaves two thirds of the lease as margin; late is what has used up half of that.
     let aim = TTL / 3;
@@ -92,11 +92,4 @@ fn status(field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-/// User and system time of this process; the kernel counts it in hundredths of a second.
-fn cpu_ms() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = text.rsplit(')').next().unwrap_or_default();
-    after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
 }

@@ -478,8 +478,9 @@ pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
     let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
     let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
     let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
-    assert!(wakes <= WAITERS, "{wakes} wake-ups for {WAITERS} releases");
-    assert!(claims <= 2 * WAITERS, "{claims} claims for {WAITERS} grants");
+    // One each, and some room for a machine so slow that a handover times out. A herd would need 21 and 27.
+    assert!(wakes <= 2 * WAITERS, "{wakes} wake-ups for {WAITERS} releases");
+    assert!(claims <= 3 * WAITERS, "{claims} claims for {WAITERS} grants");
 }
 
 /// Names with spaces, slashes, accents, percent signs and tags are different locks; so are long ones.

@@ -5,6 +5,8 @@
 //! twice does what it does once.
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::fmt;
 use std::future::Future;
@@ -213,6 +215,9 @@ pub struct Attachment {
     pub losses: Losses,
     /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
     pub runtime: Handle,
+    /// The runtime in which the locker was made, if it was in one. Whatever is closer to the callers runs faster there,
+    /// but it may block or end at any time.
+    pub home: Option<Handle>,
     /// The family's clock, which [`Term::start`] is read from.
     pub clock: Clock,
     /// How much the rates of this clock and the server's may differ.
@@ -224,7 +229,7 @@ impl Attachment {
     #[must_use]
     pub fn standalone(runtime: &Handle) -> Self {
         let (losses, _) = Losses::channel();
-        Attachment { losses, runtime: runtime.clone(), clock: Clock::system(), drift: DEFAULT_DRIFT }
+        Attachment { losses, runtime: runtime.clone(), home: None, clock: Clock::system(), drift: DEFAULT_DRIFT }
     }
 }
 

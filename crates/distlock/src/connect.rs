@@ -3,10 +3,14 @@
 use crate::backend::DynBackend;
 use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
+#[cfg(feature = "redis")]
+use crate::backend::redis::{self, Redis, RedisBuilder};
 use crate::config::{Config, Driver, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
 use crate::url::Target;
+#[cfg(feature = "redis")]
+use crate::url::{Credentials, Protocol, RedisOptions, RedisServers};
 
 impl Locker {
     /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
@@ -49,8 +53,46 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             };
             Ok(Box::new(backend))
         }
+        #[cfg(feature = "redis")]
+        Target::Redis { servers, credentials, options } => {
+            let engine = speak_redis(reach_redis(servers)?, credentials, options)?;
+            Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
+        }
         other => Err(not_built_in(other.driver())),
     }
+}
+
+#[cfg(feature = "redis")]
+fn reach_redis(servers: &RedisServers) -> Result<RedisBuilder> {
+    let not_yet = |what: &str| {
+        Err(Error::new(ErrorKind::Unsupported, format!("the redis engine does not speak to a {what} in this version")))
+    };
+    match servers {
+        RedisServers::One(host) => Ok(Redis::tcp(&host.name, host.port)),
+        RedisServers::Unix(path) => Ok(Redis::unix(path)),
+        RedisServers::Sentinel { .. } => not_yet("sentinel"),
+        RedisServers::Cluster(_) => not_yet("cluster"),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &RedisOptions) -> Result<RedisBuilder> {
+    if options.tls {
+        return Err(Error::new(ErrorKind::Unsupported, "encrypted connections to redis are not part of this build"));
+    }
+    if let Some(username) = &credentials.username {
+        engine = engine.username(username);
+    }
+    if let Some(password) = &credentials.password {
+        engine = engine.password(password.expose());
+    }
+    if let Some(protocol) = options.protocol {
+        engine = engine.protocol(match protocol {
+            Protocol::Resp2 => redis::Protocol::Resp2,
+            Protocol::Resp3 => redis::Protocol::Resp3,
+        });
+    }
+    Ok(engine.database(options.db))
 }
 
 /// These engines have no server to share with others, so nothing to keep apart by a prefix.

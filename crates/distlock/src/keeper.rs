@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{Id, JoinSet};
@@ -45,13 +45,14 @@ type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 pub(crate) fn start(core: Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
     let (report, reported) = mpsc::channel();
+    let home = Handle::try_current().ok();
     let thread = std::thread::Builder::new().name("distlock-keeper".into());
     // The runtime is made and dropped there: where a locker is made, dropping one may not be allowed.
     let run = move || match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let (losses, pushed) = Losses::channel();
-            let (runtime_handle, clock) = (runtime.handle().clone(), core.clock.clone());
-            core.backend.attach(Attachment { losses, runtime: runtime_handle, clock, drift: core.drift });
+            let (handle, clock) = (runtime.handle().clone(), core.clock.clone());
+            core.backend.attach(Attachment { losses, runtime: handle, home, clock, drift: core.drift });
             let _ = report.send(Ok(()));
             run_on(&runtime, &core, pushed);
         }

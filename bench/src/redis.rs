@@ -1,0 +1,243 @@
+//! The Redis engine against the raw floor on the same client crate: `SET NX PX`, and a script that compares and deletes.
+//!
+//! Both run in the same process against the same server, round by round in turns, so that the ratios hold on any
+//! machine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ::redis::aio::MultiplexedConnection;
+use distlock::backend::redis::Redis;
+use distlock::{LockGuard, Locker};
+use distlock_testkit::servers::RedisServer;
+use tokio::task::JoinSet;
+
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+const ROUNDS: usize = 7;
+const PAIRS: usize = 4_000;
+const TASKS: usize = 64;
+const CYCLES: u64 = 20_000;
+const HELD: usize = 10_000;
+const TTL: Duration = Duration::from_secs(10);
+
+/// Prints every figure of the Redis engine.
+pub(crate) fn run() {
+    let server = RedisServer::start();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        println!("redis {}, 2 workers", server.info("server", "redis_version").unwrap_or_default());
+        let bench = Arc::new(Bench { raw: raw_connection(&server).await, locker: locker(&server) });
+        bench.locker.lock("warm").await.expect("granted").unlock().await.expect("released");
+        let sha: String = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(COMPARE_AND_DELETE)
+            .query_async(&mut bench.raw.clone())
+            .await
+            .expect("loaded");
+        uncontended(&server, &bench, &sha).await;
+        many_tasks(&bench, &sha).await;
+        contended(&server).await;
+        held(&server).await;
+    });
+}
+
+struct Bench {
+    raw: MultiplexedConnection,
+    locker: Locker,
+}
+
+fn locker(server: &RedisServer) -> Locker {
+    let engine = Redis::tcp("127.0.0.1", server.port()).build().expect("an engine");
+    Locker::builder().default_ttl(TTL).build(engine).expect("a locker")
+}
+
+async fn raw_connection(server: &RedisServer) -> MultiplexedConnection {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).expect("a client");
+    client.get_multiplexed_async_connection().await.expect("connected")
+}
+
+/// What everybody writes first: two commands, no queue, no fence, no loss signal.
+async fn raw_pair(connection: &mut MultiplexedConnection, sha: &str, key: &str, value: &str) {
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg(value).arg("NX").arg("PX").arg(10_000);
+    let _: redis::Value = set.query_async(connection).await.expect("answered");
+    let mut release = redis::cmd("EVALSHA");
+    release.arg(sha).arg(1).arg(key).arg(value);
+    let deleted: i64 = release.query_async(connection).await.expect("answered");
+    assert_eq!(deleted, 1);
+}
+
+async fn pair(locker: &Locker, key: &str) {
+    locker.lock(key).await.expect("granted").unlock().await.expect("released");
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+async fn uncontended(server: &RedisServer, bench: &Arc<Bench>, sha: &str) {
+    let (mut raw, mut ours, mut evals) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..ROUNDS {
+        let (task, sha) = (bench.clone(), sha.to_owned());
+        let times = tokio::spawn(async move {
+            let mut connection = task.raw.clone();
+            let mut times = Vec::with_capacity(PAIRS);
+            for _ in 0..PAIRS {
+                let start = Instant::now();
+                raw_pair(&mut connection, &sha, "raw", "0123456789abcdef0123456789abcdef").await;
+                times.push(start.elapsed());
+            }
+            times
+        });
+        raw.push(median(&mut times.await.expect("done")));
+        let (task, before) = (bench.clone(), server.calls("evalsha"));
+        let times = tokio::spawn(async move {
+            let mut times = Vec::with_capacity(PAIRS);
+            for _ in 0..PAIRS {
+                let start = Instant::now();
+                pair(&task.locker, "ours").await;
+                times.push(start.elapsed());
+            }
+            times
+        });
+        ours.push(median(&mut times.await.expect("done")));
+        evals += server.calls("evalsha") - before;
+    }
+    let (raw, ours) = (median(&mut raw), median(&mut ours));
+    let ratio = ours.as_secs_f64() / raw.as_secs_f64();
+    println!("uncontended lock+unlock, 1 task, p50: raw {raw:?}, ours {ours:?}, ratio {ratio:.2} (aim: 1.10)");
+    println!("commands per pair: {:.3} (aim: 2)", evals as f64 / (ROUNDS * PAIRS) as f64);
+}
+
+async fn many_tasks(bench: &Arc<Bench>, sha: &str) {
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        raw.push(
+            rate(bench, |bench, number| {
+                let sha = sha.to_owned();
+                async move {
+                    let (mut connection, key) = (bench.raw.clone(), format!("raw:{number}"));
+                    for _ in 0..PAIRS / 8 {
+                        raw_pair(&mut connection, &sha, &key, "0123456789abcdef0123456789abcdef").await;
+                    }
+                }
+            })
+            .await,
+        );
+        ours.push(
+            rate(bench, |bench, number| async move {
+                let key = format!("ours:{number}");
+                for _ in 0..PAIRS / 8 {
+                    pair(&bench.locker, &key).await;
+                }
+            })
+            .await,
+        );
+    }
+    let per_pair = |times: &mut [Duration]| median(times).as_secs_f64() / (TASKS * PAIRS / 8) as f64;
+    let (raw, ours) = (1.0 / per_pair(&mut raw), 1.0 / per_pair(&mut ours));
+    println!("{TASKS} tasks: raw {raw:.0} pairs/s, ours {ours:.0}, ratio {:.2} (aim: 1.0)", ours / raw);
+}
+
+async fn rate<F>(bench: &Arc<Bench>, task: impl Fn(Arc<Bench>, usize) -> F) -> Duration
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for number in 0..TASKS {
+        tasks.spawn(task(bench.clone(), number));
+    }
+    tasks.join_all().await;
+    start.elapsed()
+}
+
+/// One lock, and everybody wants it all the time.
+async fn contended(server: &RedisServer) {
+    let locker = Arc::new(locker(server));
+    let left = Arc::new(AtomicU64::new(CYCLES));
+    locker.lock("warm").await.expect("granted").unlock().await.expect("released");
+    let (evals, publishes) = (server.calls("evalsha"), server.calls("publish"));
+    let released = Arc::new(std::sync::Mutex::new((None::<Instant>, Vec::with_capacity(CYCLES as usize))));
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (locker, left, released) = (Locker::clone(&locker), left.clone(), released.clone());
+        tasks.spawn(async move {
+            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+                let guard = locker.lock("contended").await.expect("granted");
+                {
+                    let mut released = released.lock().expect("no panic");
+                    if let Some(at) = released.0.take() {
+                        released.1.push(at.elapsed());
+                    }
+                    released.0 = Some(Instant::now());
+                }
+                guard.unlock().await.expect("released");
+            }
+        });
+    }
+    tasks.join_all().await;
+    let took = start.elapsed();
+    let cycles = CYCLES as f64;
+    let gap = median(&mut released.lock().expect("no panic").1);
+    let push = publish_to_push(server).await;
+    println!("contended, {TASKS} tasks: {:.0} handoffs/s", cycles / took.as_secs_f64());
+    let (evals, publishes) = (server.calls("evalsha") - evals, server.calls("publish") - publishes);
+    println!("commands per cycle: {:.2} (aim: 2.1)", evals as f64 / cycles);
+    println!("messages per handoff: {:.2} (aim: 1.0)", publishes as f64 / cycles);
+    let ratio = gap.as_secs_f64() / push.as_secs_f64();
+    println!("gap p50: {gap:?}, raw publish to push {push:?}, ratio {ratio:.2} (aim: 2)");
+}
+
+/// The floor of a handoff: one command, and one message to another connection.
+async fn publish_to_push(server: &RedisServer) -> Duration {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).expect("a client");
+    let config = redis::AsyncConnectionConfig::new().set_push_sender(sender);
+    let mut listening = client.get_multiplexed_async_connection_with_config(&config).await.expect("connected");
+    listening.subscribe("raw").await.expect("subscribed");
+    receiver.recv().await.expect("the subscription");
+    let mut publishing = raw_connection(server).await;
+    let task = tokio::spawn(async move {
+        let mut times = Vec::new();
+        for _ in 0..PAIRS {
+            let start = Instant::now();
+            let heard = async {
+                receiver.recv().await.expect("a message");
+                start.elapsed()
+            };
+            let mut publish = redis::cmd("PUBLISH");
+            publish.arg("raw").arg("x");
+            let (time, told) = tokio::join!(heard, publish.query_async::<i64>(&mut publishing));
+            assert_eq!(told.expect("answered"), 1);
+            times.push(time);
+        }
+        median(&mut times)
+    });
+    task.await.expect("done")
+}
+
+/// Many locks held at once: what keeping them costs.
+async fn held(server: &RedisServer) {
+    let locker = locker(server);
+    let mut guards: Vec<LockGuard> = Vec::with_capacity(HELD);
+    for number in 0..HELD {
+        guards.push(locker.lock(format!("held:{number}")).await.expect("granted"));
+    }
+    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
+    server.command(&["SLOWLOG", "RESET"]);
+    // Taken one after the other, they are renewed spread over time; after a few ticks the jitter has mixed them.
+    let (evals, cpu, start) = (server.calls("evalsha"), super::cpu_ms(), Instant::now());
+    tokio::time::sleep(TTL).await;
+    let ticks = start.elapsed().as_secs_f64() / (TTL / 3).as_secs_f64();
+    let evals = (server.calls("evalsha") - evals) as f64 / ticks;
+    let used = (super::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
+    println!("{HELD} held: {evals:.0} renewal commands per third of a lease (aim: 80), client {used:.1} % (aim: 2)");
+    println!("scripts over 0.5 ms: {} (aim: 0)", server.command(&["SLOWLOG", "LEN"]).int());
+    assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
+}

@@ -1,0 +1,24 @@
+-- Takes a lock that is free and for which nobody waits. KEYS, ARGV, reply: as in claim.lua.
+local attempt, ttl_ms, record, wake = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local heartbeat_ms = tonumber(ARGV[6])
+
+-- Its sender has given up on it, and perhaps released it already by another way.
+if now > tonumber(ARGV[7]) then
+  return { nonce, now, 'late' }
+end
+
+local function grant(mark)
+  local token, refusal = next_token()
+  if not token then
+    return refusal or { nonce, now, 'fence' }
+  end
+  local set = set_lock(attempt, mark, token, wake, record, ttl_ms)
+  if set.err then
+    return set
+  end
+  return { nonce, now, 'granted', token }
+end
+
+if redis.call('EXISTS', lock, queue) == 0 then
+  return grant(' ')
+end

@@ -1,0 +1,115 @@
+//! Locks seen from outside.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::backend::LockInfo;
+use crate::backend::redis::names::Names;
+use crate::backend::redis::script::{BREAK, SHOW, garbled};
+use crate::backend::redis::session::Session;
+use crate::backend::redis::value;
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::token::FencingToken;
+
+/// How many keys the server looks at in one step of a scan.
+const SCAN_COUNT: usize = 1000;
+/// How many waiters of one lock are shown.
+const MOST_WAITERS: usize = 1000;
+
+/// The locks whose names begin with `start`. A key of somebody else that only looks like a lock's name is not listed.
+pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
+    let mut keys = BTreeSet::new();
+    let pattern = format!("*{}*", escape_glob(&format!("{prefix}{start}")));
+    let mut cursor = b"0".to_vec();
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(SCAN_COUNT);
+        let (next, found) = read_page(session.send(&scan).await?)?;
+        let names = found.iter().filter_map(|stored| std::str::from_utf8(stored).ok());
+        let locks = names.filter_map(|stored| Names::lock_of(prefix, stored));
+        keys.extend(locks.filter(|key| key.as_str().starts_with(start)));
+        if next == b"0" {
+            break;
+        }
+        cursor = next;
+    }
+    let mut locks = Vec::new();
+    for key in keys {
+        if let Some(lock) = get(session, prefix, &key).await?
+            && (lock.holder.as_ref().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty())
+        {
+            locks.push(lock);
+        }
+    }
+    Ok(locks)
+}
+
+/// One lock; `None` when nobody holds it or waits for it.
+pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
+    // A name that cannot be a lock here is nobody's.
+    let Ok(Names { lock, queue, waiters, .. }) = Names::new(prefix, key) else { return Ok(None) };
+    let fill = |command: &mut redis::Cmd, nonce| {
+        command.arg(3).arg(&lock).arg(&queue).arg(&waiters).arg(nonce).arg(MOST_WAITERS);
+    };
+    let mut reply = session.run(&SHOW, fill).await?;
+    let now_us = reply.unsigned()?;
+    let is_held = reply.word()? != "none";
+    let held = reply.bytes()?;
+    let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
+    let mut waiting = Vec::new();
+    while !reply.is_empty() {
+        waiting.extend(value::waiter(&reply.bytes()?).map(Arc::new));
+    }
+    let holder = is_held.then(|| value::holder(&held, ttl_left, now_us));
+    let is_there = holder.is_some() || !waiting.is_empty();
+    Ok(is_there.then(|| LockInfo::new(key.clone(), holder, waiting)))
+}
+
+/// Ends the hold with `token`.
+pub(super) async fn force_release(session: &Session, names: &Names, token: FencingToken) -> Result<()> {
+    let Names { lock, queue, waiters, fence } = names;
+    let fill = |command: &mut redis::Cmd, nonce| {
+        command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(token.get());
+    };
+    let mut reply = session.run(&BREAK, fill).await?;
+    match reply.word()?.as_str() {
+        "broken" => Ok(()),
+        "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+        "foreign" => {
+            let kind = reply.word()?;
+            let message = format!("redis: the key holds a {kind} that is not ours");
+            Err(Error::new(ErrorKind::Foreign, message).with_help("whoever made it must end it"))
+        }
+        _ => Err(garbled()),
+    }
+}
+
+fn read_page(page: Value) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {
+    redis::from_redis_value(page).map_err(|_| garbled())
+}
+
+/// The server's patterns know `*`, `?`, `[` and `\`.
+fn escape_glob(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_mean_the_text_itself() {
+        assert_eq!(escape_glob("a*b?[c]\\"), "a\\*b\\?\\[c\\]\\\\");
+    }
+}

@@ -1,0 +1,88 @@
+//! The keys of one lock.
+
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+/// The lock's own key and its companions, all in one slot of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) lock: String,
+    pub(super) queue: String,
+    pub(super) waiters: String,
+    pub(super) fence: String,
+}
+
+/// What the companions end in.
+const SUFFIXES: [&str; 3] = [":q", ":w", ":f"];
+
+impl Names {
+    /// The lock's key is its name behind the prefix and nothing else: that is where other libraries look, too.
+    pub(super) fn new(prefix: &str, key: &Key) -> Result<Names> {
+        let lock = format!("{prefix}{key}");
+        let has_tag = lock.contains('{');
+        if has_tag && SUFFIXES.iter().any(|suffix| lock.ends_with(suffix)) {
+            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w or :f here")
+                .with_help("these are the keys of another lock's queue"));
+        }
+        let stem = if has_tag { lock.clone() } else { format!("{{{lock}}}") };
+        let [queue, waiters, fence] = SUFFIXES.map(|suffix| format!("{stem}{suffix}"));
+        Ok(Names { lock, queue, waiters, fence })
+    }
+
+    /// The lock's name, given the key of the lock or of its queue.
+    pub(super) fn lock_of(prefix: &str, stored: &str) -> Option<Key> {
+        let lock = match stored.strip_suffix(":q") {
+            Some(stem) if stem.starts_with('{') && stem.ends_with('}') => &stem[1..stem.len() - 1],
+            Some(stem) if stem.contains('{') => stem,
+            _ => stored,
+        };
+        Key::new(lock.strip_prefix(prefix)?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn names(prefix: &str, key: &str) -> Names {
+        Names::new(prefix, &Key::new(key).unwrap()).unwrap()
+    }
+
+    /// What Redis Cluster hashes of a key.
+    fn hashed(key: &str) -> &str {
+        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+        tag.filter(|tag| !tag.is_empty()).unwrap_or(key)
+    }
+
+    #[test]
+    fn companions_share_the_slot_of_the_lock() {
+        let keys = ["a", "invoice:42", "a b", "user:{42}:mail", "{x}", "%7B", "a:q", "日本語"];
+        for (prefix, key) in ["", "app:"].into_iter().flat_map(|prefix| keys.map(|key| (prefix, key))) {
+            let Names { lock, queue, waiters, fence } = names(prefix, key);
+            assert_eq!(lock, format!("{prefix}{key}"), "verbatim");
+            for companion in [&queue, &waiters, &fence] {
+                assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_is_found_again_from_the_keys() {
+        for key in ["a", "invoice:42", "user:{42}:mail", "{x}", "a:q"] {
+            let names = names("app:", key);
+            for stored in [&names.lock, &names.queue] {
+                assert_eq!(Names::lock_of("app:", stored).unwrap().as_str(), key, "{stored}");
+            }
+        }
+        assert_eq!(Names::lock_of("app:", "other:a"), None);
+    }
+
+    #[test]
+    fn names_that_are_another_locks_queue_are_refused() {
+        for key in ["{foo}:q", "{foo}:w", "user:{42}:f"] {
+            let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! How a Redis is reached and spoken to.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::redis::dial::Dialer;
+use crate::clock::Clock;
+use crate::token::AttemptId;
+
+/// The version of the Redis protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// The old one: wake-ups come over a second connection.
+    Resp2,
+    /// The one since Redis 6: wake-ups come over the connection that carries the commands.
+    Resp3,
+}
+
+/// Everything that the connections of an engine need.
+#[derive(Clone)]
+pub(super) struct Options {
+    pub(super) dialer: Dialer,
+    pub(super) prefix: String,
+    pub(super) database: u32,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    /// `None`: the best that the server speaks.
+    pub(super) protocol: Option<Protocol>,
+    pub(super) dial_timeout: Duration,
+    pub(super) clock: Clock,
+    /// Names the channel on which this engine hears of its turns.
+    pub(super) wake: AttemptId,
+}
+
+impl Options {
+    pub(super) fn channel(&self) -> String {
+        format!("distlock:wake:{}", self.wake)
+    }
+}
+
+// By hand: a password is never printed.
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("dialer", &self.dialer)
+            .field("prefix", &self.prefix)
+            .field("database", &self.database)
+            .field("username", &self.username)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("protocol", &self.protocol)
+            .field("dial_timeout", &self.dial_timeout)
+            .finish_non_exhaustive()
+    }
+}

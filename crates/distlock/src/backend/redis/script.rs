@@ -1,0 +1,187 @@
+//! The scripts: their text, their hashes, and the nonce that ties an answer to its question.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redis::{Cmd, Value};
+
+use crate::error::{Error, Result};
+
+/// A script that the server runs in one go.
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) name: &'static str,
+    pub(super) text: &'static str,
+    sha: OnceLock<String>,
+}
+
+pub(super) static CLAIM: Script = Script::new(
+    "claim",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("claim_free.lua"),
+        include_str!("queue.lua"),
+        include_str!("claim.lua")
+    ),
+);
+pub(super) static RELEASE: Script = Script::new(
+    "release",
+    concat!(
+        include_str!("release_alone.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("release.lua")
+    ),
+);
+pub(super) static BREAK: Script = Script::new(
+    "break",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("fence.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("break.lua")
+    ),
+);
+pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
+pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
+
+static ALL: [&Script; 5] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &SHOW];
+
+impl Script {
+    const fn new(name: &'static str, text: &'static str) -> Script {
+        Script { name, text, sha: OnceLock::new() }
+    }
+
+    /// The call by hash; by text as long as no server has told the hash.
+    pub(super) fn by_hash(&self) -> Cmd {
+        match self.sha.get() {
+            Some(sha) => {
+                let mut command = redis::cmd("EVALSHA");
+                command.arg(sha);
+                command
+            }
+            None => self.by_text(),
+        }
+    }
+
+    pub(super) fn by_text(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(self.text);
+        command
+    }
+}
+
+/// Asks the server for the hashes of all scripts: it must have the function, and we need none of our own. `None` when
+/// they are known.
+pub(super) fn ask_hashes() -> Option<Cmd> {
+    if ALL.iter().all(|script| script.sha.get().is_some()) {
+        return None;
+    }
+    let mut command = redis::cmd("EVAL");
+    command.arg("local r = {} for i, text in ipairs(ARGV) do r[i] = redis.sha1hex(text) end return r").arg(0);
+    ALL.iter().for_each(|script| {
+        command.arg(script.text);
+    });
+    Some(command)
+}
+
+/// Takes the answer to [`ask_hashes`]. A wrong one costs a round trip per call, nothing more.
+pub(super) fn learn_hashes(answer: &Value) {
+    let Value::Array(hashes) = answer else { return };
+    for (script, hash) in ALL.iter().zip(hashes) {
+        if let Value::BulkString(hash) = hash
+            && let Ok(hash) = std::str::from_utf8(hash)
+        {
+            let _ = script.sha.set(hash.to_owned());
+        }
+    }
+}
+
+/// A number that no other request of this process has.
+pub(super) fn nonce() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The parts of a script's answer, behind the nonce.
+#[derive(Debug)]
+pub(super) struct Reply(std::vec::IntoIter<Value>);
+
+impl Reply {
+    /// Checks that the answer is to the question with `nonce`.
+    ///
+    /// # Errors
+    /// Kind `Unknown`: it is somebody else's answer, and what became of ours nobody knows.
+    pub(super) fn check(answer: Value, nonce: u64) -> Result<Reply> {
+        let Value::Array(parts) = answer else { return Err(garbled()) };
+        let mut reply = Reply(parts.into_iter());
+        let echoed = reply.bytes()?;
+        if echoed != nonce.to_string().as_bytes() {
+            return Err(Error::unknown("redis: an answer to another question; the connection is not used any more"));
+        }
+        Ok(reply)
+    }
+
+    pub(super) fn int(&mut self) -> Result<i64> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(number),
+            _ => Err(garbled()),
+        }
+    }
+
+    pub(super) fn unsigned(&mut self) -> Result<u64> {
+        u64::try_from(self.int()?).map_err(|_| garbled())
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            _ => Err(garbled()),
+        }
+    }
+
+    pub(super) fn word(&mut self) -> Result<String> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| garbled()),
+            Some(Value::SimpleString(text)) => Ok(text),
+            _ => Err(garbled()),
+        }
+    }
+
+    /// Whether everything was read.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.as_slice().is_empty()
+    }
+}
+
+/// The script ran, and its answer makes no sense.
+pub(super) fn garbled() -> Error {
+    Error::unknown("redis: a script's answer is not understood")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn an_answer_to_another_question_is_unknown() {
+        let answer = |nonce: &str| Value::Array(vec![Value::BulkString(nonce.into()), Value::Int(7)]);
+        assert_eq!(Reply::check(answer("41"), 41).unwrap().int().unwrap(), 7);
+        for wrong in [answer("42"), answer(""), Value::Nil, Value::Array(vec![]), Value::Int(41)] {
+            assert_eq!(Reply::check(wrong, 41).unwrap_err().kind(), ErrorKind::Unknown);
+        }
+    }
+
+    #[test]
+    fn scripts_have_no_shebang_and_never_print_numbers_by_tostring() {
+        for script in ALL {
+            assert!(!script.text.contains("#!"), "{}: such a script is refused when memory is short", script.name);
+            assert!(!script.text.contains("tostring("), "{}", script.name);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! One connection that was opened, and everything asked over it.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
+use redis::{
+    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult,
+    Value,
+};
+use tokio::sync::SetOnce;
+
+use crate::backend::redis::fault::{Stage, classify, is_no_script};
+use crate::backend::redis::options::{Options, Protocol};
+use crate::backend::redis::script::{Reply, Script, ask_hashes, learn_hashes, nonce};
+use crate::backend::redis::waiting::Waiting;
+use crate::clock::{DEFAULT_DRIFT, Moment};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long a request may take before it counts as unanswered.
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many requests wait to be written before the next one waits for them.
+const PIPELINE: usize = 4096;
+
+/// What a session runs on: poll it, or nothing moves.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// One open connection.
+pub(super) struct Session {
+    connection: MultiplexedConnection,
+    /// Set when it must not be used any more.
+    dead: SetOnce<()>,
+    in_flight: AtomicUsize,
+    answers: AtomicU64,
+    /// The server's clock: read no earlier than the moment beside it.
+    server_clock: Mutex<(Moment, u64)>,
+    /// Whether messages for waiters come in.
+    pub(super) hears: bool,
+    /// The second connection, where the protocol needs one to listen on.
+    listener: Option<tokio::sync::Mutex<PubSubSink>>,
+}
+
+impl Session {
+    /// Dials, logs in, makes sure that this is a server to write to, and listens for `waiting` if there is somebody to
+    /// listen for. In this order, so that nothing is asked over a connection that is not ready.
+    pub(super) async fn open(options: &Options, waiting: Option<Arc<Waiting>>) -> Result<(Arc<Session>, Driver)> {
+        match options.protocol {
+            Some(protocol) => open_as(options, waiting, protocol).await,
+            None => match open_as(options, waiting.clone(), Protocol::Resp3).await {
+                Err(error) if error.kind() == ErrorKind::Unsupported => {
+                    open_as(options, waiting, Protocol::Resp2).await
+                }
+                outcome => outcome,
+            },
+        }
+    }
+
+    /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
+    pub(super) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        let nonce = nonce();
+        let mut command = script.by_hash();
+        fill(&mut command, nonce);
+        let answer = match self.ask(&command).await {
+            Err(Failure::Redis(error)) if is_no_script(&error) => {
+                // The same call on the same connection: nothing of it was carried out.
+                let mut command = script.by_text();
+                fill(&mut command, nonce);
+                self.ask(&command).await
+            }
+            answer => answer,
+        };
+        let answer = answer.map_err(|failure| failure.of(script.name))?;
+        Reply::check(answer, nonce).inspect_err(|error| {
+            // Where one answer is not ours, none can be trusted.
+            tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
+            self.kill();
+        })
+    }
+
+    /// Sends one command.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value> {
+        self.ask(command).await.map_err(|failure| failure.of("a command"))
+    }
+
+    async fn ask(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
+        let _in_flight = InFlight::enter(&self.in_flight);
+        let mut connection = self.connection.clone();
+        let answer = tokio::select! {
+            biased;
+            answer = connection.send_packed_command(command) => answer,
+            _ = self.dead.wait() => return Err(Failure::Dead),
+        };
+        if !answer.as_ref().is_err_and(RedisError::is_io_error) {
+            self.answers.fetch_add(1, Ordering::Relaxed);
+        }
+        answer.and_then(Value::extract_error).map_err(Failure::Redis)
+    }
+
+    /// Whether the connection answers, the listening one included.
+    pub(super) async fn ping(&self) -> bool {
+        if let Some(listener) = &self.listener
+            && listener.lock().await.ping::<Value>().await.is_err()
+        {
+            return false;
+        }
+        self.ask(&redis::cmd("PING")).await.is_ok()
+    }
+
+    /// How many requests are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// How many answers have come so far.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Fails everything that is asked, now and later.
+    pub(super) fn kill(&self) {
+        let _ = self.dead.set(());
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.initialized()
+    }
+
+    pub(super) async fn died(&self) {
+        self.dead.wait().await;
+    }
+
+    /// What the server's clock shows at the latest when a request sent now has timed out.
+    pub(super) fn not_after(&self, now: Moment) -> u64 {
+        let (read, server_us) = *self.server_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed = now.since(read).mul_f64(1.0 + DEFAULT_DRIFT) + COMMAND_TIMEOUT;
+        server_us.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// The server's clock showed `server_us` in the answer to what was sent at `sent`.
+    pub(super) fn saw_clock(&self, sent: Moment, server_us: u64) {
+        *self.server_clock.lock().unwrap_or_else(PoisonError::into_inner) = (sent, server_us);
+    }
+}
+
+enum Failure {
+    Redis(RedisError),
+    Dead,
+}
+
+impl Failure {
+    fn of(self, what: &str) -> Error {
+        match self {
+            Failure::Redis(error) => classify(&error, Stage::Request),
+            Failure::Dead => Error::unknown(format!("redis: the connection broke before {what} was answered")),
+        }
+    }
+}
+
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl<'a> InFlight<'a> {
+    fn enter(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        InFlight(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn open_as(
+    options: &Options,
+    waiting: Option<Arc<Waiting>>,
+    protocol: Protocol,
+) -> Result<(Arc<Session>, Driver)> {
+    let info = login(options, protocol);
+    let mut config =
+        AsyncConnectionConfig::new().set_response_timeout(Some(COMMAND_TIMEOUT)).set_pipeline_buffer_size(PIPELINE);
+    if let (Protocol::Resp3, Some(waiting)) = (protocol, waiting.clone()) {
+        config = config.set_push_sender(move |push: PushInfo| -> std::result::Result<(), ()> {
+            hear_push(&waiting, &push);
+            Ok(())
+        });
+    }
+    let stream = dial(options).await?;
+    let (connection, driver) =
+        MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
+    let mut driver: Driver = Box::pin(driver);
+    let session = tokio::select! {
+        session = prepare(options, waiting, protocol, connection) => session?,
+        () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
+    };
+    let (session, listening) = session;
+    let session = Arc::new(session);
+    Ok((session, alongside(driver, listening)))
+}
+
+/// The session's driver, and the end of it when the listening connection ends.
+fn alongside(driver: Driver, listening: Option<Driver>) -> Driver {
+    match listening {
+        None => driver,
+        Some(listening) => Box::pin(async move {
+            tokio::select! {
+                () = driver => {}
+                () = listening => {}
+            }
+        }),
+    }
+}
+
+/// What is asked before the connection is open for use.
+async fn prepare(
+    options: &Options,
+    waiting: Option<Arc<Waiting>>,
+    protocol: Protocol,
+    mut connection: MultiplexedConnection,
+) -> Result<(Session, Option<Driver>)> {
+    check_role(&mut connection).await?;
+    if let Some(ask) = ask_hashes() {
+        learn_hashes(&query(&mut connection, &ask).await.map_err(opening_failed)?);
+    }
+    let sent = options.clock.now();
+    let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
+    let (mut hears, mut listener, mut listening) = (false, None, None);
+    match (waiting, protocol) {
+        (None, _) => {}
+        (Some(_), Protocol::Resp3) => hears = may_listen(connection.subscribe(options.channel()).await)?,
+        (Some(waiting), Protocol::Resp2) => {
+            let mut second =
+                PubSub::new(&login(options, protocol), dial(options).await?).await.map_err(opening_failed)?;
+            hears = may_listen(second.subscribe(options.channel()).await)?;
+            if hears {
+                let (sink, stream) = second.split();
+                listener = Some(tokio::sync::Mutex::new(sink));
+                listening = Some(Box::pin(listen(stream, waiting)) as Driver);
+            }
+        }
+    }
+    let session = Session {
+        connection,
+        dead: SetOnce::new(),
+        in_flight: AtomicUsize::new(0),
+        answers: AtomicU64::new(0),
+        server_clock: Mutex::new((sent, read_time(time)?)),
+        hears,
+        listener,
+    };
+    Ok((session, listening))
+}
+
+async fn dial(options: &Options) -> Result<crate::backend::redis::dial::BoxStream> {
+    options.dialer.open().await.map_err(|error| {
+        Error::unavailable(format!("redis: cannot reach {}: {error}", options.dialer.place)).with_source(error)
+    })
+}
+
+fn login(options: &Options, protocol: Protocol) -> RedisConnectionInfo {
+    let version = match protocol {
+        Protocol::Resp2 => ProtocolVersion::RESP2,
+        Protocol::Resp3 => ProtocolVersion::RESP3,
+    };
+    let mut info = RedisConnectionInfo::default()
+        .set_protocol(version)
+        .set_db(i64::from(options.database))
+        .set_skip_set_lib_name();
+    if let Some(username) = &options.username {
+        info = info.set_username(username);
+    }
+    if let Some(password) = &options.password {
+        info = info.set_password(password);
+    }
+    info
+}
+
+/// A replica would refuse every claim: better to say so at once, and to look for the master.
+async fn check_role(connection: &mut MultiplexedConnection) -> Result<()> {
+    match query(connection, &redis::cmd("ROLE")).await {
+        Ok(Value::Array(parts)) => match parts.first() {
+            Some(Value::BulkString(role)) if role != b"master" => {
+                let role = String::from_utf8_lossy(role);
+                Err(Error::unavailable(format!("redis: the server is no master (its role is {role})")))
+            }
+            _ => Ok(()),
+        },
+        // Without the right to ask, the first claim tells.
+        Ok(_) => Ok(()),
+        Err(error) if classify(&error, Stage::Request).kind() == ErrorKind::Auth => Ok(()),
+        Err(error) => Err(opening_failed(error)),
+    }
+}
+
+async fn query(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+    connection.send_packed_command(command).await.and_then(Value::extract_error)
+}
+
+fn read_time(time: Value) -> Result<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time)
+        .map_err(|error| Error::unavailable(format!("redis: its clock cannot be read: {error}")))?;
+    Ok(seconds * 1_000_000 + micros)
+}
+
+/// Whether the subscription stands. Without the right to it waiters poll; other failures are failures.
+fn may_listen(subscribed: RedisResult<()>) -> Result<bool> {
+    match subscribed.map_err(opening_failed) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Auth => {
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            ONCE.call_once(|| {
+                tracing::warn!(target: "distlock", error = %error, "redis refuses the wake-up channel: waiters poll");
+            });
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+// By value, as `map_err` gives it.
+#[allow(clippy::needless_pass_by_value)]
+fn opening_failed(error: RedisError) -> Error {
+    classify(&error, Stage::Opening)
+}
+
+fn hear_push(waiting: &Waiting, push: &PushInfo) {
+    if let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) {
+        waiting.hear(message);
+    }
+}
+
+async fn listen(mut stream: PubSubStream, waiting: Arc<Waiting>) {
+    let next = |stream: &mut PubSubStream, context: &mut std::task::Context<'_>| {
+        futures_core::Stream::poll_next(Pin::new(stream), context)
+    };
+    while let Some(message) = std::future::poll_fn(|context| next(&mut stream, context)).await {
+        waiting.hear(message.get_payload_bytes());
+    }
+}

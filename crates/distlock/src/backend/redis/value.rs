@@ -1,0 +1,117 @@
+//! What stands at a lock's key: who has it, in a form that other libraries leave alone and people can read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::owner::{Holder, OwnerId, Process, Record, check_text};
+use crate::token::{AttemptId, FencingToken};
+
+/// The longest record in bytes; the scripts read a little more than that of a key.
+const MAX_RECORD_BYTES: usize = 3 * 1024;
+
+/// The record as it is stored: JSON on one line.
+pub(super) fn write_record(record: &Record) -> Result<String> {
+    let failed = |problem: String| Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"));
+    let text = serde_json::to_string(record).map_err(|error| failed(error.to_string()))?;
+    if text.len() > MAX_RECORD_BYTES {
+        return Err(failed(format!("{} bytes, at most {MAX_RECORD_BYTES} are stored", text.len())));
+    }
+    Ok(text)
+}
+
+/// Who has a lock, from its value and what is left of its lease. A value that is not ours names nobody.
+pub(super) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Holder {
+    match read_value(value) {
+        Some((token, record)) => {
+            // A token is the server's clock at the grant, or one more than the last where the clock had not moved.
+            let held_for = now_us.checked_sub(token.get()).map(Duration::from_micros);
+            Holder::new(Some(Arc::new(record)), Some(token)).with_held_for(held_for).with_ttl_left(ttl_left)
+        }
+        None => Holder::new(None, None).with_ttl_left(ttl_left),
+    }
+}
+
+/// `attempt token wake record`, strictly: whatever else stands there may be anything. The byte behind the attempt is
+/// `+` when somebody waits.
+fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (attempt, rest) = text.split_once([' ', '+'])?;
+    let _: AttemptId = attempt.parse().ok()?;
+    let mut parts = rest.splitn(3, ' ');
+    let token = parts.next()?.parse().ok()?;
+    let wake = parts.next()?;
+    if wake != "-" {
+        let _: AttemptId = wake.parse().ok()?;
+    }
+    Some((token, read_record(parts.next()?)?))
+}
+
+/// `ttl alive_until wake record` of a waiter.
+pub(super) fn waiter(entry: &[u8]) -> Option<Record> {
+    let text = std::str::from_utf8(entry).ok()?;
+    read_record(text.splitn(4, ' ').nth(3)?)
+}
+
+fn read_record(text: &str) -> Option<Record> {
+    if text.len() > MAX_RECORD_BYTES {
+        return None;
+    }
+    let record: Record = serde_json::from_str(text).ok()?;
+    let Process { host, user, .. } = &*record.process;
+    let texts = [record.owner.as_str(), host, user, record.label.as_deref().unwrap_or_default()];
+    let is_sound = OwnerId::new(record.owner.as_str()).is_ok() && texts.iter().all(|t| check_text("record", t).is_ok());
+    is_sound.then_some(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn record() -> Record {
+        Record::new(
+            OwnerId::new("req-7").unwrap(),
+            crate::owner::Process::current(),
+            Some("\"eod\" {}".into()),
+            SystemTime::now(),
+        )
+    }
+
+    #[test]
+    fn a_value_of_ours_is_read_back() {
+        let record = record();
+        let json = write_record(&record).unwrap();
+        let value = format!("{} 1763000000000001 {} {json}", AttemptId::random(), AttemptId::random());
+        let holder = holder(value.as_bytes(), Some(Duration::from_secs(1)), 1_763_000_002_000_001);
+        assert_eq!(holder.token, Some(FencingToken::new(1_763_000_000_000_001)));
+        assert_eq!(holder.record.as_deref(), Some(&record));
+        assert_eq!(holder.held_for, Some(Duration::from_secs(2)));
+        assert_eq!(waiter(format!("900 1763 - {json}").as_bytes()), Some(record));
+    }
+
+    #[test]
+    fn what_is_not_ours_names_nobody() {
+        let id = AttemptId::random();
+        let json = write_record(&record()).unwrap();
+        let hostile = format!("{id} 7 {id} {}", json.replace("req-7", "two\\nlines"));
+        let long = format!("{id} 7 {id} {}", json.replace("req-7", &"x".repeat(4000)));
+        let cases = [
+            String::new(),
+            id.to_string(),
+            format!("{id} 7"),
+            format!("{id} -7 {id} {json}"),
+            format!("{id} 99999999999999999999 {id} {json}"),
+            format!("{} 7 {id} {json}", "g".repeat(32)),
+            format!("{id} 7 nowhere {json}"),
+            format!("{id} 7 {id} {json}x"),
+            hostile,
+            long,
+        ];
+        for value in cases {
+            assert_eq!(holder(value.as_bytes(), None, 0), Holder::new(None, None), "{value}");
+        }
+        assert_eq!(holder(b"\xff\xfe", None, 0), Holder::new(None, None));
+    }
+}

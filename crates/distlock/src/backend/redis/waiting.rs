@@ -1,0 +1,233 @@
+//! The attempts of this process that wait for a lock, and the messages that tell them.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::backend::{Attachment, Grant, Term};
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
+use crate::event::LossReason;
+use crate::token::{AttemptId, FencingToken};
+
+/// Everybody of one engine who waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    clock: Clock,
+    table: Mutex<HashMap<AttemptId, Place>>,
+    attachment: OnceLock<Attachment>,
+}
+
+#[derive(Debug)]
+struct Place {
+    turn: Arc<Notify>,
+    /// The last claim that was answered.
+    asked: Option<Asked>,
+    handed: Option<Handed>,
+}
+
+/// A claim as both clocks saw it.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    sent: Moment,
+    server_us: u64,
+}
+
+/// A grant that came as a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Handed {
+    token: FencingToken,
+    granted_us: u64,
+    lease: Duration,
+    received: Moment,
+}
+
+impl Waiting {
+    pub(super) fn new(clock: Clock) -> Self {
+        Waiting { clock, table: Mutex::default(), attachment: OnceLock::new() }
+    }
+
+    pub(super) fn attach(&self, attachment: Attachment) {
+        let _ = self.attachment.set(attachment);
+    }
+
+    fn drift(&self) -> f64 {
+        self.attachment.get().map_or(DEFAULT_DRIFT, |attachment| attachment.drift)
+    }
+
+    /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
+    pub(super) fn enlist(&self, attempt: AttemptId) {
+        let place = || Place { turn: Arc::new(Notify::new()), asked: None, handed: None };
+        self.table().entry(attempt).or_insert_with(place);
+    }
+
+    /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
+    pub(super) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
+        if let Some(place) = self.table().get_mut(&attempt) {
+            place.asked = Some(Asked { sent, server_us });
+        }
+    }
+
+    pub(super) fn forget(&self, attempt: AttemptId) {
+        self.table().remove(&attempt);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.table().is_empty()
+    }
+
+    /// Returns when there is a message for `attempt`, with the grant if it was one.
+    pub(super) async fn turn(&self, attempt: AttemptId) -> Option<Grant> {
+        let turn = self.table().get(&attempt)?.turn.clone();
+        turn.notified().await;
+        let mut table = self.table();
+        let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
+        let grant = place.get_mut().handed.take().zip(place.get().asked);
+        let grant = grant.map(|(handed, asked)| handed.grant(asked, self.drift()));
+        if grant.is_some() {
+            place.remove();
+        }
+        grant
+    }
+
+    /// `attempt` claims again, if it is one of ours.
+    pub(super) fn wake(&self, attempt: AttemptId) {
+        if let Some(place) = self.table().get(&attempt) {
+            place.turn.notify_one();
+        }
+    }
+
+    /// Everybody claims again: after a reconnect nobody knows what was said in between.
+    pub(super) fn wake_all(&self) {
+        self.table().values().for_each(|place| place.turn.notify_one());
+    }
+
+    /// Takes a message of our channel; what is not understood is nothing, for the slow poll stands behind it.
+    pub(super) fn hear(&self, message: &[u8]) {
+        let received = self.clock.now();
+        let Ok(text) = std::str::from_utf8(message) else { return };
+        let mut words = text.split(' ');
+        match words.next() {
+            Some("grant") => {
+                if let Some((attempt, handed)) = read_grant(&mut words, received)
+                    && let Some(place) = self.table().get_mut(&attempt)
+                {
+                    place.handed = Some(handed);
+                    place.turn.notify_one();
+                }
+            }
+            Some("retry") => {
+                let table = self.table();
+                let told = words.filter_map(|word| table.get(&word.parse().ok()?));
+                told.for_each(|place| place.turn.notify_one());
+            }
+            Some("lost") => {
+                let attempt = words.next().and_then(|word| word.parse().ok());
+                if let (Some(attachment), Some(attempt)) = (self.attachment.get(), attempt) {
+                    attachment.losses.push(attempt, LossReason::Broken);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<AttemptId, Place>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `attempt token granted_us lease_ms`.
+fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -> Option<(AttemptId, Handed)> {
+    let attempt = words.next()?.parse().ok()?;
+    let token = words.next()?.parse().ok()?;
+    let granted_us = words.next()?.parse().ok()?;
+    let lease = Duration::from_millis(words.next()?.parse().ok()?);
+    words.next().is_none().then_some((attempt, Handed { token, granted_us, lease, received }))
+}
+
+impl Handed {
+    /// The lease began on the server's clock when it was handed over. On ours no later than the message came, and no
+    /// later than the last claim plus what has passed on the server's clock since: a message may have lain in a buffer
+    /// while this process was stopped.
+    fn grant(self, asked: Asked, drift: f64) -> Grant {
+        let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
+        let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
+        Grant { token: self.token, term: Some(Term { start, ttl: self.lease }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn message(attempt: AttemptId, granted_us: u64) -> String {
+        format!("grant {attempt} 42 {granted_us} 1000")
+    }
+
+    #[tokio::test]
+    async fn a_message_that_lay_in_a_buffer_does_not_begin_a_lease_anew() {
+        let (clock, hand) = Clock::manual();
+        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let sent = clock.now();
+        waiting.enlist(attempt);
+        waiting.answered(attempt, sent, 5_000_000);
+        hand.advance(SECOND * 60);
+        // Granted one second after the claim, read a minute after it.
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        let grant = waiting.turn(attempt).await.expect("a grant");
+        let term = grant.term.expect("a lease");
+        assert_eq!(term.ttl, SECOND);
+        assert_eq!(term.start.since(sent), Duration::from_millis(999));
+        assert!(waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_server_clock_that_leaps_does_not_begin_a_lease_in_the_future() {
+        let (clock, hand) = Clock::manual();
+        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        waiting.enlist(attempt);
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        hand.advance(SECOND);
+        waiting.hear(message(attempt, 3_600_000_000).as_bytes());
+        let grant = waiting.turn(attempt).await.expect("a grant");
+        assert_eq!(grant.term.expect("a lease").start, clock.now());
+    }
+
+    #[tokio::test]
+    async fn a_message_before_the_wait_is_not_lost_and_one_for_nobody_is_nothing() {
+        let (clock, _hand) = Clock::manual();
+        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        waiting.hear(message(attempt, 1).as_bytes());
+        assert!(waiting.turn(attempt).await.is_none(), "nobody waits: claim again");
+        waiting.enlist(attempt);
+        waiting.hear(message(attempt, 7).as_bytes());
+        waiting.answered(attempt, clock.now(), 5);
+        assert_eq!(waiting.turn(attempt).await.expect("a grant").token, FencingToken::new(42));
+    }
+
+    #[tokio::test]
+    async fn what_is_not_understood_is_ignored() {
+        let (clock, _hand) = Clock::manual();
+        let (waiting, attempt) = (Waiting::new(clock), AttemptId::random());
+        waiting.enlist(attempt);
+        let garbage = [
+            "".into(),
+            "grant".into(),
+            format!("grant {attempt} 42 1"),
+            format!("grant {attempt} 42 1 1000 x"),
+            format!("grant {attempt} -1 1 1000"),
+            "retry x".into(),
+            "lost".into(),
+        ];
+        for message in garbage {
+            waiting.hear(message.as_bytes());
+        }
+        waiting.hear(b"\xff\xff");
+        waiting.hear(format!("retry {} {attempt}", AttemptId::random()).as_bytes());
+        assert!(waiting.turn(attempt).await.is_none(), "told to claim again");
+    }
+}

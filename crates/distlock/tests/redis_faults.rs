@@ -1,0 +1,15 @@
+//! The rows of the failure catalogue that concern one Redis server, each on a real one.
+#![cfg(feature = "redis")]
+
+#[path = "redis_faults/ambiguity.rs"]
+mod ambiguity;
+#[path = "redis_faults/bench.rs"]
+mod bench;
+#[path = "redis_faults/server.rs"]
+mod server;
+#[path = "redis_faults/strangers.rs"]
+mod strangers;
+#[path = "redis_faults/time.rs"]
+mod time;
+
+distlock_testkit::child!();

@@ -1,0 +1,197 @@
+//! Replies that are lost, requests that come late, futures that are dropped.
+
+use std::future::IntoFuture;
+
+use distlock::{ErrorKind, HoldState, LossReason};
+use distlock_testkit::poll_times;
+use distlock_testkit::proxy::Direction;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+
+#[tokio::test]
+async fn f01_a_claim_whose_reply_is_lost_is_unknown_and_found_again() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    bench.proxy.drop_replies();
+    let waiting = tokio::spawn(locker.lock("a").ttl(PATIENCE).into_future());
+    while bench.keys().is_empty() {
+        sleep(ms(5)).await;
+    }
+    let stored = bench.command("GET a").text();
+    bench.proxy.pass();
+    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert!(stored.contains(&format!(" {} ", guard.fencing_token())), "another grant than the first: {stored}");
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    bench.proxy.drop_replies();
+    let error = locker.try_lock("a").await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    bench.proxy.pass();
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f02_a_grant_that_comes_after_its_deadline_is_not_believed() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    bench.proxy.delay(ms(120));
+    let error = locker.lock("a").ttl(ms(200)).await.expect_err("every grant is late");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    bench.proxy.pass();
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f03_only_an_answered_renewal_moves_the_deadline() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.proxy.drop_replies();
+    let deadline = guard.deadline().expect("a lease");
+    let reason = timeout(PATIENCE, guard.lost()).await.expect("told");
+    assert_eq!(reason, LossReason::Expired);
+    assert_eq!(guard.deadline(), Some(deadline), "the server heard the renewals, but nobody heard the server");
+    assert!(now() >= deadline && now().since(deadline) < ms(500));
+}
+
+#[tokio::test]
+async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").ttl(TTL * 2).await.expect("granted");
+    bench.proxy.drop_replies();
+    while guard.state() == HoldState::Held {
+        sleep(ms(5)).await;
+    }
+    assert_eq!(guard.state(), HoldState::AtRisk);
+    bench.proxy.pass();
+    timeout(TTL, async {
+        while guard.state() != HoldState::Held {
+            sleep(ms(5)).await;
+        }
+    })
+    .await
+    .expect("renewed on a new connection");
+    // The other connection may just be found dead: then the release is unknown, and goes on in the background.
+    drop(guard.unlock().await);
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    bench.proxy.drop_replies();
+    let error = guard.unlock().await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let other = bench.direct().await;
+    let next = other.try_lock("a").await.expect("no failure").expect("it was released");
+    bench.proxy.pass();
+    sleep(ms(300)).await;
+    next.check().expect("the repeated release ends nobody else's hold");
+    next.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
+    let bench = Bench::start();
+    let mut last = 0;
+    for bytes in [0, 1, 7, 20, 40] {
+        let locker = bench.behind_proxy().await;
+        bench.proxy.cut_after(Direction::Replies, bytes);
+        let guard = locker.lock("a").wait(PATIENCE).await.expect("granted after a repeat");
+        let token = guard.fencing_token().get();
+        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "granted twice");
+        assert!(token > last);
+        last = token;
+        guard.unlock().await.expect("released");
+        bench.proxy.pass();
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f07_acquire_future_dropped() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
+    bench.proxy.delay(ms(5));
+    for polls in 0..8 {
+        drop(poll_times(polls, locker.lock("a").ttl(PATIENCE).into_future()).await);
+        let asked = now();
+        let guard = other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn");
+        assert!(now().since(asked) < PATIENCE / 4);
+        guard.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f08_dropped_between_the_grant_and_the_guard() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
+    bench.proxy.delay(ms(10));
+    // Around the round trip of 20 ms, so that some are dropped with the answer on its way or just there.
+    for wait in 15..27 {
+        drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE).into_future()).await);
+        other.lock("a").wait(PATIENCE).await.expect("withdrawn").unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f09_a_waiter_that_gives_up_stalls_nobody() {
+    let bench = Bench::start();
+    let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    for wait in 0..10 {
+        let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+        let quits = tokio::spawn(timeout(ms(10 + wait), quitter.lock("a").into_future()));
+        let stays = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+        sleep(ms(10)).await;
+        guard.unlock().await.expect("released");
+        let released = now();
+        drop(quits.await.expect("no panic"));
+        let next = stays.await.expect("no panic").expect("granted");
+        assert!(now().since(released) < ms(1500), "stalled for {:?}", now().since(released));
+        next.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[test]
+fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
+    let bench = Bench::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let guard = runtime.block_on(async { bench.direct().await.lock("a").await.expect("granted") });
+    drop(runtime);
+    std::thread::sleep(TTL * 2);
+    guard.check().expect("renewed by the keeper");
+    drop(guard);
+    let until = now().after(PATIENCE);
+    while !bench.keys().is_empty() {
+        assert!(now() < until, "not released");
+        std::thread::sleep(ms(10));
+    }
+}
+
+#[tokio::test]
+async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    bench.proxy.hold_requests();
+    let error = locker.lock("a").ttl(PATIENCE).wait(ms(200)).await.expect_err("no answer");
+    assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unknown), "{error}");
+    locker.close().await.expect_err("nobody confirms the withdrawal");
+    sleep(ms(1500)).await;
+    bench.proxy.pass();
+    sleep(ms(300)).await;
+    assert_eq!(bench.keys(), [""; 0], "a claim that everybody had given up was carried out");
+}

@@ -1,0 +1,84 @@
+//! What the fault tests work with: a server, a proxy in front of it, and lockers on both.
+
+use std::time::Duration;
+
+use distlock::backend::redis::Redis;
+use distlock::{Clock, Locker, Moment};
+use distlock_testkit::proxy::Proxy;
+use distlock_testkit::servers::{RedisOptions, RedisServer, Reply};
+
+/// A lease that is over soon and that a busy machine keeps up with.
+pub(crate) const TTL: Duration = Duration::from_millis(1500);
+/// How long something may take that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn ms(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+pub(crate) fn now() -> Moment {
+    Clock::system().now()
+}
+
+pub(crate) async fn sleep(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+/// A server behind a proxy.
+pub(crate) struct Bench {
+    pub(crate) server: RedisServer,
+    pub(crate) proxy: Proxy,
+}
+
+impl Bench {
+    pub(crate) fn start() -> Bench {
+        Bench::with(RedisServer::options())
+    }
+
+    pub(crate) fn with(options: RedisOptions) -> Bench {
+        let server = options.start();
+        let proxy = Proxy::start(server.address());
+        Bench { server, proxy }
+    }
+
+    /// A locker that goes through the proxy, connected.
+    pub(crate) async fn behind_proxy(&self) -> Locker {
+        connected(self.proxy.port()).await
+    }
+
+    /// A locker that does not, connected.
+    pub(crate) async fn direct(&self) -> Locker {
+        connected(self.server.port()).await
+    }
+
+    pub(crate) fn command(&self, line: &str) -> Reply {
+        self.server.command(&line.split(' ').collect::<Vec<_>>())
+    }
+
+    /// Every key but the fences, which stay for a week.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let keys = self.command("KEYS *");
+        keys.array().iter().map(ToString::to_string).filter(|key| !key.ends_with(":f")).collect()
+    }
+
+    pub(crate) async fn expect_nothing_left(&self) {
+        let until = now().after(PATIENCE);
+        while !self.keys().is_empty() {
+            assert!(now() < until, "left behind: {:?}", self.keys());
+            sleep(ms(10)).await;
+        }
+    }
+}
+
+pub(crate) async fn connected(port: u16) -> Locker {
+    locker_of(Redis::tcp("127.0.0.1", port).build().expect("an engine")).await
+}
+
+pub(crate) async fn locker_of(engine: Redis) -> Locker {
+    let locker = Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker");
+    // Once around, so that a fault hits what the test means: not the dialling, nor a script that the server lacks.
+    let guard = locker.lock("warm").await.expect("granted");
+    guard.extend(TTL).await.expect("extended");
+    guard.unlock().await.expect("released");
+    locker
+}

@@ -1,0 +1,308 @@
+//! A server that restarts, refuses, is frozen or out of reach.
+
+use std::future::IntoFuture;
+
+use distlock::backend::redis::Redis;
+use distlock::{ErrorKind, HoldState, Locker, LossReason};
+use distlock_testkit::servers::{Data, RedisServer};
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, connected, locker_of, ms, now, sleep};
+
+/// The kind of the failure of one try.
+async fn try_fails(locker: &Locker, key: &str) -> (ErrorKind, String) {
+    let error = locker.try_lock(key).await.expect_err("refused");
+    (error.kind(), error.to_string())
+}
+
+#[tokio::test]
+async fn f23_a_server_that_restarts_empty_costs_the_lock_and_tokens_still_rise() {
+    let mut bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    bench.server.restart(Data::Lost);
+    let reason = timeout(PATIENCE, guard.lost()).await.expect("told by the next renewal");
+    assert_eq!(reason, LossReason::Revoked);
+    let next = locker.lock("a").wait(PATIENCE).await.expect("reconnected");
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[tokio::test]
+async fn f23_a_server_that_restarts_with_its_data_costs_nothing() {
+    let mut bench = Bench::with(RedisServer::options().persistent());
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    bench.server.restart(Data::Kept);
+    guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed on a new connection");
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f24_a_flushed_server_costs_the_lock_and_tokens_still_rise() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.command("FLUSHALL");
+    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+    let next = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[tokio::test]
+async fn f27_a_demoted_master_refuses_for_certain_and_serves_again_when_promoted() {
+    let (bench, master) = (Bench::start(), RedisServer::start());
+    let locker = bench.direct().await;
+    let guard = locker.lock("held").await.expect("granted");
+    bench.command(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
+    let (kind, text) = try_fails(&locker, "a").await;
+    assert_eq!(kind, ErrorKind::Unavailable, "{text}");
+    assert!(matches!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired | LossReason::Revoked));
+    bench.command("REPLICAOF NO ONE");
+    locker.lock("a").wait(PATIENCE).await.expect("it is a master again").unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f28_a_busy_server_refuses_for_certain() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let mut busy = bench.server.client().expect("a connection");
+    bench.command("CONFIG SET busy-reply-threshold 50");
+    let looping = std::thread::spawn(move || busy.command(&["EVAL", "while true do end", "0"]));
+    sleep(ms(200)).await;
+    let error = locker.lock("a").wait(ms(700)).await.expect_err("busy");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Timeout), "{error}");
+    bench.command("SCRIPT KILL");
+    let _ = looping.join().expect("no panic");
+    locker.lock("a").wait(PATIENCE).await.expect("it serves again").unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded() {
+    let mut bench = Bench::with(RedisServer::options().persistent().config("key-load-delay 500"));
+    let locker = bench.direct().await;
+    bench.command("DEBUG POPULATE 3000");
+    bench.command("BGREWRITEAOF");
+    while bench.server.info("persistence", "aof_rewrite_in_progress").as_deref() != Some("0") {
+        sleep(ms(20)).await;
+    }
+    bench.server.relaunch(Data::Kept);
+    let guard = locker.lock("a").wait(PATIENCE).await.expect("it has loaded");
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f30_scripts_that_the_server_forgot_are_sent_again() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    for _ in 0..5 {
+        bench.command("SCRIPT FLUSH");
+        let guard = locker.lock("a").await.expect("granted");
+        bench.command("SCRIPT FLUSH");
+        guard.extend(TTL).await.expect("renewed");
+        bench.command("SCRIPT FLUSH");
+        guard.unlock().await.expect("released");
+    }
+}
+
+#[tokio::test]
+async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_work() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let (guard, contended) = (locker.lock("a").await.expect("granted"), locker.lock("b").await.expect("granted"));
+    let waiter = tokio::spawn(other.lock("b").into_future());
+    while bench.command("EXISTS {b}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    bench.command("CONFIG SET maxmemory 1");
+    let (kind, text) = try_fails(&locker, "c").await;
+    assert_eq!(kind, ErrorKind::Unavailable, "{text}");
+    assert!(text.contains("OOM"), "{text}");
+    sleep(TTL * 2).await;
+    assert_eq!(guard.state(), HoldState::Held, "renewed without memory");
+    guard.unlock().await.expect("released without memory");
+    contended.unlock().await.expect("released without memory, though somebody waits");
+    bench.command("CONFIG SET maxmemory 0");
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    next.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f32_an_evicted_lock_is_lost_and_its_holder_told() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.command("DEL a");
+    assert_eq!(timeout(TTL, guard.lost()).await.expect("told by the next renewal"), LossReason::Revoked);
+}
+
+#[tokio::test]
+async fn f33_too_few_replicas_refuse_for_certain() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.command("CONFIG SET min-replicas-to-write 1");
+    let (kind, text) = try_fails(&locker, "a").await;
+    assert_eq!(kind, ErrorKind::Unavailable, "{text}");
+    assert!(text.contains("NOREPLICAS") || text.contains("replicas"), "{text}");
+    assert_eq!(bench.keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+    let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all"));
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
+    let locker = locker_of(engine).await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.command("ACL SETUSER app -evalsha -eval");
+    let (kind, text) = try_fails(&locker, "b").await;
+    assert_eq!(kind, ErrorKind::Auth, "{text}");
+    assert!(text.contains("evalsha"), "it names the command: {text}");
+    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+}
+
+#[tokio::test]
+async fn f36_a_wrong_password_is_an_auth_error_at_once() {
+    let bench = Bench::with(RedisServer::options().password("right"));
+    let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}/", bench.server.port());
+    let asked = now();
+    let error = Locker::connect(&url("wrong")).await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+    assert!(now().since(asked) < ms(2000));
+    assert!(!format!("{error} {error:?}").contains("wrong"));
+    assert!(!format!("{error:?}").contains("right"));
+    Locker::connect(&url("right")).await.expect("connected");
+}
+
+#[tokio::test]
+async fn f37_a_server_that_takes_no_more_clients_keeps_serving_those_it_has() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    let mut control = bench.server.client().expect("a connection");
+    control.command(&["CONFIG", "SET", "maxclients", "3"]).expect("set");
+    let url = format!("redis://127.0.0.1:{}/", bench.server.port());
+    let error = Locker::connect(&url).await.expect_err("no room");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    sleep(TTL).await;
+    guard.unlock().await.expect("renewed and released");
+    control.command(&["CONFIG", "SET", "maxclients", "1000"]).expect("set");
+    Locker::connect(&url).await.expect("room again");
+}
+
+#[tokio::test]
+async fn f38_a_half_open_connection_is_replaced_within_half_a_second() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("held").ttl(ms(3000)).await.expect("granted");
+    let before = bench.proxy.counts().accepted;
+    bench.proxy.freeze();
+    let frozen = now();
+    let waiting = tokio::spawn(locker.lock("a").into_future());
+    while bench.proxy.counts().accepted == before {
+        assert!(now().since(frozen) < PATIENCE, "never dialled again");
+        sleep(ms(5)).await;
+    }
+    let noticed = now().since(frozen);
+    assert!(noticed < ms(900), "noticed after {noticed:?}");
+    bench.proxy.pass();
+    let next = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    next.unlock().await.expect("released");
+    guard.unlock().await.expect("renewed in time and released");
+}
+
+#[tokio::test]
+async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let guard = locker.lock("held").ttl(ms(6000)).await.expect("granted");
+    bench.server.stop();
+    let error = other.try_lock("a").await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    bench.server.cont();
+    guard.extend(TTL).await.or(guard.extend(TTL).await).expect("renewed");
+    guard.check().expect("still held");
+    let next = other.lock("a").wait(PATIENCE).await.expect("what was queued has run and was withdrawn");
+    next.unlock().await.expect("released");
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f39_a_server_frozen_for_longer_than_a_lease_costs_it_in_time() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.server.stop();
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("told at the deadline, though nobody answers");
+    assert_eq!(reason, LossReason::Expired);
+    assert!(now() >= guard.deadline().expect("a lease"));
+    bench.server.cont();
+}
+
+#[tokio::test]
+async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
+    let bench = Bench::start();
+    let (holder, other) = (bench.direct().await, bench.direct().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(PATIENCE).into_future());
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    bench.command("CLIENT KILL TYPE pubsub");
+    sleep(ms(500)).await;
+    let released = now();
+    guard.unlock().await.expect("released");
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(released) < ms(1500), "told after {:?}", now().since(released));
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f42_killed_connections_are_replaced() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("held").await.expect("granted");
+    for _ in 0..5 {
+        bench.command("CLIENT KILL TYPE normal SKIPME yes");
+        bench.command("CLIENT KILL TYPE pubsub");
+        locker.lock("a").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+    }
+    guard.check().expect("still held");
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    // Not a sleep of the runtime: nothing of it runs meanwhile.
+    std::thread::sleep(TTL * 2);
+    guard.check().expect("renewed by the keeper");
+    guard.unlock().await.expect("released");
+    let guard = locker.lock("a").wait(PATIENCE).await.expect("the connection moved and serves");
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_an_error_at_once() {
+    let port = distlock_testkit::servers::Port::free().number();
+    let asked = now();
+    let error = Locker::connect(&format!("redis://127.0.0.1:{port}/")).await.expect_err("nobody listens");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(now().since(asked) < ms(2000));
+    assert!(error.to_string().contains(&port.to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_unix_socket_and_a_url_serve_as_well() {
+    let bench = Bench::start();
+    let locker = Locker::connect(&format!("{}?db=2&prefix=app:", bench.server.unix_url())).await.expect("connected");
+    let other = Locker::connect(&format!("valkey://127.0.0.1:{}/2?prefix=app:&protocol=2", bench.server.port())).await;
+    let guard = locker.lock("a").await.expect("granted");
+    assert!(other.expect("connected").try_lock("a").await.expect("no failure").is_none());
+    assert_eq!(bench.command("DBSIZE").int(), 0, "database 0 is not theirs");
+    guard.unlock().await.expect("released");
+    assert!(connected(bench.server.port()).await.try_lock("a").await.expect("no failure").is_some());
+}

@@ -1,0 +1,145 @@
+//! What other programs leave where the lock's data belongs, and what they do with ours.
+
+use std::future::IntoFuture;
+
+use distlock::{ErrorKind, FencingToken, LossReason};
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+
+#[tokio::test]
+async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    for companion in ["{a}:q", "{a}:w", "{a}:f"] {
+        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        bench.command(&format!("DEL {companion}"));
+        bench.command(&format!("LPUSH {companion} x"));
+        let before = bench.command("GET a").text();
+        if companion == "{a}:f" {
+            guard.unlock().await.expect("released");
+            let error = other.try_lock("a").await.expect_err("no token can be made");
+            assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+            assert_eq!(bench.command("EXISTS a").int(), 0);
+        } else {
+            let error = other.lock("a").wait(PATIENCE).await.expect_err("no place in such a queue");
+            assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+            assert_eq!(bench.command("GET a").text(), before, "nothing was written");
+            guard.unlock().await.expect("released all the same");
+        }
+        assert_eq!(bench.command(&format!("LRANGE {companion} 0 -1")).array().len(), 1, "left alone");
+        bench.command(&format!("DEL {companion}"));
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let cases = ["LPUSH a x", "SET a anything", "HSET a field 1", "SET a 0123456789abcdef0123456789abcdef PX 60000"];
+    for make in cases {
+        bench.command(make);
+        let dump = || bench.command("DUMP a");
+        let before = dump();
+        assert!(locker.try_lock("a").await.expect("no failure").is_none(), "{make}");
+        let error = locker.lock("a").wait(ms(200)).await.expect_err("held");
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{make}");
+        assert!(error.to_string().contains("not distlock"), "{error}");
+        let shown = locker.inspect().get("a").await.expect("shown").expect("it is there");
+        assert!(shown.holder.expect("somebody").record.is_none());
+        let error = locker.inspect().force_release("a", FencingToken::new(1), "stuck").await.expect_err("not ours");
+        assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+        assert_eq!(dump(), before, "{make}");
+        bench.command("DEL a");
+        locker.lock("a").wait(PATIENCE).await.expect("free now").unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.command("SET a stranger PX 60000");
+    let waiter = tokio::spawn(locker.lock("a").retry_interval(ms(100)).into_future());
+    sleep(ms(350)).await;
+    bench.command("DEL a");
+    let freed = now();
+    let guard = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(freed) < ms(400), "after {:?}", now().since(freed));
+    assert!(bench.command("SET a stranger NX PX 60000").is_nil(), "a plain locker is excluded by us");
+    guard.unlock().await.expect("released");
+    assert_eq!(bench.command("SET a stranger NX PX 60000").text(), "OK");
+}
+
+#[tokio::test]
+async fn f35_a_key_that_a_stranger_overwrote_is_not_released_by_us() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    bench.command("SET a stranger PX 60000");
+    let error = guard.unlock().await.expect_err("not ours any more");
+    assert_eq!(error.loss_reason(), Some(&LossReason::Revoked));
+    assert_eq!(bench.command("GET a").text(), "stranger");
+}
+
+#[tokio::test]
+async fn f43_a_token_keeps_all_its_digits() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    for _ in 0..50 {
+        let guard = locker.lock("a").await.expect("granted");
+        let token = guard.fencing_token().to_string();
+        assert_eq!(token.len(), 16);
+        assert_eq!(bench.command("GET {a}:f").text(), token);
+        assert!(bench.command("GET a").text().contains(&format!(" {token} ")));
+        guard.unlock().await.expect("released");
+    }
+}
+
+#[tokio::test]
+async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.command("SETRANGE a 50000000 x");
+    let (asked, before) = (now(), bench.server.info("stats", "total_net_output_bytes").unwrap());
+    assert!(locker.try_lock("a").await.expect("no failure").is_none());
+    assert!(now().since(asked) < ms(1000));
+    let after = bench.server.info("stats", "total_net_output_bytes").unwrap();
+    let sent = after.parse::<u64>().unwrap() - before.parse::<u64>().unwrap();
+    assert!(sent < 100_000, "{sent} bytes");
+}
+
+#[tokio::test]
+async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    for fence in ["9223372036854775807", "many", "18446744073709551616", "1e300"] {
+        bench.command(&format!("SET {{a}}:f {fence}"));
+        let error = locker.try_lock("a").await.expect_err("no token can be made");
+        assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+        assert_eq!(bench.command("GET {a}:f").text(), fence);
+        assert_eq!(bench.command("EXISTS a").int(), 0);
+    }
+    bench.command("SET {a}:f 41");
+    let guard = locker.try_lock("a").await.expect("no failure").expect("free");
+    assert!(guard.fencing_token().get() > 1_700_000_000_000_000, "no lower than the clock");
+}
+
+#[tokio::test]
+async fn a_force_release_tells_the_holder_at_once_and_the_next_waiter_follows() {
+    let bench = Bench::start();
+    let (holder, other, operator) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").into_future());
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    let forced = now();
+    operator.inspect().force_release("a", guard.fencing_token(), "stuck").await.expect("forced");
+    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Broken);
+    assert!(now().since(forced) < TTL, "told by a message, long before the next renewal");
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    next.unlock().await.expect("released");
+}

@@ -1,0 +1,95 @@
+//! Redis servers in several states, each a set-up of the conformance suite.
+
+use distlock::backend::redis::{Protocol, Redis, RedisBuilder};
+use distlock_testkit::Setup;
+use distlock_testkit::servers::{RedisOptions, RedisServer};
+
+/// The least that a user of the engine needs, as docs/backends/redis.md says.
+const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
+                            +time +subscribe +scan +eval +evalsha +get +getrange +set +del +exists +type +pttl +pexpire \
+                            +zadd +zrem +zrange +zrank +zcard +hset +hget +hgetall +hdel +publish";
+
+/// A server and how to speak to it.
+pub(crate) struct Server<K> {
+    server: RedisServer,
+    kind: std::marker::PhantomData<fn() -> K>,
+}
+
+/// What sets a set-up apart.
+pub(crate) trait Kind: 'static {
+    /// How the server is started.
+    fn server() -> RedisOptions {
+        RedisServer::options()
+    }
+
+    /// How a client is made.
+    fn client(builder: RedisBuilder) -> RedisBuilder {
+        builder
+    }
+}
+
+impl<K: Kind> Setup for Server<K> {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        Server { server: K::server().start(), kind: std::marker::PhantomData }
+    }
+
+    async fn client(&self) -> Redis {
+        K::client(Redis::tcp("127.0.0.1", self.server.port())).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        let databases = ["0", "3"];
+        let keys = databases.iter().flat_map(|database| {
+            let mut client = self.server.client().expect("the kit's own connection");
+            client.command(&["SELECT", database]).expect("a database");
+            let keys = client.command(&["KEYS", "*"]).expect("keys");
+            keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
+        });
+        // The fence outlives the lock, for a week: that is what makes tokens rise.
+        keys.filter(|key| !key.ends_with(":f")).collect()
+    }
+}
+
+/// The best protocol there is.
+pub(crate) struct Plain;
+impl Kind for Plain {}
+
+/// The old protocol, with a connection of its own for messages.
+pub(crate) struct Resp2;
+impl Kind for Resp2 {
+    fn client(builder: RedisBuilder) -> RedisBuilder {
+        builder.protocol(Protocol::Resp2)
+    }
+}
+
+/// Behind a prefix, in another database.
+pub(crate) struct Prefix;
+impl Kind for Prefix {
+    fn client(builder: RedisBuilder) -> RedisBuilder {
+        builder.prefix("locks of [app]*:").database(3)
+    }
+}
+
+/// With a password, as a user who may do nothing but lock.
+pub(crate) struct Acl;
+impl Kind for Acl {
+    fn server() -> RedisOptions {
+        RedisServer::options().password("secret").user("locker", "open sesame".replace(' ', "-").as_str(), LEAST_RIGHTS)
+    }
+    fn client(builder: RedisBuilder) -> RedisBuilder {
+        builder.prefix("locks:").username("locker").password("open-sesame")
+    }
+}
+
+/// A user who may not hear messages: waiters poll.
+pub(crate) struct NoChannel;
+impl Kind for NoChannel {
+    fn server() -> RedisOptions {
+        RedisServer::options().user("deaf", "deaf", "resetchannels ~* +@all")
+    }
+    fn client(builder: RedisBuilder) -> RedisBuilder {
+        builder.username("deaf").password("deaf")
+    }
+}
