@@ -135,11 +135,7 @@ impl Memory {
         self
     }
 
-    async fn request<T>(
-        &self,
-        operation: Operation,
-        apply: impl FnOnce(&mut Locks, Moment) -> Result<T>,
-    ) -> Result<T> {
+    async fn request<T>(&self, operation: Operation, apply: impl FnOnce(&mut Locks, Moment) -> Result<T>) -> Result<T> {
         self.store.0.script.play(operation, &self.store.0.clock, || self.store.locks(apply)).await
     }
 }
