@@ -6,12 +6,16 @@
 //! ```ignore
 //! distlock_testkit::conformance! { memory: MemorySetup }
 //! ```
+//!
+//! The fault tests stand on [`servers`] (real ones, to kill, freeze and restart) and on a [`proxy`] in front of them.
 
 pub mod broken;
 pub mod cases;
 pub mod conformance;
 pub mod history;
 mod polls;
+pub mod proxy;
+pub mod servers;
 mod setup;
 mod wire;
 
