@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use super::session::Session;
 use crate::clock::Moment;
+use crate::owner::Holder;
 use crate::token::AttemptId;
 
 /// One attempt to take a lock, and the hold that it may have become.
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) revision: i64,
     /// The key right before ours in the queue, as of that revision.
     pub(super) before: Option<Vec<u8>>,
+    /// Who held the lock then, and the key of that hold.
+    pub(super) holder: Option<(Vec<u8>, Holder)>,
     /// A request to make the key was never answered.
     pub(super) doubtful: bool,
     /// The start of the term that the core knows.
@@ -70,6 +73,7 @@ impl Attempt {
             created: 0,
             revision: 0,
             before: None,
+            holder: None,
             doubtful: false,
             known_start,
             keep_until,

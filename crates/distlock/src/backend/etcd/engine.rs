@@ -26,7 +26,7 @@ use crate::owner::Holder;
 use crate::token::FencingToken;
 
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
-const LONGEST_POLL: Duration = Duration::from_secs(5);
+const LONGEST_POLL: Duration = Duration::from_secs(20);
 
 /// What all of one client's requests and tasks share.
 #[derive(Debug)]
@@ -93,6 +93,9 @@ impl Engine {
                 (state.created, state.session.clone())
             };
             let before = self.horizon.now();
+            if let Some(busy) = self.glance(&attempt, claim).await? {
+                return Ok(Claimed::Busy(busy));
+            }
             let view = match created {
                 0 => self.make(&attempt, claim).await,
                 _ => queue::look(&self.client, &attempt.lock, &attempt.key, created).await,
@@ -170,15 +173,36 @@ impl Engine {
         if view.is_ours(&attempt.key) {
             return Claimed::Granted(self.grant(attempt, &view));
         }
-        let holder = view.first.as_ref().map(|first| holder_of(&first.value, first.create_revision));
+        let holder = holder_in(&view).map(|(_, holder)| holder);
         let doubtful = attempt.state().doubtful;
         if claim.queue {
             self.note(attempt, view);
         } else if !doubtful {
             self.attempts.remove(attempt);
         }
-        let poll_after = (claim.ttl / 3).min(LONGEST_POLL);
-        Claimed::Busy(Busy { holder, poll_after: Some(poll_after) })
+        Claimed::Busy(busy(holder, claim))
+    }
+
+    /// Asks only whether anything has changed for an attempt that waits: reading a long queue costs the server
+    /// something, and everybody in it asks from time to time. `None`: read the queue.
+    async fn glance(&self, attempt: &Attempt, claim: &Claim) -> Result<Option<Busy>> {
+        let (created, before, holder) = {
+            let state = attempt.state();
+            match (state.phase, &state.before, &state.holder) {
+                (Phase::Waiting, Some(before), Some(holder)) => (state.created, before.clone(), holder.clone()),
+                _ => return Ok(None),
+            }
+        };
+        let horizon = self.horizon.now();
+        let others = [before.as_slice(), holder.0.as_slice()];
+        let (own, others, header) = queue::glance(&self.client, &attempt.key, created, others).await?;
+        self.horizon.check(horizon, header)?;
+        if !own || others != [true, true] {
+            return Ok(None);
+        }
+        let mut state = attempt.state();
+        state.revision = state.revision.max(header.revision);
+        Ok(Some(busy(Some(holder.1), claim)))
     }
 
     /// The lock is ours.
@@ -199,7 +223,11 @@ impl Engine {
 
     /// Keeps what was read of the queue for the wait that follows.
     fn note(&self, attempt: &Attempt, view: View) {
-        attempt.state().revision = view.header.revision;
+        {
+            let mut state = attempt.state();
+            state.revision = view.header.revision;
+            state.holder = holder_in(&view);
+        }
         self.attempts.put_behind(attempt, view.before);
     }
 
@@ -214,13 +242,18 @@ impl Engine {
                 (state.revision, state.created, state.before.clone())
             };
             let mut sight = self.watches.watch(&attempt.lock, 0, self.clock.now());
-            // Who is before us is not known yet, or what happened since we looked is not.
-            let look_now =
-                before.is_none_or(|before| sight.misses(revision) || self.watches.saw_deletion(&attempt.lock, &before));
-            if !look_now {
+            let is_my_turn = before.is_none_or(|before| self.watches.saw_deletion(&attempt.lock, &before));
+            if !is_my_turn && sight.misses(revision) {
+                // The watch began after we looked.
+                match self.glance(&attempt, claim).await {
+                    Ok(Some(_)) => continue,
+                    Ok(None) => {}
+                    Err(_) => return Wake::Retry,
+                }
+            } else if !is_my_turn {
                 tokio::select! {
                     () = attempt.turn.notified() => {}
-                    () = sight.missed(revision) => {}
+                    () = sight.missed(revision) => continue,
                 }
                 if attempt.state().phase != Phase::Waiting {
                     return Wake::Retry;
@@ -406,4 +439,12 @@ impl Engine {
 /// Who has a lock, by the value and the create revision of the first key.
 pub(super) fn holder_of(value: &[u8], created: i64) -> Holder {
     Holder::new(entry::read(value), Some(FencingToken::new(created.max(0).unsigned_abs())))
+}
+
+fn holder_in(view: &View) -> Option<(Vec<u8>, Holder)> {
+    view.first.as_ref().map(|first| (first.key.clone(), holder_of(&first.value, first.create_revision)))
+}
+
+fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {
+    Busy { holder, poll_after: Some((claim.ttl / 3).min(LONGEST_POLL)) }
 }

@@ -82,6 +82,25 @@ pub(super) async fn look(client: &Client, lock: &[u8], key: &[u8], created: i64)
     Ok(View { own, first, before, header: answer.header.unwrap_or_default() })
 }
 
+/// Whether our key and those of two others are still there. Costs the server nothing however long the queue is.
+pub(super) async fn glance(
+    client: &Client,
+    key: &[u8],
+    created: i64,
+    others: [&[u8]; 2],
+) -> Result<(bool, [bool; 2], Header), Failure> {
+    let [one, other] = others;
+    let success = vec![range(own(key)), range(own(one)), range(own(other))];
+    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
+    let mut ranges = ranges_of(answer.responses);
+    let mut is_there = |revision: i64| {
+        let kvs = ranges.next().unwrap_or_default();
+        kvs.first().is_some_and(|kv| revision == 0 || kv.create_revision == revision)
+    };
+    let found = (is_there(created), [is_there(0), is_there(0)]);
+    Ok((found.0, found.1, answer.header.unwrap_or_default()))
+}
+
 /// Whether our key is there, made at `created`, and as of which revision.
 pub(super) async fn is_there(client: &Client, key: &[u8], created: i64) -> Result<(bool, i64), Failure> {
     let answer: RangeResponse = client.call(RANGE, own(key), PATIENCE).await?;
