@@ -29,7 +29,7 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 macro_rules! setup {
     ($(#[$doc:meta])* $name:ident($server:ty) = $start:expr, $addresses:expr, $finish:expr) => {
         $(#[$doc])*
-        pub struct $name($server);
+        pub(crate) struct $name($server);
 
         impl Setup for $name {
             type Engine = Etcd;
