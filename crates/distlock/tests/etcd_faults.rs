@@ -5,7 +5,6 @@
 mod etcd_faults_kit;
 
 use std::future::IntoFuture;
-use std::time::Duration;
 
 use distlock::backend::etcd::Etcd;
 use distlock::{ErrorKind, HoldState, Locker, LossReason};
@@ -157,18 +156,23 @@ async fn f12_holder_killed() {
 async fn f14_late_request() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
-    let locker = locker_at(&[proxy.address()], secs(10));
+    let locker = locker_at(&[proxy.address(), server.address()], secs(30));
     locker.lock("warm").await.unwrap().unlock().await.unwrap();
     proxy.hold_requests();
-    let error = locker.lock("a").wait(secs(1)).await.expect_err("it is held up");
-    assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unknown), "{error}");
-    // Longer than any request waits for its answer.
-    tokio::time::sleep(secs(6)).await;
-    proxy.cut();
-    proxy.pass();
+    let asked = tokio::spawn(locker.lock("a").max_attempts(1).into_future());
+    proxy.wait_for("the claim", |counts| counts.requests.held() > 0);
+    tokio::time::sleep(ms(200)).await;
+    // Only the request itself will arrive, not that it was given up.
+    let request = proxy.counts().requests.held();
+    asked.await.unwrap().expect_err("it is held up");
+    tokio::time::sleep(ms(500)).await;
+    proxy.cut_after(Direction::Requests, request);
+    proxy.set(Direction::Requests, Flow::Pass);
     let other = locker_at(&[server.address()], secs(10));
     let guard = other.lock("a").wait(secs(5)).await.expect("what came late does not stay");
     guard.unlock().await.unwrap();
+    tokio::time::sleep(secs(1)).await;
+    other.lock("a").wait(secs(5)).await.expect("nor comes back").unlock().await.unwrap();
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
