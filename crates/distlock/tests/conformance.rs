@@ -19,3 +19,11 @@ distlock_testkit::conformance! {
     etcd_newer: NewerEtcd,
     etcd_auth: AuthEtcd,
 }
+
+#[cfg(all(feature = "etcd", feature = "tls"))]
+use etcd_setups::MutualTlsEtcd;
+
+#[cfg(all(feature = "etcd", feature = "tls"))]
+distlock_testkit::conformance! {
+    etcd_mutual_tls: MutualTlsEtcd,
+}

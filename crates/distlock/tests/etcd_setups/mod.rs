@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use distlock::backend::etcd::{Etcd, EtcdBuilder};
 use distlock_testkit::Setup;
+#[cfg(feature = "tls")]
+use distlock_testkit::servers::Certs;
 use distlock_testkit::servers::{EtcdCluster, EtcdServer, EtcdVersion, Etcdctl};
 
 const PASSWORD: &str = "s3cret";
@@ -78,4 +80,42 @@ setup! {
     AuthEtcd(EtcdServer) = || EtcdServer::options().auth(PASSWORD).start(),
     |server| vec![server.address()],
     |client| client.login("root", PASSWORD)
+}
+
+/// One server that asks for our certificate.
+#[cfg(feature = "tls")]
+pub(crate) struct MutualTlsEtcd {
+    server: EtcdServer,
+    certs: Certs,
+}
+
+#[cfg(feature = "tls")]
+impl Setup for MutualTlsEtcd {
+    type Engine = Etcd;
+
+    async fn start() -> Self {
+        let start = || {
+            let certs = Certs::new();
+            MutualTlsEtcd { server: EtcdServer::options().mutual_tls(&certs).start(), certs }
+        };
+        aside(start).await
+    }
+
+    async fn client(&self) -> Etcd {
+        let read = |file: std::path::PathBuf| std::fs::read(file).expect("a certificate");
+        engine(&[self.server.address()])
+            .tls(Some(read(self.certs.ca())))
+            .tls_identity(read(self.certs.client_cert()), read(self.certs.client_key()))
+            .build()
+            .expect("a client")
+    }
+
+    fn ttl(&self) -> Duration {
+        TTL
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        let etcdctl = self.server.etcdctl();
+        aside(move || leftovers(&etcdctl)).await
+    }
 }
