@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use distlock::backend::memory::Memory;
 use distlock::{Event, EventKind, LockGuard, Locker};
 
+use crate::process::{cpu_ms, status};
+
 const PAIRS: u32 = 200_000;
 const ROUNDS: usize = 7;
 const HELD: usize = 100_000;
@@ -86,17 +88,4 @@ async fn held() {
         seen.late.load(Ordering::Relaxed),
     );
     assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
-}
-
-fn status(field: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-/// User and system time of this process; the kernel counts it in hundredths of a second.
-fn cpu_ms() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = text.rsplit(')').next().unwrap_or_default();
-    after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
 }

@@ -1,13 +1,16 @@
 //! `cargo xtask bench NAME`: measures and prints, ratios within one run where there is something to compare with.
 
 mod core;
+mod etcd;
+mod process;
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
     match name.as_str() {
         "core" => core::run(),
+        "etcd" => etcd::run(),
         _ => {
-            eprintln!("usage: cargo xtask bench core");
+            eprintln!("usage: cargo xtask bench core|etcd");
             std::process::exit(64);
         }
     }

@@ -38,7 +38,6 @@ struct Link {
 
 /// How to encrypt connections.
 #[derive(Debug, Clone, Default)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only connections with TLS read it"))]
 pub(super) struct Tls {
     /// PEM; `None`: what the system trusts.
     pub(super) ca: Option<Vec<u8>>,
