@@ -134,6 +134,8 @@ async fn f07_acquire_future_dropped() {
     }
     proxy.pass();
     eventually("nothing is left", || keys(&server).is_empty()).await;
+    let guard = locker.try_lock("a").await.unwrap();
+    assert!(guard.is_some(), "something is in the way");
 }
 
 /// The holder is killed: the next one follows when the lease ends.
@@ -331,6 +333,30 @@ async fn f55_watch_cancelled_by_compaction() {
     next.unlock().await.unwrap();
 }
 
+/// The watch tells late that it is our turn, when it is not any more: what counts is what the cluster says now.
+#[tokio::test(flavor = "multi_thread")]
+async fn f56_watch_lags() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let (near, far) = (locker_at(&[server.address()], secs(30)), locker_at(&[proxy.address()], secs(30)));
+    let guard = near.lock("a").await.unwrap();
+    let held = keys(&server);
+    let waiter = tokio::spawn(far.lock("a").wait(secs(30)).into_future());
+    eventually("it queues", || keys(&server).len() == 2).await;
+    tokio::time::sleep(secs(1)).await;
+    proxy.set(Direction::Replies, Flow::Delay(secs(2)));
+    guard.unlock().await.unwrap();
+    let place = keys(&server).into_iter().find(|key| !held.contains(key)).expect("the waiter's");
+    server.etcdctl().run(&["del", &place]);
+    let next = near.try_lock("a").await.unwrap().expect("nobody has it");
+    tokio::time::sleep(secs(5)).await;
+    assert!(!waiter.is_finished(), "two holders");
+    next.check().expect("still the only one");
+    proxy.pass();
+    next.unlock().await.unwrap();
+    waiter.await.unwrap().expect("granted in the end").unlock().await.unwrap();
+}
+
 /// A waiter whose lease is gone gets a new one, and a new place.
 #[tokio::test(flavor = "multi_thread")]
 async fn f57_waiters_lease_revoked() {
@@ -344,6 +370,7 @@ async fn f57_waiters_lease_revoked() {
     let place = keys(&server).into_iter().find(|key| !held.contains(key)).unwrap();
     server.etcdctl().run(&["lease", "revoke", &lease_of(&place)]);
     eventually("it queues again", || keys(&server).iter().any(|key| !held.contains(key) && *key != place)).await;
+    assert!(!waiter.is_finished(), "granted while it is held");
     guard.unlock().await.unwrap();
     waiter.await.unwrap().expect("granted").unlock().await.unwrap();
 }
@@ -413,20 +440,26 @@ async fn f61_no_space() {
     assert!(keys(&server).iter().all(|key| key.starts_with("fill")));
 }
 
-/// A login that has run out is renewed without anybody noticing.
+/// A login that has run out is renewed without anybody noticing, also for a watch that is opened then.
 #[tokio::test(flavor = "multi_thread")]
 async fn f61_login_expired() {
     let server = EtcdServer::options().auth("s3cret").auth_token_ttl(1).start();
-    let locker = locker(Etcd::builder([server.address().to_string()]).login("root", "s3cret"), secs(4));
-    let guard = locker.lock("a").await.unwrap();
-    let waiter = tokio::spawn(locker.clone().lock("a").wait(secs(30)).into_future());
-    for _ in 0..3 {
-        tokio::time::sleep(secs(3)).await;
-        locker.lock("b").await.expect("logged in anew").unlock().await.unwrap();
+    let locker = locker(Etcd::builder([server.address().to_string()]).login("root", "s3cret"), secs(60));
+    let short = locker.lock("short").ttl(secs(4)).await.unwrap();
+    // Keeps the stream of watches open over the end of the login.
+    let long = locker.lock("long").await.unwrap();
+    for name in ["a", "b"] {
+        tokio::time::sleep(secs(5)).await;
+        let guard = locker.lock(name).await.expect("logged in anew");
+        let waiter = tokio::spawn(locker.clone().lock(name).wait(secs(30)).into_future());
+        tokio::time::sleep(secs(1)).await;
+        guard.unlock().await.unwrap();
+        let next = timeout(secs(3), waiter).await.expect("woken, not polled").unwrap().expect("granted");
+        next.unlock().await.unwrap();
     }
-    guard.check().expect("renewed all the time");
-    guard.unlock().await.unwrap();
-    waiter.await.unwrap().expect("granted").unlock().await.unwrap();
+    assert_eq!(short.state(), HoldState::Held, "renewed all the time");
+    short.unlock().await.unwrap();
+    long.unlock().await.unwrap();
 }
 
 /// Wrong credentials are an error at once, of kind `Auth`.

@@ -3,7 +3,7 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -32,6 +32,8 @@ pub(super) struct Attempt {
 pub(super) struct State {
     /// The lease that its key hangs on.
     pub(super) session: Arc<Session>,
+    /// The lease that it is being moved to, and may hang on already.
+    pub(super) next_session: Option<Arc<Session>>,
     pub(super) phase: Phase,
     /// The key's create revision, which is the fencing token; 0 as long as it is not known.
     pub(super) created: i64,
@@ -69,6 +71,7 @@ impl Attempt {
         let known_start = session.term().start;
         let state = State {
             session,
+            next_session: None,
             phase: Phase::Waiting,
             created: 0,
             revision: 0,
@@ -97,6 +100,8 @@ pub(super) struct Attempts(Mutex<Table>);
 struct Table {
     all: HashMap<AttemptId, Arc<Attempt>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
+    /// When to look after which.
+    agenda: BTreeSet<(Moment, AttemptId)>,
     /// Who waits for the end of a key; the next in the queue, so there is only one.
     behind: HashMap<Vec<u8>, AttemptId>,
 }
@@ -106,8 +111,10 @@ impl Attempts {
         self.table().all.get(&id).cloned()
     }
 
-    pub(super) fn insert(&self, attempt: &Arc<Attempt>) {
+    /// Takes a new attempt in, to be looked after first at `look`.
+    pub(super) fn insert(&self, attempt: &Arc<Attempt>, look: Moment) {
         let mut table = self.table();
+        table.agenda.insert((look, attempt.id));
         table.by_key.insert(attempt.key.clone(), attempt.id);
         table.all.insert(attempt.id, attempt.clone());
     }
@@ -150,6 +157,26 @@ impl Attempts {
         }
         let own = table.by_key.get(key)?;
         table.all.get(own).cloned()
+    }
+
+    /// Those that have to be looked after now.
+    pub(super) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
+        let mut table = self.table();
+        let mut due = Vec::new();
+        while let Some((_, id)) = table.agenda.first().copied().filter(|(look, _)| *look <= now) {
+            table.agenda.pop_first();
+            // One that was removed in the meantime is not there any more.
+            due.extend(table.all.get(&id).cloned());
+        }
+        due
+    }
+
+    /// Looks after an attempt again, if it is still there.
+    pub(super) fn look_again(&self, attempt: &Attempt, look: Moment) {
+        let mut table = self.table();
+        if table.all.contains_key(&attempt.id) {
+            table.agenda.insert((look, attempt.id));
+        }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Attempt>> {

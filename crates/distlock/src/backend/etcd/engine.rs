@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::attempt::{Attempt, Attempts, Phase};
 use super::client::{Client, PATIENCE};
 use super::failure::{Failure, Fault};
 use super::horizon::Horizon;
+use super::housekeeping::WATCH_AFTER;
 use super::messages::PutRequest;
 use super::names::Names;
 use super::queue::{self, View};
@@ -19,7 +20,7 @@ use super::watches::Watches;
 use super::{EtcdCompare, entry};
 use crate::backend::{Busy, Claim, Claimed, Grant, Lease, Losses, Release, Renewal, Wake};
 use crate::clock::Clock;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
 use crate::owner::Holder;
@@ -48,6 +49,15 @@ struct Tasks {
     set: JoinSet<()>,
     started: bool,
     stopped: bool,
+}
+
+/// A task that ends when nobody waits for it any more.
+struct Running(AbortHandle);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Engine {
@@ -142,7 +152,7 @@ impl Engine {
         let lock = self.names.lock(&claim.key);
         let key = Names::place(&lock, session.id, claim.attempt);
         let attempt = Arc::new(Attempt::new(claim.attempt, lock, key, session, keep_until));
-        self.attempts.insert(&attempt);
+        self.attempts.insert(&attempt, self.clock.now().after(WATCH_AFTER));
         Ok(Some(attempt))
     }
 
@@ -155,7 +165,7 @@ impl Engine {
         let put = PutRequest { key: attempt.key.clone(), value, lease: session.id, ignore_value: false };
         let (tell, told) = oneshot::channel();
         let (engine, attempt, queue) = (self.clone(), attempt.clone(), claim.queue);
-        self.spawn(async move {
+        self.run(async move {
             let outcome = queue::join(&engine.client, &attempt.lock, put, queue, PATIENCE).await;
             let mut state = attempt.state();
             match &outcome {
@@ -231,8 +241,20 @@ impl Engine {
         self.attempts.put_behind(attempt, view.before);
     }
 
+    /// Waits on the keeper's runtime, where the watch and the connection are: between the end of one hold and the
+    /// beginning of the next there is no other thread to wake.
     pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
+        let (tell, told) = oneshot::channel();
+        let (engine, claim) = (self.clone(), claim.clone());
+        let waiting = self.run(async move {
+            let _ = tell.send(engine.wait_for_turn(&attempt, &claim).await);
+        });
+        let _waiting = waiting.map(Running);
+        told.await.unwrap_or(Wake::Retry)
+    }
+
+    async fn wait_for_turn(&self, attempt: &Attempt, claim: &Claim) -> Wake {
         loop {
             let (revision, created, before) = {
                 let state = attempt.state();
@@ -245,7 +267,7 @@ impl Engine {
             let is_my_turn = before.is_none_or(|before| self.watches.saw_deletion(&attempt.lock, &before));
             if !is_my_turn && sight.misses(revision) {
                 // The watch began after we looked.
-                match self.glance(&attempt, claim).await {
+                match self.glance(attempt, claim).await {
                     Ok(Some(_)) => continue,
                     Ok(None) => {}
                     Err(_) => return Wake::Retry,
@@ -262,8 +284,8 @@ impl Engine {
             let horizon = self.horizon.now();
             match queue::look(&self.client, &attempt.lock, &attempt.key, created).await {
                 Ok(view) if self.horizon.check(horizon, view.header).is_err() => return Wake::Retry,
-                Ok(view) if view.is_ours(&attempt.key) => return Wake::Granted(self.grant(&attempt, &view)),
-                Ok(view) if view.own.is_some() => self.note(&attempt, view),
+                Ok(view) if view.is_ours(&attempt.key) => return Wake::Granted(self.grant(attempt, &view)),
+                Ok(view) if view.own.is_some() => self.note(attempt, view),
                 // The claim that follows finds out what to do about it.
                 Ok(_) | Err(_) => return Wake::Retry,
             }
@@ -288,8 +310,13 @@ impl Engine {
             let state = attempt.state();
             (state.session.clone(), state.known_start)
         };
-        let session =
-            if session.covers(lease.claim.ttl) { session } else { self.move_to_longer(&attempt, lease).await? };
+        let session = match session.covers(lease.claim.ttl) {
+            true => session,
+            false => match self.move_to_longer(&attempt, lease).await? {
+                Some(longer) => longer,
+                None => return Ok(Renewal::Lost(LossReason::Revoked)),
+            },
+        };
         let renewed = match session.term() {
             term if term.start > known && !session.is_gone() => Some(term),
             _ => session.renewed_after(known).await?,
@@ -307,16 +334,20 @@ impl Engine {
         Ok(Renewal::Renewed(Some(term)))
     }
 
-    /// Hangs a hold on a lease that is long enough.
-    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Arc<Session>> {
+    /// Hangs a hold on a lease that is long enough; `None` when the hold is gone.
+    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Option<Arc<Session>>> {
         let session = self.session(lease.claim.ttl).await?;
         let created = attempt.state().created;
+        // Until the answer it may hang on either.
+        attempt.state().next_session = Some(session.clone());
         if !queue::attach(&self.client, &attempt.key, created, session.id).await? {
             self.key_lost(attempt);
-            return Err(Error::new(ErrorKind::Lost, "the key of the hold is gone"));
+            return Ok(None);
         }
-        attempt.state().session = session.clone();
-        Ok(session)
+        let mut state = attempt.state();
+        state.next_session = None;
+        state.session = session.clone();
+        Ok(Some(session))
     }
 
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
@@ -361,7 +392,7 @@ impl Engine {
     async fn session(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>> {
         let begin = |session: &Arc<Session>| {
             let (engine, session) = (self.clone(), session.clone());
-            self.spawn(async move {
+            self.run(async move {
                 session::keep(&session, &engine.sessions, &engine.client, &engine.clock).await;
                 engine.session_lost(&session);
             });
@@ -413,20 +444,19 @@ impl Engine {
         }
         drop(tasks);
         let engine = self.clone();
-        self.spawn(async move {
+        self.run(async move {
             engine.watches.follow(&engine.client, &engine.clock, |key, revision| engine.deleted(key, revision)).await;
         });
         let engine = self.clone();
-        self.spawn(async move { engine.keep_house().await });
+        self.run(async move { engine.keep_house().await });
     }
 
     /// Runs `task` on the keeper's runtime until it is done or the engine stops.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.set.try_join_next().is_some() {}
-        if !tasks.stopped {
-            tasks.set.spawn_on(task, self.client.runtime());
-        }
+        // tidy-allow(spawn): what must outlive a caller's future runs on the keeper's runtime
+        (!tasks.stopped).then(|| tasks.set.spawn_on(task, self.client.runtime()))
     }
 
     pub(super) fn stop(&self) {

@@ -37,6 +37,8 @@ pub(super) struct Session {
     state: watch::Sender<State>,
     /// Somebody wants it renewed now.
     wanted: Notify,
+    /// And has a term that began then.
+    wanted_after: Mutex<Moment>,
     /// When a lock last needed it.
     used: Mutex<Moment>,
 }
@@ -89,6 +91,10 @@ impl Session {
             }
             state.failures
         };
+        {
+            let mut wanted_after = lock(&self.wanted_after);
+            *wanted_after = start.max(*wanted_after);
+        }
         self.wanted.notify_one();
         let news = |state: &State| state.gone || state.term.start > start || state.failures > failures;
         match state.wait_for(news).await {
@@ -192,6 +198,7 @@ impl Sessions {
             seconds,
             state: watch::Sender::new(state),
             wanted: Notify::new(),
+            wanted_after: Mutex::new(Moment::from_nanos(0)),
             used: Mutex::new(clock.now()),
         });
         lock(&self.open).push(session.clone());
@@ -249,6 +256,11 @@ pub(super) async fn keep(session: &Session, sessions: &Sessions, client: &Client
             let _ = session.revoke(client).await;
             session.lose();
             return;
+        }
+        // Whoever asked while the last request was on its way was served by it.
+        let is_wanted = *lock(&session.wanted_after) >= session.term().start;
+        if !is_wanted && clock.now() < due {
+            continue;
         }
         let failures = session.state.borrow().failures;
         if !session.keep_alive(client, clock).await {

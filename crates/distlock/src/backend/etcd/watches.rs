@@ -22,8 +22,10 @@ use crate::clock::{Clock, Moment};
 const LINGER: Duration = Duration::from_secs(10);
 /// How many deletions of a lock are remembered for those who read the queue a moment before.
 const REMEMBERED: usize = 256;
-/// The pause before a stream that failed is opened again; the first time there is none.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The first and the longest pause before a stream that failed soon is opened again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// A stream that was good for so long is opened again at once.
+const GOOD: Duration = Duration::from_secs(2);
 
 /// All watches of a client.
 #[derive(Debug, Default)]
@@ -106,6 +108,7 @@ impl Watches {
 
     /// Follows all watches for ever, and tells `deleted` of each key and the revision at which it was deleted.
     pub(super) async fn follow(&self, client: &Client, clock: &Clock, deleted: impl Fn(&[u8], i64)) {
+        let mut pause = PAUSE.0;
         loop {
             while self.table().by_lock.is_empty() {
                 self.needed.notified().await;
@@ -114,9 +117,11 @@ impl Watches {
             let end = self.follow_once(client, &deleted).await;
             self.table().orders = None;
             tracing::debug!(target: "distlock", { reason = ?end }, "etcd watch stream ended");
-            // A stream that was good for a while is opened again at once.
-            if clock.now().since(started) < PAUSE * 10 {
-                clock.sleep_until(clock.now().after(PAUSE)).await;
+            if clock.now().since(started) > GOOD {
+                pause = PAUSE.0;
+            } else {
+                clock.sleep_until(clock.now().after(pause)).await;
+                pause = (pause * 2).min(PAUSE.1);
             }
         }
     }
@@ -166,6 +171,10 @@ impl Watches {
 
     /// Takes one message of the stream.
     fn take(&self, answer: &WatchResponse, deleted: &impl Fn(&[u8], i64)) -> Result<(), Failure> {
+        if answer.canceled && answer.watch_id < 0 {
+            // Refused before it had an id: our login has run out, or does not allow it.
+            return Err(Failure::new(Fault::LoggedOut, answer.cancel_reason.clone()));
+        }
         let mut table = self.table();
         // One that was cancelled in the meantime.
         let Some(lock) = table.by_id.get(&answer.watch_id).cloned() else { return Ok(()) };
