@@ -1,9 +1,11 @@
 //! Plain requests to etcd: the floor.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use distlock_testkit::servers::EtcdServer;
 use prost::Message;
+use tokio::runtime::Handle;
 use tonic::Request;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -22,9 +24,20 @@ pub(super) struct Raw {
 }
 
 impl Raw {
+    /// A connection on the caller's runtime.
     pub(super) async fn connect(server: &EtcdServer) -> Raw {
         let endpoint = Endpoint::from_shared(server.endpoint()).expect("an address").tcp_nodelay(true);
         Raw { channel: endpoint.connect().await.expect("connected") }
+    }
+
+    /// A connection on a thread of its own, where a lock must have it to outlive the runtime that it was taken in.
+    pub(super) fn connect_apart(server: &EtcdServer) -> Raw {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let handle = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        let endpoint = Endpoint::from_shared(server.endpoint()).expect("an address").tcp_nodelay(true);
+        let _inside = handle.enter();
+        Raw { channel: endpoint.executor(Apart(handle.clone())).connect_lazy() }
     }
 
     pub(super) async fn call<Q, A>(&self, path: &'static str, request: Q) -> A
@@ -68,5 +81,14 @@ pub(super) fn created(key: &str, revision: i64) -> Compare {
         key: key.into(),
         create_revision: Some(revision),
         range_end: Vec::new(),
+    }
+}
+
+#[derive(Clone)]
+struct Apart(Handle);
+
+impl hyper::rt::Executor<Pin<Box<dyn Future<Output = ()> + Send>>> for Apart {
+    fn execute(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.0.spawn(task);
     }
 }
