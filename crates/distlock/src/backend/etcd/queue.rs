@@ -30,8 +30,11 @@ impl View {
     }
 }
 
-/// Makes our key, unless it is there already, and reads the queue. With `queue` false the key is made only if the lock
-/// is free, so that nothing is left when it is not.
+/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free, so that nothing is
+/// left when it is not.
+///
+/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others; if it was there
+/// already, putting it again changes neither its place nor its token.
 pub(super) async fn join(
     client: &Client,
     lock: &[u8],
@@ -40,28 +43,26 @@ pub(super) async fn join(
     patience: Duration,
 ) -> Result<View, Failure> {
     let key = put.key.clone();
-    let free = if queue { created_at(&key, 0) } else { Compare { range_end: end_of(lock), ..created_at(lock, 0) } };
-    let mut success = vec![Request::Put(put).into()];
+    let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
+    let success = vec![Request::Put(put.clone()).into()];
+    let mut failure = vec![range(own(&key)), range(first_of(lock))];
     if queue {
-        // Ours is the last one now, so the one before it is the last but one.
-        success.extend([range(first_of(lock)), range(last_of(lock, 2))]);
+        failure.insert(0, Request::Put(put).into());
+        failure.push(range(last_of(lock, 2)));
     }
-    let failure = vec![range(own(&key)), range(first_of(lock))];
     let answer = txn(client, TxnRequest { compare: vec![free], success, failure }, patience).await?;
     let header = answer.header.unwrap_or_default();
-    let mut ranges = ranges_of(answer.responses);
-    if !answer.succeeded {
-        let own = ranges.next().and_then(|own| own.into_iter().next()).map(|own| own.create_revision);
-        let first = ranges.next().and_then(|first| first.into_iter().next());
-        return Ok(View { own, first, before: None, header });
-    }
-    let made = KeyValue { key, create_revision: header.revision, ..KeyValue::default() };
-    if !queue {
+    if answer.succeeded {
+        let made = KeyValue { key, create_revision: header.revision, ..KeyValue::default() };
         return Ok(View { own: Some(header.revision), first: Some(made), before: None, header });
     }
+    let mut ranges = ranges_of(answer.responses);
+    let own = ranges.next().and_then(|own| own.into_iter().next()).map(|own| own.create_revision);
     let first = ranges.next().and_then(|first| first.into_iter().next());
-    let before = ranges.next().and_then(|last| last.into_iter().nth(1)).map(|before| before.key);
-    Ok(View { own: Some(header.revision), first, before, header })
+    // A key that was made just now is the last one, and the one before it the last but one.
+    let is_new = own == Some(header.revision);
+    let before = ranges.next().filter(|_| is_new).and_then(|last| last.into_iter().nth(1)).map(|before| before.key);
+    Ok(View { own, first, before, header })
 }
 
 /// Reads the queue anew, linearizably: is it our turn, and whom do we wait for if not.
