@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use distlock::backend::memory::Memory;
 use distlock::{Event, EventKind, LockGuard, Locker};
 
+use crate::process::{cpu_ms, status};
+
 const PAIRS: u32 = 200_000;
 const ROUNDS: usize = 7;
 const HELD: usize = 100_000;
@@ -72,10 +74,10 @@ async fn held() {
     let bytes = (status("VmRSS:") - before) * 1024 / HELD as u64;
     println!("{HELD} held locks: {bytes} bytes each, store and guard included (aim: 1024)");
 
-    let cpu = super::cpu_ms();
+    let cpu = cpu_ms();
     let start = Instant::now();
     tokio::time::sleep(TTL * 2).await;
-    let used = (super::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
+    let used = (cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
     let least = Duration::from_millis(seen.least_margin_ms.load(Ordering::Relaxed));
     // Renewal at one third leaves two thirds of the lease as margin; late is what has used up half of that.
     let aim = TTL / 3;
@@ -86,10 +88,4 @@ async fn held() {
         seen.late.load(Ordering::Relaxed),
     );
     assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
-}
-
-fn status(field: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
 }

@@ -232,11 +232,11 @@ async fn held(server: &RedisServer) {
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
     server.command(&["SLOWLOG", "RESET"]);
     // Taken one after the other, they are renewed spread over time; after a few ticks the jitter has mixed them.
-    let (evals, cpu, start) = (server.calls("evalsha"), super::cpu_ms(), Instant::now());
+    let (evals, cpu, start) = (server.calls("evalsha"), crate::process::cpu_ms(), Instant::now());
     tokio::time::sleep(TTL).await;
     let ticks = start.elapsed().as_secs_f64() / (TTL / 3).as_secs_f64();
     let evals = (server.calls("evalsha") - evals) as f64 / ticks;
-    let used = (super::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
+    let used = (crate::process::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
     println!("{HELD} held: {evals:.0} renewal commands per third of a lease (aim: 80), client {used:.1} % (aim: 2)");
     println!("scripts over 0.5 ms: {} (aim: 0)", server.command(&["SLOWLOG", "LEN"]).int());
     assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");

@@ -4,6 +4,8 @@
 //! it. Everything an engine does is repeatable: each request carries the attempt's random id, and the same request
 //! twice does what it does once.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;

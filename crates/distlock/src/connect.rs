@@ -1,6 +1,8 @@
 //! From a URL or a configuration to a locker: the only place that knows all engines.
 
 use crate::backend::DynBackend;
+#[cfg(feature = "etcd")]
+use crate::backend::etcd::Etcd;
 use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
@@ -8,9 +10,13 @@ use crate::backend::redis::{self, Redis, RedisBuilder};
 use crate::config::{Config, Driver, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use crate::url::Credentials;
+#[cfg(feature = "etcd")]
+use crate::url::Host;
 use crate::url::Target;
 #[cfg(feature = "redis")]
-use crate::url::{Credentials, Protocol, RedisOptions, RedisServers};
+use crate::url::{Protocol, RedisOptions, RedisServers};
 
 impl Locker {
     /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
@@ -58,6 +64,8 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             let engine = speak_redis(reach_redis(servers)?, credentials, options)?;
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
+        #[cfg(feature = "etcd")]
+        Target::Etcd { hosts, credentials, tls } => Ok(Box::new(etcd(settings, hosts, credentials, *tls)?)),
         other => Err(not_built_in(other.driver())),
     }
 }
@@ -93,6 +101,30 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
         });
     }
     Ok(engine.database(options.db))
+}
+
+#[cfg(feature = "etcd")]
+fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<Etcd> {
+    let mut builder = Etcd::builder(hosts.iter().map(ToString::to_string))
+        .prefix(&settings.prefix)
+        .dial_timeout(settings.dial_timeout);
+    if let Credentials { username: Some(name), password: Some(password) } = credentials {
+        builder = builder.login(name, password.expose());
+    }
+    if tls {
+        let files = &settings.tls;
+        builder = builder.tls(files.ca.as_deref().map(|file| read_pem("tls_ca", file)).transpose()?);
+        if let Some((certificate, key)) = &files.identity {
+            builder = builder.tls_identity(read_pem("tls_cert", certificate)?, read_pem("tls_key", key)?);
+        }
+    }
+    builder.build()
+}
+
+#[cfg(feature = "etcd")]
+fn read_pem(field: &str, file: &std::path::Path) -> Result<Vec<u8>> {
+    let refuse = |e| Error::new(ErrorKind::Config, format!("{field}: {}: {e}", file.display()));
+    std::fs::read(file).map_err(refuse)
 }
 
 /// These engines have no server to share with others, so nothing to keep apart by a prefix.

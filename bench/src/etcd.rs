@@ -1,0 +1,169 @@
+//! The etcd engine against raw requests and against the recipe of Go's client, in one run on one server.
+
+// The engine's own messages: the raw requests are the same bytes.
+#[path = "../../crates/distlock/src/backend/etcd/messages.rs"]
+#[allow(dead_code, reason = "the engine uses the rest")]
+mod messages;
+mod raw;
+mod recipe;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use distlock::backend::etcd::{Etcd, EtcdHandle};
+use distlock::{LockGuard, Locker};
+use distlock_testkit::servers::{EtcdServer, EtcdVersion};
+
+use self::raw::Raw;
+use self::recipe::Recipe;
+
+const ROUNDS: usize = 7;
+const PAIRS: usize = 300;
+const CONTENDED: Duration = Duration::from_secs(5);
+const HELD: usize = 10_000;
+const TTL: Duration = Duration::from_secs(10);
+
+/// Prints every figure of the engine.
+pub(crate) fn run() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    for version in [EtcdVersion::V3_4, EtcdVersion::V3_5] {
+        let server = EtcdServer::options().version(version).start();
+        println!("etcd {version:?}, {} cores", std::thread::available_parallelism().map_or(0, usize::from));
+        runtime.block_on(async {
+            uncontended(&server).await;
+            for waiters in [8, 64] {
+                contended(&server, waiters).await;
+            }
+            held(&server).await;
+        });
+        println!();
+    }
+}
+
+fn engine(server: &EtcdServer) -> (Locker, EtcdHandle) {
+    let engine = Etcd::builder([server.address().to_string()]).build().expect("a client");
+    let handle = engine.handle();
+    (Locker::builder().default_ttl(TTL).build(engine).expect("a locker"), handle)
+}
+
+/// Rounds of each in turn, so that a slow moment of the machine hits all.
+async fn uncontended(server: &EtcdServer) {
+    let (locker, handle) = engine(server);
+    let (apart, inside) = (Raw::connect_apart(server), Raw::connect(server).await);
+    let lease = inside.grant(60).await;
+    let (mut ours, mut raw_apart, mut raw_inside) = (Vec::new(), Vec::new(), Vec::new());
+    locker.lock("bench").await.expect("granted").unlock().await.expect("released");
+    let before = handle.requests();
+    for _ in 0..ROUNDS {
+        for _ in 0..PAIRS {
+            raw_apart.push(timed(apart.pair("raw/bench/1", lease)).await);
+            ours.push(
+                timed(async { locker.lock("bench").await.expect("granted").unlock().await.expect("released") }).await,
+            );
+            raw_inside.push(timed(inside.pair("raw/bench/2", lease)).await);
+        }
+    }
+    let requests = (handle.requests() - before) as f64 / (ROUNDS * PAIRS) as f64;
+    let [ours, apart, inside] = [ours, raw_apart, raw_inside].map(median);
+    let over = |raw: Duration| ours.as_secs_f64() / raw.as_secs_f64();
+    println!("uncontended lock+unlock, p50: {ours:?}, {requests:.2} requests (aim: 2)");
+    println!(
+        "  raw Txn put + Txn delete, connection on a thread apart as ours: {apart:?}: {:.2}× (aim: 1.15×)",
+        over(apart)
+    );
+    println!("  raw Txn put + Txn delete, connection in the caller's runtime: {inside:?}: {:.2}×", over(inside));
+}
+
+async fn timed(work: impl Future<Output = ()>) -> Duration {
+    let start = Instant::now();
+    work.await;
+    start.elapsed()
+}
+
+async fn contended(server: &EtcdServer, waiters: usize) {
+    let (locker, handle) = engine(server);
+    let name = format!("contended{waiters}");
+    let before = handle.requests();
+    let lockers: Vec<Locker> = (0..waiters).map(|_| locker.clone()).collect();
+    let ours = handoffs(waiters, move |task, _| {
+        let request = lockers[task].lock(&name);
+        async move { request.await.expect("granted").unlock().await.expect("released") }
+    })
+    .await;
+    let requests = (handle.requests() - before) as f64 / (ours * CONTENDED.as_secs_f64());
+    let recipe = Arc::new(Recipe::connect(server, &format!("recipe{waiters}")).await);
+    let theirs = handoffs(waiters, move |task, turn| {
+        let recipe = recipe.clone();
+        async move { recipe.lock_and_unlock(task, turn).await }
+    })
+    .await;
+    let ratio = ours / theirs;
+    println!(
+        "{waiters} waiters: {ours:.0} handoffs/s, the recipe of Go's client {theirs:.0}: {ratio:.1}× (aim: 5×), \
+         {requests:.2} requests per lock+unlock (aim: 3)"
+    );
+}
+
+/// How often a second `waiters` tasks get their turn.
+async fn handoffs<T>(waiters: usize, take_turn: impl Fn(usize, u64) -> T + Send + Sync + 'static) -> f64
+where
+    T: Future<Output = ()> + Send,
+{
+    let take_turn = Arc::new(take_turn);
+    let turns = Arc::new(AtomicU64::new(0));
+    let start = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..waiters {
+        let (take_turn, turns) = (take_turn.clone(), turns.clone());
+        tasks.spawn(async move {
+            let mut turn = 0;
+            while start.elapsed() < CONTENDED {
+                turn += 1;
+                take_turn(number, turn).await;
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    tasks.join_all().await;
+    turns.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64()
+}
+
+async fn held(server: &EtcdServer) {
+    let (locker, handle) = engine(server);
+    let start = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..50 {
+        let locker = locker.clone();
+        tasks.spawn(async move {
+            let mut guards: Vec<LockGuard> = Vec::new();
+            for number in 0..HELD / 50 {
+                guards.push(locker.lock(format!("held:{task}:{number}")).await.expect("granted"));
+            }
+            guards
+        });
+    }
+    let guards = tasks.join_all().await.into_iter().flatten().collect::<Vec<_>>();
+    println!("{HELD} locks taken in {:?}", start.elapsed());
+    // Their watches are being opened.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (before, cpu, start) = (handle.requests(), crate::process::cpu_ms(), Instant::now());
+    tokio::time::sleep(TTL * 3).await;
+    let seconds = start.elapsed().as_secs_f64();
+    let sent = handle.requests() - before;
+    let most = seconds / (TTL.as_secs_f64() / 3.0 * 0.9);
+    let used = (crate::process::cpu_ms() - cpu) as f64 / seconds / 10.0;
+    println!(
+        "{HELD} held for {seconds:.0} s: {sent} requests (aim: one per third of the TTL, {most:.0}), {used:.1} % of one core"
+    );
+    assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
+    let start = Instant::now();
+    drop(guards);
+    locker.close().await.expect("all released");
+    println!("{HELD} locks released in {:?}", start.elapsed());
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}

@@ -1,0 +1,275 @@
+//! Requests to the cluster: which server is asked, for how long, and as whom.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use prost::Message;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Request, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::endpoint::Endpoint;
+use super::failure::{Failure, Fault};
+use super::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
+
+/// How long a request may take unless its sender knows better.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
+pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
+pub(super) const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+pub(super) const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
+pub(super) const LEASE_KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
+pub(super) const LEASE_TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+
+/// Who we are to the cluster.
+pub(super) struct Login {
+    pub(super) name: String,
+    pub(super) password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Sends requests to one server at a time, and to the next when that one fails.
+///
+/// tonic could balance over all of them, but it also hands requests to servers that are down; and it cannot tell which
+/// of them was asked, which one needs to know to leave a connection that hangs.
+#[derive(Debug)]
+pub(super) struct Client {
+    endpoints: Vec<Endpoint>,
+    /// The one that is asked now.
+    current: AtomicUsize,
+    login: Option<Login>,
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    runtime: OnceLock<Handle>,
+    sent: AtomicU64,
+    /// Counts the connections that were given up.
+    abandoned: watch::Sender<u64>,
+}
+
+/// The last server that a request was sent to.
+type Asked = Mutex<Option<Route>>;
+
+/// Which connection a request went over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Route {
+    endpoint: usize,
+    link: u64,
+}
+
+impl Client {
+    pub(super) fn new(endpoints: Vec<Endpoint>, login: Option<Login>) -> Self {
+        Client {
+            endpoints,
+            current: AtomicUsize::new(0),
+            login,
+            token: Mutex::default(),
+            runtime: OnceLock::new(),
+            sent: AtomicU64::new(0),
+            abandoned: watch::Sender::new(0),
+        }
+    }
+
+    /// Everything of this client runs there from now on.
+    pub(super) fn run_on(&self, runtime: &Handle) {
+        let _ = self.runtime.set(runtime.clone());
+    }
+
+    /// The runtime that everything runs on; the caller's when the engine is used without a locker.
+    pub(super) fn runtime(&self) -> &Handle {
+        self.runtime.get_or_init(Handle::current)
+    }
+
+    /// How many requests were sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Sends `request` and waits for its answer, for `patience` at the longest.
+    ///
+    /// A server that certainly did nothing is followed by the next one; after an unknown outcome it is the caller's
+    /// turn to repeat the request, which then goes to another server over a new connection.
+    pub(super) async fn call<Q, A>(&self, path: &'static str, request: Q, patience: Duration) -> Result<A, Failure>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let asked = Mutex::new(None);
+        match tokio::time::timeout(patience, self.ask_around(path, request, &asked)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::timeout()),
+        }
+        .inspect_err(|failure| {
+            if failure.fault == Fault::Unknown
+                && let Some(route) = *asked.lock().unwrap_or_else(PoisonError::into_inner)
+            {
+                self.leave(route);
+            }
+        })
+    }
+
+    /// Opens the stream of watches.
+    pub(super) async fn watch(
+        &self,
+        orders: UnboundedReceiverStream<WatchRequest>,
+    ) -> Result<(Streaming<WatchResponse>, Route), Failure> {
+        if self.login.is_some() {
+            self.log_in(false).await?;
+        }
+        let (channel, route) = self.choose();
+        let mut grpc = Grpc::new(channel);
+        let open = async {
+            grpc.ready().await.map_err(|e| Failure::from(tonic::Status::from_error(e.into())))?;
+            let request = self.dress(orders);
+            Ok(grpc.streaming(request, PathAndQuery::from_static(WATCH), codec()).await?.into_inner())
+        };
+        let opened = match tokio::time::timeout(PATIENCE, open).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Failure::timeout()),
+        };
+        match opened {
+            Ok(stream) => Ok((stream, route)),
+            Err(failure) => {
+                self.leave(route);
+                if failure.fault == Fault::LoggedOut {
+                    self.log_in(true).await?;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Turns away from a server that failed.
+    pub(super) fn leave(&self, route: Route) {
+        self.endpoints[route.endpoint].abandon(route.link);
+        self.pass_over(route.endpoint);
+        self.abandoned.send_modify(|count| *count += 1);
+    }
+
+    /// Returns once the connection of `route` was given up by somebody.
+    pub(super) async fn left(&self, route: Route) {
+        let mut abandoned = self.abandoned.subscribe();
+        while self.endpoints[route.endpoint].number() == route.link {
+            // The sender lives in self, so waiting cannot fail.
+            let _ = abandoned.changed().await;
+        }
+    }
+
+    /// Logs in anew before the next request.
+    pub(super) fn forget_login(&self) {
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn pass_over(&self, endpoint: usize) {
+        let next = (endpoint + 1) % self.endpoints.len();
+        // Whoever fails second on the same server must not pass over the next one too.
+        let _ = self.current.compare_exchange(endpoint, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn choose(&self) -> (Channel, Route) {
+        let endpoint = self.current.load(Ordering::Relaxed);
+        let (channel, link) = self.endpoints[endpoint].channel(self.runtime());
+        (channel, Route { endpoint, link })
+    }
+
+    /// Asks one server after the other until one answers; the last one that was asked is put into `asked`.
+    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &Asked) -> Result<A, Failure>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        if self.login.is_some() && path != AUTHENTICATE {
+            self.log_in(false).await?;
+        }
+        let mut servers = self.endpoints.len();
+        let mut may_log_in = self.login.is_some() && path != AUTHENTICATE;
+        loop {
+            let (channel, route) = self.choose();
+            *asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(route);
+            let failure = match self.ask(channel, path, request.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            match failure.fault {
+                Fault::Unreachable | Fault::Refused => {
+                    self.pass_over(route.endpoint);
+                    servers -= 1;
+                    if servers == 0 {
+                        return Err(failure);
+                    }
+                }
+                Fault::LoggedOut if may_log_in => {
+                    may_log_in = false;
+                    self.log_in(true).await?;
+                }
+                _ => return Err(failure),
+            }
+        }
+    }
+
+    async fn ask<Q, A>(&self, channel: Channel, path: &'static str, request: Q) -> Result<A, Failure>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = Grpc::new(channel);
+        grpc.ready().await.map_err(|e| Failure::from(tonic::Status::from_error(e.into())))?;
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        let answer = grpc.unary(self.dress(request), PathAndQuery::from_static(path), codec()).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Adds what every request carries.
+    fn dress<Q>(&self, request: Q) -> Request<Q> {
+        let mut request = Request::new(request);
+        // A server that is cut off from the leader says so instead of keeping a stream silent.
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        if let Some(token) = &*self.token.lock().unwrap_or_else(PoisonError::into_inner) {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    /// Gets a token for our login, if there is none yet or the old one is `stale`.
+    async fn log_in(&self, stale: bool) -> Result<(), Failure> {
+        let Some(Login { name, password }) = &self.login else { return Ok(()) };
+        {
+            let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+            if stale {
+                *token = None;
+            } else if token.is_some() {
+                return Ok(());
+            }
+        }
+        let request = AuthenticateRequest { name: name.clone(), password: password.clone() };
+        // Boxed: asking may need a login, and a login asks.
+        let asked = Mutex::new(None);
+        let answer: Result<AuthenticateResponse, _> = Box::pin(self.ask_around(AUTHENTICATE, request, &asked)).await;
+        let answer = answer.map_err(|failure| match failure.fault {
+            // What was to be sent afterwards certainly was not.
+            Fault::Unknown => Failure::new(Fault::Unreachable, "the login was not answered"),
+            _ => failure,
+        })?;
+        let token = answer.token.parse().map_err(|_| Failure::new(Fault::Rejected, "etcd gave an odd token"))?;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(())
+    }
+}
+
+fn codec<Q: Message + 'static, A: Message + Default + 'static>() -> ProstCodec<Q, A> {
+    ProstCodec::default()
+}

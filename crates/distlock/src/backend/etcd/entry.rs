@@ -1,0 +1,79 @@
+//! What lies at an attempt's key: a small JSON object that says who asks.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::owner::{MAX_TEXT_BYTES, Record};
+use crate::token::AttemptId;
+
+/// Longer values are not ours: owner, label, host and user are short.
+const MAX_BYTES: usize = 4096;
+
+/// The value of a key.
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    #[serde(flatten)]
+    record: Record,
+    attempt: String,
+    ttl_ms: u64,
+    /// In hex, as `etcdctl lease` prints it.
+    lease: String,
+}
+
+/// The value for an attempt.
+pub(super) fn write(record: &Record, attempt: AttemptId, ttl_ms: u64, lease: i64) -> Vec<u8> {
+    let entry = Entry { record: record.clone(), attempt: attempt.to_string(), ttl_ms, lease: format!("{lease:x}") };
+    // Text and numbers always have a JSON form.
+    serde_json::to_vec(&entry).unwrap_or_default()
+}
+
+/// Reads a value; `None` when it is not one of ours. It may come from anybody, so nothing in it is believed but text to
+/// be shown, and of that only as much as we would write.
+pub(super) fn read(value: &[u8]) -> Option<Arc<Record>> {
+    if value.len() > MAX_BYTES {
+        return None;
+    }
+    let Entry { record, attempt, .. } = serde_json::from_slice(value).ok()?;
+    attempt.parse::<AttemptId>().ok()?;
+    let is_plain = |text: &str| text.len() <= MAX_TEXT_BYTES && !text.contains(char::is_control);
+    let texts = [record.owner.as_str(), &record.process.host, &record.process.user];
+    let plain = texts.into_iter().chain(record.label.as_deref()).all(is_plain);
+    plain.then(|| Arc::new(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::owner::OwnerId;
+
+    #[test]
+    fn a_value_that_was_written_can_be_read() {
+        let record = Record::new(
+            OwnerId::new("req-7").unwrap(),
+            crate::owner::Process::current(),
+            Some("eod".into()),
+            SystemTime::UNIX_EPOCH,
+        );
+        let value = write(&record, AttemptId::random(), 10_000, 0x2a);
+        assert_eq!(*read(&value).unwrap(), record);
+        assert!(String::from_utf8(value).unwrap().contains(r#""lease":"2a""#));
+    }
+
+    #[test]
+    fn what_others_wrote_is_not_believed() {
+        let record = |owner: &str| {
+            format!(
+                r#"{{"owner":"{owner}","host":"h","pid":1,"user":"u","since_ms":0,"ttl_ms":1,"lease":"1",
+                "attempt":"000102030405060708090a0b0c0d0e0f"}}"#
+            )
+        };
+        assert!(read(record("good").as_bytes()).is_some());
+        let long = "x".repeat(300);
+        for value in ["", "{}", "null", &record(&long), &record(r"a\u001b[2J"), &" ".repeat(5000)] {
+            assert!(read(value.as_bytes()).is_none(), "{value}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Locks seen from outside: list, show, and end by force.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use super::client::{LEASE_TIME_TO_LIVE, PATIENCE};
+use super::engine::{Engine, holder_of};
+use super::entry;
+use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
+use super::queue;
+use crate::backend::LockInfo;
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::token::FencingToken;
+
+impl Engine {
+    pub(super) async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let keys = queue::list(&self.client, &self.names.all(prefix)).await?;
+        let mut queues: BTreeMap<Key, Vec<KeyValue>> = BTreeMap::new();
+        for kv in keys {
+            if let Some(place) = self.names.parse(&kv.key) {
+                queues.entry(place.key).or_default().push(kv);
+            }
+        }
+        let mut left = HashMap::new();
+        let mut locks = Vec::with_capacity(queues.len());
+        for (key, queue) in queues {
+            locks.extend(self.show(key, queue, &mut left).await?);
+        }
+        Ok(locks)
+    }
+
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        let queue = queue::list(&self.client, &self.names.lock(key)).await?;
+        self.show(key.clone(), queue, &mut HashMap::new()).await
+    }
+
+    pub(super) async fn force_release(&self, key: &Key, token: FencingToken) -> Result<()> {
+        let lock = self.names.lock(key);
+        let mut queue = queue::list(&self.client, &lock).await?;
+        queue.sort_by_key(|kv| kv.create_revision);
+        let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"));
+        let first = queue.first().filter(|first| first.create_revision.unsigned_abs() == token.get());
+        let first = first.ok_or_else(not_held)?;
+        let place = self.names.parse(&first.key);
+        if entry::read(&first.value).is_none() && place.is_none_or(|place| place.attempt.is_some()) {
+            return Err(Error::new(ErrorKind::Foreign, "what holds it was not written by a lock client"));
+        }
+        if queue::leave(&self.client, &first.key, first.create_revision).await? { Ok(()) } else { Err(not_held()) }
+    }
+
+    /// Puts a queue into words. The time that is left of each lease is asked for once.
+    async fn show(
+        &self,
+        key: Key,
+        mut queue: Vec<KeyValue>,
+        left: &mut HashMap<i64, Option<Duration>>,
+    ) -> Result<Option<LockInfo>> {
+        queue.sort_by_key(|kv| kv.create_revision);
+        let Some(first) = queue.first() else { return Ok(None) };
+        let ttl_left = match left.get(&first.lease) {
+            Some(known) => *known,
+            None => {
+                let asked = self.ttl_left(first.lease).await?;
+                left.insert(first.lease, asked);
+                asked
+            }
+        };
+        let holder = holder_of(&first.value, first.create_revision).with_ttl_left(ttl_left);
+        let waiters = queue[1..].iter().filter_map(|kv| entry::read(&kv.value)).collect();
+        Ok(Some(LockInfo::new(key, Some(holder), waiters)))
+    }
+
+    async fn ttl_left(&self, lease: i64) -> Result<Option<Duration>> {
+        if lease == 0 {
+            return Ok(None);
+        }
+        let request = LeaseTimeToLiveRequest { id: lease };
+        let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, PATIENCE).await?;
+        Ok(Some(Duration::from_secs(answer.ttl.max(0).unsigned_abs())))
+    }
+}

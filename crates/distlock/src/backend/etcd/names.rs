@@ -1,0 +1,135 @@
+//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + attempt id`.
+//!
+//! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
+//! were made, so they queue with us. Names nest there: who waits for `a` also counts the keys of `a/b`. So a slash in a
+//! name is escaped, unless names are to be taken verbatim.
+
+use crate::key::Key;
+use crate::token::AttemptId;
+
+/// The layout of one client's keys.
+#[derive(Debug, Clone)]
+pub(super) struct Names {
+    pub(super) prefix: String,
+    pub(super) verbatim: bool,
+}
+
+/// A key of a lock, taken apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) key: Key,
+    /// `None`: a key in the layout of Go's client.
+    pub(super) attempt: Option<AttemptId>,
+}
+
+impl Names {
+    /// What all keys of the lock begin with, and no key of another.
+    pub(super) fn lock(&self, key: &Key) -> Vec<u8> {
+        let mut lock = self.all(key.as_str());
+        lock.push(b'/');
+        lock
+    }
+
+    /// What the keys of all locks begin with whose names begin with `start`.
+    pub(super) fn all(&self, start: &str) -> Vec<u8> {
+        let mut all = self.prefix.clone();
+        for c in start.chars() {
+            match c {
+                '/' if !self.verbatim => all.push_str("%2F"),
+                '%' if !self.verbatim => all.push_str("%25"),
+                c => all.push(c),
+            }
+        }
+        all.into_bytes()
+    }
+
+    /// The key of one attempt.
+    pub(super) fn place(lock: &[u8], lease: i64, attempt: AttemptId) -> Vec<u8> {
+        let mut key = lock.to_vec();
+        key.extend_from_slice(format!("{lease:x}-{attempt}").as_bytes());
+        key
+    }
+
+    /// Takes a key apart; `None` when no locker makes such keys.
+    pub(super) fn parse(&self, key: &[u8]) -> Option<Place> {
+        let text = std::str::from_utf8(key).ok()?.strip_prefix(self.prefix.as_str())?;
+        let (name, tail) = text.rsplit_once('/')?;
+        let (lease, attempt) = match tail.split_once('-') {
+            Some((lease, attempt)) => (lease, Some(attempt.parse().ok()?)),
+            None => (tail, None),
+        };
+        let is_hex = !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|b| b.is_ascii_hexdigit());
+        let name = if self.verbatim { name.to_owned() } else { unescape(name) };
+        is_hex.then_some(())?;
+        Some(Place { key: Key::new(name).ok()?, attempt })
+    }
+}
+
+/// The first key behind all that begin with `prefix`; empty, which means all keys, for an empty prefix.
+pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0]
+}
+
+/// Only what [`Names::all`] writes is an escape: a foreign name with another percent sign stays as it is.
+fn unescape(name: &str) -> String {
+    name.replace("%2F", "/").replace("%25", "%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(prefix: &str, verbatim: bool) -> Names {
+        Names { prefix: prefix.into(), verbatim }
+    }
+
+    fn key(name: &str) -> Key {
+        Key::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_key_is_prefix_name_lease_and_attempt() {
+        let attempt: AttemptId = "000102030405060708090a0b0c0d0e0f".parse().unwrap();
+        let lock = names("locks/", false).lock(&key("a/b"));
+        assert_eq!(lock, b"locks/a%2Fb/");
+        let place = Names::place(&lock, 0x1f, attempt);
+        assert_eq!(place, b"locks/a%2Fb/1f-000102030405060708090a0b0c0d0e0f");
+        assert_eq!(names("locks/", false).parse(&place), Some(Place { key: key("a/b"), attempt: Some(attempt) }));
+        assert_eq!(names("", true).lock(&key("a/b")), b"a/b/");
+    }
+
+    #[test]
+    fn every_name_comes_back_and_no_two_share_a_place() {
+        let all = ["a", "a/b", "a%2Fb", "a%252Fb", "%", "/", "//", "%25", "ä/日本", "%2F%25/%"];
+        let mut seen = std::collections::HashSet::new();
+        for name in all {
+            let lock = names("p", false).lock(&key(name));
+            let place = Names::place(&lock, 7, AttemptId::random());
+            assert_eq!(names("p", false).parse(&place).unwrap().key, key(name), "{name}");
+            assert!(seen.insert(lock));
+        }
+    }
+
+    #[test]
+    fn go_keys_are_known_and_strangers_are_not() {
+        let names = names("", true);
+        assert_eq!(names.parse(b"a/b/694d7c3b5a9f1c02"), Some(Place { key: key("a/b"), attempt: None }));
+        for other in ["config", "a/readme", "a/12-xyz", "a/-1", "a/", "/12", "a/11112222333344445"] {
+            assert_eq!(names.parse(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_prefix_is_behind_all_of_it() {
+        assert_eq!(end_of(b"a/"), b"a0");
+        assert_eq!(end_of(b"a\xff\xff"), b"b");
+        assert_eq!(end_of(b""), b"\0");
+    }
+}

@@ -1,0 +1,280 @@
+//! Leases of the cluster: one for all locks of a locker family that ask for the same TTL.
+//!
+//! A session is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a stream for
+//! that; each request here opens and ends one of its own, so that an answer can only be the answer to its request, and
+//! a request that is not answered is repeated elsewhere without any state to clean up.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use super::client::{Client, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PATIENCE};
+use super::failure::{Failure, Fault};
+use super::messages::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse,
+};
+use crate::backend::Term;
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, Result};
+
+/// The shortest lease that etcd 3.4 gives.
+const LEAST_SECONDS: u64 = 2;
+/// How long a lease that nobody needs is kept for the next one who does.
+const LINGER: Duration = Duration::from_secs(30);
+/// The same for one that takes no new locks: longer than a request may be on its way.
+const RETIRED_LINGER: Duration = Duration::from_secs(10);
+/// The longest pause between two requests for a lease that was not renewed when it should.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// One lease.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: i64,
+    /// What was asked for; the term says what was given.
+    seconds: u64,
+    state: watch::Sender<State>,
+    /// Somebody wants it renewed now.
+    wanted: Notify,
+    /// And has a term that began then.
+    wanted_after: Mutex<Moment>,
+    /// When a lock last needed it.
+    used: Mutex<Moment>,
+}
+
+#[derive(Debug, Clone)]
+struct State {
+    /// The last request that was answered, with the TTL of the answer.
+    term: Term,
+    /// How many requests failed, ever: who waits for an answer sees that there will be none.
+    failures: u64,
+    /// The server does not have it any more.
+    gone: bool,
+    /// No new locks: an unanswered request may still hang something on it.
+    retired: bool,
+}
+
+impl Session {
+    /// The last answered renewal.
+    pub(super) fn term(&self) -> Term {
+        self.state.borrow().term
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.borrow().gone
+    }
+
+    /// Whether a lock that asks for `ttl` is well served.
+    pub(super) fn covers(&self, ttl: Duration) -> bool {
+        self.seconds >= whole_seconds(ttl)
+    }
+
+    /// A lock needs the lease now.
+    pub(super) fn touch(&self, now: Moment) {
+        let mut used = lock(&self.used);
+        *used = now.max(*used);
+    }
+
+    /// Takes no new locks; it is revoked when the last one has left.
+    pub(super) fn retire(&self) {
+        self.state.send_modify(|state| state.retired = true);
+    }
+
+    /// Renews the lease now, together with whoever else asks for it, and answers the new term; `None`: it is gone.
+    pub(super) async fn renewed_after(&self, start: Moment) -> Result<Option<Term>> {
+        let mut state = self.state.subscribe();
+        let failures = {
+            let state = state.borrow_and_update();
+            if state.gone || state.term.start > start {
+                return Ok((!state.gone).then_some(state.term));
+            }
+            state.failures
+        };
+        {
+            let mut wanted_after = lock(&self.wanted_after);
+            *wanted_after = start.max(*wanted_after);
+        }
+        self.wanted.notify_one();
+        let news = |state: &State| state.gone || state.term.start > start || state.failures > failures;
+        match state.wait_for(news).await {
+            Ok(state) if state.gone => Ok(None),
+            Ok(state) if state.term.start > start => Ok(Some(state.term)),
+            _ => Err(Error::unknown("etcd did not answer the renewal of the lease")),
+        }
+    }
+
+    /// Sends one keep-alive. Answers whether the lease is still there, as far as anybody knows.
+    async fn keep_alive(&self, client: &Client, clock: &Clock) -> bool {
+        let term = self.term();
+        let start = clock.now();
+        // A sixth: within a third of the TTL a silent server is left, and the next one has been asked.
+        let patience = (term.ttl / 6).clamp(Duration::from_millis(100), Duration::from_secs(3));
+        let request = LeaseKeepAliveRequest { id: self.id };
+        let answer: Result<LeaseKeepAliveResponse, Failure> = client.call(LEASE_KEEP_ALIVE, request, patience).await;
+        match answer {
+            Ok(answer) if answer.id == self.id && answer.ttl > 0 => {
+                let ttl = Duration::from_secs(answer.ttl.unsigned_abs());
+                self.state.send_modify(|state| state.term = Term { start, ttl });
+                true
+            }
+            Ok(answer) if answer.id == self.id => self.lose(),
+            Err(failure) if failure.fault == Fault::LeaseGone => self.lose(),
+            Ok(_) | Err(_) => {
+                self.state.send_modify(|state| state.failures += 1);
+                true
+            }
+        }
+    }
+
+    async fn revoke(&self, client: &Client) -> Result<(), Failure> {
+        let request = LeaseRevokeRequest { id: self.id };
+        match client.call::<_, LeaseRevokeResponse>(LEASE_REVOKE, request, Duration::from_secs(2)).await {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.fault == Fault::LeaseGone => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The server says that there is no such lease.
+    pub(super) fn lose(&self) -> bool {
+        self.state.send_modify(|state| state.gone = true);
+        false
+    }
+
+    /// Whether nobody needs it any more.
+    fn is_idle(&self, now: Moment) -> bool {
+        now >= self.idle_from()
+    }
+
+    fn idle_from(&self) -> Moment {
+        let linger = if self.state.borrow().retired { RETIRED_LINGER } else { LINGER };
+        lock(&self.used).after(linger)
+    }
+}
+
+impl State {
+    fn takes_locks(&self) -> bool {
+        !self.gone && !self.retired
+    }
+}
+
+/// The leases of one client.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    /// Few: one for each TTL that is asked for.
+    open: Mutex<Vec<Arc<Session>>>,
+    /// Held while one is granted, so that a thousand tasks that start together share one.
+    granting: tokio::sync::Mutex<()>,
+}
+
+impl Sessions {
+    /// A lease for a lock that asks for `ttl`. A new one must be [kept](keep) from then on, so it is given to `begin`.
+    pub(super) async fn get(
+        &self,
+        ttl: Duration,
+        client: &Client,
+        clock: &Clock,
+        begin: impl FnOnce(&Arc<Session>),
+    ) -> Result<Arc<Session>, Failure> {
+        let seconds = whole_seconds(ttl);
+        if let Some(session) = self.find(seconds, clock.now()) {
+            return Ok(session);
+        }
+        let _alone = self.granting.lock().await;
+        if let Some(session) = self.find(seconds, clock.now()) {
+            return Ok(session);
+        }
+        let start = clock.now();
+        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
+        let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
+            // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
+            if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
+        })?;
+        let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
+        let state = State { term: Term { start, ttl }, failures: 0, gone: false, retired: false };
+        let session = Arc::new(Session {
+            id: granted.id,
+            seconds,
+            state: watch::Sender::new(state),
+            wanted: Notify::new(),
+            wanted_after: Mutex::new(Moment::from_nanos(0)),
+            used: Mutex::new(clock.now()),
+        });
+        lock(&self.open).push(session.clone());
+        begin(&session);
+        Ok(session)
+    }
+
+    fn find(&self, seconds: u64, now: Moment) -> Option<Arc<Session>> {
+        let open = lock(&self.open);
+        let fits = |session: &&Arc<Session>| session.seconds == seconds && session.state.borrow().takes_locks();
+        let session = open.iter().find(fits)?;
+        session.touch(now);
+        Some(session.clone())
+    }
+
+    /// Takes no new locks on a lease that nobody needs. Answers whether that is so.
+    fn close_idle(&self, session: &Session, now: Moment) -> bool {
+        let mut open = lock(&self.open);
+        if !session.is_idle(now) {
+            return false;
+        }
+        open.retain(|other| other.id != session.id);
+        true
+    }
+
+    /// Forgets a lease that is gone.
+    pub(super) fn forget(&self, session: &Session) {
+        lock(&self.open).retain(|other| other.id != session.id);
+    }
+
+    /// Ends all leases, and with them whatever still hangs on them.
+    pub(super) async fn revoke_all(&self, client: &Client) -> Result<(), Failure> {
+        let all = std::mem::take(&mut *lock(&self.open));
+        let mut outcome = Ok(());
+        for session in all.iter().filter(|session| !session.is_gone()) {
+            outcome = outcome.and(session.revoke(client).await);
+        }
+        outcome
+    }
+}
+
+/// Keeps a lease alive as long as it is needed, then revokes it. Returns when it is gone.
+pub(super) async fn keep(session: &Session, sessions: &Sessions, client: &Client, clock: &Clock) {
+    let mut failed = false;
+    loop {
+        let Term { start, ttl } = session.term();
+        let pause = if failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
+        let due = start.after(ttl / 3).max(clock.now().after(pause));
+        tokio::select! {
+            () = session.wanted.notified(), if !failed => {}
+            () = clock.sleep_until(due.min(session.idle_from())) => {}
+        }
+        if sessions.close_idle(session, clock.now()) {
+            // Unanswered, it ends by itself.
+            let _ = session.revoke(client).await;
+            session.lose();
+            return;
+        }
+        // Whoever asked while the last request was on its way was served by it.
+        let is_wanted = *lock(&session.wanted_after) >= session.term().start;
+        if !is_wanted && clock.now() < due {
+            continue;
+        }
+        let failures = session.state.borrow().failures;
+        if !session.keep_alive(client, clock).await {
+            return;
+        }
+        failed = session.state.borrow().failures > failures;
+    }
+}
+
+fn whole_seconds(ttl: Duration) -> u64 {
+    let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+    seconds.max(LEAST_SECONDS)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,126 @@
+//! What the fault tests of etcd share.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use distlock::Locker;
+use distlock::backend::etcd::{Etcd, EtcdBuilder};
+use distlock_testkit::servers::{EtcdServer, Etcdctl};
+
+pub(crate) fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub(crate) fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+pub(crate) fn locker(builder: EtcdBuilder, ttl: Duration) -> Locker {
+    Locker::builder().default_ttl(ttl).build(builder.build().expect("a client")).expect("a locker")
+}
+
+pub(crate) fn locker_at(addresses: &[SocketAddr], ttl: Duration) -> Locker {
+    locker(Etcd::builder(addresses.iter().map(ToString::to_string)), ttl)
+}
+
+/// Waits until something is so, and fails when it takes too long.
+pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < secs(30), "waited in vain: {what}");
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+/// All keys of a server.
+pub(crate) fn keys(server: &EtcdServer) -> Vec<String> {
+    keys_of(&server.etcdctl())
+}
+
+pub(crate) fn keys_of(etcdctl: &Etcdctl) -> Vec<String> {
+    let keys = etcdctl.try_run(&["get", "--prefix", "--keys-only", ""]).unwrap_or_default();
+    keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+/// The lease in a key's name.
+pub(crate) fn lease_of(key: &str) -> String {
+    let place = key.rsplit('/').next().expect("a place");
+    place.split('-').next().expect("a lease").to_owned()
+}
+
+/// Another process that holds a lock.
+pub(crate) struct Child {
+    process: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    pub(crate) token: u64,
+}
+
+impl Child {
+    /// Starts a process that takes `name`, and returns when it has it.
+    pub(crate) fn hold(server: &EtcdServer, name: &str, ttl: Duration) -> Child {
+        let mut process = Command::new(std::env::current_exe().expect("this test"))
+            .args(["etcd_faults_kit::child", "--exact", "--nocapture", "--include-ignored"])
+            .env("DISTLOCK_TEST_CHILD", format!("{} {name} {}", server.address(), ttl.as_secs()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("this test starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("its output")).lines();
+        let held = lines.find_map(|line| line.ok()?.split_once("held ")?.1.parse().ok());
+        Child { process, lines, token: held.expect("the child holds the lock") }
+    }
+
+    pub(crate) fn kill9(&mut self) {
+        self.process.kill().expect("killed");
+        self.process.wait().expect("gone");
+    }
+
+    pub(crate) fn stop(&self) {
+        self.signal("STOP");
+    }
+
+    pub(crate) fn cont(&self) {
+        self.signal("CONT");
+    }
+
+    /// Whether the child, the next time that it looks, says that its lock is lost.
+    pub(crate) fn says_lost(&mut self) -> bool {
+        // What it said before it was stopped is still in the pipe.
+        let words = self.lines.by_ref().map_while(Result::ok);
+        words.skip_while(|line| !line.contains("paused")).nth(1).is_some_and(|line| line.contains("lost"))
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([format!("-{name}"), self.process.id().to_string()]).status();
+        assert!(done.expect("kill runs").success());
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Not a test: the body of the other process.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "only started by other tests, as a process to kill"]
+async fn child() {
+    let Ok(order) = std::env::var("DISTLOCK_TEST_CHILD") else { return };
+    let [address, name, ttl] = order.split(' ').collect::<Vec<_>>()[..] else { panic!("bad order {order:?}") };
+    let ttl = secs(ttl.parse().expect("seconds"));
+    let guard = locker(Etcd::builder([address]), ttl).lock(name).await.expect("granted");
+    println!("held {}", guard.fencing_token());
+    assert!(!guard.is_lost());
+    loop {
+        let before = Instant::now();
+        std::thread::sleep(ms(20));
+        if before.elapsed() > ms(500) {
+            println!("paused");
+            println!("{}", if guard.check().is_err() { "lost" } else { "held on" });
+        }
+    }
+}

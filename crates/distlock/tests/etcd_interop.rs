@@ -1,0 +1,226 @@
+//! With the programs and libraries of others, in one queue: `etcdctl lock` is Go's `concurrency.Mutex`.
+
+#![cfg(feature = "etcd")]
+
+use std::future::IntoFuture;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use distlock::backend::etcd::Etcd;
+use distlock::{ErrorKind, LockGuard, Locker};
+use distlock_testkit::servers::{EtcdServer, Etcdctl, eventually};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn locker(server: &EtcdServer) -> Locker {
+    Locker::new(Etcd::builder([server.address().to_string()]).verbatim_names().build().unwrap()).unwrap()
+}
+
+fn keys(etcdctl: &Etcdctl, prefix: &str) -> Vec<String> {
+    let keys = etcdctl.run(&["get", "--prefix", "--keys-only", prefix]);
+    keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+/// Returns when so many keys stand below `prefix`.
+async fn queued(server: &EtcdServer, prefix: &str, count: usize) {
+    let (etcdctl, prefix) = (server.etcdctl(), prefix.to_owned());
+    let wait = move || eventually("a place in the queue", || (keys(&etcdctl, &prefix).len() == count).then_some(()));
+    tokio::task::spawn_blocking(wait).await.unwrap();
+}
+
+/// `etcdctl lock NAME`, which prints its key when it has the lock, and lets go when it is interrupted.
+struct Go {
+    process: Child,
+}
+
+impl Go {
+    fn lock(server: &EtcdServer, name: &str, ttl: u32) -> Go {
+        let mut command = server.etcdctl().command(&["lock", name, &format!("--ttl={ttl}")]);
+        Go { process: command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("etcdctl runs") }
+    }
+
+    /// Returns when it has the lock, with its key.
+    async fn granted(&mut self) -> String {
+        let output = self.process.stdout.take().expect("its output");
+        let line = tokio::task::spawn_blocking(move || BufReader::new(output).lines().next());
+        timeout(PATIENCE, line).await.expect("in time").unwrap().expect("a line").expect("text")
+    }
+
+    fn is_waiting(&mut self) -> bool {
+        self.process.try_wait().expect("it can be asked").is_none()
+    }
+
+    fn release(mut self) {
+        let pid = self.process.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        self.process.wait().expect("it ends");
+    }
+}
+
+impl Drop for Go {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuard>> {
+    tokio::spawn(locker.clone().lock(name).wait(PATIENCE).into_future())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_waits_for_us() {
+    let server = EtcdServer::start();
+    let guard = locker(&server).lock("jobs/nightly").await.unwrap();
+    let mut go = Go::lock(&server, "jobs/nightly", 10);
+    queued(&server, "jobs/nightly/", 2).await;
+    assert!(go.is_waiting());
+    let released = Instant::now();
+    guard.unlock().await.unwrap();
+    assert!(go.granted().await.starts_with("jobs/nightly/"));
+    assert!(released.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn we_wait_for_etcdctl() {
+    let server = EtcdServer::start();
+    let mut go = Go::lock(&server, "jobs/nightly", 10);
+    let key = go.granted().await;
+    let locker = locker(&server);
+    assert!(locker.try_lock("jobs/nightly").await.unwrap().is_none());
+    let error = locker.lock("jobs/nightly").wait(Duration::from_millis(200)).await.expect_err("it is taken");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("a client that is not distlock"), "{error}");
+    assert_eq!(keys(&server.etcdctl(), "jobs/"), [key]);
+    let waiter = wait_for(&locker, "jobs/nightly");
+    queued(&server, "jobs/nightly/", 2).await;
+    let released = Instant::now();
+    go.release();
+    let guard = waiter.await.unwrap().expect("granted");
+    assert!(released.elapsed() < Duration::from_secs(2));
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_queue_in_the_order_of_arrival() {
+    let server = EtcdServer::start();
+    let locker = locker(&server);
+    let guard = locker.lock("q").await.unwrap();
+    let mut first = Go::lock(&server, "q", 10);
+    queued(&server, "q/", 2).await;
+    let second = wait_for(&locker, "q");
+    queued(&server, "q/", 3).await;
+    let mut third = Go::lock(&server, "q", 10);
+    queued(&server, "q/", 4).await;
+    guard.unlock().await.unwrap();
+    first.granted().await;
+    assert!(!second.is_finished());
+    first.release();
+    let guard = second.await.unwrap().expect("second");
+    assert!(third.is_waiting());
+    assert_eq!(keys(&server.etcdctl(), "q/").len(), 2);
+    guard.unlock().await.unwrap();
+    third.granted().await;
+    third.release();
+    queued(&server, "q/", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_etcdctl_frees_us_when_its_lease_ends() {
+    let server = EtcdServer::start();
+    let mut go = Go::lock(&server, "k", 3);
+    go.granted().await;
+    let waiter = wait_for(&locker(&server), "k");
+    queued(&server, "k/", 2).await;
+    let killed = Instant::now();
+    go.process.kill().unwrap();
+    let guard = waiter.await.unwrap().expect("granted");
+    assert!(killed.elapsed() < Duration::from_secs(6), "{:?}", killed.elapsed());
+    guard.unlock().await.unwrap();
+}
+
+/// A key as Go's client writes it, without any value: it counts, and it is never taken for one of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_in_the_layout_of_gos_client_counts() {
+    let server = EtcdServer::start();
+    let etcdctl = server.etcdctl();
+    let granted = etcdctl.run(&["lease", "grant", "60"]);
+    let lease = granted.split(' ').nth(1).expect("lease ID granted");
+    etcdctl.run(&["put", &format!("g/{lease}"), "", &format!("--lease={lease}")]);
+    let locker = locker(&server);
+    assert!(locker.try_lock("g").await.unwrap().is_none());
+    let shown = locker.inspect().get("g").await.unwrap().expect("it is held");
+    let holder = shown.holder.expect("by somebody");
+    assert!(holder.record.is_none() && holder.ttl_left.is_some());
+    let token = holder.token.expect("a create revision");
+    locker.inspect().force_release("g", token, "its client is gone").await.expect("forced");
+    locker.try_lock("g").await.unwrap().expect("free").unlock().await.unwrap();
+}
+
+/// What is no lock at all is left alone, also by force.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_a_lock_is_left_alone() {
+    let server = EtcdServer::start();
+    server.etcdctl().run(&["put", "f/readme", "do not delete"]);
+    let locker = locker(&server);
+    assert!(locker.try_lock("f").await.unwrap().is_none(), "whoever is first below the name has the lock");
+    assert!(locker.inspect().list("").await.unwrap().is_empty());
+    let token = locker.inspect().get("f").await.unwrap().unwrap().holder.unwrap().token.unwrap();
+    let error = locker.inspect().force_release("f", token, "stuck").await.expect_err("not ours");
+    assert_eq!(error.kind(), ErrorKind::Foreign);
+    assert_eq!(keys(&server.etcdctl(), ""), ["f/readme"]);
+}
+
+/// Names nest for Go's client. Escaped, ours do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_nest_only_when_they_are_verbatim() {
+    let server = EtcdServer::start();
+    let escaped = Locker::new(Etcd::builder([server.address().to_string()]).build().unwrap()).unwrap();
+    let inner = escaped.lock("a/b").await.unwrap();
+    let outer = escaped.lock("a").wait(Duration::from_secs(2)).await.expect("another lock");
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    let verbatim = locker(&server);
+    let _inner = verbatim.lock("a/b").await.unwrap();
+    assert!(verbatim.try_lock("a").await.unwrap().is_none());
+}
+
+/// An application's own transaction with the condition that its lock is still held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_can_depend_on_the_lock() {
+    let server = EtcdServer::start();
+    let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
+    let handle = engine.handle();
+    let locker = Locker::new(engine).unwrap();
+    let guard = locker.lock("a").await.unwrap();
+    let compare = handle.compare(guard.key(), guard.fencing_token()).expect("it is held");
+    let write = |value: &str| {
+        let key = String::from_utf8(compare.key.clone()).unwrap();
+        let script = format!("create(\"{key}\") = \"{}\"\n\nput data {value}\n\n\n", compare.create_revision);
+        let mut txn = server.etcdctl().command(&["txn"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(&mut txn.stdin.take().unwrap(), script.as_bytes()).unwrap();
+        String::from_utf8(txn.wait_with_output().unwrap().stdout).unwrap()
+    };
+    assert!(write("in-time").starts_with("SUCCESS"));
+    let token = guard.fencing_token();
+    let key = guard.key().clone();
+    guard.unlock().await.unwrap();
+    assert!(write("late").starts_with("FAILURE"));
+    assert!(server.etcdctl().run(&["get", "data"]).ends_with("in-time"));
+    assert_eq!(handle.compare(&key, token), None);
+}
+
+/// A channel that the application has made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_channel_can_be_given() {
+    let server = EtcdServer::start();
+    let channel = tonic::transport::Endpoint::from_shared(server.endpoint()).unwrap().connect_lazy();
+    let locker = Locker::new(Etcd::over(channel).prefix("p/").build().unwrap()).unwrap();
+    let guard = locker.lock("a").await.unwrap();
+    assert_eq!(keys(&server.etcdctl(), "p/a/").len(), 1);
+    guard.unlock().await.unwrap();
+    locker.close().await.unwrap();
+}
