@@ -52,7 +52,7 @@ async fn held() {
     let locker = Locker::builder()
         .default_ttl(TTL)
         .observer(move |event: &Event<'_>| match event.kind {
-            EventKind::Renewed { margin } => {
+            EventKind::Renewed { margin: Some(margin) } => {
                 observer.count.fetch_add(1, Ordering::Relaxed);
                 observer.least_margin_ms.fetch_min(margin.as_millis() as u64, Ordering::Relaxed);
             }

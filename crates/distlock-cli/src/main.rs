@@ -1,2 +1,5 @@
 //! The `distlock` program.
-fn main() {}
+
+fn main() {
+    distlock_cli::commands::main().leave()
+}

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use distlock::backend::memory::Memory;
 use distlock::backend::{
-    Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Term, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Term, Wake,
 };
 use distlock::{Clock, FencingToken, Key, Result};
-use tokio::runtime::Handle;
 
 use crate::setup::{MemorySetup, Setup};
 
@@ -88,10 +87,10 @@ impl Backend for Broken {
         self.engine.capabilities()
     }
 
-    fn attach(&self, losses: Losses, keeper: &Handle) {
+    fn attach(&self, attachment: Attachment) {
         // Whoever forges renewals does not tell of losses either.
         if !self.is(Flaw::RenewsAfterLoss) {
-            self.engine.attach(losses, keeper);
+            self.engine.attach(attachment);
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
-use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Record};
+use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Process, Record};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -36,7 +36,7 @@ async fn expect_granted<S: Setup>(world: &World<S>, task: tokio::task::JoinHandl
 }
 
 fn claim_of<S: Setup>(world: &World<S>, key: &Key, queue: bool) -> Claim {
-    let record = Record::new(OwnerId::random(), None, world.clock.wall());
+    let record = Record::new(OwnerId::random(), Process::current(), None, world.clock.wall());
     Claim::new(key.clone(), world.setup.ttl(), queue, Arc::new(record))
 }
 
@@ -241,7 +241,7 @@ pub async fn only_the_owner_releases<S: Setup>(world: &World<S>) {
     let guard = holder.locker.lock(&key).await.expect("granted");
     let error = other.locker.unlock(&key).await.expect_err("it does not have the lock");
     assert_eq!(error.kind(), ErrorKind::NotHeld);
-    let engine = world.setup.client().await;
+    let engine = world.engine().await;
     let stranger = claim_of(world, &key, false);
     assert_eq!(engine.release(&stranger).await.expect("the engine answers"), Release::NotOurs);
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "a stranger released it");
@@ -271,7 +271,7 @@ pub async fn a_detached_hold_is_unlocked_by_name<S: Setup>(world: &World<S>) {
 
 /// The same claim twice is one grant with one token: a lost reply costs nothing.
 pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
-    let (engine, key) = (world.setup.client().await, world.key("repeat"));
+    let (engine, key) = (world.engine().await, world.key("repeat"));
     let claim = claim_of(world, &key, true);
     let first = expect_grant(&engine, &claim).await;
     let second = expect_grant(&engine, &claim).await;
@@ -282,7 +282,7 @@ pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
 
 /// A release that arrives twice never ends the next holder's lock.
 pub async fn a_release_repeated_touches_nothing<S: Setup>(world: &World<S>) {
-    let (engine, key) = (world.setup.client().await, world.key("twice"));
+    let (engine, key) = (world.engine().await, world.key("twice"));
     let claim = claim_of(world, &key, true);
     expect_grant(&engine, &claim).await;
     assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);
@@ -564,7 +564,10 @@ pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
     assert_eq!(order, ["first", "second", "third"]);
     let listed = inspect.list(key.as_str()).await.expect("listed");
     assert_eq!(listed.iter().map(|lock| &lock.key).collect::<Vec<_>>(), [&key]);
-    waiters.iter().for_each(tokio::task::JoinHandle::abort);
+    for waiter in waiters {
+        waiter.abort();
+        assert!(waiter.await.is_err(), "it was still waiting");
+    }
     guard.unlock().await.expect("released");
     world.expect_nothing_left().await;
     assert!(inspect.list(key.as_str()).await.expect("listed").is_empty());

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use distlock::backend::Backend;
 use distlock::backend::memory::{Memory, Store};
+use distlock::backend::{Attachment, Backend};
 use distlock::{Clock, Key, Locker, Moment};
+
+use tokio::runtime::Handle;
 
 use crate::wire::{Calls, Wire};
 
@@ -51,6 +53,14 @@ impl<S: Setup> World<S> {
         let engine = Wire::new(self.setup.client().await, calls.clone());
         let locker = Locker::builder().default_ttl(self.setup.ttl()).build(engine).expect("a locker");
         Client { locker, calls }
+    }
+
+    /// A client's engine without a locker.
+    pub async fn engine(&self) -> S::Engine {
+        let engine = self.setup.client().await;
+        engine.attach(Attachment::standalone(&Handle::current()));
+        engine.ready().await.expect("the engine is ready");
+        engine
     }
 
     /// A lock name that no other case uses.

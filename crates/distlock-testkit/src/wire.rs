@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use distlock::backend::{Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Wake};
+use distlock::backend::{Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Wake};
 use distlock::{Error, FencingToken, Key, Result};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 /// How often an engine was asked.
@@ -69,8 +68,12 @@ impl<B: Backend> Backend for Wire<B> {
         self.engine.capabilities()
     }
 
-    fn attach(&self, losses: Losses, keeper: &Handle) {
-        self.engine.attach(losses, keeper);
+    fn attach(&self, attachment: Attachment) {
+        self.engine.attach(attachment);
+    }
+
+    async fn ready(&self) -> Result<()> {
+        self.engine.ready().await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {

@@ -10,6 +10,7 @@ pub mod redis;
 
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +18,14 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::clock::Moment;
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
+
+pub mod file;
 
 /// One attempt to take a lock.
 #[derive(Debug, Clone)]
@@ -204,6 +207,29 @@ impl Losses {
     }
 }
 
+/// What an engine gets from the locker family that it serves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Attachment {
+    /// Takes losses that the engine learns of by itself.
+    pub losses: Losses,
+    /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
+    pub runtime: Handle,
+    /// The family's clock, which [`Term::start`] is read from.
+    pub clock: Clock,
+    /// How much the rates of this clock and the server's may differ.
+    pub drift: f64,
+}
+
+impl Attachment {
+    /// For an engine that is used without a locker, as in its own tests: nobody hears of pushed losses.
+    #[must_use]
+    pub fn standalone(runtime: &Handle) -> Self {
+        let (losses, _) = Losses::channel();
+        Attachment { losses, runtime: runtime.clone(), clock: Clock::system(), drift: DEFAULT_DRIFT }
+    }
+}
+
 /// An engine.
 ///
 /// An `Err` of kind `Unknown` means that the request may have been carried out; any other kind that it was not. The two
@@ -219,10 +245,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Joins the engine to a locker family.
     ///
     /// # Behaviour
-    /// Called once, before any other call, from any thread. `losses` takes pushed losses; `keeper` is the runtime on
-    /// which an engine runs what must go on while the application blocks its own.
-    fn attach(&self, losses: Losses, keeper: &Handle) {
-        let _ = (losses, keeper);
+    /// Called once, before any other call, from any thread.
+    fn attach(&self, attachment: Attachment) {
+        drop(attachment);
     }
 
     /// Returns once the engine can be used.
@@ -261,7 +286,8 @@ pub trait Backend: Send + Sync + 'static {
     /// # Behaviour
     /// One answer for each lease, in their order. Ours: renewed for at least `claim.ttl` from [`Term::start`] on; a
     /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
-    /// nothing about the hold.
+    /// nothing about the hold. Where leases are on several servers, one that does not answer delays the others' answers
+    /// by the engine's request timeout at the most.
     fn renew(&self, leases: &[Lease]) -> impl Future<Output = Vec<Result<Renewal>>> + Send;
 
     /// Ends a hold, or gives up a place in the queue.
@@ -271,6 +297,15 @@ pub trait Backend: Send + Sync + 'static {
     /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
     /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
+
+    /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
+    ///
+    /// # Behaviour
+    /// `None` where there is no such thing. From this call on the lock is free only when every copy is closed.
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
+        let _ = claim;
+        Ok(None)
+    }
 
     /// The locks whose names begin with `prefix`, in the order of their names.
     fn list(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockInfo>>> + Send {
@@ -310,12 +345,13 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait DynBackend: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
-    fn attach(&self, losses: Losses, keeper: &Handle);
+    fn attach(&self, attachment: Attachment);
     fn ready(&self) -> BoxFuture<'_, Result<()>>;
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>>;
@@ -329,8 +365,8 @@ impl<B: Backend> DynBackend for B {
     fn capabilities(&self) -> Capabilities {
         Backend::capabilities(self)
     }
-    fn attach(&self, losses: Losses, keeper: &Handle) {
-        Backend::attach(self, losses, keeper);
+    fn attach(&self, attachment: Attachment) {
+        Backend::attach(self, attachment);
     }
     fn ready(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(Backend::ready(self))
@@ -346,6 +382,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
         Box::pin(Backend::release(self, claim))
+    }
+    fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
+        Backend::descriptor(self, claim)
     }
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>> {
         Box::pin(Backend::list(self, prefix))

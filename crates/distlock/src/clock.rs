@@ -114,6 +114,7 @@ impl Clock {
     /// Dropping the future has no effect.
     pub async fn sleep_until(&self, moment: Moment) {
         match &self.0 {
+            _ if moment == Moment::NEVER => std::future::pending().await,
             Source::Boottime => loop {
                 let left = moment.since(self.now());
                 if left.is_zero() {

@@ -1,6 +1,7 @@
 //! From a URL or a configuration to a locker: the only place that knows all engines.
 
 use crate::backend::DynBackend;
+use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
 use crate::backend::redis::{self, Redis, RedisBuilder};
@@ -43,6 +44,14 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         Target::Memory { name } => {
             refuse_prefix(settings)?;
             Ok(Box::new(Memory::on(&name.as_deref().map_or_else(Store::new, Store::named))))
+        }
+        Target::File { dir } => {
+            refuse_prefix(settings)?;
+            let backend = match dir {
+                Some(dir) => FileBackend::in_dir(dir)?,
+                None => FileBackend::host(default_dir()?),
+            };
+            Ok(Box::new(backend))
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {

@@ -23,6 +23,8 @@ pub enum LossReason {
     MaxHold,
     /// Its locker was closed.
     Closed,
+    /// Its owner unlocked it, by [`Locker::unlock`](crate::Locker::unlock).
+    Unlocked,
 }
 
 impl fmt::Display for LossReason {
@@ -33,6 +35,7 @@ impl fmt::Display for LossReason {
             LossReason::Broken => "somebody released it by force",
             LossReason::MaxHold => "it was held for as long as max_hold allows",
             LossReason::Closed => "its locker was closed",
+            LossReason::Unlocked => "its owner unlocked it by name",
         })
     }
 }
@@ -74,8 +77,8 @@ pub enum EventKind<'a> {
     },
     /// The lease was renewed.
     Renewed {
-        /// How much of the old lease was left: the leading signal of trouble.
-        margin: Duration,
+        /// How much of the old lease was left, the leading signal of trouble; `None` without a lease.
+        margin: Option<Duration>,
     },
     /// A renewal failed; it is tried again until the lease ends.
     RenewalFailed {
@@ -83,6 +86,8 @@ pub enum EventKind<'a> {
         error: &'a Error,
         /// Time until the lock counts as lost; `None` without a lease.
         left: Option<Duration>,
+        /// How many renewals have failed since the last that did not.
+        failures: u32,
     },
     /// The lock was released.
     Released {
@@ -123,7 +128,11 @@ impl Reporter {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
         if let Some(observer) = &self.observer {
-            observer.on_event(&event);
+            // The keeper calls observers too: one that panics must not cost everybody their locks.
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.on_event(&event)));
+            if told.is_err() {
+                tracing::error!(target: "distlock", "an observer panicked");
+            }
         }
     }
 }
@@ -156,18 +165,23 @@ fn trace(event: &Event<'_>) {
             log!(INFO, event, "lock wait timed out", "lock.outcome" = "timeout", "lock.wait_s" = waited.as_secs_f64());
         }
         EventKind::Renewed { margin } => {
-            log!(TRACE, event, "lock renewed", "lock.margin_s" = margin.as_secs_f64());
+            log!(TRACE, event, "lock renewed", "lock.margin_s" = margin.map(|margin| margin.as_secs_f64()));
         }
-        EventKind::RenewalFailed { error, left } => {
+        EventKind::RenewalFailed { error, left, failures } => {
             let left = left.map(|left| left.as_secs_f64());
-            log!(
-                WARN,
-                event,
-                "lock renewal failed",
-                "error.kind" = debug(error.kind()),
-                "error" = display(error),
-                "lock.ttl_s" = left
-            );
+            // Thousands of locks are tried again several times a second while an engine is away: once is enough to warn.
+            if failures == 1 {
+                log!(
+                    WARN,
+                    event,
+                    "lock renewal failed",
+                    "error.kind" = debug(error.kind()),
+                    "error" = display(error),
+                    "lock.ttl_s" = left
+                );
+            } else {
+                log!(DEBUG, event, "lock renewal failed again", "error" = display(error), "lock.ttl_s" = left);
+            }
         }
         EventKind::Released { held } => {
             log!(DEBUG, event, "lock released", "lock.outcome" = "released", "lock.held_s" = held.as_secs_f64());

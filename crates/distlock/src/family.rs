@@ -8,9 +8,10 @@ use crate::backend::DynBackend;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, Reporter};
-use crate::holds::{Chore, Hold, Holds, Left};
+use crate::holds::{Hold, Holds};
 use crate::keeper;
 use crate::key::Key;
+use crate::owner::Process;
 
 /// The handle that lockers and guards share; when the last is gone the keeper ends what is left and stops.
 pub(crate) struct Family(Arc<Core>);
@@ -26,7 +27,8 @@ pub(crate) struct Core {
     pub(crate) closing: SetOnce<()>,
     /// Set when the keeper has left, to the locks whose release nobody confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
-    pid: u32,
+    /// Who made it: a forked child is somebody else.
+    pub(crate) process: Arc<Process>,
 }
 
 impl Family {
@@ -45,7 +47,7 @@ impl Family {
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
-            pid: std::process::id(),
+            process: Process::current(),
         });
         keeper::start(core.clone())?;
         Ok(Arc::new(Family(core)))
@@ -65,8 +67,9 @@ impl Family {
     }
 
     fn shut(&self) {
-        self.holds.close(self.clock.now());
+        // First stop the waits, then withdraw them.
         let _ = self.closing.set(());
+        self.holds.close(self.clock.now());
     }
 }
 
@@ -89,19 +92,17 @@ impl Core {
     /// Refuses to act in a forked child: the holds, the keeper and the connections are its parent's.
     pub(crate) fn check_process(&self) -> Result<()> {
         let pid = std::process::id();
-        if pid == self.pid {
+        if pid == self.process.pid {
             return Ok(());
         }
-        let message = format!("this locker belongs to process {}, not to its fork {pid}", self.pid);
+        let message = format!("this locker belongs to process {}, not to its fork {pid}", self.process.pid);
         Err(Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork"))
     }
 
     /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
-    pub(crate) fn leave_in_background(&self, hold: &Arc<Hold>) {
-        if self.check_process().is_ok()
-            && let Left::Last(hold) = self.holds.leave(hold.claim.attempt)
-        {
-            self.holds.hand_over(Chore { claim: hold.claim.clone(), hold: Some(hold) });
+    pub(crate) fn leave_in_background(&self, hold: &Hold) {
+        if self.check_process().is_ok() {
+            self.holds.leave_behind(hold.claim.attempt, self.clock.now());
         }
     }
 
@@ -114,5 +115,50 @@ impl Core {
         if let Some(reason) = hold.loss() {
             self.report(hold, EventKind::Lost { reason, held: self.clock.now().since(hold.acquired) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::{Memory, Store};
+    use crate::clock::DEFAULT_DRIFT;
+    use crate::options::Options;
+    use crate::owner::OwnerId;
+    use crate::wait::acquire;
+
+    #[tokio::test]
+    async fn in_a_forked_child_nothing_is_released_and_every_call_is_an_error() {
+        let store = Store::new();
+        let reporter = Reporter { backend: "memory", observer: None };
+        let backend = Box::new(Memory::on(&store));
+        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter).unwrap();
+        let ask = |family: Arc<Family>| async move {
+            acquire(&family, Key::new("k").unwrap(), OwnerId::random(), &Options::default()).await
+        };
+        let hold = ask(family.clone()).await.unwrap().unwrap();
+
+        // The same family as a fork of its process would see it.
+        let mut parent = Process::clone(&family.process);
+        parent.pid += 1;
+        let child = Arc::new(Family(Arc::new(Core {
+            backend: Box::new(Memory::on(&store)),
+            clock: Clock::system(),
+            drift: DEFAULT_DRIFT,
+            reporter: Reporter { backend: "memory", observer: None },
+            holds: Holds::new(),
+            closing: SetOnce::new(),
+            closed: SetOnce::new(),
+            process: Arc::new(parent),
+        })));
+        let error = ask(child.clone()).await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(error.to_string().contains("after the fork"), "{error}");
+        child.holds.insert(hold.clone(), child.clock.now()).unwrap();
+        child.leave_in_background(&hold);
+        assert!(child.holds.get(hold.claim.attempt).is_some(), "left alone");
+        drop(child);
+        assert!(!store.is_empty(), "the parent's hold");
+        family.leave_in_background(&hold);
     }
 }

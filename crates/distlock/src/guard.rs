@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use crate::backend::{Claim, Release, Renewal};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::holds::{Chore, Hold, Left};
@@ -71,17 +72,19 @@ impl LockGuard {
     /// How sure the hold is right now.
     #[must_use]
     pub fn state(&self) -> HoldState {
-        match self.hold() {
-            hold if hold.is_lost(self.family.clock.now()) => HoldState::Lost,
-            hold if hold.is_at_risk() => HoldState::AtRisk,
-            _ => HoldState::Held,
+        if self.is_lost() {
+            HoldState::Lost
+        } else if self.hold().is_at_risk() {
+            HoldState::AtRisk
+        } else {
+            HoldState::Held
         }
     }
 
-    /// Whether the lock is lost, by the clock at this moment.
+    /// Whether the lock is lost, by the clock at this moment. In a forked child it always is: the lock is its parent's.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.hold().is_lost(self.family.clock.now())
+        self.family.check_process().is_err() || self.hold().is_lost(self.family.clock.now())
     }
 
     /// An error of kind `Lost` if the lock is lost: to be asked before each step that must not be done without it.
@@ -89,15 +92,24 @@ impl LockGuard {
     /// # Errors
     /// Kind `Lost`, with the reason.
     pub fn check(&self) -> Result<()> {
+        self.family.check_process().map_err(|error| error.with_key(self.key()))?;
         if self.is_lost() { Err(self.loss()) } else { Ok(()) }
     }
 
-    /// Resolves when the lock is lost, to the reason. Nobody else is granted the lock before.
+    /// Resolves when the lock is lost, to the reason. Whoever awaits it on a process that runs learns of the loss before
+    /// anybody else can be granted the lock; one that was stopped or suspended learns of it when it goes on, so ask
+    /// [`check`](LockGuard::check) before each step that counts.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect; it can be asked for again.
     pub async fn lost(&self) -> LossReason {
-        self.hold().lost().await.clone()
+        let mut lost = pin!(self.hold().lost());
+        std::future::poll_fn(|context| {
+            // The clock first: a timer may be late, as after a suspend.
+            self.hold().is_lost(self.family.clock.now());
+            lost.as_mut().poll(context).map(LossReason::clone)
+        })
+        .await
     }
 
     /// When the lock counts as lost unless a renewal is answered before; `None` when it does not end by time.
@@ -109,9 +121,8 @@ impl LockGuard {
     /// Time until [`deadline`](LockGuard::deadline); zero when the lock is lost.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
-        let now = self.family.clock.now();
-        let lost = self.hold().is_lost(now);
-        self.deadline().map(|end| if lost { Duration::ZERO } else { end.since(now) })
+        let left = self.hold().left(self.family.clock.now());
+        if self.is_lost() { left.map(|_| Duration::ZERO) } else { left }
     }
 
     /// Runs `work` as long as the lock is held. On loss the work is dropped at its next await and not polled again.
@@ -134,6 +145,15 @@ impl LockGuard {
         .await
     }
 
+    /// A descriptor that keeps the lock as long as a copy of it is open, for a child process to inherit; `None` on
+    /// engines that have no such thing. It is closed on exec until the caller says otherwise.
+    ///
+    /// # Errors
+    /// Kind `Unavailable` when no descriptor is left.
+    pub fn descriptor(&self) -> Result<Option<OwnedFd>> {
+        self.family.backend.descriptor(&self.hold().claim)
+    }
+
     /// Makes the lease `ttl` long from now on, and renews it at once. A lease never gets shorter than it is.
     ///
     /// # Errors
@@ -154,13 +174,13 @@ impl LockGuard {
         match answer.unwrap_or_else(|| Err(Error::unknown("the engine gave no answer"))) {
             Ok(Renewal::Renewed(term)) => {
                 hold.set_ttl(ttl);
-                if hold.renewed(term, now).is_some() {
-                    self.family.holds.look_again(hold, None);
+                if hold.renewed(term, now) {
+                    self.family.holds.look_again(hold, None, now);
                 }
             }
             Ok(Renewal::Lost(reason)) => {
                 hold.lose(reason, now);
-                self.family.holds.look_again(hold, Some(now));
+                self.family.holds.look_again(hold, Some(now), now);
             }
             Err(error) => return Err(error.with_key(hold.key())),
         }
@@ -178,7 +198,10 @@ impl LockGuard {
     pub async fn unlock(mut self) -> Result<()> {
         let Some(hold) = self.hold.take() else { return Ok(()) };
         self.family.check_process()?;
+        // A closed family has released it already, and says so.
+        let _under_way = self.family.holds.begin();
         match self.family.holds.leave(hold.claim.attempt) {
+            Left::Inside if hold.is_lost(self.family.clock.now()) => Err(loss_of(&hold)),
             Left::Inside => Ok(()),
             Left::Last(hold) => release_last(&self.family, hold).await,
             Left::Gone => Err(loss_of(&hold)),
@@ -186,7 +209,7 @@ impl LockGuard {
     }
 
     /// Gives up the guard but not the lock: it is kept until [`Locker::unlock`](crate::Locker::unlock) is called with
-    /// its name, or the locker is closed.
+    /// its name, the locker is closed, or its last clone and guard are gone.
     pub fn detach(mut self) {
         self.hold = None;
     }
@@ -219,11 +242,8 @@ impl fmt::Debug for LockGuard {
 }
 
 fn loss_of(hold: &Hold) -> Error {
-    // A hold that left the table without a loss was ended by another guard's `Locker::unlock`.
-    match hold.loss() {
-        Some(reason) => Error::lost(reason.clone()).with_key(hold.key()),
-        None => Error::new(ErrorKind::NotHeld, "it was unlocked already").with_key(hold.key()),
-    }
+    let reason = hold.loss().unwrap_or(&LossReason::Revoked);
+    Error::lost(reason.clone()).with_key(hold.key())
 }
 
 /// Hands the release to the keeper if the caller's future dies before the engine has answered.
@@ -243,10 +263,15 @@ impl Drop for Releasing<'_> {
 /// Releases a hold that is out of the table, in the caller's future.
 pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()> {
     let now = family.clock.now();
-    let mut releasing =
-        Releasing { family, chore: Some(Chore { claim: hold.claim.clone(), hold: Some(hold.clone()) }) };
+    let mut releasing = Releasing { family, chore: Some(Chore::end(&hold, now)) };
     if hold.is_lost(now) {
         return Err(loss_of(&hold));
+    }
+    // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.
+    hold.lose(LossReason::Unlocked, now);
+    if let Some(chore) = &mut releasing.chore {
+        // Should this future be dropped, the release may have been carried out.
+        chore.unanswered = true;
     }
     match family.backend.release(&hold.claim).await {
         Ok(Release::Released) => {
@@ -256,11 +281,14 @@ pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()>
         }
         Ok(Release::NotOurs) => {
             releasing.chore = None;
-            hold.lose(LossReason::Revoked, family.clock.now());
-            family.report_loss(&hold);
-            Err(loss_of(&hold))
+            let reason = LossReason::Revoked;
+            family.report(&hold, EventKind::Lost { reason: &reason, held: now.since(hold.acquired) });
+            Err(Error::lost(reason).with_key(hold.key()))
         }
         Err(error) => {
+            if let Some(chore) = &mut releasing.chore {
+                chore.unanswered = error.may_be_applied();
+            }
             let help = "releasing goes on in the background, at the latest its lease ends it";
             Err(error.with_key(hold.key()).with_help(help))
         }

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,14 @@ use crate::key::Key;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::token::{AttemptId, FencingToken};
+
+/// How long to wait for the answer to one renewal before another is sent beside it.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
+/// The pause before a release is tried again, to begin with.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long closing waits for an engine that does not answer.
+const CLOSE_GRACE: Duration = Duration::from_secs(5);
 
 /// One hold of a lock, shared by its guards and the keeper.
 pub(crate) struct Hold {
@@ -38,7 +47,10 @@ struct State {
     term: Term,
     /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
     deadline: Moment,
-    at_risk: bool,
+    /// Renewals that failed since the last one that did not.
+    failures: u32,
+    /// Renewals begun since the last answer.
+    unanswered: u32,
 }
 
 impl Hold {
@@ -48,7 +60,7 @@ impl Hold {
         Hold {
             token: grant.token,
             acquired: now,
-            state: Mutex::new(State { ttl: claim.ttl, term, deadline, at_risk: false }),
+            state: Mutex::new(State { ttl: claim.ttl, term, deadline, failures: 0, unanswered: 0 }),
             lost: SetOnce::new(),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
@@ -72,13 +84,18 @@ impl Hold {
     }
 
     pub(crate) fn is_at_risk(&self) -> bool {
-        self.state().at_risk
+        self.state().failures > 0
     }
 
     /// What to ask the engine for at the next renewal.
     pub(crate) fn lease(&self) -> Lease {
         let ttl = self.state().ttl;
         Lease::new(Claim { ttl, ..self.claim.clone() }, self.token)
+    }
+
+    /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken))
     }
 
     /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
@@ -103,14 +120,24 @@ impl Hold {
         }
     }
 
-    /// An answered renewal moves the deadline, from its own start. Answers what was left before it, or `None` when it
-    /// came too late.
-    pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> Option<Duration> {
+    /// A renewal begins. Answers how many are unanswered before it.
+    fn begin_renewal(&self) -> u32 {
+        let mut state = self.state();
+        state.unanswered += 1;
+        state.unanswered - 1
+    }
+
+    /// How long to wait for the answer to a renewal: a quarter of what is left, so that there is time for others.
+    fn patience(&self, now: Moment) -> Duration {
+        (self.end().since(now) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    }
+
+    /// An answered renewal moves the deadline, from its own start. False when it came too late.
+    pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> bool {
         let mut state = self.state();
         if self.settle(&state, now) {
-            return None;
+            return false;
         }
-        let margin = state.deadline.since(now);
         match term {
             Some(term) => {
                 state.deadline = state.deadline.max(deadline(term.start, term.ttl, self.drift));
@@ -120,13 +147,25 @@ impl Hold {
             }
             None => state.term.start = now,
         }
-        state.at_risk = false;
-        Some(margin)
+        state.failures = 0;
+        true
     }
 
-    /// A renewal failed. Answers whether it was the first since the last success.
-    pub(crate) fn renewal_failed(&self) -> bool {
-        !std::mem::replace(&mut self.state().at_risk, true)
+    /// A renewal failed. Answers how many have since the last success.
+    pub(crate) fn renewal_failed(&self) -> u32 {
+        let mut state = self.state();
+        state.failures += 1;
+        state.failures
+    }
+
+    /// The engine answers, if only to refuse.
+    pub(crate) fn answered(&self) {
+        self.state().unanswered = 0;
+    }
+
+    /// Time until the hold counts as lost; `None` when it does not end by time.
+    pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
+        Some(self.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now))
     }
 
     /// Later renewals ask for `ttl`.
@@ -135,7 +174,7 @@ impl Hold {
     }
 
     /// When the keeper must look at this hold: to renew it, or to see it end.
-    fn next_look(&self) -> Moment {
+    fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
         if !self.watchdog {
@@ -143,7 +182,9 @@ impl Hold {
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
         let early = 1.0 - 0.1 * self.claim.attempt.fraction();
-        state.term.start.after(state.term.ttl.mul_f64(self.renew_at * early)).min(end)
+        // An engine may answer from a session that was renewed a while ago: asking again at once would not help.
+        let soonest = now.after(state.term.ttl.min(end.since(now)).mul_f64(self.renew_at / 2.0));
+        state.term.start.after(state.term.ttl.mul_f64(self.renew_at * early)).max(soonest).min(end)
     }
 
     fn end_of(&self, state: &State) -> Moment {
@@ -172,6 +213,27 @@ pub(crate) struct Chore {
     pub(crate) claim: Claim,
     /// The hold it was; `None` for an attempt that may never have become one.
     pub(crate) hold: Option<Arc<Hold>>,
+    /// When the lease is over whatever became of the requests before: then there is nothing left to do.
+    pub(crate) until: Moment,
+    /// A release was sent before and not answered.
+    pub(crate) unanswered: bool,
+    /// How long to wait before the next try.
+    pub(crate) pause: Duration,
+}
+
+impl Chore {
+    /// Ends `hold`.
+    pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
+        let ttl = hold.state().ttl;
+        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(ttl));
+        Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
+    }
+
+    /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now.
+    pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
+        let until = now.after(claim.ttl);
+        Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
+    }
 }
 
 /// Every hold of a family. Acquiring and unlocking touch only this table: they wake the keeper only when it would
@@ -180,6 +242,19 @@ pub(crate) struct Holds {
     table: Mutex<Table>,
     /// Tells the keeper to look at the table now.
     pub(crate) wake: Notify,
+    /// Claims and releases that run in their callers' futures.
+    under_way: AtomicUsize,
+}
+
+/// A claim or a release that runs in its caller's future: while there is one, the keeper does not leave.
+pub(crate) struct UnderWay<'a>(&'a Holds);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.0.under_way.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_closed() {
+            self.0.wake.notify_one();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -190,7 +265,10 @@ struct Table {
     chores: Vec<Chore>,
     /// When the keeper looks next by itself; `None` while it is at work.
     planned: Option<Moment>,
-    closed: bool,
+    /// Losses that an engine pushed for attempts that are not holds yet.
+    early_losses: HashMap<AttemptId, LossReason>,
+    /// Set when the family closes: until when the keeper waits for the engine.
+    closed_by: Option<Moment>,
     /// The keeper is gone: chores are left to the leases.
     finished: bool,
 }
@@ -206,8 +284,17 @@ struct Entry {
 /// What the keeper has to do now.
 pub(crate) struct Work {
     pub(crate) chores: Vec<Chore>,
-    pub(crate) due: Vec<Arc<Hold>>,
-    pub(crate) closed: bool,
+    pub(crate) due: Vec<Due>,
+    /// Set when the family is closed: when to give up on what is not done by then.
+    pub(crate) closed_by: Option<Moment>,
+}
+
+/// A hold that the keeper must look at.
+pub(crate) enum Due {
+    /// It is lost.
+    Lost(Arc<Hold>),
+    /// It wants to be renewed; so many renewals before are unanswered.
+    Renewal(Arc<Hold>, u32),
 }
 
 /// What leaving a hold once left of it.
@@ -222,16 +309,30 @@ pub(crate) enum Left {
 
 impl Holds {
     pub(crate) fn new() -> Self {
-        Holds { table: Mutex::default(), wake: Notify::new() }
+        Holds { table: Mutex::default(), wake: Notify::new(), under_way: AtomicUsize::new(0) }
+    }
+
+    /// A claim or a release begins.
+    ///
+    /// # Errors
+    /// Kind `Closed` when the family is: the keeper may be gone by now.
+    pub(crate) fn begin(&self) -> Result<UnderWay<'_>> {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        // Counted first and asked then: either this sees the family closed, or the keeper sees this.
+        let under_way = UnderWay(self);
+        if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
     }
 
     /// Takes a new hold into the keeper's care.
-    pub(crate) fn insert(&self, hold: Arc<Hold>) -> Result<()> {
+    pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<()> {
         let mut table = self.table();
-        if table.closed {
+        if table.closed_by.is_some() {
             return Err(Error::closed());
         }
-        let look = hold.next_look();
+        if let Some(reason) = table.early_losses.remove(&hold.claim.attempt) {
+            hold.lose(reason, now);
+        }
+        let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
         table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
         table.agenda.insert((look, attempt));
@@ -251,6 +352,34 @@ impl Holds {
         let entry = table.find(owner, key, now)?;
         entry.count += 1;
         Some(entry.hold.clone())
+    }
+
+    /// The engine says that a hold is gone. Answers it, unless it is not one yet.
+    pub(crate) fn lose(&self, attempt: AttemptId, reason: LossReason, now: Moment) -> Option<Arc<Hold>> {
+        let mut table = self.table();
+        if let Some(entry) = table.entries.get(&attempt) {
+            entry.hold.lose(reason, now);
+            return Some(entry.hold.clone());
+        }
+        if self.under_way.load(Ordering::SeqCst) > 0 {
+            table.early_losses.insert(attempt, reason);
+        }
+        None
+    }
+
+    /// Leaves a hold once; the last time hands its release to the keeper.
+    pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) {
+        let mut table = self.table();
+        match table.entries.get_mut(&attempt) {
+            None => {}
+            Some(entry) if entry.count > 1 => entry.count -= 1,
+            Some(_) => {
+                if let Some(hold) = table.remove(attempt) {
+                    table.chores.push(Chore::end(&hold, now));
+                    self.wake.notify_one();
+                }
+            }
+        }
     }
 
     /// Leaves a hold once.
@@ -276,9 +405,9 @@ impl Holds {
     }
 
     /// Has the keeper look at a hold again: after its renewal, or after `pause` when that failed.
-    pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>) {
+    pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>, now: Moment) {
         let mut table = self.table();
-        let look = at.unwrap_or_else(|| hold.next_look()).min(hold.end());
+        let look = at.unwrap_or_else(|| hold.next_look(now)).min(hold.end());
         if table.reschedule(hold.claim.attempt, look) {
             self.wake_by(&mut table, look);
         }
@@ -293,8 +422,8 @@ impl Holds {
         }
     }
 
-    /// The keeper's look: everything that has to be done at `now`. A hold that is due stands at its end from then on,
-    /// until [`look_again`](Holds::look_again).
+    /// The keeper's look: everything that has to be done at `now`. A hold that is to be renewed is looked at again when
+    /// the answer is late, or before by [`look_again`](Holds::look_again).
     pub(crate) fn take_work(&self, now: Moment) -> Work {
         let mut table = self.table();
         table.planned = None;
@@ -306,12 +435,19 @@ impl Holds {
             };
             if hold.is_lost(now) {
                 table.agenda.remove(&(look, attempt));
+                due.push(Due::Lost(hold));
+            } else if hold.watchdog {
+                table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
+                let unanswered = hold.begin_renewal();
+                due.push(Due::Renewal(hold, unanswered));
             } else {
                 table.reschedule(attempt, hold.end());
             }
-            due.push(hold);
         }
-        Work { chores: std::mem::take(&mut table.chores), due, closed: table.closed }
+        if self.under_way.load(Ordering::SeqCst) == 0 {
+            table.early_losses.clear();
+        }
+        Work { chores: std::mem::take(&mut table.chores), due, closed_by: table.closed_by }
     }
 
     /// When the keeper must look again. From now on whoever brings that forward wakes it.
@@ -325,25 +461,26 @@ impl Holds {
     /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released.
     pub(crate) fn close(&self, now: Moment) {
         let mut table = self.table();
-        table.closed = true;
+        table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
         let holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
         table.agenda.clear();
         table.owned.clear();
         for hold in holds {
             hold.lose(LossReason::Closed, now);
-            table.chores.push(Chore { claim: hold.claim.clone(), hold: Some(hold) });
+            table.chores.push(Chore::end(&hold, now));
         }
         self.wake.notify_one();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.table().closed
+        self.table().closed_by.is_some()
     }
 
-    /// The keeper leaves, unless there is still something to do.
-    pub(crate) fn finish(&self) -> bool {
+    /// The keeper leaves a closed family, unless there is still something to do.
+    pub(crate) fn finish(&self, now: Moment) -> bool {
         let mut table = self.table();
-        table.finished = table.chores.is_empty();
+        let over = table.closed_by.is_some_and(|by| now >= by);
+        table.finished = over || (table.chores.is_empty() && self.under_way.load(Ordering::SeqCst) == 0);
         table.finished
     }
 
@@ -384,5 +521,76 @@ impl Table {
         entry.look = look;
         self.agenda.insert((look, attempt));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::clock::DEFAULT_DRIFT;
+    use crate::owner::{Process, Record};
+
+    const TTL: Duration = Duration::from_secs(10);
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    fn hold(options: &Options) -> Hold {
+        let record = Arc::new(Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()));
+        let claim = Claim::new(Key::new("k").unwrap(), TTL, true, record);
+        let grant = Grant { token: FencingToken::new(1), term: Some(Term { start: START, ttl: TTL }) };
+        Hold::new(claim, grant, options, DEFAULT_DRIFT, START)
+    }
+
+    #[test]
+    fn an_answer_after_the_deadline_does_not_bring_a_hold_back() {
+        let hold = hold(&Options::default());
+        let late = hold.end();
+        // Nobody has looked at the hold since: the answer itself must find it lost.
+        assert!(!hold.renewed(Some(Term { start: START.after(TTL / 3), ttl: TTL }), late));
+        assert_eq!(hold.loss(), Some(&LossReason::Expired));
+        assert!(hold.is_lost(START), "for good, whatever a clock says");
+    }
+
+    #[test]
+    fn answers_in_any_order_never_move_the_deadline_back() {
+        let hold = hold(&Options::default());
+        let [early, later] = [1, 2].map(|seconds| START.after(Duration::from_secs(seconds)));
+        assert!(hold.renewed(Some(Term { start: later, ttl: TTL }), later));
+        let end = hold.end();
+        assert!(hold.renewed(Some(Term { start: early, ttl: TTL }), later));
+        assert_eq!(hold.end(), end);
+        assert_eq!(end, deadline(later, TTL, DEFAULT_DRIFT));
+    }
+
+    #[test]
+    fn the_first_reason_for_a_loss_stays() {
+        let hold = hold(&Options::default());
+        hold.lose(LossReason::Broken, START);
+        hold.lose(LossReason::Closed, START);
+        assert!(hold.is_lost(START.after(TTL)));
+        assert_eq!(hold.loss(), Some(&LossReason::Broken));
+    }
+
+    #[test]
+    fn a_hold_is_looked_at_a_little_before_a_third_of_its_lease_and_at_its_end_without_a_watchdog() {
+        let look = hold(&Options::default()).next_look(START).since(START);
+        assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
+        let alone = hold(&Options { watchdog: false, ..Options::default() });
+        assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn leaving_counts_down_and_only_the_last_time_ends_the_hold() {
+        let holds = Holds::new();
+        let hold = Arc::new(hold(&Options::default()));
+        holds.insert(hold.clone(), START).unwrap();
+        let entered = holds.reenter(hold.owner(), hold.key(), START).unwrap();
+        assert_eq!(entered.token, hold.token);
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Inside));
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Last(_)));
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Gone));
+        assert!(holds.held(hold.owner(), hold.key(), START).is_none());
+        assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
     }
 }

@@ -8,8 +8,10 @@ use crate::backend::LockInfo;
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::key::Key;
-use crate::owner::{MAX_TEXT_BYTES, check_text};
+use crate::owner::{MAX_TEXT_BYTES, OwnerId, check_text};
 use crate::token::FencingToken;
+
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Looks at locks from outside; made by [`Locker::inspect`](crate::Locker::inspect).
 pub struct Inspect {
@@ -69,9 +71,10 @@ impl Inspect {
         outcome.map_err(|error| error.with_key(&key))
     }
 
-    /// Follows the locks whose names begin with `prefix`, looking every `interval`.
+    /// Follows the locks whose names begin with `prefix`, looking every `interval`, at most every 10 ms.
     #[must_use]
     pub fn watch(self, prefix: &str, interval: Duration) -> Watch {
+        let interval = interval.max(SHORTEST_INTERVAL);
         Watch { inspect: self, prefix: prefix.into(), interval, seen: BTreeMap::new(), changes: Vec::new() }
     }
 
@@ -101,7 +104,7 @@ pub struct Watch {
 }
 
 /// What makes two looks at a lock differ; the time left on its lease does not.
-type Seen = (Option<FencingToken>, bool, usize);
+type Seen = (Option<FencingToken>, bool, Vec<OwnerId>);
 
 impl Watch {
     /// The next change; the first ones are the locks there are.
@@ -129,11 +132,13 @@ impl Watch {
         let mut before = std::mem::take(&mut self.seen);
         for lock in locks {
             let token = lock.holder.as_ref().and_then(|holder| holder.token);
-            let now = (token, lock.holder.is_some(), lock.waiters.len());
-            if before.remove(&lock.key) != Some(now) {
-                self.changes.push(Change::Changed(lock.clone()));
+            let waiters = lock.waiters.iter().map(|waiter| waiter.owner.clone()).collect();
+            let now = (token, lock.holder.is_some(), waiters);
+            let changed = before.remove(&lock.key).as_ref() != Some(&now);
+            self.seen.insert(lock.key.clone(), now);
+            if changed {
+                self.changes.push(Change::Changed(lock));
             }
-            self.seen.insert(lock.key, now);
         }
         self.changes.extend(before.into_keys().map(Change::Freed));
         // Popped from the end: what was listed first comes first.

@@ -4,55 +4,104 @@
 //! guards and dropped attempts leave behind. Its own thread means that an application that blocks its runtime, or shuts
 //! it down, does not lose its locks for that. This is the only file that spawns.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::task::JoinSet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{Id, JoinSet};
+use tokio::time::timeout;
 
-use crate::backend::{Lease, Losses, Release, Renewal};
+use crate::backend::{Attachment, Lease, Losses, Release, Renewal};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, LossReason};
 use crate::family::Core;
-use crate::holds::{Chore, Hold};
+use crate::holds::{Chore, Due, Hold};
 use crate::key::Key;
 use crate::token::AttemptId;
 
 /// How many holds one renewal call carries.
 const BATCH: usize = 256;
-/// How many renewal calls are under way at once, so that one that hangs does not hold up the rest.
+/// How many renewal calls are begun at once, and how long each keeps its place: one that is slower than that is waited
+/// for beside the rest, so that it holds up nobody.
 const RENEWALS_AT_ONCE: usize = 4;
+const SLOT_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a late renewal call is kept: an answer counts whenever it comes before the lease ends.
+const LATEST_ANSWER: Duration = Duration::from_secs(60);
 /// How many releases are under way at once.
-const CHORES_AT_ONCE: usize = 64;
-/// How long one renewal or release may take before it counts as unanswered.
+const RELEASES_AT_ONCE: usize = 64;
+/// How long one release, or closing the engine, may take before it counts as unanswered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long closing waits for an engine that does not answer.
-const CLOSE_GRACE: Duration = Duration::from_secs(5);
+/// The longest pause between two tries of a release.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 
 /// Starts the keeper of `core` and attaches the engine to it.
 pub(crate) fn start(core: Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let (losses, pushed) = Losses::channel();
-    core.backend.attach(losses, runtime.handle());
-    let keeper = Keeper::new(core);
+    let (report, reported) = mpsc::channel();
     let thread = std::thread::Builder::new().name("distlock-keeper".into());
-    thread.spawn(move || keeper.run_on(&runtime, pushed)).map_err(failed)?;
-    Ok(())
+    // The runtime is made and dropped there: where a locker is made, dropping one may not be allowed.
+    let run = move || match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            let (losses, pushed) = Losses::channel();
+            let (runtime_handle, clock) = (runtime.handle().clone(), core.clock.clone());
+            core.backend.attach(Attachment { losses, runtime: runtime_handle, clock, drift: core.drift });
+            let _ = report.send(Ok(()));
+            run_on(&runtime, &core, pushed);
+        }
+        Err(error) => {
+            let _ = report.send(Err(error));
+        }
+    };
+    thread.spawn(run).map_err(failed)?;
+    reported.recv().unwrap_or_else(|_| Err(std::io::Error::other("the engine panicked"))).map_err(failed)
+}
+
+fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
+    let mut keeper = Keeper::new(core.clone());
+    let end = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(keeper.run(pushed))));
+    // Without a keeper nothing is renewed: whoever holds or waits must know, and close() must not wait for ever.
+    let unconfirmed = end.unwrap_or_else(|_| {
+        tracing::error!(target: "distlock", "the keeper failed: every lock of this locker is lost");
+        let now = core.clock.now();
+        let _ = core.closing.set(());
+        core.holds.close(now);
+        let left = core.holds.take_work(now).chores;
+        core.holds.finish(Moment::NEVER);
+        left.into_iter().map(|chore| chore.claim.key).collect()
+    });
+    let _ = core.closed.set(unconfirmed);
 }
 
 struct Keeper {
     core: Arc<Core>,
-    /// Holds to renew, the nearest end first.
-    ready: BTreeSet<(Moment, AttemptId)>,
+    /// Holds to renew, the nearest end first, each with its count of unanswered renewals.
+    ready: BTreeSet<(Moment, AttemptId, u32)>,
+    renewal_slots: Arc<Semaphore>,
     renewals: JoinSet<()>,
     chores: VecDeque<Chore>,
-    releases: JoinSet<Option<Key>>,
+    /// Chores that failed, by when to try them again.
+    later: BTreeMap<(Moment, AttemptId), Chore>,
+    releases: JoinSet<Released>,
+    /// The locks that `releases` are about.
+    releasing: HashMap<Id, Key>,
+    /// Locks whose release nobody confirmed before the family had to close.
     unconfirmed: Vec<Key>,
+}
+
+/// What became of a release.
+enum Released {
+    Answered,
+    /// To be tried again.
+    Again(Chore),
+    /// Never to be tried again.
+    GivenUp(Key),
 }
 
 impl Keeper {
@@ -60,131 +109,176 @@ impl Keeper {
         Keeper {
             core,
             ready: BTreeSet::new(),
+            renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
             renewals: JoinSet::new(),
             chores: VecDeque::new(),
+            later: BTreeMap::new(),
             releases: JoinSet::new(),
+            releasing: HashMap::new(),
             unconfirmed: Vec::new(),
         }
     }
 
-    fn run_on(mut self, runtime: &Runtime, pushed: UnboundedReceiver<(AttemptId, LossReason)>) {
-        let core = self.core.clone();
-        let end = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(self.run(pushed))));
-        // Without a keeper nothing is renewed: whoever holds a lock must know, and close() must not wait for ever.
-        if end.is_err() {
-            tracing::error!(target: "distlock", "the keeper failed: every lock of this locker is lost");
-            core.holds.close(core.clock.now());
-        }
-        let _ = core.closed.set(end.unwrap_or_default());
-    }
-
     /// Looks after the holds until the family closes. Answers the locks whose release nobody confirmed.
-    async fn run(&mut self, mut pushed: UnboundedReceiver<(AttemptId, LossReason)>) -> Vec<Key> {
+    async fn run(&mut self, mut pushed: Pushed) -> Vec<Key> {
+        let core = self.core.clone();
         loop {
-            if self.look() && self.core.holds.finish() {
+            let now = core.clock.now();
+            let closed_by = self.look(now);
+            if closed_by.is_some_and(|by| self.is_idle() || now >= by) && core.holds.finish(now) {
                 break;
             }
-            let core = self.core.clone();
+            let retry = self.later.keys().next().map_or(Moment::NEVER, |(at, _)| *at);
+            let next = core.holds.plan().min(retry).min(closed_by.unwrap_or(Moment::NEVER));
             tokio::select! {
                 () = core.holds.wake.notified() => {}
-                Some((attempt, reason)) = pushed.recv() => self.lose(attempt, reason),
+                Some((attempt, reason)) = pushed.recv() => {
+                    if let Some(hold) = core.holds.lose(attempt, reason, core.clock.now()) {
+                        retire(&core, &hold);
+                    }
+                }
                 Some(_) = self.renewals.join_next() => {}
-                Some(done) = self.releases.join_next() => self.unconfirmed.extend(done.ok().flatten()),
-                () = core.clock.sleep_until(core.holds.plan()) => {}
+                Some(done) = self.releases.join_next_with_id() => match done {
+                    Ok((id, released)) => self.released(id, released),
+                    Err(panicked) => self.unconfirmed.extend(self.releasing.remove(&panicked.id())),
+                },
+                () = core.clock.sleep_until(next) => {}
             }
         }
-        if !matches!(tokio::time::timeout(CLOSE_GRACE, self.core.backend.close()).await, Ok(Ok(()))) {
-            tracing::warn!(target: "distlock", { lock.backend = self.core.reporter.backend }, "the engine did not close");
+        self.leave_undone();
+        if !matches!(timeout(CALL_TIMEOUT, core.backend.close()).await, Ok(Ok(()))) {
+            tracing::warn!(target: "distlock", { lock.backend = core.reporter.backend }, "the engine did not close");
         }
         std::mem::take(&mut self.unconfirmed)
     }
 
-    /// Does or starts all there is to do now. Answers whether the family is closed and nothing is under way.
-    fn look(&mut self) -> bool {
-        let now = self.core.clock.now();
+    /// Does or starts all there is to do now. Answers by when to be done if the family is closed.
+    fn look(&mut self, now: Moment) -> Option<Moment> {
         let work = self.core.holds.take_work(now);
-        for hold in work.due {
-            if hold.is_lost(now) {
-                self.retire(&hold);
-            } else {
-                self.ready.insert((hold.end(), hold.claim.attempt));
+        for due in work.due {
+            match due {
+                Due::Lost(hold) => retire(&self.core, &hold),
+                Due::Renewal(hold, unanswered) => {
+                    if unanswered > 0 {
+                        report_failure(&self.core, &hold, &Error::unknown("the renewal was not answered in time"));
+                    }
+                    self.ready.insert((hold.end(), hold.claim.attempt, unanswered));
+                }
             }
         }
-        self.start_renewals(now);
+        self.start_renewals();
         self.chores.extend(work.chores);
-        self.start_releases();
-        work.closed && self.chores.is_empty() && self.releases.is_empty()
-    }
-
-    fn lose(&self, attempt: AttemptId, reason: LossReason) {
-        if let Some(hold) = self.core.holds.get(attempt) {
-            hold.lose(reason, self.core.clock.now());
-            self.retire(&hold);
+        while let Some(due) = self.later.first_entry().filter(|chore| chore.key().0 <= now) {
+            self.chores.push_back(due.remove());
         }
+        self.start_releases(now);
+        work.closed_by
     }
 
-    fn retire(&self, hold: &Hold) {
-        retire(&self.core, hold);
+    fn is_idle(&self) -> bool {
+        self.chores.is_empty() && self.later.is_empty() && self.releases.is_empty()
     }
 
-    fn start_renewals(&mut self, now: Moment) {
-        while self.renewals.len() < RENEWALS_AT_ONCE && !self.ready.is_empty() {
+    fn start_renewals(&mut self) {
+        while let Some(&(_, _, unanswered)) = self.ready.first()
+            && let Ok(slot) = self.renewal_slots.clone().try_acquire_owned()
+        {
+            // What was not answered is asked for in ever smaller calls: one server that hangs costs only its own locks.
+            let size = (BATCH >> (2 * unanswered).min(8)).max(1);
             let mut batch = Vec::new();
-            while batch.len() < BATCH
-                && let Some((_, attempt)) = self.ready.pop_first()
+            while batch.len() < size
+                && let Some((_, attempt, _)) = self.ready.pop_first()
             {
                 batch.extend(self.core.holds.get(attempt));
             }
             if !batch.is_empty() {
-                self.renewals.spawn(renew(self.core.clone(), batch, now));
+                self.renewals.spawn(renew(self.core.clone(), batch, slot));
             }
         }
     }
 
-    fn start_releases(&mut self) {
-        while self.releases.len() < CHORES_AT_ONCE
+    fn start_releases(&mut self, now: Moment) {
+        while self.releases.len() < RELEASES_AT_ONCE
             && let Some(chore) = self.chores.pop_front()
         {
-            self.releases.spawn(release(self.core.clone(), chore));
+            if chore.until <= now {
+                report_end(&self.core, chore.hold.as_deref(), Some(&LossReason::Expired));
+                continue;
+            }
+            let key = chore.claim.key.clone();
+            let task = self.releases.spawn(release(self.core.clone(), chore));
+            self.releasing.insert(task.id(), key);
         }
     }
-}
 
-/// Takes a lost hold out of the table and tells observers, once.
-fn retire(core: &Core, hold: &Hold) {
-    if core.holds.remove(hold.claim.attempt).is_some() {
-        core.report_loss(hold);
+    fn released(&mut self, id: Id, released: Released) {
+        self.releasing.remove(&id);
+        match released {
+            Released::Answered => {}
+            Released::GivenUp(key) if self.core.holds.is_closed() => self.unconfirmed.push(key),
+            Released::GivenUp(_) => {}
+            Released::Again(chore) => {
+                let at = self.core.clock.now().after(chore.pause);
+                self.later.insert((at, chore.claim.attempt), chore);
+            }
+        }
+    }
+
+    /// The time for closing is over: what is not done is left to the leases, and said.
+    fn leave_undone(&mut self) {
+        self.unconfirmed.extend(self.releasing.drain().map(|(_, key)| key));
+        let left = self.chores.drain(..).chain(std::mem::take(&mut self.later).into_values());
+        self.unconfirmed.extend(left.map(|chore| chore.claim.key));
     }
 }
 
-async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, now: Moment) {
+/// Takes a lost hold out of the table, tells observers, and ends what the engine may still keep of it; once.
+fn retire(core: &Core, hold: &Arc<Hold>) {
+    if core.holds.remove(hold.claim.attempt).is_none() {
+        return;
+    }
+    core.report_loss(hold);
+    if !hold.is_gone() {
+        core.holds.hand_over(Chore { hold: None, ..Chore::end(hold, core.clock.now()) });
+    }
+}
+
+async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermit) {
     let leases: Vec<Lease> = batch.iter().map(|hold| hold.lease()).collect();
-    let end = batch.iter().map(|hold| hold.end()).min().unwrap_or(Moment::NEVER);
-    // A quarter of what is left: enough tries remain when this one is never answered.
-    let patience = (end.since(now) / 4).clamp(Duration::from_millis(20), CALL_TIMEOUT);
-    let answers = tokio::time::timeout(patience, core.backend.renew(&leases)).await;
-    let mut answers = answers.unwrap_or_default().into_iter();
+    let mut call = core.backend.renew(&leases);
+    let answers = match timeout(SLOT_PATIENCE, &mut call).await {
+        Ok(answers) => answers,
+        Err(_) => {
+            // Others need the place; yet this answer may still come in time.
+            drop(slot);
+            core.holds.wake.notify_one();
+            let Ok(answers) = timeout(LATEST_ANSWER, call).await else { return };
+            answers
+        }
+    };
+    let mut answers = answers.into_iter();
     for hold in &batch {
-        let unanswered = || Err(Error::unknown("the renewal was not answered"));
-        settle(&core, hold, answers.next().unwrap_or_else(unanswered));
+        let missing = || Err(Error::new(ErrorKind::Backend, "the engine gave no answer for this lock"));
+        settle(&core, hold, answers.next().unwrap_or_else(missing));
     }
 }
 
 /// Applies the answer to one hold's renewal.
-fn settle(core: &Core, hold: &Hold, answer: Result<Renewal>) {
+fn settle(core: &Core, hold: &Arc<Hold>, answer: Result<Renewal>) {
     let now = core.clock.now();
+    hold.answered();
     match answer {
         Ok(Renewal::Renewed(term)) => {
-            if let Some(margin) = hold.renewed(term, now) {
+            let margin = hold.left(now);
+            if hold.renewed(term, now) {
+                core.holds.look_again(hold, None, now);
                 core.report(hold, EventKind::Renewed { margin });
-                core.holds.look_again(hold, None);
             }
         }
         Ok(Renewal::Lost(reason)) => hold.lose(reason, now),
         Err(error) => {
-            let left = Some(hold.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now));
-            core.holds.look_again(hold, Some(now.after(retry_pause(hold.renewal_failed(), left))));
-            core.report(hold, EventKind::RenewalFailed { error: &error.with_key(hold.key()), left });
+            let failures = report_failure(core, hold, &error);
+            core.holds.look_again(hold, Some(now.after(retry_pause(failures, hold.left(now)))), now);
         }
     }
     if hold.is_lost(now) {
@@ -192,58 +286,53 @@ fn settle(core: &Core, hold: &Hold, answer: Result<Renewal>) {
     }
 }
 
+/// Counts and tells that a renewal failed. Answers how many have in a row.
+fn report_failure(core: &Core, hold: &Hold, error: &Error) -> u32 {
+    let failures = hold.renewal_failed();
+    let left = hold.left(core.clock.now());
+    core.report(hold, EventKind::RenewalFailed { error, left, failures });
+    failures
+}
+
 /// The first retry comes at once; then ever more often as the end comes near.
-fn retry_pause(first: bool, left: Option<Duration>) -> Duration {
+fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     match left {
-        _ if first => Duration::ZERO,
+        _ if failures == 1 => Duration::ZERO,
         Some(left) => (left / 10).clamp(Duration::from_millis(1), LONGEST),
         None => LONGEST,
     }
 }
 
-/// Releases until the engine has answered or the lease is over anyway. Answers the lock if neither is sure.
-async fn release(core: Arc<Core>, chore: Chore) -> Option<Key> {
-    let Chore { claim, hold } = chore;
-    let mut pause = Duration::from_millis(50);
-    // A request of the attempt may still be on its way: what it would do is over one lease from now.
-    let lease_over = core.clock.now().after(claim.ttl);
-    loop {
-        let answer = match tokio::time::timeout(CALL_TIMEOUT, core.backend.release(&claim)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Error::unknown("the release was not answered")),
-        };
-        let error = match answer {
-            Ok(outcome) => {
-                report_end(&core, hold.as_deref(), Some(outcome));
-                return None;
-            }
-            Err(error) => error,
-        };
-        let until =
-            if core.holds.is_closed() { lease_over.min(core.clock.now().after(CLOSE_GRACE)) } else { lease_over };
-        if !error.is_retryable() || core.clock.now().after(pause) >= until {
-            tracing::warn!(target: "distlock", { lock.name = %claim.key, error = %error }, "lock left to its lease");
-            report_end(&core, hold.as_deref(), None);
-            return Some(claim.key);
+/// Tries a release once.
+async fn release(core: Arc<Core>, mut chore: Chore) -> Released {
+    let unanswered = |_| Err(Error::unknown("the release was not answered"));
+    match timeout(CALL_TIMEOUT, core.backend.release(&chore.claim)).await.unwrap_or_else(unanswered) {
+        Ok(outcome) => {
+            // After a release that was not answered, "not ours" means that it was carried out.
+            let lost = outcome == Release::NotOurs && !chore.unanswered;
+            report_end(&core, chore.hold.as_deref(), lost.then_some(&LossReason::Revoked));
+            Released::Answered
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        Err(error) if error.is_retryable() => {
+            chore.unanswered |= error.may_be_applied();
+            let again = Chore { pause: (chore.pause * 2).min(LONGEST_PAUSE), ..chore };
+            Released::Again(again)
+        }
+        Err(error) => {
+            tracing::warn!(target: "distlock", { lock.name = %chore.claim.key, error = %error }, "lock left to its lease");
+            report_end(&core, chore.hold.as_deref(), Some(&LossReason::Expired));
+            Released::GivenUp(chore.claim.key)
+        }
     }
 }
 
-/// Tells observers how a hold ended; `None`: the engine never answered.
-fn report_end(core: &Core, hold: Option<&Hold>, outcome: Option<Release>) {
+/// Tells observers how a hold ended: it was released, or lost.
+fn report_end(core: &Core, hold: Option<&Hold>, lost: Option<&LossReason>) {
     let Some(hold) = hold else { return };
-    let now = core.clock.now();
-    match outcome {
-        Some(Release::Released) if hold.loss().is_none_or(|reason| *reason == LossReason::Closed) => {
-            core.report(hold, EventKind::Released { held: now.since(hold.acquired) });
-            return;
-        }
-        Some(Release::Released) => {}
-        Some(Release::NotOurs) => hold.lose(LossReason::Revoked, now),
-        None => hold.lose(LossReason::Expired, now),
+    let held = core.clock.now().since(hold.acquired);
+    match lost {
+        None => core.report(hold, EventKind::Released { held }),
+        Some(reason) => core.report(hold, EventKind::Lost { reason, held }),
     }
-    core.report_loss(hold);
 }

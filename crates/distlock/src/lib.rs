@@ -1,4 +1,27 @@
-//! A distributed lock to trust.
+//! A distributed lock to trust: fencing tokens, a loss signal in time, interchangeable engines.
+//!
+//! ```
+//! use distlock::Locker;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+//! let locker = Locker::connect("mem://").await?;
+//!
+//! let guard = locker.lock("invoice:42").await?;
+//! let charged = guard.run(async { guard.fencing_token() }).await?; // dropped if the lock is lost
+//! guard.unlock().await?;
+//! # assert_eq!(charged.get(), 1);
+//! # Ok(()) }
+//! ```
+//!
+//! - [`Locker`] takes locks; a handle is one owner, a clone another.
+//! - [`LockGuard`] is a lock that is held: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and
+//!   [`run`](LockGuard::run) tell of its loss before anybody else is granted it, and
+//!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
+//! - [`Error`] says what happened, to which lock, held by whom, and what to do next.
+//! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
+//!
+//! # Features
+//! `config` (default): [`Config`] from TOML.
 
 pub mod backend;
 mod clock;

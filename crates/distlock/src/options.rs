@@ -31,6 +31,8 @@ const DEFAULT_RENEW_AT: f64 = 1.0 / 3.0;
 pub(crate) struct Options {
     pub(crate) ttl: Duration,
     pub(crate) wait: Option<Duration>,
+    /// Whether not getting the lock is an answer and not an error.
+    pub(crate) once: bool,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) retry_interval: Duration,
     pub(crate) max_retries: u32,
@@ -46,6 +48,7 @@ impl Default for Options {
         Options {
             ttl: DEFAULT_TTL,
             wait: None,
+            once: false,
             max_attempts: None,
             retry_interval: DEFAULT_RETRY_INTERVAL,
             max_retries: DEFAULT_MAX_RETRIES,

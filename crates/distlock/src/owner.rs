@@ -1,7 +1,7 @@
 //! Who asks for a lock, and what others are told about the one who has it.
 
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -80,19 +80,12 @@ pub struct Process {
 
 impl Process {
     /// This process.
-    pub(crate) fn current() -> Arc<Process> {
-        static CURRENT: LazyLock<Arc<Process>> = LazyLock::new(|| {
-            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-            let uid = rustix::process::getuid().as_raw();
-            let user = std::env::var("USER").ok().filter(|user| check_text("user", user).is_ok() && !user.is_empty());
-            Arc::new(Process { host, pid: std::process::id(), user: user.unwrap_or_else(|| format!("uid {uid}")) })
-        });
-        // A forked child is another process.
-        if CURRENT.pid == std::process::id() {
-            CURRENT.clone()
-        } else {
-            Arc::new(Process { pid: std::process::id(), ..Process::clone(&CURRENT) })
-        }
+    #[must_use]
+    pub fn current() -> Arc<Process> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let uid = rustix::process::getuid().as_raw();
+        let user = std::env::var("USER").ok().filter(|user| check_text("user", user).is_ok() && !user.is_empty());
+        Arc::new(Process { host, pid: std::process::id(), user: user.unwrap_or_else(|| format!("uid {uid}")) })
     }
 }
 
@@ -113,11 +106,11 @@ pub struct Record {
 }
 
 impl Record {
-    /// What this process says about itself, at `now` by its wall clock.
+    /// What `owner` in `process` says about itself at `now`, by its wall clock.
     #[must_use]
-    pub fn new(owner: OwnerId, label: Option<Arc<str>>, now: SystemTime) -> Self {
+    pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        Record { owner, process: Process::current(), label, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
+        Record { owner, process, label, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
     }
 
     /// How long ago the request was made, if wall clocks can be believed.
@@ -210,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_holder_says_who_where_and_for_how_long() {
-        let record = Record::new(OwnerId::new("req-7").unwrap(), Some("eod".into()), SystemTime::now());
+        let record =
+            Record::new(OwnerId::new("req-7").unwrap(), Process::current(), Some("eod".into()), SystemTime::now());
         let pid = std::process::id();
         let holder = Holder::new(Some(Arc::new(record)), Some(FencingToken::new(9)))
             .with_ttl_left(Some(Duration::from_millis(2_500)))

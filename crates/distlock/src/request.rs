@@ -155,16 +155,8 @@ impl IntoFuture for LockRequest {
     type IntoFuture = RequestFuture<LockGuard>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let key = self.0.key.as_ref().ok().cloned();
-            match self.0.acquire().await? {
-                Some(guard) => Ok(guard),
-                None => {
-                    let busy = Error::new(ErrorKind::Timeout, "somebody else has it, and waiting was not asked for");
-                    Err(key.iter().fold(busy, Error::with_key))
-                }
-            }
-        })
+        let granted = self.0.acquire();
+        Box::pin(async move { granted.await?.ok_or_else(|| Error::new(ErrorKind::Timeout, "somebody else has it")) })
     }
 }
 
@@ -181,7 +173,7 @@ impl TryLockRequest {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        let options = Options { wait: Some(Duration::ZERO), ..options };
+        let options = Options { wait: Some(Duration::ZERO), once: true, ..options };
         TryLockRequest(Asked::new(family, key, owner, options))
     }
 
@@ -230,9 +222,7 @@ impl UnlockRequest {
         let UnlockRequest { family, key, owner } = self;
         let (key, owner) = (key?, owner?);
         family.check_process()?;
-        if family.holds.is_closed() {
-            return Err(Error::closed().with_key(&key));
-        }
+        let _under_way = family.holds.begin().map_err(|error| error.with_key(&key))?;
         let Some(hold) = family.holds.held(&owner, &key, family.clock.now()) else {
             let message = format!("owner {owner} does not hold it");
             return Err(Error::new(ErrorKind::NotHeld, message).with_key(&key));

@@ -1,7 +1,10 @@
 //! Taking a lock: claim, wait, claim again, within the caller's bounds.
 
+use std::future::poll_fn;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::{Busy, Claim, Claimed, Grant, Wake};
@@ -30,13 +33,11 @@ pub(crate) async fn acquire(
     options: &Options,
 ) -> Result<Option<Arc<Hold>>> {
     family.check_process()?;
-    if family.holds.is_closed() {
-        return Err(Error::closed());
-    }
+    let _under_way = family.holds.begin()?;
     if let Some(hold) = enter_again(family, &key, &owner, options)? {
         return Ok(Some(hold));
     }
-    let record = Arc::new(Record::new(owner, options.label.clone(), family.clock.wall()));
+    let record = Arc::new(Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall()));
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
     let claim = Claim::new(key, options.ttl, queue, record);
     Acquire::new(family, claim, options).run().await
@@ -51,7 +52,7 @@ fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -
     let Some(hold) = family.holds.held(owner, key, now) else { return Ok(None) };
     let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))
         .with_held_for(Some(now.since(hold.acquired)))
-        .with_ttl_left(Some(hold.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now)));
+        .with_ttl_left(hold.left(now));
     Err(Error::new(ErrorKind::AlreadyHeld, "this owner has the lock already")
         .with_holder(Some(holder))
         .with_help("give each task its own owner with locker.clone(), or ask for .reentrant()")
@@ -69,7 +70,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.sent && self.family.check_process().is_ok() {
-            self.family.holds.hand_over(Chore { claim: self.claim.clone(), hold: None });
+            self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
         }
     }
 }
@@ -82,6 +83,8 @@ struct Acquire<'a> {
     attempts: u32,
     failures: u32,
     stale_grants: u32,
+    /// Whether observers know that it waits.
+    waits: bool,
     holder: Option<Holder>,
 }
 
@@ -97,7 +100,17 @@ impl<'a> Acquire<'a> {
             Some(wait) => started.after(wait),
         };
         let attempt = Attempt { family, claim, sent: false };
-        Acquire { attempt, options, started, until, attempts: 0, failures: 0, stale_grants: 0, holder: None }
+        Acquire {
+            attempt,
+            options,
+            started,
+            until,
+            attempts: 0,
+            failures: 0,
+            stale_grants: 0,
+            waits: false,
+            holder: None,
+        }
     }
 
     async fn run(mut self) -> Result<Option<Arc<Hold>>> {
@@ -139,7 +152,7 @@ impl<'a> Acquire<'a> {
         if hold.is_lost(now) {
             return self.refuse_stale(now);
         }
-        if let Err(closed) = family.holds.insert(hold.clone()) {
+        if let Err(closed) = family.holds.insert(hold.clone(), now) {
             return ControlFlow::Break(Err(closed));
         }
         self.attempt.sent = false;
@@ -150,7 +163,7 @@ impl<'a> Acquire<'a> {
     /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
     fn refuse_stale(&mut self, now: Moment) -> Step {
         self.stale_grants += 1;
-        if now >= self.until {
+        if now >= self.until || self.is_spent() {
             return self.time_out();
         }
         if self.stale_grants < STALE_GRANTS {
@@ -163,15 +176,17 @@ impl<'a> Acquire<'a> {
 
     async fn wait_for_turn(&mut self, busy: Busy) -> Step {
         let now = self.family().clock.now();
-        let first = self.holder.is_none() && self.attempts == 1;
         self.holder = busy.holder;
-        if !self.attempt.claim.queue && self.options.wait == Some(Duration::ZERO) {
-            return ControlFlow::Break(Ok(None));
+        self.stale_grants = 0;
+        if self.options.wait == Some(Duration::ZERO) || self.is_spent() {
+            // It may be another task of the same owner that was just faster.
+            return match self.look_inside() {
+                ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
+                ControlFlow::Continue(()) => self.time_out(),
+                end => end,
+            };
         }
-        if self.options.max_attempts.is_some_and(|most| self.attempts >= most) {
-            return self.time_out();
-        }
-        if first {
+        if !std::mem::replace(&mut self.waits, true) {
             self.report(EventKind::Waiting { holder: self.holder.as_ref() });
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
@@ -199,8 +214,7 @@ impl<'a> Acquire<'a> {
         let is_try = self.options.wait == Some(Duration::ZERO);
         // A try does not wait, but it does not leave an unknown outcome unasked either.
         let patience = if is_try { u32::from(error.may_be_applied()) } else { self.options.max_retries };
-        let spent = self.options.max_attempts.is_some_and(|most| self.attempts >= most);
-        if !error.is_retryable() || self.failures > patience || spent {
+        if !error.is_retryable() || self.failures > patience || self.is_spent() {
             return ControlFlow::Break(Err(self.give_up(error)));
         }
         if is_try {
@@ -229,19 +243,32 @@ impl<'a> Acquire<'a> {
     fn time_out(&self) -> Step {
         let waited = self.family().clock.now().since(self.started);
         self.report(EventKind::TimedOut { waited });
-        let message = format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts);
+        let message = match self.options.wait {
+            Some(Duration::ZERO) => "somebody else has it".to_owned(),
+            _ => format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts),
+        };
         ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
     }
 
-    /// Runs `future` until `until` at the longest (then `None`) or until the family closes.
+    /// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is
+    /// not asked again, since the keeper has withdrawn the attempt.
     async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
         let family = self.family();
+        let mut future = pin!(future);
+        let unless_closed = poll_fn(|context| match family.closing.initialized() {
+            true => Poll::Ready(Err(Error::closed())),
+            false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
+        });
         tokio::select! {
             biased;
-            done = future => Ok(Some(done)),
+            done = unless_closed => done,
             _ = family.closing.wait() => Err(Error::closed()),
             () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
         }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.options.max_attempts.is_some_and(|most| self.attempts >= most)
     }
 
     fn family(&self) -> &Arc<Family> {

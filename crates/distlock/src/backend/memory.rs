@@ -24,13 +24,13 @@ mod script;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
-use tokio::runtime::Handle;
-
 use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
-use crate::backend::{Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Losses, Release, Renewal, Scope, Wake};
-use crate::clock::{Clock, Moment};
+use crate::backend::{
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+};
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
@@ -111,8 +111,7 @@ impl Default for Store {
 #[derive(Debug)]
 pub struct Memory {
     store: Store,
-    clock: Clock,
-    losses: OnceLock<Losses>,
+    attachment: OnceLock<Attachment>,
 }
 
 impl Memory {
@@ -122,17 +121,19 @@ impl Memory {
         Memory::on(&Store::new())
     }
 
-    /// A client of `store`, with the store's clock.
+    /// A client of `store`.
     #[must_use]
     pub fn on(store: &Store) -> Memory {
-        Memory { store: store.clone(), clock: store.0.clock.clone(), losses: OnceLock::new() }
+        Memory { store: store.clone(), attachment: OnceLock::new() }
     }
 
-    /// The same client with a clock of its own, which must be its locker's.
-    #[must_use]
-    pub fn with_clock(mut self, clock: Clock) -> Memory {
-        self.clock = clock;
-        self
+    fn drift(&self) -> f64 {
+        self.attachment.get().map_or(DEFAULT_DRIFT, |attachment| attachment.drift)
+    }
+
+    /// The client's own clock, which may be another than the store's.
+    fn now(&self) -> Moment {
+        self.attachment.get().map_or(&self.store.0.clock, |attachment| &attachment.clock).now()
     }
 
     async fn request<T>(&self, operation: Operation, apply: impl FnOnce(&mut Locks, Moment) -> Result<T>) -> Result<T> {
@@ -156,24 +157,26 @@ impl Backend for Memory {
         Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all }
     }
 
-    fn attach(&self, losses: Losses, _keeper: &Handle) {
-        let _ = self.losses.set(losses);
+    fn attach(&self, attachment: Attachment) {
+        let _ = self.attachment.set(attachment);
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        let sender = Sender { sent: self.clock.now(), losses: self.losses.get().cloned() };
+        let sender =
+            Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) };
         self.request(Operation::Claim, |locks, now| Ok(locks.claim(claim, sender, now))).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
         let Some(turn) = self.store.locks(|locks, _| locks.turn_of(claim)) else { return Wake::Retry };
         turn.notified().await;
-        let received = self.clock.now();
-        self.store.locks(|locks, now| locks.handed(claim, received, now).map_or(Wake::Retry, Wake::Granted))
+        let received = self.now();
+        self.store
+            .locks(|locks, now| locks.handed(claim, received, self.drift(), now).map_or(Wake::Retry, Wake::Granted))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
-        let start = self.clock.now();
+        let start = self.now();
         let renew_all = |locks: &mut Locks, now| leases.iter().map(|lease| locks.renew(lease, start, now)).collect();
         match self.request(Operation::Renew, |locks, now| Ok(renew_all(locks, now))).await {
             Ok(renewals) => Vec::into_iter(renewals).map(Ok).collect(),

@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{Busy, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
-use crate::clock::{DEFAULT_DRIFT, Moment};
+use crate::clock::Moment;
 use crate::event::LossReason;
 use crate::key::Key;
 use crate::owner::Holder;
 use crate::token::{AttemptId, FencingToken};
 
-/// How long a store keeps a waiter that does not claim again, as a part of the waiter's lease.
+/// When a waiter claims again, as a part of its lease: one that has not for a whole lease is dropped.
 const CLAIM_AGAIN_AFTER: f64 = 1.0 / 3.0;
 
 #[derive(Debug, Default)]
@@ -75,16 +75,14 @@ impl Locks {
             held.expires = held.expires.max(now.after(claim.ttl));
             return Claimed::Granted(held.grant(sender.sent, claim.ttl));
         }
-        if lock.held.is_none() && lock.queue.front().is_none_or(|first| first.claim.attempt == claim.attempt) {
-            lock.queue.pop_front();
+        // A lock that is free has no waiters: it would have been handed to the first of them.
+        if lock.held.is_none() {
             let token = next(&mut self.last_token);
             let granted = Grant { token, term: Some(Term { start: sender.sent, ttl: claim.ttl }) };
             lock.held = Some(Held::new(claim.clone(), token, now, sender.losses));
             return Claimed::Granted(granted);
         }
-        let busy = lock.busy(claim, sender, now);
-        self.forget_if_free(&claim.key);
-        Claimed::Busy(busy)
+        Claimed::Busy(lock.busy(claim, sender, now))
     }
 
     pub(super) fn turn_of(&self, claim: &Claim) -> Option<Arc<Notify>> {
@@ -97,12 +95,12 @@ impl Locks {
     /// The grant that was handed to `claim` while it waited. Its lease began on the store's clock when it was handed
     /// over; on the client's clock no later than the message came, and no later than the last claim plus the time that
     /// has passed on the store's clock since.
-    pub(super) fn handed(&mut self, claim: &Claim, received: Moment, now: Moment) -> Option<Grant> {
+    pub(super) fn handed(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
         let lock = self.locks.get_mut(&claim.key)?;
         lock.settle(now, &mut self.last_token);
         let held = lock.held.as_mut().filter(|held| held.is(claim.attempt))?;
         let Handed { sent, answered, .. } = held.handed.take()?;
-        let passed = held.since.since(answered).mul_f64(1.0 - DEFAULT_DRIFT);
+        let passed = held.since.since(answered).mul_f64(1.0 - drift);
         Some(held.grant(sent.after(passed).min(received), claim.ttl))
     }
 
@@ -149,6 +147,7 @@ impl Locks {
 
     pub(super) fn expire(&mut self, key: &Key, now: Moment) {
         if let Some(lock) = self.locks.get_mut(key) {
+            lock.settle(now, &mut self.last_token);
             lock.hand_over(now, &mut self.last_token);
             self.forget_if_free(key);
         }

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Grant, Losses, Term};
-use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
+use crate::backend::{Attachment, Grant, Losses, Term};
+use crate::clock::{Clock, Moment};
 use crate::event::LossReason;
 use crate::token::{AttemptId, FencingToken};
 
@@ -16,8 +16,9 @@ use crate::token::{AttemptId, FencingToken};
 #[derive(Debug)]
 pub(super) struct Waiting {
     clock: Clock,
+    drift: f64,
+    losses: Losses,
     table: Mutex<HashMap<AttemptId, Place>>,
-    losses: OnceLock<Losses>,
 }
 
 #[derive(Debug)]
@@ -45,12 +46,9 @@ struct Handed {
 }
 
 impl Waiting {
-    pub(super) fn new(clock: Clock) -> Self {
-        Waiting { clock, table: Mutex::default(), losses: OnceLock::new() }
-    }
-
-    pub(super) fn set_losses(&self, losses: Losses) {
-        let _ = self.losses.set(losses);
+    pub(super) fn new(attachment: &Attachment) -> Self {
+        let Attachment { clock, drift, losses, .. } = attachment.clone();
+        Waiting { clock, drift, losses, table: Mutex::default() }
     }
 
     /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
@@ -80,7 +78,8 @@ impl Waiting {
         turn.notified().await;
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
-        let grant = place.get_mut().handed.take().zip(place.get().asked).map(|(handed, asked)| handed.grant(asked));
+        let grant =
+            place.get_mut().handed.take().zip(place.get().asked).map(|(handed, asked)| handed.grant(asked, self.drift));
         if grant.is_some() {
             place.remove();
         }
@@ -119,9 +118,8 @@ impl Waiting {
                 told.for_each(|place| place.turn.notify_one());
             }
             Some("lost") => {
-                let attempt = words.next().and_then(|word| word.parse().ok());
-                if let (Some(losses), Some(attempt)) = (self.losses.get(), attempt) {
-                    losses.push(attempt, LossReason::Broken);
+                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
+                    self.losses.push(attempt, LossReason::Broken);
                 }
             }
             _ => {}
@@ -146,9 +144,9 @@ impl Handed {
     /// The lease began on the server's clock when it was handed over. On ours no later than the message came, and no
     /// later than the last claim plus what has passed on the server's clock since: a message may have lain in a buffer
     /// while this process was stopped.
-    fn grant(self, asked: Asked) -> Grant {
+    fn grant(self, asked: Asked, drift: f64) -> Grant {
         let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
-        let start = asked.sent.after(passed.mul_f64(1.0 - DEFAULT_DRIFT)).min(self.received);
+        let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
         Grant { token: self.token, term: Some(Term { start, ttl: self.lease }) }
     }
 }
@@ -159,6 +157,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn waiting_by(clock: &Clock) -> Waiting {
+        let mut attachment = Attachment::standalone(&tokio::runtime::Handle::current());
+        attachment.clock = clock.clone();
+        Waiting::new(&attachment)
+    }
+
     fn message(attempt: AttemptId, granted_us: u64) -> String {
         format!("grant {attempt} 42 {granted_us} 1000")
     }
@@ -166,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_lay_in_a_buffer_does_not_begin_a_lease_anew() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         let sent = clock.now();
         waiting.enlist(attempt);
         waiting.answered(attempt, sent, 5_000_000);
@@ -183,7 +187,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_clock_that_leaps_does_not_begin_a_lease_in_the_future() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
@@ -195,7 +199,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_before_the_wait_is_not_lost_and_one_for_nobody_is_nothing() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.hear(message(attempt, 1).as_bytes());
         assert!(waiting.turn(attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
@@ -207,7 +211,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_understood_is_ignored() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         let garbage = [
             "".into(),

@@ -1,0 +1,82 @@
+//! One file for each command.
+
+mod break_lock;
+mod completions;
+mod hold;
+mod ls;
+mod man;
+pub mod run;
+mod show;
+mod watch;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use distlock::Error;
+
+use crate::engine::{Engine, Settings};
+use crate::exit::{Exit, ExitCode};
+use crate::flags::{self, Command, Flags};
+use crate::note::{Note, Notes};
+
+/// Does what the command line says.
+#[must_use]
+pub fn main() -> Exit {
+    match Flags::try_parse() {
+        Ok(flags) => dispatch(flags.command),
+        Err(error) => refuse(&error),
+    }
+}
+
+fn dispatch(command: Command) -> Exit {
+    match command {
+        Command::Run(flags) => run::main(&flags),
+        Command::Hold(flags) => hold::main(&flags),
+        Command::Ls(flags) => ls::main(&flags),
+        Command::Show(flags) => show::main(&flags),
+        Command::Watch(flags) => watch::main(&flags),
+        Command::Break(flags) => break_lock::main(&flags),
+        Command::Completions(flags) => completions::main(&flags),
+        Command::Man(flags) => man::main(&flags),
+        // Until the library's lockers are here.
+        _ => fail(ExitCode::Internal, "this command is not there yet"),
+    }
+}
+
+/// Help and version are answers; everything else is a usage error.
+fn refuse(error: &clap::Error) -> Exit {
+    // Nobody is left to tell when this cannot be printed.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::SUCCESS,
+        _ => ExitCode::Usage.into(),
+    }
+}
+
+fn fail(code: ExitCode, message: impl Into<String>) -> Exit {
+    Notes::default().say(&Note::Failed { message: message.into() });
+    code.into()
+}
+
+/// Runs a command's future on this thread, which is the main one.
+fn block_on(work: impl Future<Output = Exit>) -> Exit {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => fail(ExitCode::Internal, format!("cannot start: {error}")),
+    }
+}
+
+/// Opens the engine and does `work` with it; an error is said, and is the end.
+fn with_engine(
+    flags: &flags::Engine,
+    output: &flags::Output,
+    work: impl AsyncFnOnce(&Engine) -> Result<Exit, Error>,
+) -> Exit {
+    let mut notes = Notes::new(output.into(), output.json);
+    block_on(async {
+        let done = async { work(&Settings::read(flags)?.open().await?).await };
+        done.await.unwrap_or_else(|error| {
+            notes.say(&Note::Failed { message: error.to_string() });
+            ExitCode::from(&error).into()
+        })
+    })
+}

@@ -1,0 +1,32 @@
+//! `distlock break`: somebody else's lock, released by force.
+
+use distlock::{ErrorKind, FencingToken};
+
+use crate::commands::{fail, with_engine};
+use crate::exit::{Exit, ExitCode};
+use crate::flags::Break;
+use crate::note::{Note, Notes};
+use crate::plan;
+
+pub(super) fn main(flags: &Break) -> Exit {
+    let key = match plan::key(&flags.name) {
+        Ok(key) => key,
+        Err(problem) => return fail(ExitCode::Usage, problem),
+    };
+    with_engine(&flags.engine, &flags.output, async |engine| {
+        let mut notes = Notes::new((&flags.output).into(), flags.output.json);
+        let token = FencingToken::new(flags.if_token);
+        match engine.locker.inspect().force_release(&key, token, &flags.reason).await {
+            Ok(()) => {
+                notes.say(&Note::Broken { token });
+                Ok(Exit::SUCCESS)
+            }
+            // The holder is not the one that was to be broken: as with a lock that is taken, nothing was done.
+            Err(error) if error.kind() == ErrorKind::NotHeld => {
+                notes.say(&Note::Failed { message: error.to_string() });
+                Ok(ExitCode::NotAcquired.into())
+            }
+            Err(error) => Err(error),
+        }
+    })
+}

@@ -1,0 +1,204 @@
+//! `distlock run`: a command under a lock.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use distlock::{Clock, Error, ErrorKind, LockGuard, LossReason, Moment};
+use rustix::io::FdFlags;
+use rustix::process::Signal;
+
+use crate::acquire::{Wanted, acquire, refused};
+use crate::ancestry::{Ancestry, CHAIN};
+use crate::child;
+use crate::commands::{block_on, fail};
+use crate::engine::{Engine, Settings};
+use crate::environment::Identity;
+use crate::exit::{Exit, ExitCode};
+use crate::flags::Run;
+use crate::hold::Hold;
+use crate::note::{Note, Notes};
+use crate::plan::Plan;
+use crate::policy::{OnLost, Policy};
+use crate::redact;
+use crate::signal_stream::{FORWARDED, Signals};
+use crate::supervise::{Ending, Failure, supervise};
+
+pub(super) fn main(flags: &Run) -> Exit {
+    let mut notes = match notes(flags) {
+        Ok(notes) => notes,
+        Err(problem) => return fail(ExitCode::Usage, problem),
+    };
+    block_on(run(flags, &mut notes))
+}
+
+async fn run(flags: &Run, notes: &mut Notes) -> Exit {
+    let settings = match Settings::read(&flags.engine) {
+        Ok(settings) => settings,
+        Err(error) => return refused(&error, &flags.lock, notes),
+    };
+    let plan = match Plan::new(flags, settings.config.default_ttl) {
+        Ok(plan) => plan,
+        Err(problem) => {
+            notes.say(&Note::Failed { message: problem });
+            return ExitCode::Usage.into();
+        }
+    };
+    // Before any thread is started, so that none of them takes a signal that is meant for the command.
+    let mut signals = match Signals::take_over() {
+        Ok(signals) => signals,
+        Err(error) => return internal(&error, notes),
+    };
+    let engine = match settings.open().await {
+        Ok(engine) => engine,
+        Err(error) => return refused(&error, &flags.lock, notes),
+    };
+    run_locked(&plan, &engine, flags, &mut signals, notes).await
+}
+
+async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Exit {
+    if let Some(error) = held_by_ancestor(engine, plan).await {
+        return refused(&error, &flags.lock, notes);
+    }
+    let purpose = plan.program();
+    let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
+    let guard = match acquire(engine, &wanted, signals, notes).await {
+        Ok(guard) => guard,
+        Err(exit) => return exit,
+    };
+    let inherited = match if flags.child.close { Ok(None) } else { inherit(&guard) } {
+        Ok(inherited) => inherited,
+        Err(error) => return internal(&error, notes),
+    };
+    let identity = Identity {
+        name: &plan.key,
+        token: guard.fencing_token(),
+        owner: guard.owner().as_str(),
+        ttl: guard.deadline().map(|_| plan.ttl),
+        engine: &engine.name,
+    };
+    let exit = run_held(plan, &guard, &identity, signals, notes).await;
+    drop(inherited);
+    release(guard, engine, exit, plan, notes).await
+}
+
+/// The lock's descriptor, open in the command too: should we die, the lock stays until the command has ended.
+fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
+    let descriptor = guard.descriptor().map_err(io::Error::other)?;
+    if let Some(descriptor) = &descriptor {
+        rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
+    }
+    Ok(descriptor)
+}
+
+/// A nested run of a lock that an ancestor still holds would wait for itself.
+async fn held_by_ancestor(engine: &Engine, plan: &Plan) -> Option<Error> {
+    let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
+    let token = chain.find(&redact::url(&engine.name), &plan.key)?;
+    let lock = engine.locker.inspect().get(&plan.key).await.ok()??;
+    let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
+    let message = "the command that started this one runs under it already";
+    Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(&plan.key).with_holder(Some(holder)))
+}
+
+/// Releases the lock after the command. A loss that shows only now counts as any other.
+async fn release(guard: LockGuard, engine: &Engine, exit: Exit, plan: &Plan, notes: &mut Notes) -> Exit {
+    let was_lost = guard.is_lost();
+    let Err(error) = guard.unlock().await else {
+        notes.say(&Note::Released);
+        return exit;
+    };
+    if error.kind() == ErrorKind::Lost {
+        if was_lost || plan.policy.on_lost == OnLost::Ignore {
+            return exit;
+        }
+        notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
+        return ExitCode::Lost.into();
+    }
+    notes.say(&Note::Failed { message: error.to_string() });
+    // Goes on releasing for a while; the lease does the rest.
+    let _ = engine.locker.close().await;
+    exit
+}
+
+/// Where the notes of a run go.
+///
+/// # Errors
+/// When `--status-fd` names a descriptor that is not open.
+pub fn notes(flags: &Run) -> Result<Notes, String> {
+    let notes = Notes::new((&flags.output).into(), flags.output.json);
+    match flags.status_fd {
+        Some(number) => notes.with_status(number).map_err(|error| format!("--status-fd {number}: {error}")),
+        None => Ok(notes),
+    }
+}
+
+/// Runs the plan's command under `hold`. When this returns, the command is gone and the lock may be released.
+pub async fn run_held<H: Hold>(
+    plan: &Plan,
+    hold: &H,
+    identity: &Identity<'_>,
+    signals: &mut Signals,
+    notes: &mut Notes,
+) -> Exit {
+    let started = Clock::system().now();
+    let mut command = plan.command();
+    identity.apply(&mut command, |name| std::env::var(name).ok());
+    match supervise(command, &plan.policy, hold, signals, notes).await {
+        Ok(ending) if ending.loss.is_some() => verdict(&ending, &plan.policy),
+        Ok(ending) => {
+            let until = plan.at_least.map_or(started, |least| started.after(least));
+            linger(until, &plan.policy, hold, signals, notes).await.unwrap_or_else(|| verdict(&ending, &plan.policy))
+        }
+        Err(Failure::Exec(error)) => {
+            notes.say(&Note::Failed { message: format!("cannot run {:?}: {error}", plan.program()) });
+            child::exec_failure(&error).into()
+        }
+        Err(Failure::Internal(error)) => internal(&error, notes),
+    }
+}
+
+fn internal(error: &io::Error, notes: &mut Notes) -> Exit {
+    notes.say(&Note::Failed { message: format!("cannot supervise the command: {error}") });
+    ExitCode::Internal.into()
+}
+
+fn verdict(ending: &Ending, policy: &Policy) -> Exit {
+    let tells = policy.on_lost != OnLost::Ignore || ending.loss == Some(LossReason::MaxHold);
+    match Exit::from(ending.outcome) {
+        _ if ending.loss.is_some() && tells => ExitCode::Lost.into(),
+        Exit::Signal(signal) if ending.by_terminal => Exit::TerminalSignal(signal),
+        exit => exit,
+    }
+}
+
+/// Keeps the lock until `until`. Returns an end that goes before the command's own.
+async fn linger<H: Hold>(
+    until: Moment,
+    policy: &Policy,
+    hold: &H,
+    signals: &mut Signals,
+    notes: &mut Notes,
+) -> Option<Exit> {
+    let clock = Clock::system();
+    while clock.now() < until {
+        tokio::select! {
+            delivery = signals.next() => match delivery {
+                Ok(delivery) if ends_waiting(delivery.signal) => return Some(Exit::Signal(delivery.signal.as_raw())),
+                Ok(_) => {}
+                Err(error) => return Some(internal(&error, notes)),
+            },
+            reason = hold.lost(), if policy.on_lost != OnLost::Ignore => {
+                notes.say(&Note::Lost { reason });
+                return Some(ExitCode::Lost.into());
+            }
+            () = clock.sleep_until(until) => {}
+        }
+    }
+    None
+}
+
+/// Whether a signal that reaches the wrapper while no command runs ends it.
+#[must_use]
+pub fn ends_waiting(signal: Signal) -> bool {
+    FORWARDED.contains(&signal)
+}

@@ -1,0 +1,135 @@
+//! Where the locks live: flags before environment before file, and without any of them this machine.
+
+use std::path::{Path, PathBuf};
+
+use distlock::backend::Scope;
+use distlock::backend::file::{FileBackend, default_dir};
+use distlock::{Config, Error, ErrorKind, Locker, redact};
+use tokio::time::timeout;
+
+use crate::flags;
+
+/// What the command line, the environment and the configuration file say together.
+#[derive(Debug)]
+pub struct Settings {
+    /// The configuration.
+    pub config: Config,
+    scope: Option<flags::Scope>,
+}
+
+/// An engine that can be used.
+#[derive(Debug)]
+pub struct Engine {
+    /// Takes locks on it.
+    pub locker: Locker,
+    /// Names it without secrets.
+    pub name: String,
+}
+
+impl Settings {
+    /// Reads everything, and refuses what cannot be meant before anything is sent.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the flag, the variable or the file.
+    pub fn read(flags: &flags::Engine) -> Result<Settings, Error> {
+        let mut flag = flags.url.as_deref().map_or_else(|| Ok(Config::default()), Config::from_url)?;
+        flag.dial_timeout = flags.connect_timeout;
+        let config = flag.or(Config::from_env()?).or(read_file(flags.config.as_deref())?);
+        let settings = Settings { config, scope: flags.scope };
+        if settings.is_local() {
+            settings.check_local()?;
+        } else {
+            settings.config.check()?;
+        }
+        Ok(settings)
+    }
+
+    /// Opens the engine. One that is configured and cannot be reached is an error, never a lock of this machine.
+    ///
+    /// # Errors
+    /// What the engine says; kind `Config` when it reaches less far than `--scope` asks for.
+    pub async fn open(&self) -> Result<Engine, Error> {
+        let engine = if self.is_local() { self.open_local()? } else { self.open_configured().await? };
+        let (has, needs) = (engine.locker.capabilities().scope, self.scope.map(Scope::from));
+        match needs.filter(|needs| has < *needs) {
+            Some(_) => Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name))),
+            None => Ok(engine),
+        }
+    }
+
+    fn is_local(&self) -> bool {
+        let Config { url, driver, endpoints, .. } = &self.config;
+        url.is_none() && driver.is_none() && endpoints.is_empty()
+    }
+
+    /// What is about a server must not be ignored in silence when none is named.
+    fn check_local(&self) -> Result<(), Error> {
+        let Config { prefix, username, password, password_file, tls_ca, tls_cert, .. } = &self.config;
+        let fields = [
+            ("prefix", prefix.is_some()),
+            ("username", username.is_some()),
+            ("password", password.is_some() || password_file.is_some()),
+            ("tls_ca", tls_ca.is_some()),
+            ("tls_cert", tls_cert.is_some()),
+        ];
+        match fields.iter().find(|(_, given)| *given) {
+            Some((field, _)) => Err(Error::new(ErrorKind::Config, format!("{field}: given, but no engine is named"))
+                .with_help("set --url or DISTLOCK_URL")),
+            None => Ok(()),
+        }
+    }
+
+    fn open_local(&self) -> Result<Engine, Error> {
+        let dir = default_dir()?;
+        let name = format!("file://{}", dir.display());
+        let mut builder = Locker::builder();
+        if let Some(interval) = self.config.retry_interval.filter(|interval| !interval.is_zero()) {
+            builder = builder.retry_interval(interval);
+        }
+        Ok(Engine { locker: builder.build(FileBackend::host(dir))?, name })
+    }
+
+    async fn open_configured(&self) -> Result<Engine, Error> {
+        let name = match &self.config {
+            Config { url: Some(url), .. } => redact(url),
+            Config { driver: Some(driver), endpoints, .. } => format!("{driver} on {} endpoints", endpoints.len()),
+            _ => "the configured engine".into(),
+        };
+        let limit = self.config.dial_timeout.unwrap_or(distlock::DEFAULT_DIAL_TIMEOUT);
+        let opened = timeout(limit, Locker::from_config(&self.config)).await;
+        let locker = opened.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {limit:?}"))));
+        Ok(Engine { locker: locker.map_err(|error| about(&name, error))?, name })
+    }
+}
+
+impl From<flags::Scope> for Scope {
+    fn from(flag: flags::Scope) -> Scope {
+        match flag {
+            flags::Scope::Host => Scope::Host,
+            flags::Scope::Cluster => Scope::Cluster,
+        }
+    }
+}
+
+/// Says which engine failed, where the engine itself does not know its name.
+fn about(name: &str, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unavailable => Error::unavailable(format!("{name} cannot be reached: {error}")).with_source(error),
+        _ => error,
+    }
+}
+
+fn read_file(flag: Option<&Path>) -> Result<Config, Error> {
+    let found = flag.map(Path::to_owned).or_else(|| usual_files().into_iter().find(|file| file.exists()));
+    let Some(file) = found else { return Ok(Config::default()) };
+    let refuse =
+        |problem: &dyn std::fmt::Display| Error::new(ErrorKind::Config, format!("{}: {problem}", file.display()));
+    let text = std::fs::read_to_string(&file).map_err(|error| refuse(&error))?;
+    Config::from_toml(&text).map_err(|error| refuse(&error))
+}
+
+fn usual_files() -> Vec<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    home.into_iter().chain([PathBuf::from("/etc")]).map(|dir| dir.join("distlock/config.toml")).collect()
+}

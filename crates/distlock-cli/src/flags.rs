@@ -1,0 +1,382 @@
+//! The command line as it was typed. What follows from it is decided elsewhere.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use rustix::process::Signal;
+
+use crate::{duration, policy, signal_name};
+
+/// Run a command while holding a lock, on this machine or across many.
+#[derive(Debug, Parser)]
+#[command(name = "distlock", version, disable_help_subcommand = true, args_override_self = true)]
+pub struct Flags {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command while holding a lock
+    Run(Run),
+    /// Hold a lock until a signal or the end of stdin
+    Hold(Hold),
+    /// Take a lock and leave it held, for scripts that cannot wrap a command
+    Acquire(Acquire),
+    /// Renew a lock taken with `acquire`
+    Renew(Renew),
+    /// Release a lock taken with `acquire`
+    Release(Release),
+    /// List locks: who holds them, who waits
+    Ls(Ls),
+    /// Show one lock: holder, waiters, time left, token
+    Show(Show),
+    /// Follow locks as they change hands
+    Watch(Ls),
+    /// Release somebody else's lock by force; the old holder may still be running
+    Break(Break),
+    /// Print a completion script for a shell
+    Completions(Completions),
+    /// Print a manual page
+    Man(Man),
+}
+
+/// Where the locks live.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct Engine {
+    /// Where the locks live; else $DISTLOCK_URL, the configuration file, this machine
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Read this configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Give up on an engine that cannot be reached after this long; default 5s
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub connect_timeout: Option<Duration>,
+    /// Refuse a lock that reaches less far
+    #[arg(long, value_enum, value_name = "SCOPE")]
+    pub scope: Option<Scope>,
+}
+
+/// How far a lock must reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scope {
+    /// The processes of this machine
+    Host,
+    /// Every machine that reaches the same servers
+    Cluster,
+}
+
+/// How long to wait for a lock, and how long to have it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Lock")]
+pub struct Lock {
+    /// Fail at once if somebody else has the lock
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub nonblock: bool,
+    /// Wait at most this long (0.3, 10s, 5m); 0 is -n; default: as long as it takes
+    #[arg(short = 'w', long, value_name = "D", value_parser = duration::parse)]
+    pub wait: Option<Duration>,
+    /// Exit with N instead of 75 when the lock was not acquired
+    #[arg(short = 'E', long, value_name = "N")]
+    pub conflict_exit_code: Option<u8>,
+    /// Length of the lease, renewed until the end; default 30s
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub ttl: Option<Duration>,
+    /// Name the owner; default: a random one
+    #[arg(long, value_name = "ID")]
+    pub owner: Option<String>,
+    /// Say what the lock is for, to whoever finds it held
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Add a label that others can read; may be repeated
+    #[arg(long = "label", value_name = "K=V", value_parser = label)]
+    pub labels: Vec<(String, String)>,
+}
+
+/// What is said, where and how.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub struct Output {
+    /// Say nothing on stderr
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say every step on stderr
+    #[arg(short = 'v', long)]
+    pub verbose: bool,
+    /// Write JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `distlock run`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "distlock run [OPTIONS] NAME [--] COMMAND [ARGUMENT]...\n       \
+                      distlock run [OPTIONS] NAME -c 'SHELL COMMAND'",
+    after_help = "Exit status: the command's own; 64 usage, 69 engine unreachable, 70 internal, 73 cannot create the lock, \
+                  75 (or -E) not acquired, 77 refused credentials, 78 configuration, 79 lock lost, 126 cannot execute, \
+                  127 not found. A command killed by a signal is mirrored."
+)]
+pub struct Run {
+    /// The lock, and the command with its arguments. Options stop at the lock's name; what follows is the command's
+    #[arg(value_name = "NAME COMMAND", required = true, num_args = 1.., trailing_var_arg = true)]
+    pub words: Vec<OsString>,
+    /// Run this through /bin/sh
+    #[arg(short = 'c', long = "command", value_name = "STR")]
+    pub shell: Option<OsString>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub lock: Lock,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub child: Child,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    /// Write every step as JSON to this open descriptor; the command does not inherit it
+    #[arg(long, value_name = "N", help_heading = "Output", value_parser = clap::value_parser!(i32).range(1..))]
+    pub status_fd: Option<i32>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// How the command is treated.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Command")]
+pub struct Child {
+    /// Keep the lock at least this long, even if the command ends sooner
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub at_least: Option<Duration>,
+    /// End the command when it has held the lock this long; the exit status is then 79
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub at_most: Option<Duration>,
+    /// What to do when the lock is lost
+    #[arg(long, value_enum, value_name = "ACTION", default_value = "term")]
+    pub on_lost: OnLost,
+    /// Send SIGKILL this long after the first signal; on a loss by default after 5s, or a third of the TTL
+    #[arg(short = 'k', long, value_name = "D", value_parser = duration::parse)]
+    pub kill_after: Option<Duration>,
+    /// The first signal on a loss
+    #[arg(long, value_name = "S", value_parser = signal_name::parse, default_value = "TERM")]
+    pub signal: Signal,
+    /// Do not let the command inherit a lock of this machine; for commands that start daemons
+    #[arg(short = 'o', long)]
+    pub close: bool,
+    /// Leave the command in this process group; signals then reach it alone and not what it starts
+    #[arg(long)]
+    pub foreground: bool,
+}
+
+/// What to do when the lock is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnLost {
+    /// End the command before the lease ends
+    Term,
+    /// Let it run, say so, and exit with 79
+    Warn,
+    /// Let it run
+    Ignore,
+}
+
+impl From<OnLost> for policy::OnLost {
+    fn from(flag: OnLost) -> policy::OnLost {
+        match flag {
+            OnLost::Term => policy::OnLost::Term,
+            OnLost::Warn => policy::OnLost::Warn,
+            OnLost::Ignore => policy::OnLost::Ignore,
+        }
+    }
+}
+
+/// `distlock hold`.
+#[derive(Debug, Args)]
+pub struct Hold {
+    /// The lock
+    pub name: OsString,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub lock: Lock,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock acquire`.
+#[derive(Debug, Args)]
+pub struct Acquire {
+    /// The lock
+    pub name: OsString,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub lock: Lock,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock renew`.
+#[derive(Debug, Args)]
+pub struct Renew {
+    /// The lock
+    pub name: OsString,
+    /// What `acquire` printed
+    #[arg(long, value_name = "T")]
+    pub token: String,
+    /// The new length of the lease; default 30s
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub ttl: Option<Duration>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock release`.
+#[derive(Debug, Args)]
+pub struct Release {
+    /// The lock
+    pub name: OsString,
+    /// What `acquire` printed
+    #[arg(long, value_name = "T")]
+    pub token: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock ls` and `distlock watch`.
+#[derive(Debug, Args)]
+pub struct Ls {
+    /// Only locks whose names begin with this
+    #[arg(default_value = "", hide_default_value = true)]
+    pub prefix: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock show`.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// The lock
+    pub name: OsString,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock break`.
+#[derive(Debug, Args)]
+pub struct Break {
+    /// The lock
+    pub name: OsString,
+    /// Only if the holder's fencing token is still this one; `distlock show` tells
+    #[arg(long, value_name = "T")]
+    pub if_token: u64,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `distlock man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// The command to describe; default: the program
+    pub command: Option<String>,
+}
+
+/// The whole command line's definition.
+#[must_use]
+pub fn definition() -> clap::Command {
+    Flags::command()
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("write NAME=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<Run, clap::Error> {
+        let flags = Flags::try_parse_from(["distlock", "run"].into_iter().chain(line.split(' ')))?;
+        let Command::Run(run) = flags.command else { panic!("not run") };
+        Ok(run)
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn options_stop_at_the_locks_name() {
+        for line in ["-n job cmd -x --ttl 5", "-n job -- cmd -x --ttl 5", "-n -- job cmd -x --ttl 5"] {
+            let run = run(line).unwrap();
+            assert!(run.lock.nonblock && run.lock.ttl.is_none(), "{line}");
+            let words: Vec<_> = run.words.iter().filter(|word| *word != "--").collect();
+            assert_eq!(words, ["job", "cmd", "-x", "--ttl", "5"], "{line}");
+        }
+        assert_eq!(
+            run("job -n true").unwrap().words,
+            ["job", "-n", "true"],
+            "an option after the name is the command's"
+        );
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_option_counts() {
+        assert_eq!(run("-w 1 -w 2 job true").unwrap().lock.wait, Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for line in
+            ["-w 5x job true", "-E 256 job true", "--signal FOO job true", "--label x job true", "-n -w 1 job true"]
+        {
+            assert!(run(line).is_err(), "{line}");
+        }
+    }
+}

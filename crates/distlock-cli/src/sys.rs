@@ -1,0 +1,171 @@
+//! The few calls for which nobody offers a safe form: signal masks, signalfd, fork, what runs between fork and exec.
+//!
+//! The only file with `unsafe` in it. Everything here is for the main thread.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A set of signals, as the kernel keeps one for each thread.
+#[derive(Clone, Copy)]
+pub(crate) struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// The set of `signals`.
+    pub(crate) fn of(signals: &[Signal]) -> SignalSet {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set that it is given; sigaddset then gets an initialised one.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in signals {
+                libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
+            }
+            SignalSet(set.assume_init())
+        }
+    }
+
+    /// Blocks these signals in this thread and those it starts later. Gives back what was blocked before.
+    pub(crate) fn block(&self) -> io::Result<SignalSet> {
+        self.change(libc::SIG_BLOCK)
+    }
+
+    /// Lets these signals through to this thread.
+    pub(crate) fn unblock(&self) -> io::Result<SignalSet> {
+        self.change(libc::SIG_UNBLOCK)
+    }
+
+    /// Blocks these signals and no others.
+    fn set(&self) -> io::Result<SignalSet> {
+        self.change(libc::SIG_SETMASK)
+    }
+
+    fn change(&self, how: libc::c_int) -> io::Result<SignalSet> {
+        let mut old = MaybeUninit::uninit();
+        // SAFETY: both point to sets that live through the call; the old one is written when the call succeeds.
+        match unsafe { libc::pthread_sigmask(how, &self.0, old.as_mut_ptr()) } {
+            0 => Ok(SignalSet(unsafe { old.assume_init() })),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// A descriptor from which the blocked signals of this set are read as records of 128 bytes.
+    pub(crate) fn descriptor(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        // SAFETY: the set lives through the call.
+        let descriptor = match unsafe { libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) } {
+            -1 => return Err(io::Error::last_os_error()),
+            // SAFETY: a descriptor that the kernel has just made is nobody else's.
+            number => unsafe { OwnedFd::from_raw_fd(number) },
+        };
+        // SAFETY: an owned descriptor stays open, and the same, until the AsyncFd that it is moved into is dropped.
+        Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+    }
+}
+
+/// Gives `signal` the meaning that the kernel gives it.
+pub(crate) fn reset_action(signal: i32) {
+    // SAFETY: SIG_DFL runs no code of ours. An unknown signal is an error without effect.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Ends the process by `signal`, as the child ended, and without a second core dump.
+pub(crate) fn die_by(signal: i32) -> ! {
+    // Both may fail only where there is nothing to prevent.
+    let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    reset_action(signal);
+    // SAFETY: raise and the set functions touch nothing but this thread's signals.
+    unsafe {
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
+    }
+    // The first process of a container does not die of signals: shells' way of saying it is left.
+    std::process::exit(128 + signal)
+}
+
+/// Makes `command` start with `mask`, die with the thread that spawns it, and first write `announce` of its own process
+/// id to `listener`, which must stay open until it is spawned.
+pub(crate) fn bind_to_parent(
+    command: &mut Command,
+    mask: SignalSet,
+    listener: BorrowedFd<'_>,
+    announce: fn(Pid) -> [u8; 4],
+) {
+    let parent = rustix::process::getpid();
+    let listener = listener.as_raw_fd();
+    let prepare = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before it could be bound to.
+        if rustix::process::getppid() != Some(parent) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        // SAFETY: open in the parent by contract, and so in its copy until exec.
+        let listener = unsafe { BorrowedFd::borrow_raw(listener) };
+        rustix::io::write(listener, &announce(rustix::process::getpid()))?;
+        mask.set().map(drop)
+    };
+    // SAFETY: between fork and exec the closure makes a few system calls on copied values: no allocation, no lock.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Forks a process that runs `watch` with the two descriptors and nothing else open, then ends.
+///
+/// `watch` must neither allocate nor take a lock: another thread may have held it when the process was copied.
+pub(crate) fn fork_watcher(
+    control: BorrowedFd<'_>,
+    timer: BorrowedFd<'_>,
+    watch: fn(BorrowedFd<'_>, BorrowedFd<'_>),
+) -> io::Result<Pid> {
+    // SAFETY: the copy runs only close_range, `watch` (see above) and _exit; it never returns into Rust's runtime.
+    unsafe {
+        match libc::fork() {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                close_all_but(control.as_raw_fd(), timer.as_raw_fd());
+                watch(control, timer);
+                libc::_exit(0)
+            }
+            pid => Ok(Pid::from_raw(pid).expect("a child has a process id")),
+        }
+    }
+}
+
+/// For a process that is about to do nothing else: whoever owned the other descriptors is not in it.
+unsafe fn close_all_but(one: RawFd, other: RawFd) {
+    let (low, high) = (one.min(other), one.max(other));
+    for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
+        if first > last {
+            continue;
+        }
+        // SAFETY: see the function. Through syscall, since not every C library has the function.
+        let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
+        if !closed {
+            // Linux before 5.9; higher numbers than these are not in use this early in the program's life.
+            (first..=last.min(1_023)).for_each(|fd| {
+                // SAFETY: see the function.
+                unsafe { libc::close(fd) };
+            });
+        }
+    }
+}
+
+/// The descriptor that the caller of the program opened as `number`; an error when it did not.
+pub(crate) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the borrow ends with this expression; a number that is not open is an error of the call.
+    let copy = unsafe { rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(number), 3) }?;
+    if number > 2 {
+        // SAFETY: as above. The child has no business with it: whoever reads the other end waits for its end.
+        unsafe { rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(number), rustix::io::FdFlags::CLOEXEC) }?;
+    }
+    Ok(copy)
+}

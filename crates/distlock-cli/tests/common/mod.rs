@@ -1,0 +1,138 @@
+//! Real processes for the tests: the harness, started, signalled and awaited.
+#![allow(missing_docs, dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// Longer than anything here takes, shorter than patience.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// `distlock run` over a lock that does as it is told; see tests/harness/supervised.rs.
+pub(crate) fn harness() -> &'static Path {
+    static HARNESS: LazyLock<PathBuf> = LazyLock::new(|| {
+        let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples/supervised");
+        // `cargo test --test …` builds no examples, and an old one would be tested in silence.
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "distlock-cli", "--example", "supervised"]);
+        build.args(path.iter().any(|part| part == "release").then_some("--release"));
+        assert!(build.stderr(Stdio::null()).status().expect("cargo runs").success(), "the harness is built");
+        path
+    });
+    &HARNESS
+}
+
+pub(crate) fn run(words: &[&str]) -> Command {
+    let mut command = Command::new(harness());
+    command.arg("run").args(words);
+    command
+}
+
+/// The harness, running; killed with everything it started when a test fails.
+pub(crate) struct Wrapper {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    pub(crate) started: Instant,
+}
+
+impl Wrapper {
+    pub(crate) fn start(command: &mut Command) -> Wrapper {
+        let started = Instant::now();
+        let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().expect("the harness starts");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Wrapper { child, stdout, started }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// The next line that the command prints.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a line");
+        line.trim_end().to_string()
+    }
+
+    /// The next line, as the process id that it is.
+    pub(crate) fn line_pid(&mut self) -> Pid {
+        Pid::from_raw(self.line().trim().parse().expect("a process id")).expect("not zero")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("the wrapper is there");
+    }
+
+    pub(crate) fn signal_group(&self, signal: Signal) {
+        kill_process_group(self.pid(), signal).expect("the wrapper is there");
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        eventually("the wrapper ends", || self.child.try_wait().expect("a child"))
+    }
+
+    /// What is left of the output once everybody has closed it.
+    pub(crate) fn rest(&mut self) -> String {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("text");
+        rest
+    }
+}
+
+impl Drop for Wrapper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The code, or 128 + signal as shells say it.
+pub(crate) fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().expect("a signal"))
+}
+
+/// Waits for what must come.
+pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = probe() {
+            return value;
+        }
+        assert!(start.elapsed() < LIMIT, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The state letter of a process; `None` when it is gone. A zombie has ended.
+pub(crate) fn state(pid: Pid) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+pub(crate) fn await_gone(pid: Pid) {
+    eventually("a process is gone", || (!is_alive(pid)).then_some(()));
+}
+
+pub(crate) fn await_state(pid: Pid, letter: char) {
+    eventually("a process changes its state", || (state(pid) == Some(letter)).then_some(()));
+}
+
+/// A file name of this test's own.
+pub(crate) fn scratch(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    path
+}

@@ -1,0 +1,183 @@
+//! The terminal: whoever needs the keyboard has it, and its keys reach whom they should.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::*;
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+
+/// An interactive shell on a terminal of its own.
+struct Session {
+    keyboard: File,
+    screen: Arc<Mutex<String>>,
+    shell: Child,
+    /// What was seen before.
+    past: String,
+}
+
+impl Session {
+    fn start() -> Session {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let line = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let end = || Stdio::from(line.try_clone().unwrap());
+        let shell = Command::new("setsid")
+            .args(["--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"])
+            .env("PS1", "$ ")
+            .env("TERM", "dumb")
+            .env("H", harness())
+            .stdin(end())
+            .stdout(end())
+            .stderr(end())
+            .spawn()
+            .expect("setsid(1) and bash are there");
+        let keyboard = File::from(master);
+        let screen = Arc::new(Mutex::new(String::new()));
+        let (mut reader, seen) = (keyboard.try_clone().unwrap(), screen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = reader.read(&mut bytes) {
+                seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
+            }
+        });
+        let mut session = Session { keyboard, screen, shell, past: String::new() };
+        // Typed text is not shown, so that what is seen was printed.
+        session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
+        session.expect_text("begin");
+        session
+    }
+
+    fn type_text(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until `text` is on the screen, and takes everything up to it away.
+    fn expect_text(&mut self, text: &str) {
+        let screen = self.screen.clone();
+        let seen = std::time::Instant::now();
+        loop {
+            let mut screen = screen.lock().unwrap();
+            if let Some(at) = screen.find(text) {
+                self.past.extend(screen.drain(..at + text.len()));
+                return;
+            }
+            assert!(seen.elapsed() < LIMIT, "no {text:?} on {screen:?}");
+            drop(screen);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.keyboard.write_all(b"\x03\x03\nkill -9 $(jobs -p); exit\n");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+#[test]
+fn a_command_that_reads_the_terminal_gets_it_and_the_shell_gets_it_back() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- sh -c 'echo as\"\"king; read x; echo got-$x; exit 3'; echo code-$?\n");
+    session.expect_text("asking");
+    session.type_text("hello\n");
+    session.expect_text("got-hello");
+    session.expect_text("code-3");
+    session.type_text("echo st''ill here\n");
+    session.expect_text("still here");
+}
+
+#[test]
+fn a_command_that_sets_the_terminal_up_gets_it_too() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- stty -echo; echo code-$?\n");
+    session.expect_text("code-0");
+}
+
+#[test]
+fn a_job_is_suspended_with_its_wrapper_and_goes_on_in_the_foreground() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- sh -c 'echo as\"\"king; while read x; do echo got-$x; done; exit 4'\n");
+    session.expect_text("asking");
+    session.type_text("one\n");
+    session.expect_text("got-one");
+    session.type_text("\x1a");
+    session.expect_text("Stopped");
+    session.type_text("fg\n");
+    session.expect_text("run job");
+    session.type_text("two\n");
+    session.expect_text("got-two");
+    session.type_text("\x04");
+    session.expect_text("$ ");
+    session.type_text("echo code-$?\n");
+    session.expect_text("code-4");
+}
+
+#[test]
+fn a_command_that_only_computes_is_suspended_too() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- sh -c 'echo be\"\"gun; sleep 0.5; exit 5'\n");
+    session.expect_text("begun");
+    session.type_text("\x1a");
+    session.expect_text("Stopped");
+    session.type_text("fg; echo code-$?\n");
+    session.expect_text("code-5");
+}
+
+#[test]
+fn a_job_in_the_background_stops_when_it_wants_to_read() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- sh -c 'read x; echo got-$x' &\n");
+    session.type_text("sleep 0.3; echo; jobs\n");
+    session.expect_text("Stopped");
+    session.type_text("fg\n");
+    session.expect_text("run job");
+    session.type_text("hello\n");
+    session.expect_text("got-hello");
+}
+
+#[test]
+fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
+    for wants_terminal in ["read x", "sleep 60"] {
+        let mut session = Session::start();
+        session.type_text(&format!(
+            "bash -c \"$H run job -- sh -c 'echo be''gun; {wants_terminal}'; echo not''-reached\"\n"
+        ));
+        session.expect_text("begun");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        session.type_text("\x03");
+        // The key also throws away what was typed before it took effect.
+        session.expect_text("$ ");
+        session.type_text("echo code-$?\n");
+        session.expect_text("code-130");
+        assert!(!session.past.contains("not-reached"));
+    }
+}
+
+#[test]
+fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
+    let mut session = Session::start();
+    session.type_text("$H run job -- sh -c 'echo be\"\"gun >&2; sleep 1' | sh -c 'read x </dev/tty; echo got-$x'\n");
+    session.expect_text("begun");
+    session.type_text("hello\n");
+    session.expect_text("got-hello");
+}
+
+#[test]
+fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
+    let mut session = Session::start();
+    session.type_text("$H run --foreground job -- bash -c 'trap \"echo ca\"\"ught\" INT; echo be\"\"gun; for i in 1 2 3 4 5 6; do sleep 0.1; done; echo do\"\"ne'\n");
+    session.expect_text("begun");
+    session.type_text("\x03");
+    session.expect_text("caught");
+    session.expect_text("done");
+    assert!(!session.screen.lock().unwrap().contains("caught"));
+}

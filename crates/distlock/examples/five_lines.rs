@@ -1,0 +1,26 @@
+//! The README's snippet, as it stands there.
+
+use distlock::{FencingToken, Locker};
+
+async fn charge(token: FencingToken) -> distlock::Result<()> {
+    println!("charging with token {token}");
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> distlock::Result<()> {
+    #[rustfmt::skip]
+    async fn snippet() -> distlock::Result<()> {
+        // README begin
+        let locker = Locker::connect("mem://").await?;
+
+        let guard = locker.lock("invoice:42").await?;                              // waits; drop the future to give up
+        charge(guard.fencing_token()).await?;
+        guard.unlock().await?;                                                     // the only confirmed release
+
+        if let Some(_guard) = locker.try_lock("job:nightly").await? { /* won */ }  // None: somebody else has it
+        // README end
+        Ok(())
+    }
+    snippet().await
+}

@@ -1,0 +1,183 @@
+//! Who holds what, read without taking anything.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Pid, test_kill_process};
+
+use super::super::LockInfo;
+use super::fault::fault;
+use super::kernel_locks::KernelLocks;
+use super::ledger::{Entry, Ledger};
+use super::line::Line;
+use super::lock_file::{Links, LockFile};
+use super::name;
+use super::place::{Place, Places};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::owner::{Holder, Process};
+use crate::token::FencingToken;
+
+/// Looks at the locks of an engine.
+pub(super) struct Inspector<'a> {
+    places: &'a Places,
+    clock: &'a Clock,
+}
+
+impl<'a> Inspector<'a> {
+    pub(super) fn new(places: &'a Places, clock: &'a Clock) -> Self {
+        Inspector { places, clock }
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        Ok(self.infos(vec![key.clone()])?.pop())
+    }
+
+    /// The locks in the directory; one that is a path of its own is not listed.
+    pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let mut keys = Vec::new();
+        collect(self.places.dir(), Path::new(""), &mut keys)?;
+        keys.retain(|key| key.as_str().starts_with(prefix));
+        keys.sort_unstable();
+        self.infos(keys)
+    }
+
+    pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {
+        let file = self.places.find(key)?.look()?;
+        file.map_or(Ok(Vec::new()), |file| Ok(KernelLocks::read()?.pids(file.id())))
+    }
+
+    /// Why the lock cannot be taken from its holder.
+    pub(super) fn refuse_to_break(&self, key: &Key, token: FencingToken) -> Result<()> {
+        let holder = self.get(key)?.and_then(|info| info.holder);
+        let Some(holder) = holder else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
+        let pids = self.pids(key)?.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let (kind, message) = match holder.token {
+            None => (ErrorKind::Foreign, format!("the holder, process {pids}, is not distlock")),
+            Some(held) if held != token => (ErrorKind::NotHeld, format!("it is held with token {held}, not {token}")),
+            Some(_) => {
+                (ErrorKind::Unsupported, format!("the kernel's lock of a live process, {pids}, cannot be broken"))
+            }
+        };
+        let error = Error::new(kind, message).with_holder(Some(holder));
+        Err(if kind == ErrorKind::NotHeld { error } else { error.with_help("the lock is free when that process ends") })
+    }
+
+    /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives.
+    pub(super) fn probable_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
+        let entry = entry(place, file).ok()?;
+        if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
+            return Some(self.holder(entry));
+        }
+        let pids = KernelLocks::read().unwrap_or_default().pids(file.id());
+        self.who(entry.as_ref(), &pids)
+    }
+
+    /// Those of the locks that somebody holds or waits for.
+    fn infos(&self, keys: Vec<Key>) -> Result<Vec<LockInfo>> {
+        let mut queues = Vec::new();
+        for key in keys {
+            let place = self.places.find(&key)?;
+            let waiters = Line::at(&place.line).waiters()?;
+            queues.push((key, place, waiters));
+        }
+        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
+        let locks = KernelLocks::read()?;
+        let mut infos = Vec::new();
+        for (key, place, mut waiters) in queues {
+            let holder = self.holder_now(&place, &locks)?;
+            let holds = holder.as_ref().and_then(|holder| holder.record.as_ref());
+            waiters.retain(|waiter| Some(waiter) != holds);
+            if holder.is_some() || !waiters.is_empty() {
+                infos.push(LockInfo::new(key, holder, waiters));
+            }
+        }
+        Ok(infos)
+    }
+
+    fn holder_now(&self, place: &Place, locks: &KernelLocks) -> Result<Option<Holder>> {
+        let Some(file) = place.look()? else { return Ok(None) };
+        let broken = |error| fault("read lock file", &place.lock, error);
+        let entry = entry(place, &file).map_err(broken)?;
+        let pids = locks.pids(file.id());
+        // The kernel does not show the processes of other containers. To try the lock could make somebody else find it
+        // busy for a moment, so that is done only where an entry says that there is a holder.
+        if pids.is_empty() && (entry.is_none() || file.probe().map_err(broken)?) {
+            return Ok(None);
+        }
+        if entry.as_ref().is_some_and(|entry| !can_be(entry, &pids)) {
+            // A stale entry of one who crashed, or the lock changed hands between the two looks.
+            let pids = KernelLocks::read()?.pids(file.id());
+            return Ok(self.who(entry.as_ref(), &pids));
+        }
+        Ok(self.who(entry.as_ref(), &pids))
+    }
+
+    /// The entry's author, if the lock can be its; otherwise somebody of whom we know nothing.
+    fn who(&self, entry: Option<&Entry>, pids: &[u32]) -> Option<Holder> {
+        let author = entry.filter(|entry| can_be(entry, pids)).map(|entry| self.holder(entry));
+        author.or_else(|| (!pids.is_empty()).then(|| Holder::new(None, None)))
+    }
+
+    fn holder(&self, entry: &Entry) -> Holder {
+        let granted = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(entry.granted_ms));
+        let held = granted.and_then(|granted| self.clock.wall().duration_since(granted).ok());
+        let token = FencingToken::new(entry.token);
+        Holder::new(Some(Arc::new(entry.record.clone())), Some(token)).with_held_for(held)
+    }
+}
+
+/// Whether the entry's author can be the one who has the lock, when the kernel names these processes.
+fn can_be(entry: &Entry, pids: &[u32]) -> bool {
+    let process = &entry.record.process;
+    pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
+}
+
+/// Whether one of our own clients has the lock's own file open for writing.
+pub(super) fn is_held_by_us(file: &LockFile) -> bool {
+    Ledger::of(file.contents()).entry().is_ok_and(|entry| entry.is_some_and(|entry| is_alive(&entry.record.process)))
+}
+
+fn entry(place: &Place, file: &LockFile) -> io::Result<Option<Entry>> {
+    if let Some(entry) = Ledger::of(file.contents()).entry()? {
+        return Ok(Some(entry));
+    }
+    let Some(path) = &place.side else { return Ok(None) };
+    let side = LockFile::look(path, Links::Refuse)?;
+    side.map_or(Ok(None), |side| Ledger::of(side.contents()).entry())
+}
+
+fn is_alive(process: &Process) -> bool {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    // Any answer but "no such process" comes from one that is there.
+    is_elsewhere(process) || pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+/// Another host name on the same machine is a container, whose process ids mean nothing here.
+fn is_elsewhere(process: &Process) -> bool {
+    process.host != Process::current().host
+}
+
+/// The keys of all lock files below `dir`, where `inside` is the way from the lock directory.
+fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
+    let broken = |error| fault("read lock directory", dir, error);
+    let entries = match std::fs::read_dir(dir.join(inside)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(broken)?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(broken)?;
+        let path = inside.join(entry.file_name());
+        if entry.file_type().map_err(broken)?.is_dir() {
+            if name::goes_on(&entry.file_name()) {
+                collect(dir, &path, keys)?;
+            }
+        } else {
+            keys.extend(name::key_of(&path));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,408 @@
+//! Who waits for a lock, in the order in which they came, over all processes.
+//!
+//! A directory beside the lock: a file for each waiter, whose name begins with its number, and a file for each process
+//! (a session), whose flock shows that the process lives. When a process is killed the kernel frees that flock, and
+//! with it all its tickets are void at once. One descriptor per process and lock, however many tasks wait.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+
+use super::fault::fault;
+use super::lock_file::{Links, LockFile};
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::owner::Record;
+use crate::token::AttemptId;
+
+const LIVE: &str = ".live";
+
+/// How often to begin again when others take away what we are about to use. Each time one of them gets on.
+const TRIES: usize = 64;
+
+/// The queue of one lock.
+#[derive(Debug, Clone)]
+pub(super) struct Line {
+    dir: PathBuf,
+}
+
+/// Where a claim stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// No live waiter is before it.
+    First,
+    /// The nearest live waiter before it, and how many tickets are before it.
+    Behind(TicketName, usize),
+    /// Somebody removed its ticket.
+    Gone,
+}
+
+impl Line {
+    pub(super) fn at(dir: &Path) -> Line {
+        Line { dir: dir.to_owned() }
+    }
+
+    /// Where the claim with the ticket `mine` stands, or one that has none yet. Removes what the dead left on the way,
+    /// and passes over whoever lives but is `stuck`.
+    pub(super) fn standing(&self, mine: Option<TicketName>, stuck: impl Fn(TicketName) -> bool) -> Result<Standing> {
+        let listed = self.listed()?;
+        if mine.is_some_and(|mine| listed.tickets.binary_search(&mine).is_err()) {
+            return Ok(Standing::Gone);
+        }
+        let before = listed.tickets.iter().take_while(|ticket| mine.is_none_or(|mine| **ticket < mine));
+        let before: Vec<TicketName> = before.copied().collect();
+        let mut living = Living::new(self, mine);
+        for (place, ticket) in before.iter().enumerate().rev() {
+            if !living.has(ticket.session) {
+                self.discard(&ticket.to_string());
+            } else if !stuck(*ticket) {
+                return Ok(Standing::Behind(*ticket, place + 1));
+            }
+        }
+        for session in listed.sessions.into_iter().filter(|session| !living.has(*session)) {
+            self.discard(&session_name(session));
+        }
+        if mine.is_none() {
+            self.vanish();
+        }
+        Ok(Standing::First)
+    }
+
+    /// Whether both tickets are there and the process of the one before lives.
+    pub(super) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
+        let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
+        is_there(mine) && is_there(before) && (mine.session == before.session || self.is_live(before.session))
+    }
+
+    /// The live waiters, the next one first, in their own words. Changes nothing.
+    pub(super) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
+        let listed = self.listed()?;
+        let mut living = Living::new(self, None);
+        let live = listed.tickets.into_iter().filter(|ticket| living.has(ticket.session));
+        // One that left since, or has not written its record yet, is left out.
+        let records = live.filter_map(|ticket| std::fs::read(self.dir.join(ticket.to_string())).ok());
+        Ok(records.filter_map(|json| serde_json::from_slice(&json).ok()).map(Arc::new).collect())
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn ticket_path(&self, ticket: TicketName) -> PathBuf {
+        self.dir.join(ticket.to_string())
+    }
+
+    /// When the waiter last showed that it goes on, by its own clock; `None` when it has left.
+    pub(super) fn beat(&self, ticket: TicketName) -> Option<Moment> {
+        let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
+        let seconds = u64::try_from(stat.st_mtime).ok()?;
+        Some(Moment::from_nanos(
+            seconds.checked_mul(1_000_000_000)?.checked_add(u64::try_from(stat.st_mtime_nsec).ok()?)?,
+        ))
+    }
+
+    pub(super) fn session_path(&self, session: AttemptId) -> PathBuf {
+        self.dir.join(session_name(session))
+    }
+
+    fn listed(&self) -> Result<Listed> {
+        let mut listed = Listed::default();
+        let entries = match std::fs::read_dir(&self.dir) {
+            // Where we may not look we cannot queue either: there we are as blind as flock(1).
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                return Ok(listed);
+            }
+            entries => entries.map_err(|error| fault("read the queue", &self.dir, error))?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(|error| fault("read the queue", &self.dir, error))?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some(session) = name.strip_suffix(LIVE).and_then(|id| id.parse().ok()) {
+                listed.sessions.push(session);
+            } else if let Ok(ticket) = name.parse() {
+                listed.tickets.push(ticket);
+            }
+        }
+        listed.tickets.sort_unstable();
+        Ok(listed)
+    }
+
+    /// A session lives while its file is locked. One that we cannot look at counts as alive: nobody is passed over.
+    fn is_live(&self, session: AttemptId) -> bool {
+        match LockFile::look(&self.session_path(session), Links::Refuse) {
+            Ok(Some(file)) => !file.probe().unwrap_or(false),
+            Ok(None) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Names are never used twice, so what was found dead is dead.
+    fn discard(&self, name: &str) {
+        let _ = std::fs::remove_file(self.dir.join(name));
+    }
+
+    /// Removes the directory if nothing is in it.
+    fn vanish(&self) {
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Listed {
+    tickets: Vec<TicketName>,
+    sessions: Vec<AttemptId>,
+}
+
+/// Which sessions live, each looked at once.
+struct Living<'a> {
+    line: &'a Line,
+    known: HashMap<AttemptId, bool>,
+}
+
+impl<'a> Living<'a> {
+    fn new(line: &'a Line, mine: Option<TicketName>) -> Self {
+        Living { line, known: mine.map(|mine| (mine.session, true)).into_iter().collect() }
+    }
+
+    fn has(&mut self, session: AttemptId) -> bool {
+        *self.known.entry(session).or_insert_with(|| self.line.is_live(session))
+    }
+}
+
+/// The name of a waiter's file: sorted, the names are the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct TicketName {
+    number: u64,
+    attempt: AttemptId,
+    pub(super) session: AttemptId,
+}
+
+impl fmt::Display for TicketName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.session)
+    }
+}
+
+impl FromStr for TicketName {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let parts: Vec<&str> = text.split('-').collect();
+        let [number, attempt, session] = parts[..] else { return Err(Error::invalid("ticket", text)) };
+        let number = number.parse().map_err(|error| Error::invalid("ticket", error))?;
+        let name = TicketName { number, attempt: attempt.parse()?, session: session.parse()? };
+        if name.to_string() == text { Ok(name) } else { Err(Error::invalid("ticket", text)) }
+    }
+}
+
+/// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
+#[derive(Debug)]
+pub(super) struct Session {
+    line: Line,
+    id: AttemptId,
+    file: LockFile,
+}
+
+impl Session {
+    /// # Errors
+    /// As the file system says; without the right to write there, there is no queue to stand in.
+    pub(super) fn open(line: &Line) -> io::Result<Session> {
+        for _ in 0..TRIES {
+            line.make()?;
+            let id = AttemptId::random();
+            let path = line.session_path(id);
+            let file = match LockFile::open(&path, Links::Refuse) {
+                // The last one who left took the directory along.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            // Before it was locked it looked dead, and somebody may have removed it, or be just about to.
+            if file.try_lock()? && file.is_linked() {
+                return Ok(Session { line: line.clone(), id, file });
+            }
+            let _ = std::fs::remove_file(path);
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    /// Whether others can still see that it lives.
+    pub(super) fn is_intact(&self) -> bool {
+        self.file.is_linked()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.line.discard(&session_name(self.id));
+        self.line.vanish();
+    }
+}
+
+impl Line {
+    fn make(&self) -> io::Result<()> {
+        match DirBuilder::new().create(&self.dir) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                // A link here could lead anywhere.
+                if self.dir.symlink_metadata().is_ok_and(|found| !found.is_dir()) {
+                    return Err(ErrorKind::NotADirectory.into());
+                }
+                Ok(())
+            }
+            made => made,
+        }
+    }
+}
+
+/// A place in the queue. Dropping it gives the place up.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    name: TicketName,
+    session: Arc<Session>,
+}
+
+impl Ticket {
+    /// A place behind all that can be seen.
+    ///
+    /// The number is the machine's clock, which all processes share; where somebody is ahead of that, one more than the
+    /// highest.
+    pub(super) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
+        let last = session.line.listed()?.tickets.last().map_or(0, |last| last.number);
+        let number = now.as_nanos().max(last.saturating_add(1));
+        let name = TicketName { number, attempt, session: session.id };
+        let path = session.line.ticket_path(name);
+        let json = serde_json::to_vec(record).unwrap_or_default();
+        let ticket = Ticket { name, session };
+        let written = File::create_new(&path).and_then(|mut file| file.write_all(&json));
+        written.map_err(|error| fault("queue at", &path, error))?;
+        Ok(ticket)
+    }
+
+    pub(super) fn name(&self) -> TicketName {
+        self.name
+    }
+
+    /// Shows that the waiter goes on: that its process lives does not say so.
+    pub(super) fn beat(&self, now: Moment) {
+        let (seconds, nanos) = (now.as_nanos() / 1_000_000_000, now.as_nanos() % 1_000_000_000);
+        // Both fit: the first is less than 2^35.
+        let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
+        let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
+        let path = self.session.line.ticket_path(self.name);
+        // One who cannot may be passed over, no more.
+        let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+    }
+
+    /// Gives the place up now, though somebody may still look at the ticket.
+    pub(super) fn give_up(&self) {
+        self.session.line.discard(&self.name.to_string());
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+fn session_name(session: AttemptId) -> String {
+    format!("{session}{LIVE}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::tests::Scratch;
+    use super::*;
+    use crate::clock::Clock;
+    use crate::owner::OwnerId;
+    use crate::owner::Process;
+
+    fn ticket(session: &Arc<Session>, owner: &str) -> Ticket {
+        let record = Record::new(OwnerId::new(owner).unwrap(), Process::current(), None, SystemTime::now());
+        Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+    }
+
+    fn line(scratch: &Scratch) -> (Line, Arc<Session>) {
+        let line = Line::at(&scratch.path().join("a.q"));
+        let session = Arc::new(Session::open(&line).unwrap());
+        (line, session)
+    }
+
+    #[test]
+    fn each_stands_behind_the_one_who_came_before_and_nothing_is_left() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let other = Arc::new(Session::open(&line).unwrap());
+        let (a, b, c) = (ticket(&session, "a"), ticket(&other, "b"), ticket(&session, "c"));
+        assert_eq!(line.standing(Some(a.name()), |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(b.name(), 2));
+        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::Behind(c.name(), 3));
+        let owners: Vec<_> = line.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
+        assert_eq!(owners, ["a", "b", "c"]);
+        drop((b, other));
+        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(a.name(), 1));
+        drop((a, c, session));
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn the_dead_are_skipped_and_swept_away() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let (dead, mine) = (ticket(&session, "dead"), ticket(&Arc::new(Session::open(&line).unwrap()), "mine"));
+        // What the kernel does when the process is killed: the lock goes, the files stay.
+        session.file.unlock();
+        std::mem::forget(dead);
+        assert_eq!(line.waiters().unwrap().len(), 1);
+        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::First);
+        drop(mine);
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn a_newcomer_alone_clears_away_what_the_dead_left() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        session.file.unlock();
+        std::mem::forget(ticket(&session, "dead"));
+        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::First);
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn a_ticket_that_somebody_removed_is_noticed() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let mine = ticket(&session, "mine");
+        std::fs::remove_dir_all(&line.dir).unwrap();
+        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::Gone);
+        assert!(!session.is_intact());
+    }
+
+    #[test]
+    fn numbers_rise_even_when_the_clock_stands_still() {
+        let scratch = Scratch::new();
+        let (_line, session) = line(&scratch);
+        let (clock, _hand) = Clock::manual();
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::now());
+        let take = || Ticket::take(session.clone(), AttemptId::random(), clock.now(), &record).unwrap();
+        let (a, b) = (take(), take());
+        assert!(a.name().number < b.name().number);
+    }
+
+    #[test]
+    fn only_names_as_we_write_them_are_tickets() {
+        let name = TicketName { number: 7, attempt: AttemptId::random(), session: AttemptId::random() };
+        assert_eq!(name.to_string().parse::<TicketName>().unwrap(), name);
+        for bad in ["", "7", "x-y-z", &name.to_string()[1..], &format!("{name}-1")] {
+            assert!(bad.parse::<TicketName>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! An open file whose flock is the lock.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// What NFS calls itself in `statfs`.
+const NFS: u64 = 0x6969;
+
+/// Which file it is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileId {
+    dev: u64,
+    ino: u64,
+}
+
+impl FileId {
+    fn of(stat: &Stat) -> FileId {
+        FileId { dev: stat.st_dev, ino: stat.st_ino }
+    }
+
+    /// Whether the kernel would show it with these numbers.
+    pub(super) fn is(self, major: u32, minor: u32, ino: u64) -> bool {
+        (rustix::fs::major(self.dev), rustix::fs::minor(self.dev), self.ino) == (major, minor, ino)
+    }
+}
+
+/// What to do about a symbolic link at the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Links {
+    /// The link's target is meant, as with flock(1).
+    Follow,
+    /// Where only our own files belong, a link is a trap.
+    Refuse,
+}
+
+/// An open file whose flock is the lock. Dropping it frees the lock.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    file: File,
+    id: FileId,
+    writable: bool,
+    /// A copy of the descriptor was given away.
+    inherited: AtomicBool,
+}
+
+impl LockFile {
+    /// Opens the file, and makes it if it is not there. A file or directory that we may only read is opened for that.
+    pub(super) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
+        match Self::open_with(path, links, OFlags::RDWR) {
+            // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
+            Err(Errno::NOENT) => Self::open_with(path, links, OFlags::RDWR | OFlags::CREATE),
+            opened => opened,
+        }
+        .or_else(|error| match error {
+            Errno::ACCESS | Errno::PERM | Errno::ISDIR | Errno::ROFS | Errno::TXTBSY => {
+                Self::open_with(path, links, OFlags::RDONLY).map_err(|_| error)
+            }
+            other => Err(other),
+        })
+        .map_err(io::Error::from)
+    }
+
+    /// Opens the file for reading if it is there.
+    pub(super) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+        match Self::open_with(path, links, OFlags::RDONLY) {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn open_with(path: &Path, links: Links, access: OFlags) -> rustix::io::Result<LockFile> {
+        // NONBLOCK: opening a pipe for reading would wait for its writer.
+        let mut flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        flags.set(OFlags::NOFOLLOW, links == Links::Refuse);
+        let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?;
+        let id = FileId::of(&rustix::fs::fstat(&file)?);
+        let writable = access.contains(OFlags::RDWR);
+        Ok(LockFile { file: file.into(), id, writable, inherited: AtomicBool::new(false) })
+    }
+
+    pub(super) fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// The file, to read and write its contents.
+    pub(super) fn contents(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Takes the lock if it is free.
+    pub(super) fn try_lock(&self) -> io::Result<bool> {
+        answer(self.file.try_lock())
+    }
+
+    /// Whether nobody has the lock. For the blink of an eye it is ours, shared: others may find it busy.
+    pub(super) fn probe(&self) -> io::Result<bool> {
+        let free = answer(self.file.try_lock_shared())?;
+        self.file.unlock()?;
+        Ok(free)
+    }
+
+    /// Whether `path` still names this file. A lock on a file that was removed or replaced excludes nobody.
+    pub(super) fn is_at(&self, path: &Path) -> io::Result<bool> {
+        match rustix::fs::stat(path) {
+            Ok(stat) => Ok(FileId::of(&stat) == self.id),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the file still has a name.
+    pub(super) fn is_linked(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
+    /// A copy of the descriptor for a child to inherit; the lock is then free when the last copy is closed.
+    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+        let copy = self.file.try_clone()?;
+        self.inherited.store(true, Ordering::Relaxed);
+        Ok(copy.into())
+    }
+
+    pub(super) fn is_inherited(&self) -> bool {
+        self.inherited.load(Ordering::Relaxed)
+    }
+
+    /// Whether the file is on NFS, where flock reaches as far as the server's lock daemon and may be lost with it.
+    pub(super) fn is_on_nfs(&self) -> bool {
+        #[allow(clippy::unnecessary_cast, reason = "the field's type differs between machines")]
+        rustix::fs::fstatfs(&self.file).is_ok_and(|system| system.f_type as u64 == NFS)
+    }
+
+    /// Frees the lock now, for every copy of the descriptor.
+    pub(super) fn unlock(&self) {
+        // Closing does it too, but later: a child between fork and exec has a copy, and inotify tells of a close a
+        // moment before the lock is free.
+        let _ = self.file.unlock();
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        if !self.is_inherited() {
+            self.unlock();
+        }
+    }
+}
+
+fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
+    match tried {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}

@@ -1,0 +1,110 @@
+//! Where the files of one lock are.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::fault::fault;
+use super::lock_file::{Links, LockFile};
+use super::name;
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+
+/// Where the files of one lock are.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    /// The file whose flock is the lock.
+    pub(super) lock: PathBuf,
+    /// Counter and holder, when the lock's file has other contents; `None` in our directory, where only our files belong.
+    pub(super) side: Option<PathBuf>,
+    /// The directory of those who wait.
+    pub(super) line: PathBuf,
+    pub(super) links: Links,
+}
+
+impl Place {
+    /// Opens the lock's file, and makes it if it is not there.
+    pub(super) fn open(&self) -> Result<LockFile> {
+        let opened = match LockFile::open(&self.lock, self.links) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.side.is_none() => {
+                self.make_directory().and_then(|()| LockFile::open(&self.lock, self.links))
+            }
+            opened => opened,
+        };
+        opened.map_err(|error| fault("create lock file", &self.lock, error))
+    }
+
+    /// Opens the lock's file for reading if it is there.
+    pub(super) fn look(&self) -> Result<Option<LockFile>> {
+        LockFile::look(&self.lock, self.links).map_err(|error| fault("read lock file", &self.lock, error))
+    }
+
+    /// Whether `file` is still the lock's file.
+    pub(super) fn has(&self, file: &LockFile) -> Result<bool> {
+        file.is_at(&self.lock).map_err(|error| fault("look at", &self.lock, error))
+    }
+
+    fn make_directory(&self) -> io::Result<()> {
+        std::fs::create_dir_all(self.lock.parent().unwrap_or(Path::new("/")))
+    }
+}
+
+/// Which key is which file.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    dir: PathBuf,
+    /// A key with a slash is the path of its file.
+    paths: bool,
+}
+
+impl Places {
+    pub(super) fn new(dir: PathBuf, paths: bool) -> Places {
+        Places { dir, paths }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the files of `key` are. Nothing is made.
+    pub(super) fn find(&self, key: &Key) -> Result<Place> {
+        if self.paths && key.as_str().contains('/') {
+            return at_path(key);
+        }
+        let lock = self.dir.join(name::path_of(key));
+        let line = ending(&lock, name::LOCK, name::LINE);
+        Ok(Place { lock, side: None, line, links: Links::Refuse })
+    }
+}
+
+fn at_path(key: &Key) -> Result<Place> {
+    let named = Path::new(key.as_str());
+    let lock = std::path::absolute(named).map_err(|error| fault("find", named, error))?;
+    // Through a symbolic link or not, the same file must have the same counter and the same queue.
+    let real = match lock.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
+        found => found,
+    };
+    let real = real.map_err(|error| fault("create lock file", &lock, error))?;
+    if real.file_name().is_none() {
+        return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
+    }
+    let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
+    Ok(Place { lock, side: Some(side), line, links: Links::Follow })
+}
+
+fn not_there_yet(path: &Path) -> io::Result<PathBuf> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    // A link into the void: opening it makes its target.
+    let target = std::fs::read_link(path).map_or_else(|_| path.to_owned(), |target| dir.join(target));
+    let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(target.parent().unwrap_or(Path::new("/")).canonicalize()?.join(name))
+}
+
+/// `path` with the ending `old` of its name replaced by `new`.
+fn ending(path: &Path, old: &str, new: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let stem = name.strip_suffix(old.as_bytes()).unwrap_or(name);
+    path.with_file_name(OsStr::from_bytes(&[stem, new.as_bytes()].concat()))
+}

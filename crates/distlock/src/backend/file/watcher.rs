@@ -1,0 +1,180 @@
+//! Tells a waiter that a file it waits for was closed or removed.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+/// One inotify instance for all waiters of a process: a user may have only 128 of them.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    hub: Arc<Hub>,
+    pump: AbortHandle,
+}
+
+impl Watcher {
+    /// Begins to listen, on the runtime of `keeper`.
+    pub(super) fn start(keeper: &Handle) -> io::Result<Watcher> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let hub = Arc::new(Hub { inotify, listeners: Mutex::default() });
+        // tidy-allow(spawn): on the keeper's runtime, one task for all waiters of the engine.
+        let pump = keeper.spawn(pump(hub.clone())).abort_handle();
+        Ok(Watcher { hub, pump })
+    }
+
+    /// Whether somebody still listens: the runtime may have ended.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.pump.is_finished()
+    }
+
+    /// Notifies `listener` of every event of `events` on the file that is at `path` now, until dropped.
+    pub(super) fn subscribe(
+        &self,
+        path: &Path,
+        events: WatchFlags,
+        listener: &Arc<Notify>,
+    ) -> io::Result<Subscription> {
+        // The kernel's calls are made under the lock, so that nobody removes the watch that another just joined.
+        let mut listeners = self.hub.listeners();
+        let watch = inotify::add_watch(&self.hub.inotify, path, events | WatchFlags::MASK_ADD)?;
+        listeners.entry(watch).or_default().push(listener.clone());
+        Ok(Subscription { hub: self.hub.clone(), watch, listener: listener.clone() })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.pump.abort();
+    }
+}
+
+/// What a waiter listens to, until dropped.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    hub: Arc<Hub>,
+    watch: i32,
+    listener: Arc<Notify>,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut listeners = self.hub.listeners();
+        let Some(here) = listeners.get_mut(&self.watch) else { return };
+        if let Some(at) = here.iter().position(|listener| Arc::ptr_eq(listener, &self.listener)) {
+            here.swap_remove(at);
+        }
+        if here.is_empty() {
+            listeners.remove(&self.watch);
+            // The file may be gone, and the watch with it.
+            let _ = inotify::remove_watch(&self.hub.inotify, self.watch);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Hub {
+    inotify: OwnedFd,
+    listeners: Mutex<HashMap<i32, Vec<Arc<Notify>>>>,
+}
+
+impl Hub {
+    fn listeners(&self) -> MutexGuard<'_, HashMap<i32, Vec<Arc<Notify>>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Passes on all events that are there.
+    fn drain(&self) -> io::Result<()> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = Reader::new(&self.inotify, &mut buffer);
+        loop {
+            let (watch, flags) = match events.next() {
+                Ok(event) => (event.wd(), event.events()),
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let mut listeners = self.listeners();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                listeners.values().flatten().for_each(|listener| listener.notify_one());
+            }
+            listeners.get(&watch).into_iter().flatten().for_each(|listener| listener.notify_one());
+            if flags.contains(ReadFlags::IGNORED) {
+                listeners.remove(&watch);
+            }
+        }
+    }
+}
+
+struct Source(Arc<Hub>);
+
+impl AsRawFd for Source {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.inotify.as_raw_fd()
+    }
+}
+
+async fn pump(hub: Arc<Hub>) {
+    #[allow(
+        deprecated,
+        reason = "what replaces it is unsafe; the source owns its descriptor, which is all that asks for"
+    )]
+    let Ok(source) = AsyncFd::with_interest(Source(hub), Interest::READABLE) else { return };
+    // Any failure ends it; the waiters poll then.
+    while let Ok(mut ready) = source.readable().await {
+        if source.get_ref().0.drain().is_err() {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::tests::Scratch;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_close_is_told_to_all_who_listen_and_to_nobody_else() {
+        let scratch = Scratch::new();
+        let watcher = Watcher::start(&Handle::current()).unwrap();
+        let path = scratch.path().join("a");
+        let file = File::create(&path).unwrap();
+        let ears: [Arc<Notify>; 3] = std::array::from_fn(|_| Arc::default());
+        let listen = |ear| watcher.subscribe(&path, WatchFlags::CLOSE_WRITE, ear).unwrap();
+        let (_first, second, _third) = (listen(&ears[0]), listen(&ears[1]), listen(&ears[2]));
+        drop(second);
+        drop(file);
+        ears[0].notified().await;
+        ears[2].notified().await;
+        let deaf = tokio::time::timeout(std::time::Duration::from_millis(20), ears[1].notified()).await;
+        assert!(deaf.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_watch_ends_with_its_file_or_its_last_listener() {
+        let scratch = Scratch::new();
+        let watcher = Watcher::start(&Handle::current()).unwrap();
+        let path = scratch.path().join("a");
+        drop(File::create(&path).unwrap());
+        let ear = Arc::<Notify>::default();
+        let subscription = watcher.subscribe(&path, WatchFlags::DELETE_SELF, &ear).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        ear.notified().await;
+        drop(File::create(&path).unwrap());
+        drop(watcher.subscribe(&path, WatchFlags::DELETE_SELF, &ear).unwrap());
+        drop(subscription);
+        assert!(watcher.hub.listeners().is_empty());
+        assert!(watcher.is_alive());
+    }
+}

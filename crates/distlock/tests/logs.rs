@@ -1,0 +1,87 @@
+//! What the library says to `tracing`: the names and fields that dashboards are built on.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use distlock::backend::memory::{Fault, Memory, Operation, Store};
+use distlock::{Clock, Locker};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn line(&self, message: &str) -> String {
+        let text = self.text();
+        text.lines()
+            .find(|line| line.contains(message))
+            .unwrap_or_else(|| panic!("no {message:?} in {text}"))
+            .to_owned()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One test: the subscriber is the process's.
+#[tokio::test]
+async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false);
+    subscriber.with_writer(move || writer.clone()).init();
+    let (clock, hand) = Clock::manual();
+    let store = Store::with_clock(clock.clone());
+    let locker = Locker::builder().clock(clock).build(Memory::on(&store)).unwrap();
+
+    let guard = locker.lock("invoice:42").owner("req-7").await.unwrap();
+    store.script(Operation::Renew, Fault::Refuse);
+    let waiter =
+        tokio::spawn(async move { locker.lock("invoice:42").owner("req-8").wait(Duration::from_secs(4)).await });
+    while !log.text().contains("lock busy") {
+        tokio::task::yield_now().await;
+    }
+    hand.advance(Duration::from_secs(4));
+    waiter.await.unwrap().unwrap_err();
+    while !log.text().contains("lock renewed") {
+        hand.advance(Duration::from_millis(10));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let other = Locker::builder().build(Memory::on(&store)).unwrap();
+    other.inspect().force_release("invoice:42", guard.fencing_token(), "stuck").await.unwrap();
+    guard.lost().await;
+    while !log.text().contains("lock lost") {
+        tokio::task::yield_now().await;
+    }
+    other.lock("other").await.unwrap().unlock().await.unwrap();
+
+    for (message, parts) in [
+        (
+            "lock acquired",
+            &["DEBUG distlock", "lock.name=invoice:42", "lock.owner=req-7", "lock.token=1", "lock.wait_s="][..],
+        ),
+        ("lock busy", &["lock.owner=req-8", "owner req-7"]),
+        ("lock wait timed out", &["INFO distlock", "lock.outcome=\"timeout\"", "lock.wait_s=4"]),
+        ("lock renewal failed", &["WARN distlock", "error.kind=Unavailable", "lock.ttl_s="]),
+        ("lock lost", &["ERROR distlock", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\""]),
+        ("lock forced", &["WARN distlock", "reason=\"stuck\""]),
+        ("lock released", &["lock.name=other", "lock.outcome=\"released\""]),
+    ] {
+        let line = log.line(message);
+        for part in parts {
+            assert!(line.contains(part), "{part:?} is not in {line:?}");
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The numbered rules of ARCHITECTURE.md, each broken on purpose by a scripted fault or a clock moved by hand.
+
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use distlock::backend::memory::{Fault, Memory, Operation, Store};
+use distlock::{Clock, ErrorKind, Event, EventKind, HoldState, LockGuard, Locker, LossReason, ManualClock, Moment};
+use distlock_testkit::{Calls, Wire};
+use tokio::sync::watch;
+
+const TTL: Duration = Duration::from_secs(10);
+/// What rule 1 makes of a lease of 10 s: a thousandth for drift and 2 ms in reserve.
+const USABLE: Duration = Duration::from_millis(9_988);
+/// For what must happen soon in real time.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A store, a locker on it, and the hand on their common clock.
+struct World {
+    store: Store,
+    clock: Clock,
+    hand: ManualClock,
+    locker: Locker,
+    calls: Arc<Calls>,
+    /// How many events there were of each kind, and when the last came.
+    seen: watch::Receiver<Seen>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    renewed: u64,
+    failed: u64,
+    lost: u64,
+    released: u64,
+}
+
+impl World {
+    fn new() -> World {
+        let (clock, hand) = Clock::manual();
+        let store = Store::with_clock(clock.clone());
+        let calls = Arc::new(Calls::default());
+        let (count, seen) = watch::channel(Seen::default());
+        let observer = move |event: &Event<'_>| {
+            count.send_modify(|seen| match event.kind {
+                EventKind::Renewed { .. } => seen.renewed += 1,
+                EventKind::RenewalFailed { .. } => seen.failed += 1,
+                EventKind::Lost { .. } => seen.lost += 1,
+                EventKind::Released { .. } => seen.released += 1,
+                _ => {}
+            });
+        };
+        let engine = Wire::new(Memory::on(&store), calls.clone());
+        let locker = Locker::builder().clock(clock.clone()).observer(observer).build(engine).expect("a locker");
+        World { store, clock, hand, locker, calls, seen }
+    }
+
+    async fn until(&mut self, what: impl FnMut(&Seen) -> bool) {
+        tokio::time::timeout(SOON, self.seen.wait_for(what)).await.expect("soon").expect("observed");
+    }
+
+    fn other(&self) -> Locker {
+        Locker::builder().clock(self.clock.clone()).build(Memory::on(&self.store)).expect("a locker")
+    }
+}
+
+async fn expect_lost(guard: &LockGuard) -> LossReason {
+    tokio::time::timeout(SOON, guard.lost()).await.expect("told soon")
+}
+
+fn deadline(guard: &LockGuard) -> Moment {
+    guard.deadline().expect("it has a lease")
+}
+
+#[tokio::test]
+async fn rule_1_a_guard_is_lost_at_its_deadline_and_before_the_server_lets_go() {
+    let world = World::new();
+    let guard = world.locker.lock("k").watchdog(false).await.unwrap();
+    let other = world.other();
+    world.hand.advance(USABLE - Duration::from_millis(1));
+    assert_eq!(guard.remaining(), Some(Duration::from_millis(1)));
+    assert!(!guard.is_lost());
+    world.hand.advance(Duration::from_millis(1));
+    assert!(guard.is_lost(), "by the clock, without any timer");
+    assert!(other.try_lock("k").await.unwrap().is_none(), "the server still has it");
+    assert_eq!(expect_lost(&guard).await, LossReason::Expired);
+    world.hand.advance(TTL - USABLE);
+    assert!(other.try_lock("k").await.unwrap().is_some(), "only now");
+}
+
+#[tokio::test]
+async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    let first = deadline(&guard);
+    let delay = Duration::from_millis(900);
+    world.store.script(Operation::Renew, Fault::DelayReply(delay));
+    world.hand.advance(TTL / 3);
+    while world.calls.renewals.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(deadline(&guard), first, "not before it is answered");
+    // The reply waits for the clock; small steps, so that whoever waits sees each of them.
+    while world.seen.borrow_and_update().renewed == 0 {
+        world.hand.advance(Duration::from_millis(10));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let sent = first.before(USABLE).after(TTL / 3);
+    assert_eq!(deadline(&guard), sent.after(USABLE), "not from when the answer came");
+    assert!(world.clock.now().since(sent) >= delay);
+}
+
+#[tokio::test]
+async fn rule_1_a_grant_that_comes_after_its_own_deadline_is_not_believed() {
+    let world = World::new();
+    world.store.script(Operation::Claim, Fault::DelayReply(TTL * 2));
+    let request = tokio::spawn(world.locker.lock("k").into_future());
+    while world.calls.claims.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let started = world.clock.now();
+    while world.calls.claims.load(Ordering::SeqCst) == 1 {
+        world.hand.advance(Duration::from_millis(500));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let guard = request.await.unwrap().unwrap();
+    assert!(deadline(&guard) > started.after(TTL * 2), "the lease is counted from the second claim");
+    assert_eq!(guard.fencing_token().get(), 2, "the first lease was over when it was claimed again");
+}
+
+#[tokio::test]
+async fn rule_2_a_failed_renewal_is_at_risk_and_not_lost() {
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    for fault in [Fault::Refuse, Fault::LoseReply] {
+        world.store.script(Operation::Renew, fault);
+    }
+    assert_eq!(guard.state(), HoldState::Held);
+    world.hand.advance(TTL / 3);
+    world.until(|seen| seen.failed >= 1).await;
+    // The first retry comes at once, the next after a while of the clock.
+    while world.seen.borrow_and_update().renewed == 0 {
+        assert_ne!(guard.state(), HoldState::Lost);
+        world.hand.advance(Duration::from_millis(50));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(world.seen.borrow().failed, 2);
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn rule_2_lost_is_final_even_when_the_engine_comes_back() {
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    world.calls.cut();
+    world.hand.advance(TTL / 3);
+    world.until(|seen| seen.failed >= 1).await;
+    assert_eq!(guard.state(), HoldState::AtRisk);
+    world.hand.advance(USABLE);
+    assert!(guard.is_lost());
+    world.until(|seen| seen.lost == 1).await;
+    assert_eq!(guard.extend(TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.check().unwrap_err().loss_reason(), Some(&LossReason::Expired));
+}
+
+#[tokio::test]
+async fn rule_2_the_servers_word_is_a_loss_at_once() {
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    world.store.steal(guard.key());
+    world.hand.advance(TTL / 3);
+    assert_eq!(expect_lost(&guard).await, LossReason::Revoked);
+    assert!(world.clock.now() < deadline(&guard), "long before the deadline");
+    world.until(|seen| seen.lost == 1).await;
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn rule_2_a_pushed_loss_is_told_without_waiting_for_a_renewal() {
+    let world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    let operator = world.other();
+    operator.inspect().force_release("k", guard.fencing_token(), "stuck").await.unwrap();
+    // The clock stands still: no renewal is due.
+    assert_eq!(expect_lost(&guard).await, LossReason::Broken);
+    assert_eq!(world.calls.renewals.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn rule_3_a_lost_reply_to_a_claim_is_asked_again_with_the_same_attempt() {
+    let world = World::new();
+    world.store.script(Operation::Claim, Fault::LoseReply);
+    let guard = world.locker.try_lock("k").await.unwrap().expect("ours, not somebody else's");
+    assert_eq!(guard.fencing_token().get(), 1, "one grant");
+    guard.unlock().await.unwrap();
+    assert!(world.store.is_empty());
+}
+
+#[tokio::test]
+async fn rule_3_an_outcome_that_stays_unknown_is_said_and_cleaned_up() {
+    let world = World::new();
+    for fault in [Fault::LoseReply, Fault::LoseReply] {
+        world.store.script(Operation::Claim, fault);
+    }
+    let error = world.locker.try_lock("k").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    until_empty(&world.store).await;
+}
+
+#[tokio::test]
+async fn rule_3_a_lost_reply_to_a_release_is_unknown_and_goes_on_in_the_background() {
+    let world = World::new();
+    for fault in [Fault::LoseRequest, Fault::LoseReply] {
+        let guard = world.locker.lock("k").await.unwrap();
+        world.store.script(Operation::Release, fault);
+        let error = guard.unlock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown);
+        assert!(error.to_string().contains("in the background"), "{error}");
+        until_empty(&world.store).await;
+    }
+}
+
+#[tokio::test]
+async fn rule_5_what_is_dropped_while_the_engine_hangs_is_cleaned_up() {
+    let world = World::new();
+    world.store.script(Operation::Claim, Fault::DelayReply(TTL / 2));
+    let request = tokio::spawn(world.locker.lock("k").into_future());
+    while world.store.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    request.abort();
+    until_empty(&world.store).await;
+
+    let guard = world.locker.lock("k").await.unwrap();
+    world.store.script(Operation::Release, Fault::Hang);
+    let unlock = tokio::time::timeout(Duration::from_millis(20), guard.unlock()).await;
+    assert!(unlock.is_err(), "it hangs");
+    until_empty(&world.store).await;
+}
+
+#[tokio::test]
+async fn rule_8_renewals_are_batched() {
+    const LOCKS: u64 = 1000;
+    let mut world = World::new();
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(world.locker.lock(format!("k{number}")).await.unwrap());
+    }
+    world.hand.advance(TTL / 3);
+    world.until(|seen| seen.renewed == LOCKS).await;
+    let calls = world.calls.renewals.load(Ordering::SeqCst);
+    assert!(calls <= 8, "{calls} calls for {LOCKS} locks");
+    assert!(guards.iter().all(|guard| guard.state() == HoldState::Held));
+}
+
+#[tokio::test]
+async fn rule_8_renewal_goes_on_while_the_application_blocks_its_runtime() {
+    let ttl = Duration::from_millis(600);
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let guard = locker.lock("k").ttl(ttl).await.unwrap();
+    // The point of this test is a thread that does not yield.
+    std::thread::sleep(ttl * 4);
+    assert_eq!(guard.state(), HoldState::Held, "renewed in the meantime");
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let ttl = Duration::from_millis(1200);
+    let guard = locker.lock("k").ttl(ttl).await.unwrap();
+    store.script(Operation::Renew, Fault::Hang);
+    tokio::time::sleep(ttl * 3).await;
+    assert!(!guard.is_lost(), "the second try was answered");
+}
+
+#[tokio::test]
+async fn rule_9_what_was_refused_was_not_done_and_is_not_unknown() {
+    let world = World::new();
+    world.store.script(Operation::Claim, Fault::Refuse);
+    let error = world.locker.try_lock("k").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.is_retryable());
+    assert_eq!(world.calls.releases.load(Ordering::SeqCst), 0, "nothing to withdraw");
+    let guard = world.locker.lock("k").await.unwrap();
+    world.store.script(Operation::Release, Fault::Refuse);
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    until_empty(&world.store).await;
+}
+
+#[tokio::test]
+async fn rule_9_a_wait_outlasts_an_engine_that_is_away_for_a_while_and_gives_up_at_last() {
+    let store = Store::new();
+    let locker =
+        Locker::builder().retry_interval(Duration::from_millis(1)).max_retries(4).build(Memory::on(&store)).unwrap();
+    for _ in 0..4 {
+        store.script(Operation::Claim, Fault::Refuse);
+    }
+    locker.lock("k").await.expect("the fifth is answered").unlock().await.unwrap();
+    for _ in 0..5 {
+        store.script(Operation::Claim, Fault::Refuse);
+    }
+    assert_eq!(locker.lock("k").await.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock() {
+    for (url, kind) in [
+        ("memory://", ErrorKind::Config),
+        ("http://127.0.0.1/", ErrorKind::Config),
+        ("", ErrorKind::Config),
+        ("redlock://a,b", ErrorKind::Config),
+    ] {
+        let error = Locker::connect(url).await.expect_err(url);
+        assert_eq!(error.kind(), kind, "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn names_make_stores_shared_and_plain_mem_does_not() {
+    let [one, two] = [Locker::connect("mem://jobs").await.unwrap(), Locker::connect("mem://jobs").await.unwrap()];
+    let guard = one.lock("k").await.unwrap();
+    assert!(two.try_lock("k").await.unwrap().is_none());
+    assert!(Locker::connect("mem://").await.unwrap().try_lock("k").await.unwrap().is_some());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_handed_the_lock_counts_its_lease_from_the_handover_and_not_from_the_message() {
+    let world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    let calls = Arc::new(Calls::default());
+    let engine = Wire::new(Memory::on(&world.store), calls.clone());
+    let waiting = Locker::builder().clock(world.clock.clone()).build(engine).unwrap();
+    let waiter = tokio::spawn(waiting.lock("k").into_future());
+    calls.queued(1).await;
+    world.hand.advance(Duration::from_secs(1));
+    let handed = world.clock.now();
+    guard.unlock().await.unwrap();
+    let next = waiter.await.unwrap().unwrap();
+    let end = deadline(&next);
+    assert!(end <= handed.after(USABLE), "no later than a lease after the handover");
+    assert!(end > handed.after(USABLE - Duration::from_millis(50)), "and not much earlier");
+}
+
+#[tokio::test]
+async fn events_tell_the_life_of_a_lock() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let seen = log.clone();
+    let (clock, hand) = Clock::manual();
+    let store = Store::with_clock(clock.clone());
+    let locker = Locker::builder()
+        .clock(clock.clone())
+        .observer(move |event: &Event<'_>| {
+            let name = match event.kind {
+                EventKind::Waiting { holder } => format!("waiting for {:?}", holder.and_then(|holder| holder.token)),
+                EventKind::Acquired { .. } => format!("acquired {}", event.token.expect("it has a token")),
+                EventKind::TimedOut { waited } => format!("timed out after {waited:?}"),
+                EventKind::Released { held } => format!("released after {held:?}"),
+                other => format!("{other:?}"),
+            };
+            seen.lock().unwrap().push(format!("{} {} {name}", event.backend, event.key));
+        })
+        .build(Memory::on(&store))
+        .unwrap();
+    let guard = locker.lock("k").await.unwrap();
+    let waiter = tokio::spawn(locker.clone().lock("k").wait(Duration::from_secs(1)).into_future());
+    while log.lock().unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    hand.advance(Duration::from_secs(1));
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+    guard.unlock().await.unwrap();
+    let log = log.lock().unwrap();
+    let expected = [
+        "memory k acquired 1",
+        "memory k waiting for Some(FencingToken(1))",
+        "memory k timed out after 1s",
+        "memory k released after 1s",
+    ];
+    assert_eq!(*log, expected);
+}
+
+#[tokio::test]
+async fn an_observer_that_panics_costs_nobody_a_lock() {
+    let events = Arc::new(AtomicU64::new(0));
+    let seen = events.clone();
+    let observer = move |_: &Event<'_>| {
+        seen.fetch_add(1, Ordering::SeqCst);
+        std::panic::resume_unwind(Box::new("a bad observer"));
+    };
+    let locker =
+        Locker::builder().default_ttl(Duration::from_millis(300)).observer(observer).build(Memory::new()).unwrap();
+    let guard = locker.lock("k").await.unwrap();
+    while events.load(Ordering::SeqCst) < 4 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(guard.unlock().await.is_ok(), "kept by renewal all the time");
+}
+
+async fn until_empty(store: &Store) {
+    tokio::time::timeout(SOON, async {
+        while !store.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .expect("nothing is left");
+}

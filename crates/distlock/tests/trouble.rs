@@ -1,0 +1,324 @@
+//! Engines that are slow, hang or lie about time, and lockers that close in the middle of something.
+
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use distlock::backend::memory::{Fault, Memory, Operation, Store};
+use distlock::backend::{
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Term, Wake,
+};
+use distlock::{Clock, ErrorKind, Event, Key, Locker, LossReason, Result};
+use tokio::time::timeout;
+
+/// For what must happen in time on any machine.
+const SOON: Duration = Duration::from_secs(20);
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// How long an answer about a lock takes; `None`: for ever.
+type Delay = fn(&Key) -> Option<Duration>;
+
+fn at_once(_: &Key) -> Option<Duration> {
+    Some(Duration::ZERO)
+}
+
+/// The memory engine with moods.
+struct Moody {
+    memory: Memory,
+    attachment: OnceLock<Attachment>,
+    renewal: Delay,
+    release: Delay,
+    /// Says that each renewal began this much earlier, as an engine with a shared session does.
+    dated_back: Duration,
+    /// Tells of a loss together with the grant.
+    revokes: bool,
+    renewals: Arc<AtomicU64>,
+}
+
+impl Moody {
+    fn on(store: &Store) -> Moody {
+        Moody {
+            memory: Memory::on(store),
+            attachment: OnceLock::new(),
+            renewal: at_once,
+            release: at_once,
+            dated_back: Duration::ZERO,
+            revokes: false,
+            renewals: Arc::default(),
+        }
+    }
+}
+
+async fn pass(delay: Option<Duration>) {
+    match delay {
+        Some(delay) if delay.is_zero() => {}
+        Some(delay) => tokio::time::sleep(delay).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Backend for Moody {
+    fn name(&self) -> &'static str {
+        "moody"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn attach(&self, attachment: Attachment) {
+        let _ = self.attachment.set(attachment.clone());
+        self.memory.attach(attachment);
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        let answer = self.memory.claim(claim).await;
+        if self.revokes {
+            let losses = &self.attachment.get().expect("attached").losses;
+            losses.push(claim.attempt, LossReason::Revoked);
+            // Time for the keeper to hear of it before there is a hold.
+            tokio::time::sleep(ms(50)).await;
+        }
+        answer
+    }
+
+    async fn wait(&self, claim: &Claim) -> Wake {
+        self.memory.wait(claim).await
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        self.renewals.fetch_add(1, Ordering::SeqCst);
+        let answers = self.memory.renew(leases).await;
+        for lease in leases {
+            pass((self.renewal)(&lease.claim.key)).await;
+        }
+        let back = |term: Term| Term { start: term.start.before(self.dated_back), ..term };
+        let dated = |renewal| match renewal {
+            Renewal::Renewed(term) => Renewal::Renewed(term.map(back)),
+            lost => lost,
+        };
+        answers.into_iter().map(|answer| answer.map(dated)).collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        pass((self.release)(&claim.key)).await;
+        self.memory.release(claim).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.memory.get(key).await
+    }
+}
+
+fn hangs_if_bad(key: &Key) -> Option<Duration> {
+    if key.as_str().starts_with("bad") { None } else { Some(Duration::ZERO) }
+}
+
+#[tokio::test]
+async fn a_renewal_that_is_answered_late_still_counts() {
+    let slow = Moody { renewal: |_| Some(ms(250)), ..Moody::on(&Store::new()) };
+    let locker = Locker::new(slow).unwrap();
+    let guard = locker.lock("k").ttl(ms(1000)).await.unwrap();
+    tokio::time::sleep(ms(4000)).await;
+    assert!(guard.unlock().await.is_ok(), "kept, although every answer came after a quarter of the lease");
+}
+
+#[tokio::test]
+async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
+    let locker = Locker::new(Moody { renewal: hangs_if_bad, ..Moody::on(&Store::new()) }).unwrap();
+    let ttl = ms(3000);
+    let bad = locker.lock("bad").ttl(ttl).await.unwrap();
+    let mut good = Vec::new();
+    for number in 0..40 {
+        good.push(locker.lock(format!("good{number}")).ttl(ttl).await.unwrap());
+    }
+    assert_eq!(timeout(SOON, bad.lost()).await.expect("told"), LossReason::Expired);
+    tokio::time::sleep(ttl).await;
+    let lost = good.iter().filter(|guard| guard.is_lost()).count();
+    assert_eq!(lost, 0, "of {}", good.len());
+}
+
+#[tokio::test]
+async fn renewals_that_hang_leave_room_for_short_leases() {
+    let locker = Locker::new(Moody { renewal: hangs_if_bad, ..Moody::on(&Store::new()) }).unwrap();
+    let mut bad = Vec::new();
+    for number in 0..12 {
+        bad.push(locker.lock(format!("bad{number}")).ttl(ms(4000 + number * 60)).await.unwrap());
+    }
+    let good = locker.lock("good").ttl(ms(1200)).await.unwrap();
+    tokio::time::sleep(ms(4000)).await;
+    assert!(!good.is_lost(), "renewed beside those that hang");
+}
+
+#[tokio::test]
+async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
+    let engine = Moody { dated_back: ms(800), ..Moody::on(&Store::new()) };
+    let renewals = engine.renewals.clone();
+    let locker = Locker::new(engine).unwrap();
+    let guard = locker.lock("k").ttl(ms(2000)).await.unwrap();
+    tokio::time::sleep(ms(3000)).await;
+    guard.check().expect("held");
+    let asked = renewals.load(Ordering::SeqCst);
+    assert!(asked < 60, "{asked} renewals in 3 s");
+}
+
+#[tokio::test]
+async fn releases_that_hang_hold_up_no_other_release() {
+    let store = Store::new();
+    let locker = Locker::new(Moody { release: hangs_if_bad, ..Moody::on(&store) }).unwrap();
+    let mut bad = Vec::new();
+    for number in 0..100 {
+        bad.push(locker.lock(format!("bad{number}")).ttl(Duration::from_secs(600)).await.unwrap());
+    }
+    drop(bad);
+    drop(locker.lock("good").ttl(Duration::from_secs(600)).await.unwrap());
+    let other = Locker::new(Memory::on(&store)).unwrap();
+    let next = other.lock("good").wait(SOON).await.expect("released while a hundred others hang");
+    assert!(!next.is_lost());
+}
+
+#[tokio::test]
+async fn a_loss_that_is_pushed_before_the_guard_is_there_is_not_forgotten() {
+    let locker = Locker::new(Moody { revokes: true, ..Moody::on(&Store::new()) }).unwrap();
+    let guard = locker.lock("k").ttl(Duration::from_secs(600)).await.unwrap();
+    assert_eq!(timeout(SOON, guard.lost()).await.expect("told at once"), LossReason::Revoked);
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_was_lost_is_told_as_released() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let seen = log.clone();
+    let store = Store::new();
+    let observer = move |event: &Event<'_>| seen.lock().unwrap().push(format!("{:?}", event.kind));
+    let locker = Locker::builder().observer(observer).build(Memory::on(&store)).unwrap();
+    store.script(Operation::Release, Fault::LoseReply);
+    let outcome = locker.lock("k").await.unwrap().unlock().await;
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unknown);
+    locker.close().await.unwrap();
+    let log = log.lock().unwrap();
+    assert!(log.iter().any(|event| event.starts_with("Released")), "{log:?}");
+    assert!(!log.iter().any(|event| event.starts_with("Lost")), "{log:?}");
+}
+
+#[tokio::test]
+async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let guard = locker.lock("k").ttl(ms(100)).await.unwrap();
+    guard.extend(Duration::from_secs(600)).await.unwrap();
+    for _ in 0..4 {
+        store.script(Operation::Release, Fault::Refuse);
+    }
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let other = Locker::new(Memory::on(&store)).unwrap();
+    let next = other.lock("k").wait(SOON).await.expect("released after all");
+    assert!(!next.is_lost());
+}
+
+#[tokio::test]
+async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
+    let locker = Locker::new(Memory::new()).unwrap();
+    let guard = locker.lock("k").await.unwrap();
+    locker.unlock("k").await.unwrap();
+    assert!(guard.is_lost());
+    assert_eq!(guard.unlock().await.unwrap_err().loss_reason(), Some(&LossReason::Unlocked));
+}
+
+#[tokio::test]
+async fn leaving_a_lost_hold_says_so_at_every_level() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let outer = locker.lock("k").ttl(ms(200)).reentrant().watchdog(false).await.unwrap();
+    let inner = locker.lock("k").reentrant().await.unwrap();
+    inner.lost().await;
+    assert_eq!(inner.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(outer.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn closing_is_bounded_and_names_what_nobody_confirmed() {
+    let locker = Locker::new(Moody { release: |_| None, ..Moody::on(&Store::new()) }).unwrap();
+    let _guard = locker.lock("invoice:42").ttl(Duration::from_secs(600)).await.unwrap();
+    let error = timeout(SOON, locker.close()).await.expect("bounded").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert!(error.to_string().contains("invoice:42"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_leaves_no_waiter_in_the_queue() {
+    for _ in 0..20 {
+        let store = Store::new();
+        let holder = Locker::new(Memory::on(&store)).unwrap();
+        let closing = Locker::new(Memory::on(&store)).unwrap();
+        let guard = holder.lock("k").await.unwrap();
+        let waiters: Vec<_> = (0..5).map(|_| tokio::spawn(closing.clone().lock("k").into_future())).collect();
+        let queued = async || holder.inspect().get("k").await.unwrap().map_or(0, |lock| lock.waiters.len());
+        while queued().await < waiters.len() {
+            tokio::task::yield_now().await;
+        }
+        closing.close().await.unwrap();
+        assert_eq!(queued().await, 0);
+        for waiter in waiters {
+            assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        }
+        guard.unlock().await.unwrap();
+        assert!(store.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn closing_waits_for_an_unlock_that_is_under_way() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let guard = locker.lock("k").await.unwrap();
+    store.script(Operation::Release, Fault::Delay(ms(500)));
+    let unlock = tokio::spawn(guard.unlock());
+    tokio::task::yield_now().await;
+    locker.close().await.unwrap();
+    assert!(store.is_empty(), "closed before the lock was free");
+    unlock.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn closing_forgets_what_failed_long_ago() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    for _ in 0..3 {
+        store.script(Operation::Release, Fault::LoseRequest);
+    }
+    drop(locker.lock("k").ttl(ms(100)).await.unwrap());
+    timeout(SOON, async {
+        while !store.is_empty() {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await
+    .expect("the lease ended");
+    tokio::time::sleep(ms(200)).await;
+    assert!(locker.close().await.is_ok(), "nothing is left to confirm");
+}
+
+#[tokio::test]
+async fn a_handover_allows_for_the_drift_that_was_configured() {
+    let ((server, server_hand), (client, client_hand)) = (Clock::manual(), Clock::manual());
+    let store = Store::with_clock(server.clone());
+    let ttl = Duration::from_secs(3600);
+    let holder = Locker::builder().clock(server).build(Memory::on(&store)).unwrap();
+    let waiting = Locker::builder().clock(client.clone()).clock_drift(0.05).build(Memory::on(&store)).unwrap();
+    let guard = holder.lock("k").ttl(ttl * 2).await.unwrap();
+    let waiter = tokio::spawn(waiting.lock("k").ttl(ttl).into_future());
+    while holder.inspect().get("k").await.unwrap().is_none_or(|lock| lock.waiters.is_empty()) {
+        tokio::task::yield_now().await;
+    }
+    // The client's clock runs 5 % slow.
+    server_hand.advance(Duration::from_secs(1000));
+    client_hand.advance(Duration::from_secs(950));
+    guard.unlock().await.unwrap();
+    let handed = timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
+    let believed = handed.remaining().expect("it has a lease");
+    assert!(believed <= ttl.mul_f64(0.95), "{believed:?} of the server's {ttl:?} on a clock that is 5 % slow");
+}
