@@ -166,6 +166,18 @@ async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_dea
 }
 
 #[tokio::test]
+async fn f36_a_right_that_a_script_lacks_halfway_leaves_no_place_in_the_queue() {
+    let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all -setrange"));
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
+    let locker = locker_of(engine).await;
+    let guard = bench.direct().await.lock("a").ttl(PATIENCE).await.expect("granted");
+    let error = locker.lock("a").wait(PATIENCE).await.expect_err("no right to note that somebody waits");
+    assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+    assert_eq!(bench.keys(), ["a"]);
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
 async fn f36_a_wrong_password_is_an_auth_error_at_once() {
     let bench = Bench::with(RedisServer::options().password("right"));
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}/", bench.server.port());
@@ -309,4 +321,13 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
     assert_eq!(bench.command("DBSIZE").int(), 0, "database 0 is not theirs");
     guard.unlock().await.expect("released");
     assert!(connected(bench.server.port()).await.try_lock("a").await.expect("no failure").is_some());
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_is_refused_and_never_left_out() {
+    let urls = ["rediss://h", "redis+sentinel://h/service", "redis+cluster://h1,h2,h3", "redis://h?restart_guard=on"];
+    for url in urls {
+        let error = Locker::connect(url).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{url}: {error}");
+    }
 }
