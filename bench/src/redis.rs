@@ -183,11 +183,11 @@ async fn contended(server: &RedisServer) {
     }
     tasks.join_all().await;
     let took = start.elapsed();
+    let (evals, publishes) = (server.calls("evalsha") - evals, server.calls("publish") - publishes);
     let cycles = CYCLES as f64;
     let gap = median(&mut released.lock().expect("no panic").1);
     let push = publish_to_push(server).await;
     println!("contended, {TASKS} tasks: {:.0} handoffs/s", cycles / took.as_secs_f64());
-    let (evals, publishes) = (server.calls("evalsha") - evals, server.calls("publish") - publishes);
     println!("commands per cycle: {:.2} (aim: 2.1)", evals as f64 / cycles);
     println!("messages per handoff: {:.2} (aim: 1.0)", publishes as f64 / cycles);
     let ratio = gap.as_secs_f64() / push.as_secs_f64();

@@ -88,6 +88,9 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
     if options.tls {
         return Err(Error::new(ErrorKind::Unsupported, "encrypted connections to redis are not part of this build"));
     }
+    if options.restart_guard == Some(true) {
+        return Err(Error::new(ErrorKind::Unsupported, "restart_guard: the redis engine has none in this version"));
+    }
     if let Some(username) = &credentials.username {
         engine = engine.username(username);
     }

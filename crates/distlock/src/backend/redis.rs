@@ -36,7 +36,7 @@ use crate::backend::{
     Attachment, Backend, Busy, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Term,
     Wake,
 };
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::options::DEFAULT_RETRY_INTERVAL;
@@ -66,14 +66,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// ```
 pub struct Redis {
     options: Arc<Options>,
-    waiting: Arc<Waiting>,
-    attached: OnceLock<Links>,
+    links: OnceLock<Links>,
 }
 
-/// What is there once a runtime is known.
+/// What is there once the engine is attached.
 struct Links {
+    clock: Clock,
+    waiting: Arc<Waiting>,
     /// Claims, releases and messages.
-    main: Arc<Link>,
+    main: Link,
     /// Renewals, and releases when the other one is down: they never wait behind claims.
     reserved: Arc<Link>,
     renewals: Renewals,
@@ -81,22 +82,23 @@ struct Links {
 
 impl Redis {
     fn new(options: Options) -> Redis {
-        let waiting = Arc::new(Waiting::new(options.clock.clone()));
-        Redis { options: Arc::new(options), waiting, attached: OnceLock::new() }
+        Redis { options: Arc::new(options), links: OnceLock::new() }
     }
 
-    fn start(&self, keeper: &Handle, home: Option<Handle>) -> Links {
+    fn start(&self, attachment: &Attachment) -> Links {
         // The callers' runtime, if there is one. Should it end or block, the link moves to the keeper's.
-        let home = home.unwrap_or_else(|| keeper.clone());
-        let main = Link::start(self.options.clone(), Some(self.waiting.clone()), keeper, home);
-        let reserved = Arc::new(Link::start(self.options.clone(), None, keeper, keeper.clone()));
-        let renewals = Renewals::start(reserved.clone(), self.options.clock.clone(), keeper);
-        Links { main: Arc::new(main), reserved, renewals }
+        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let waiting = Arc::new(Waiting::new(attachment));
+        let main = Link::start(self.options.clone(), Some(waiting.clone()), attachment, home);
+        let reserved = Link::start(self.options.clone(), None, attachment, attachment.runtime.clone());
+        let reserved = Arc::new(reserved);
+        let renewals = Renewals::start(reserved.clone(), attachment);
+        Links { clock: attachment.clock.clone(), waiting, main, reserved, renewals }
     }
 
     /// Without a locker the connections run where the first call comes from.
     fn links(&self) -> &Links {
-        self.attached.get_or_init(|| self.start(&Handle::current(), None))
+        self.links.get_or_init(|| self.start(&Attachment::standalone(&Handle::current())))
     }
 
     fn names(&self, key: &Key) -> Result<Names> {
@@ -119,11 +121,12 @@ impl Redis {
     }
 
     async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
-        let session = self.links().main.session(PATIENCE).await?;
+        let links = self.links();
+        let session = links.main.session(PATIENCE).await?;
         if claim.queue {
-            self.waiting.enlist(claim.attempt);
+            links.waiting.enlist(claim.attempt);
         }
-        let sent = self.options.clock.now();
+        let sent = links.clock.now();
         let mut reply = self.ask_claim(&session, claim, sent).await?;
         let server_us = reply.unsigned()?;
         session.saw_clock(sent, server_us);
@@ -133,7 +136,7 @@ impl Redis {
                 Ok(Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }) }))
             }
             "busy" => {
-                self.waiting.answered(claim.attempt, sent, server_us);
+                links.waiting.answered(claim.attempt, sent, server_us);
                 read_busy(reply, claim, session.hears, server_us).map(Claimed::Busy)
             }
             "late" => Err(Error::unavailable("redis: the claim arrived after its time and was refused")),
@@ -164,15 +167,13 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let hears = self.attached.get().and_then(|links| links.main.now()).is_none_or(|session| session.hears);
+        let hears = self.links.get().and_then(|links| links.main.now()).is_none_or(|session| session.hears);
         let all = Capabilities::new(Scope::Cluster);
         Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
-        let links = self.start(&attachment.runtime, attachment.home.clone());
-        self.waiting.attach(attachment);
-        let _ = self.attached.set(links);
+        let _ = self.links.set(self.start(&attachment));
     }
 
     async fn ready(&self) -> Result<()> {
@@ -186,13 +187,17 @@ impl Backend for Redis {
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         let outcome = self.try_claim(claim).await;
         if !matches!(outcome, Ok(Claimed::Busy(_))) {
-            self.waiting.forget(claim.attempt);
+            self.links().waiting.forget(claim.attempt);
+        }
+        // A right that is missing in the middle of a script leaves behind what the script did before.
+        if claim.queue && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Auth) {
+            drop(self.release(claim).await);
         }
         outcome
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
-        self.waiting.turn(claim.attempt).await.map_or(Wake::Retry, Wake::Granted)
+        self.links().waiting.turn(claim.attempt).await.map_or(Wake::Retry, Wake::Granted)
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -205,7 +210,7 @@ impl Backend for Redis {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.waiting.forget(claim.attempt);
+        self.links().waiting.forget(claim.attempt);
         let Names { lock, queue, waiters, fence } = self.names(&claim.key)?;
         let session = self.release_session().await?;
         let fill = |command: &mut redis::Cmd, nonce| {
@@ -220,7 +225,7 @@ impl Backend for Redis {
         };
         // One of our own that only polls need not wait for its next look.
         if let Ok(next) = reply.word()?.parse() {
-            self.waiting.wake(next);
+            self.links().waiting.wake(next);
         }
         Ok(outcome)
     }
@@ -241,7 +246,7 @@ impl Backend for Redis {
     }
 
     async fn close(&self) -> Result<()> {
-        if let Some(links) = self.attached.get() {
+        if let Some(links) = self.links.get() {
             links.main.close();
             links.reserved.close();
         }

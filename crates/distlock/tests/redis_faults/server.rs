@@ -34,6 +34,7 @@ async fn f23_a_server_that_restarts_with_its_data_costs_nothing() {
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
     bench.server.restart(Data::Kept);
     guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed on a new connection");
+    assert_eq!(guard.state(), HoldState::Held);
     guard.unlock().await.expect("released");
 }
 
@@ -88,6 +89,7 @@ async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded(
     }
     bench.server.relaunch(Data::Kept);
     let guard = locker.lock("a").wait(PATIENCE).await.expect("it has loaded");
+    assert_eq!(bench.server.info("persistence", "loading").as_deref(), Some("0"));
     guard.unlock().await.expect("released");
 }
 
@@ -103,6 +105,8 @@ async fn f30_scripts_that_the_server_forgot_are_sent_again() {
         bench.command("SCRIPT FLUSH");
         guard.unlock().await.expect("released");
     }
+    assert!(bench.server.calls("eval") > 5, "no script was sent again");
+    bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
@@ -159,6 +163,18 @@ async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_dea
     assert_eq!(kind, ErrorKind::Auth, "{text}");
     assert!(text.contains("evalsha"), "it names the command: {text}");
     assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+}
+
+#[tokio::test]
+async fn f36_a_right_that_a_script_lacks_halfway_leaves_no_place_in_the_queue() {
+    let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all -setrange"));
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
+    let locker = locker_of(engine).await;
+    let guard = bench.direct().await.lock("a").ttl(PATIENCE).await.expect("granted");
+    let error = locker.lock("a").wait(PATIENCE).await.expect_err("no right to note that somebody waits");
+    assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+    assert_eq!(bench.keys(), ["a"]);
+    guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
@@ -268,7 +284,7 @@ async fn f42_killed_connections_are_replaced() {
         bench.command("CLIENT KILL TYPE pubsub");
         locker.lock("a").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
     }
-    guard.check().expect("still held");
+    assert!(!guard.is_lost());
     guard.unlock().await.expect("released");
 }
 
@@ -279,7 +295,7 @@ async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
     let guard = locker.lock("a").await.expect("granted");
     // Not a sleep of the runtime: nothing of it runs meanwhile.
     std::thread::sleep(TTL * 2);
-    guard.check().expect("renewed by the keeper");
+    assert!(!guard.is_lost(), "renewed by the keeper");
     guard.unlock().await.expect("released");
     let guard = locker.lock("a").wait(PATIENCE).await.expect("the connection moved and serves");
     guard.unlock().await.expect("released");
@@ -305,4 +321,13 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
     assert_eq!(bench.command("DBSIZE").int(), 0, "database 0 is not theirs");
     guard.unlock().await.expect("released");
     assert!(connected(bench.server.port()).await.try_lock("a").await.expect("no failure").is_some());
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_is_refused_and_never_left_out() {
+    let urls = ["rediss://h", "redis+sentinel://h/service", "redis+cluster://h1,h2,h3", "redis://h?restart_guard=on"];
+    for url in urls {
+        let error = Locker::connect(url).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{url}: {error}");
+    }
 }

@@ -6,7 +6,7 @@ use distlock_testkit::servers::{RedisOptions, RedisServer};
 
 /// The least that a user of the engine needs, as docs/backends/redis.md says.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
-                            +time +subscribe +scan +eval +evalsha +get +getrange +set +del +exists +type +pttl +pexpire \
+                            +time +subscribe +scan +eval +evalsha +get +getrange +setrange +set +del +exists +type +pttl +pexpire \
                             +zadd +zrem +zrange +zrank +zcard +hset +hget +hgetall +hdel +publish";
 
 /// A server and how to speak to it.

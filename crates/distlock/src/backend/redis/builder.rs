@@ -11,7 +11,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::backend::redis::Redis;
 use crate::backend::redis::dial::Dialer;
 use crate::backend::redis::options::{Options, Protocol};
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::owner::MAX_TEXT_BYTES;
 use crate::token::AttemptId;
@@ -55,7 +54,6 @@ impl RedisBuilder {
             password: None,
             protocol: None,
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
-            clock: Clock::system(),
             wake: AttemptId::random(),
         })
     }
@@ -93,12 +91,6 @@ impl RedisBuilder {
     /// How long to try to open a connection. Default: 5 s.
     pub fn dial_timeout(mut self, most: Duration) -> Self {
         self.0.dial_timeout = most;
-        self
-    }
-
-    /// The clock, which must be the locker's. Default: the machine's.
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.0.clock = clock;
         self
     }
 

@@ -58,7 +58,7 @@ if heartbeat_ms > 0 then
   local ticket = math.max((tonumber(last[2]) or 0) + 1, now)
   local entry = string.format('%s %.0f %s %s', ttl_ms, now / 1000 + heartbeat_ms, wake, record)
   -- A repeat keeps its place.
-  local added = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), attempt)
+  redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), attempt)
   if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
     redis.call('ZREM', queue, attempt)
     return { nonce, now, 'foreign', waiters }
@@ -69,7 +69,7 @@ if heartbeat_ms > 0 then
     redis.call('PEXPIRE', queue, heartbeat_ms)
     redis.call('PEXPIRE', waiters, heartbeat_ms)
   end
-  if added == 1 and held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
+  if held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
     redis.call('SETRANGE', lock, 32, '+')
   end
 end

@@ -83,6 +83,8 @@ fn of_text(error: &RedisError) -> ErrorKind {
     match wrapped {
         Some("ERR") => ErrorKind::Unknown,
         Some(code) => of_code(code, error),
+        // What 7.0 says of a right that a script lacks; later versions say NOPERM.
+        None if text.contains("executing the script can't") => ErrorKind::Auth,
         None if text.contains("user_script") || text.contains("running script") => ErrorKind::Unknown,
         None if text.contains("max number of clients") => ErrorKind::Unavailable,
         None if text.contains("unknown command") => ErrorKind::Unsupported,
@@ -128,6 +130,7 @@ mod tests {
             ("NOSCRIPT No matching script.", ErrorKind::Unavailable),
             ("NOAUTH Authentication required.", ErrorKind::Auth),
             ("NOPERM this user has no permissions", ErrorKind::Auth),
+            ("ERR The user executing the script can't run this command or subcommand script: 1", ErrorKind::Auth),
             ("WRONGPASS invalid username-password pair", ErrorKind::Auth),
             ("WRONGTYPE Operation against a key", ErrorKind::Foreign),
             ("ERR max number of clients reached", ErrorKind::Unavailable),

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use crate::backend::Attachment;
 use crate::backend::redis::options::Options;
 use crate::backend::redis::session::Session;
 use crate::backend::redis::waiting::Waiting;
@@ -58,13 +59,18 @@ impl Trouble {
 }
 
 impl Link {
-    /// Begins to connect. `keeper` runs the supervision; the connection itself runs on `home` as long as that is well:
+    /// Begins to connect. The keeper's runtime runs the supervision; the connection itself runs on `home` as long as that is well:
     /// where the callers are, a request needs no change of threads.
-    pub(super) fn start(options: Arc<Options>, waiting: Option<Arc<Waiting>>, keeper: &Handle, home: Handle) -> Link {
+    pub(super) fn start(
+        options: Arc<Options>,
+        waiting: Option<Arc<Waiting>>,
+        attachment: &Attachment,
+        home: Handle,
+    ) -> Link {
         let (sender, state) = watch::channel(State::New);
-        let supervisor = Supervisor { options, waiting, keeper: keeper.clone(), home, state: sender };
+        let supervisor = Supervisor { options, waiting, attachment: attachment.clone(), home, state: sender };
         // tidy-allow(spawn): supervises the connection on the keeper's runtime
-        Link { state, supervisor: keeper.spawn(supervisor.run()) }
+        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()) }
     }
 
     /// The connection, if it is open now.
@@ -132,7 +138,7 @@ struct Supervisor {
     options: Arc<Options>,
     /// Who hears the messages of this connection.
     waiting: Option<Arc<Waiting>>,
-    keeper: Handle,
+    attachment: Attachment,
     home: Handle,
     state: watch::Sender<State>,
 }
@@ -155,7 +161,7 @@ impl Supervisor {
                     // Not at once: a server may open every connection and close it again.
                     tokio::time::sleep(pause).await;
                 }
-                End::Homeless => self.home = self.keeper.clone(),
+                End::Homeless => self.home = self.attachment.runtime.clone(),
                 End::NeverOpen(trouble) => {
                     tracing::debug!(target: "distlock", error = trouble.text, "no connection to redis");
                     let _ = self.state.send(State::Down(trouble));
@@ -169,7 +175,7 @@ impl Supervisor {
     /// Opens a connection, serves with it, and sees it die.
     async fn one_session(&self) -> End {
         let (opened, opening) = oneshot::channel();
-        let life = live(self.options.clone(), self.waiting.clone(), opened);
+        let life = live(self.options.clone(), self.waiting.clone(), self.attachment.clone(), opened);
         // tidy-allow(spawn): drives the connection where its callers are; the supervisor aborts it
         let mut task = Running(self.home.spawn(life));
         // A little more than the dialling itself may take: who exceeds that has no runtime to run on.
@@ -238,10 +244,11 @@ impl Drop for Running {
 async fn live(
     options: Arc<Options>,
     waiting: Option<Arc<Waiting>>,
+    attachment: Attachment,
     opened: oneshot::Sender<std::result::Result<Arc<Session>, Trouble>>,
 ) {
     let limit = options.dial_timeout;
-    let outcome = tokio::time::timeout(limit, Session::open(&options, waiting)).await;
+    let outcome = tokio::time::timeout(limit, Session::open(&options, waiting, &attachment)).await;
     match outcome {
         Ok(Ok((session, driver))) => {
             if opened.send(Ok(session)).is_ok() {

@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::backend::redis::dial::Dialer;
-use crate::clock::Clock;
 use crate::token::AttemptId;
 
 /// The version of the Redis protocol.
@@ -28,7 +27,6 @@ pub(super) struct Options {
     /// `None`: the best that the server speaks.
     pub(super) protocol: Option<Protocol>,
     pub(super) dial_timeout: Duration,
-    pub(super) clock: Clock,
     /// Names the channel on which this engine hears of its turns.
     pub(super) wake: AttemptId,
 }

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::backend::redis::link::Link;
 use crate::backend::redis::script::{RENEW, garbled};
-use crate::backend::{Lease, Renewal, Term};
+use crate::backend::{Attachment, Lease, Renewal, Term};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
@@ -48,10 +47,10 @@ impl Item {
 }
 
 impl Renewals {
-    pub(super) fn start(link: Arc<Link>, clock: Clock, keeper: &Handle) -> Renewals {
+    pub(super) fn start(link: Arc<Link>, attachment: &Attachment) -> Renewals {
         let (asks, asked) = mpsc::unbounded_channel();
         // tidy-allow(spawn): renews on the keeper's runtime, so that a blocked application loses no lock
-        let task = keeper.spawn(run(link, clock, asked));
+        let task = attachment.runtime.spawn(run(link, attachment.clock.clone(), asked));
         Renewals { asks, task }
     }
 

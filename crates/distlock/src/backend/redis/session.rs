@@ -12,11 +12,12 @@ use redis::{
 };
 use tokio::sync::SetOnce;
 
+use crate::backend::Attachment;
 use crate::backend::redis::fault::{Stage, classify, is_no_script};
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::script::{Reply, Script, ask_hashes, learn_hashes, nonce};
 use crate::backend::redis::waiting::Waiting;
-use crate::clock::{DEFAULT_DRIFT, Moment};
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a request may take before it counts as unanswered.
@@ -34,6 +35,7 @@ pub(super) struct Session {
     dead: SetOnce<()>,
     in_flight: AtomicUsize,
     answers: AtomicU64,
+    drift: f64,
     /// The server's clock: read no earlier than the moment beside it.
     server_clock: Mutex<(Moment, u64)>,
     /// Whether messages for waiters come in.
@@ -45,12 +47,16 @@ pub(super) struct Session {
 impl Session {
     /// Dials, logs in, makes sure that this is a server to write to, and listens for `waiting` if there is somebody to
     /// listen for. In this order, so that nothing is asked over a connection that is not ready.
-    pub(super) async fn open(options: &Options, waiting: Option<Arc<Waiting>>) -> Result<(Arc<Session>, Driver)> {
+    pub(super) async fn open(
+        options: &Options,
+        waiting: Option<Arc<Waiting>>,
+        attachment: &Attachment,
+    ) -> Result<(Arc<Session>, Driver)> {
         match options.protocol {
-            Some(protocol) => open_as(options, waiting, protocol).await,
-            None => match open_as(options, waiting.clone(), Protocol::Resp3).await {
+            Some(protocol) => open_as(options, waiting, attachment, protocol).await,
+            None => match open_as(options, waiting.clone(), attachment, Protocol::Resp3).await {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    open_as(options, waiting, Protocol::Resp2).await
+                    open_as(options, waiting, attachment, Protocol::Resp2).await
                 }
                 outcome => outcome,
             },
@@ -134,7 +140,7 @@ impl Session {
     /// What the server's clock shows at the latest when a request sent now has timed out.
     pub(super) fn not_after(&self, now: Moment) -> u64 {
         let (read, server_us) = *self.server_clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = now.since(read).mul_f64(1.0 + DEFAULT_DRIFT) + COMMAND_TIMEOUT;
+        let passed = now.since(read).mul_f64(1.0 + self.drift) + COMMAND_TIMEOUT;
         server_us.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX))
     }
 
@@ -176,6 +182,7 @@ impl Drop for InFlight<'_> {
 async fn open_as(
     options: &Options,
     waiting: Option<Arc<Waiting>>,
+    attachment: &Attachment,
     protocol: Protocol,
 ) -> Result<(Arc<Session>, Driver)> {
     let info = login(options, protocol);
@@ -192,7 +199,7 @@ async fn open_as(
         MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
-        session = prepare(options, waiting, protocol, connection) => session?,
+        session = prepare(options, waiting, attachment, protocol, connection) => session?,
         () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
     };
     let (session, listening) = session;
@@ -217,6 +224,7 @@ fn alongside(driver: Driver, listening: Option<Driver>) -> Driver {
 async fn prepare(
     options: &Options,
     waiting: Option<Arc<Waiting>>,
+    attachment: &Attachment,
     protocol: Protocol,
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
@@ -224,7 +232,7 @@ async fn prepare(
     if let Some(ask) = ask_hashes() {
         learn_hashes(&query(&mut connection, &ask).await.map_err(opening_failed)?);
     }
-    let sent = options.clock.now();
+    let sent = attachment.clock.now();
     let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
     let (mut hears, mut listener, mut listening) = (false, None, None);
     match (waiting, protocol) {
@@ -246,6 +254,7 @@ async fn prepare(
         dead: SetOnce::new(),
         in_flight: AtomicUsize::new(0),
         answers: AtomicU64::new(0),
+        drift: attachment.drift,
         server_clock: Mutex::new((sent, read_time(time)?)),
         hears,
         listener,

@@ -71,12 +71,7 @@ mod tests {
     use super::*;
 
     fn record() -> Record {
-        Record::new(
-            OwnerId::new("req-7").unwrap(),
-            crate::owner::Process::current(),
-            Some("\"eod\" {}".into()),
-            SystemTime::now(),
-        )
+        Record::new(OwnerId::new("req-7").unwrap(), Process::current(), Some("\"eod\" {}".into()), SystemTime::now())
     }
 
     #[test]

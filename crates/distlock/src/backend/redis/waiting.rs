@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Attachment, Grant, Term};
-use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
+use crate::backend::{Attachment, Grant, Losses, Term};
+use crate::clock::{Clock, Moment};
 use crate::event::LossReason;
 use crate::token::{AttemptId, FencingToken};
 
@@ -16,8 +16,9 @@ use crate::token::{AttemptId, FencingToken};
 #[derive(Debug)]
 pub(super) struct Waiting {
     clock: Clock,
+    drift: f64,
+    losses: Losses,
     table: Mutex<HashMap<AttemptId, Place>>,
-    attachment: OnceLock<Attachment>,
 }
 
 #[derive(Debug)]
@@ -45,16 +46,9 @@ struct Handed {
 }
 
 impl Waiting {
-    pub(super) fn new(clock: Clock) -> Self {
-        Waiting { clock, table: Mutex::default(), attachment: OnceLock::new() }
-    }
-
-    pub(super) fn attach(&self, attachment: Attachment) {
-        let _ = self.attachment.set(attachment);
-    }
-
-    fn drift(&self) -> f64 {
-        self.attachment.get().map_or(DEFAULT_DRIFT, |attachment| attachment.drift)
+    pub(super) fn new(attachment: &Attachment) -> Self {
+        let Attachment { clock, drift, losses, .. } = attachment.clone();
+        Waiting { clock, drift, losses, table: Mutex::default() }
     }
 
     /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
@@ -84,8 +78,8 @@ impl Waiting {
         turn.notified().await;
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
-        let grant = place.get_mut().handed.take().zip(place.get().asked);
-        let grant = grant.map(|(handed, asked)| handed.grant(asked, self.drift()));
+        let grant =
+            place.get_mut().handed.take().zip(place.get().asked).map(|(handed, asked)| handed.grant(asked, self.drift));
         if grant.is_some() {
             place.remove();
         }
@@ -124,9 +118,8 @@ impl Waiting {
                 told.for_each(|place| place.turn.notify_one());
             }
             Some("lost") => {
-                let attempt = words.next().and_then(|word| word.parse().ok());
-                if let (Some(attachment), Some(attempt)) = (self.attachment.get(), attempt) {
-                    attachment.losses.push(attempt, LossReason::Broken);
+                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
+                    self.losses.push(attempt, LossReason::Broken);
                 }
             }
             _ => {}
@@ -164,6 +157,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn waiting_by(clock: &Clock) -> Waiting {
+        let mut attachment = Attachment::standalone(&tokio::runtime::Handle::current());
+        attachment.clock = clock.clone();
+        Waiting::new(&attachment)
+    }
+
     fn message(attempt: AttemptId, granted_us: u64) -> String {
         format!("grant {attempt} 42 {granted_us} 1000")
     }
@@ -171,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_lay_in_a_buffer_does_not_begin_a_lease_anew() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         let sent = clock.now();
         waiting.enlist(attempt);
         waiting.answered(attempt, sent, 5_000_000);
@@ -188,7 +187,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_clock_that_leaps_does_not_begin_a_lease_in_the_future() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
@@ -200,7 +199,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_before_the_wait_is_not_lost_and_one_for_nobody_is_nothing() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock.clone()), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.hear(message(attempt, 1).as_bytes());
         assert!(waiting.turn(attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
@@ -212,7 +211,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_understood_is_ignored() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (Waiting::new(clock), AttemptId::random());
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         let garbage = [
             "".into(),
