@@ -1,10 +1,14 @@
 //! One file for each command.
 
+mod acquire;
 mod break_lock;
 mod completions;
 mod hold;
+mod holder;
 mod ls;
 mod man;
+mod release;
+mod renew;
 pub mod run;
 mod show;
 mod watch;
@@ -31,14 +35,16 @@ fn dispatch(command: Command) -> Exit {
     match command {
         Command::Run(flags) => run::main(&flags),
         Command::Hold(flags) => hold::main(&flags),
+        Command::Acquire(flags) => acquire::main(&flags),
+        Command::Holder(flags) => holder::main(&flags),
+        Command::Renew(flags) => renew::main(&flags),
+        Command::Release(flags) => release::main(&flags),
         Command::Ls(flags) => ls::main(&flags),
         Command::Show(flags) => show::main(&flags),
         Command::Watch(flags) => watch::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Completions(flags) => completions::main(&flags),
         Command::Man(flags) => man::main(&flags),
-        // Until the library's lockers are here.
-        _ => fail(ExitCode::Internal, "this command is not there yet"),
     }
 }
 

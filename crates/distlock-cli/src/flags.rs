@@ -27,6 +27,9 @@ pub enum Command {
     Hold(Hold),
     /// Take a lock and leave it held, for scripts that cannot wrap a command
     Acquire(Acquire),
+    /// Hold a lock for `acquire`, which starts this
+    #[command(name = "acquire-holder", hide = true)]
+    Holder(Acquire),
     /// Renew a lock taken with `acquire`
     Renew(Renew),
     /// Release a lock taken with `acquire`
@@ -227,7 +230,7 @@ pub struct Acquire {
     pub engine: Engine,
 }
 
-/// `distlock renew`.
+/// `distlock renew`. The holder knows its engine, so none can be named here.
 #[derive(Debug, Args)]
 pub struct Renew {
     /// The lock
@@ -235,18 +238,15 @@ pub struct Renew {
     /// What `acquire` printed
     #[arg(long, value_name = "T")]
     pub token: String,
-    /// The new length of the lease; default 30s
+    /// The new length of the lease, from now on; default: as long as the last one
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub ttl: Option<Duration>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: Engine,
 }
 
-/// `distlock release`.
+/// `distlock release`. As with `renew`, the holder knows its engine.
 #[derive(Debug, Args)]
 pub struct Release {
     /// The lock
@@ -257,9 +257,6 @@ pub struct Release {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: Engine,
 }
 
 /// `distlock ls` and `distlock watch`.
