@@ -25,7 +25,14 @@ use crate::note::{Note, Notes};
 /// Does what the command line says.
 #[must_use]
 pub fn main() -> Exit {
-    match Flags::try_parse() {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    // A command that only `acquire` knows: help, completions and manual pages do not show it.
+    let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
+    if is_holder {
+        words[1] = "acquire".into();
+    }
+    match Flags::try_parse_from(words) {
+        Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
         Ok(flags) => dispatch(flags.command),
         Err(error) => refuse(&error),
     }
@@ -36,7 +43,6 @@ fn dispatch(command: Command) -> Exit {
         Command::Run(flags) => run::main(&flags),
         Command::Hold(flags) => hold::main(&flags),
         Command::Acquire(flags) => acquire::main(&flags),
-        Command::Holder(flags) => holder::main(&flags),
         Command::Renew(flags) => renew::main(&flags),
         Command::Release(flags) => release::main(&flags),
         Command::Ls(flags) => ls::main(&flags),

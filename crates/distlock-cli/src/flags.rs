@@ -27,9 +27,6 @@ pub enum Command {
     Hold(Hold),
     /// Take a lock and leave it held, for scripts that cannot wrap a command
     Acquire(Acquire),
-    /// Hold a lock for `acquire`, which starts this
-    #[command(name = "acquire-holder", hide = true)]
-    Holder(Acquire),
     /// Renew a lock taken with `acquire`
     Renew(Renew),
     /// Release a lock taken with `acquire`

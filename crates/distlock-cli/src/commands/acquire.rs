@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use crate::acquire::{Refusal, interruption};
-use crate::commands::{block_on, fail};
+use crate::commands::{block_on, fail, holder};
 use crate::control_socket::read_line;
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
@@ -108,7 +108,7 @@ fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
 fn start_holder() -> io::Result<UnixStream> {
     let (ours, theirs) = Pair::pair()?;
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("distlock").arg("acquire-holder");
+    command.arg0("distlock").arg(holder::COMMAND);
     // No option can stand before the command's name, so it is the first word.
     command.args(std::env::args_os().skip(2));
     // The shell that reads our output must not wait for the holder to close it.

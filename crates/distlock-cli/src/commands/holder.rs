@@ -24,6 +24,9 @@ use crate::report::{Held, Report};
 use crate::signal_stream::Signals;
 use crate::{redact, sys};
 
+/// The name under which `acquire` starts it; the words after it are `acquire`'s own.
+pub(super) const COMMAND: &str = "acquire-holder";
+
 pub(super) fn main(flags: &Acquire) -> Exit {
     let caller = match detach() {
         Ok(caller) => caller,
