@@ -49,7 +49,7 @@ impl Session {
         let mut session = Session { keyboard, screen, shell, past: String::new() };
         // Typed text is not shown, so that what is seen was printed.
         session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
-        session.see("begin");
+        session.expect_text("begin");
         session
     }
 
@@ -58,7 +58,7 @@ impl Session {
     }
 
     /// Waits until `text` is on the screen, and takes everything up to it away.
-    fn see(&mut self, text: &str) {
+    fn expect_text(&mut self, text: &str) {
         let screen = self.screen.clone();
         let seen = std::time::Instant::now();
         loop {
@@ -87,49 +87,49 @@ impl Drop for Session {
 fn a_command_that_reads_the_terminal_gets_it_and_the_shell_gets_it_back() {
     let mut session = Session::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; read x; echo got-$x; exit 3'; echo code-$?\n");
-    session.see("asking");
+    session.expect_text("asking");
     session.type_text("hello\n");
-    session.see("got-hello");
-    session.see("code-3");
+    session.expect_text("got-hello");
+    session.expect_text("code-3");
     session.type_text("echo st''ill here\n");
-    session.see("still here");
+    session.expect_text("still here");
 }
 
 #[test]
 fn a_command_that_sets_the_terminal_up_gets_it_too() {
     let mut session = Session::start();
     session.type_text("$H run job -- stty -echo; echo code-$?\n");
-    session.see("code-0");
+    session.expect_text("code-0");
 }
 
 #[test]
 fn a_job_is_suspended_with_its_wrapper_and_goes_on_in_the_foreground() {
     let mut session = Session::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; while read x; do echo got-$x; done; exit 4'\n");
-    session.see("asking");
+    session.expect_text("asking");
     session.type_text("one\n");
-    session.see("got-one");
+    session.expect_text("got-one");
     session.type_text("\x1a");
-    session.see("Stopped");
+    session.expect_text("Stopped");
     session.type_text("fg\n");
-    session.see("run job");
+    session.expect_text("run job");
     session.type_text("two\n");
-    session.see("got-two");
+    session.expect_text("got-two");
     session.type_text("\x04");
-    session.see("$ ");
+    session.expect_text("$ ");
     session.type_text("echo code-$?\n");
-    session.see("code-4");
+    session.expect_text("code-4");
 }
 
 #[test]
 fn a_command_that_only_computes_is_suspended_too() {
     let mut session = Session::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun; sleep 0.5; exit 5'\n");
-    session.see("begun");
+    session.expect_text("begun");
     session.type_text("\x1a");
-    session.see("Stopped");
+    session.expect_text("Stopped");
     session.type_text("fg; echo code-$?\n");
-    session.see("code-5");
+    session.expect_text("code-5");
 }
 
 #[test]
@@ -137,11 +137,11 @@ fn a_job_in_the_background_stops_when_it_wants_to_read() {
     let mut session = Session::start();
     session.type_text("$H run job -- sh -c 'read x; echo got-$x' &\n");
     session.type_text("sleep 0.3; echo; jobs\n");
-    session.see("Stopped");
+    session.expect_text("Stopped");
     session.type_text("fg\n");
-    session.see("run job");
+    session.expect_text("run job");
     session.type_text("hello\n");
-    session.see("got-hello");
+    session.expect_text("got-hello");
 }
 
 #[test]
@@ -151,13 +151,13 @@ fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
         session.type_text(&format!(
             "bash -c \"$H run job -- sh -c 'echo be''gun; {wants_terminal}'; echo not''-reached\"\n"
         ));
-        session.see("begun");
+        session.expect_text("begun");
         std::thread::sleep(std::time::Duration::from_millis(100));
         session.type_text("\x03");
         // The key also throws away what was typed before it took effect.
-        session.see("$ ");
+        session.expect_text("$ ");
         session.type_text("echo code-$?\n");
-        session.see("code-130");
+        session.expect_text("code-130");
         assert!(!session.past.contains("not-reached"));
     }
 }
@@ -166,18 +166,18 @@ fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
 fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
     let mut session = Session::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun >&2; sleep 1' | sh -c 'read x </dev/tty; echo got-$x'\n");
-    session.see("begun");
+    session.expect_text("begun");
     session.type_text("hello\n");
-    session.see("got-hello");
+    session.expect_text("got-hello");
 }
 
 #[test]
 fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
     let mut session = Session::start();
     session.type_text("$H run --foreground job -- bash -c 'trap \"echo ca\"\"ught\" INT; echo be\"\"gun; for i in 1 2 3 4 5 6; do sleep 0.1; done; echo do\"\"ne'\n");
-    session.see("begun");
+    session.expect_text("begun");
     session.type_text("\x03");
-    session.see("caught");
-    session.see("done");
+    session.expect_text("caught");
+    session.expect_text("done");
     assert!(!session.screen.lock().unwrap().contains("caught"));
 }

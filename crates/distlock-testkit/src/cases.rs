@@ -564,7 +564,10 @@ pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
     assert_eq!(order, ["first", "second", "third"]);
     let listed = inspect.list(key.as_str()).await.expect("listed");
     assert_eq!(listed.iter().map(|lock| &lock.key).collect::<Vec<_>>(), [&key]);
-    waiters.iter().for_each(tokio::task::JoinHandle::abort);
+    for waiter in waiters {
+        waiter.abort();
+        assert!(waiter.await.is_err(), "it was still waiting");
+    }
     guard.unlock().await.expect("released");
     world.expect_nothing_left().await;
     assert!(inspect.list(key.as_str()).await.expect("listed").is_empty());

@@ -6,12 +6,21 @@
 //! ```ignore
 //! distlock_testkit::conformance! { memory: MemorySetup }
 //! ```
+//!
+//! The fault tests stand on [`servers`] (real ones, to kill, freeze and restart), a [`proxy`] in front of them, a second
+//! process that takes locks ([`mod@child`]), clocks that can be moved ([`clock_shim`]) and networks that can be taken
+//! apart ([`netns`]).
 
 pub mod broken;
 pub mod cases;
+pub mod child;
+pub mod clock_shim;
 pub mod conformance;
 pub mod history;
+pub mod netns;
 mod polls;
+pub mod proxy;
+pub mod servers;
 mod setup;
 mod wire;
 

@@ -523,3 +523,74 @@ impl Table {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::clock::DEFAULT_DRIFT;
+    use crate::owner::{Process, Record};
+
+    const TTL: Duration = Duration::from_secs(10);
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    fn hold(options: &Options) -> Hold {
+        let record = Arc::new(Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()));
+        let claim = Claim::new(Key::new("k").unwrap(), TTL, true, record);
+        let grant = Grant { token: FencingToken::new(1), term: Some(Term { start: START, ttl: TTL }) };
+        Hold::new(claim, grant, options, DEFAULT_DRIFT, START)
+    }
+
+    #[test]
+    fn an_answer_after_the_deadline_does_not_bring_a_hold_back() {
+        let hold = hold(&Options::default());
+        let late = hold.end();
+        // Nobody has looked at the hold since: the answer itself must find it lost.
+        assert!(!hold.renewed(Some(Term { start: START.after(TTL / 3), ttl: TTL }), late));
+        assert_eq!(hold.loss(), Some(&LossReason::Expired));
+        assert!(hold.is_lost(START), "for good, whatever a clock says");
+    }
+
+    #[test]
+    fn answers_in_any_order_never_move_the_deadline_back() {
+        let hold = hold(&Options::default());
+        let [early, later] = [1, 2].map(|seconds| START.after(Duration::from_secs(seconds)));
+        assert!(hold.renewed(Some(Term { start: later, ttl: TTL }), later));
+        let end = hold.end();
+        assert!(hold.renewed(Some(Term { start: early, ttl: TTL }), later));
+        assert_eq!(hold.end(), end);
+        assert_eq!(end, deadline(later, TTL, DEFAULT_DRIFT));
+    }
+
+    #[test]
+    fn the_first_reason_for_a_loss_stays() {
+        let hold = hold(&Options::default());
+        hold.lose(LossReason::Broken, START);
+        hold.lose(LossReason::Closed, START);
+        assert!(hold.is_lost(START.after(TTL)));
+        assert_eq!(hold.loss(), Some(&LossReason::Broken));
+    }
+
+    #[test]
+    fn a_hold_is_looked_at_a_little_before_a_third_of_its_lease_and_at_its_end_without_a_watchdog() {
+        let look = hold(&Options::default()).next_look(START).since(START);
+        assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
+        let alone = hold(&Options { watchdog: false, ..Options::default() });
+        assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn leaving_counts_down_and_only_the_last_time_ends_the_hold() {
+        let holds = Holds::new();
+        let hold = Arc::new(hold(&Options::default()));
+        holds.insert(hold.clone(), START).unwrap();
+        let entered = holds.reenter(hold.owner(), hold.key(), START).unwrap();
+        assert_eq!(entered.token, hold.token);
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Inside));
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Last(_)));
+        assert!(matches!(holds.leave(hold.claim.attempt), Left::Gone));
+        assert!(holds.held(hold.owner(), hold.key(), START).is_none());
+        assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
+    }
+}

@@ -124,7 +124,7 @@ async fn a_renewal_that_is_answered_late_still_counts() {
     let locker = Locker::new(slow).unwrap();
     let guard = locker.lock("k").ttl(ms(1000)).await.unwrap();
     tokio::time::sleep(ms(4000)).await;
-    guard.unlock().await.expect("kept, although every answer came after a quarter of the lease");
+    assert!(guard.unlock().await.is_ok(), "kept, although every answer came after a quarter of the lease");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn renewals_that_hang_leave_room_for_short_leases() {
     }
     let good = locker.lock("good").ttl(ms(1200)).await.unwrap();
     tokio::time::sleep(ms(4000)).await;
-    good.check().expect("renewed beside those that hang");
+    assert!(!good.is_lost(), "renewed beside those that hang");
 }
 
 #[tokio::test]
@@ -299,7 +299,7 @@ async fn closing_forgets_what_failed_long_ago() {
     .await
     .expect("the lease ended");
     tokio::time::sleep(ms(200)).await;
-    locker.close().await.expect("nothing is left to confirm");
+    assert!(locker.close().await.is_ok(), "nothing is left to confirm");
 }
 
 #[tokio::test]

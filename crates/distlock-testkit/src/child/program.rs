@@ -1,0 +1,87 @@
+//! What runs in the child.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use distlock::{Clock, Error, LockGuard, Locker, Moment};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+use super::VARIABLE;
+use super::answer::{Answer, Outcome};
+
+/// Serves until the parent hangs up, if this process is a child at all. An error says which order was not understood.
+#[doc(hidden)]
+pub fn serve() -> Result<(), String> {
+    let Some(socket) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
+        Program::default().obey(stream).await
+    })
+}
+
+#[derive(Default)]
+struct Program {
+    locker: Option<Locker>,
+    guards: HashMap<String, LockGuard>,
+}
+
+impl Program {
+    async fn obey(mut self, stream: UnixStream) -> Result<(), String> {
+        let (orders, mut answers) = stream.into_split();
+        let mut orders = BufReader::new(orders).lines();
+        let clock = Clock::system();
+        while let Ok(Some(order)) = orders.next_line().await {
+            let began = clock.now();
+            let outcome = match self.follow(&order).await? {
+                Ok(outcome) => outcome,
+                Err(error) => Outcome::Failed { kind: format!("{:?}", error.kind()), message: error.to_string() },
+            };
+            let answer = Answer { began, ended: clock.now(), outcome };
+            if answers.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn follow(&mut self, order: &str) -> Result<distlock::Result<Outcome>, String> {
+        let words: Vec<&str> = order.split(' ').collect();
+        let strange = || format!("not understood: {order:?}");
+        let ttl = || words.get(2).and_then(|ms| ms.parse().ok()).map(Duration::from_millis).ok_or_else(strange);
+        let locker = || self.locker.as_ref().ok_or_else(|| "not connected".to_owned());
+        let guard = |key: &str| self.guards.get(key).ok_or_else(|| format!("{key} was never taken"));
+        match words[..] {
+            ["connect", url] => Ok(self.connect(url).await),
+            ["lock", key, _] => {
+                let guard = locker()?.lock(key).ttl(ttl()?).await;
+                Ok(guard.map(|guard| self.keep(key, guard)))
+            }
+            ["try", key, _] => {
+                let guard = locker()?.try_lock(key).ttl(ttl()?).await;
+                Ok(guard.map(|guard| guard.map_or(Outcome::Busy, |guard| self.keep(key, guard))))
+            }
+            ["unlock", key] => {
+                let guard = self.guards.remove(key).ok_or_else(strange)?;
+                Ok(guard.unlock().await.map(|()| Outcome::Done))
+            }
+            ["drop", key] => Ok(self.guards.remove(key).map(|_| Ok(Outcome::Done)).ok_or_else(strange)?),
+            ["state", key] => Ok(Ok(Outcome::State(format!("{:?}", guard(key)?.state())))),
+            ["lost", key] => Ok(Ok(Outcome::Lost(format!("{:?}", guard(key)?.lost().await)))),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn connect(&mut self, url: &str) -> Result<Outcome, Error> {
+        self.locker = Some(Locker::connect(url).await?);
+        Ok(Outcome::Done)
+    }
+
+    fn keep(&mut self, key: &str, guard: LockGuard) -> Outcome {
+        let deadline = guard.deadline().unwrap_or(Moment::NEVER);
+        let taken = Outcome::Taken { token: guard.fencing_token().get(), deadline };
+        self.guards.insert(key.to_owned(), guard);
+        taken
+    }
+}

@@ -1,0 +1,61 @@
+//! Where connections come in.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use super::connection;
+use super::shared::Shared;
+
+/// What becomes of new connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// They are served.
+    Open,
+    /// They are refused, as by a machine where no server runs.
+    Refuse,
+    /// They seem to be made, and then nothing answers. They are served when the door opens.
+    Silent,
+}
+
+/// Serves until the proxy is closed.
+pub(super) fn serve(address: SocketAddr, shared: &Arc<Shared>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(accept(address, shared));
+}
+
+async fn accept(address: SocketAddr, shared: &Arc<Shared>) {
+    let mut rules = shared.rules();
+    let mut listener = None;
+    loop {
+        rules.borrow_and_update();
+        let (door, is_closed) = shared.act(|state| (state.door, state.is_closed));
+        if is_closed {
+            return;
+        }
+        match (door, &listener) {
+            (Door::Refuse, _) => listener = None,
+            (_, None) => listener = Some(TcpListener::bind(address).await.expect("the port is reserved")),
+            _ => {}
+        }
+        shared.act(|state| state.door_in_force = Some(door));
+        tokio::select! {
+            biased;
+            _ = rules.changed() => {}
+            accepted = next(listener.as_ref()), if door == Door::Open => {
+                if let Ok((client, _)) = accepted {
+                    let number = shared.act(super::shared::State::enter);
+                    tokio::spawn(connection::serve(client, number, shared.clone()));
+                }
+            }
+        }
+    }
+}
+
+async fn next(listener: Option<&TcpListener>) -> std::io::Result<(tokio::net::TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}

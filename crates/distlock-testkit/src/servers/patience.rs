@@ -1,0 +1,49 @@
+//! Waiting for what must happen, by looking again and again.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// How long the kit waits for what must happen: generous, since machines are slow at times.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
+/// Looks until `look` answers something; `None` when that takes longer than `most`.
+pub fn poll_until<T>(most: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return Some(seen);
+        }
+        if start.elapsed() > most {
+            return None;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// Looks until `look` answers something, and panics when that takes longer than [`PATIENCE`]. `what` completes the
+/// sentence "waited for …".
+#[track_caller]
+pub fn eventually<T>(what: impl Display, look: impl FnMut() -> Option<T>) -> T {
+    match poll_until(PATIENCE, look) {
+        Some(seen) => seen,
+        None => panic!("waited {PATIENCE:?} in vain for {what}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_late_is_seen_and_what_never_does_ends() {
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            (looks == 3).then_some("there")
+        };
+        assert_eq!(poll_until(PATIENCE, third), Some("there"));
+        assert_eq!(poll_until(Duration::from_millis(20), || None::<()>), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! A Redis server.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::directory::Directory;
+use super::patience::{PATIENCE, eventually, poll_until};
+use super::port::Port;
+use super::process::Process;
+use super::program::find_program;
+use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
+use super::reply::Reply;
+use super::resp::RespClient;
+use crate::netns::Namespace;
+
+/// The name of the unix socket in the server's directory.
+pub(super) const SOCKET: &str = "redis.sock";
+
+/// Written once: a sentinel keeps what it learns in it, and a restart must not take that away.
+const CONFIG: &str = "redis.conf";
+
+/// What a server says when somebody else has its port.
+const PORT_TAKEN: &str = "Address already in use";
+
+/// How many ports to try: each failure means that somebody took a port in the moment between choosing and using it.
+const ATTEMPTS: usize = 10;
+
+/// What a restarted server finds on its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data {
+    /// What it had written.
+    Kept,
+    /// Nothing.
+    Lost,
+}
+
+/// A Redis server of its own. Dropping it kills it.
+#[derive(Debug)]
+pub struct RedisServer {
+    // Before the directory: a killed server no longer writes there.
+    process: Process,
+    directory: Directory,
+    port: Port,
+    options: RedisOptions,
+}
+
+impl RedisServer {
+    /// A server with the defaults of [`RedisOptions`].
+    #[track_caller]
+    pub fn start() -> RedisServer {
+        RedisServer::options().start()
+    }
+
+    /// A server to be described.
+    pub fn options() -> RedisOptions {
+        RedisOptions::default()
+    }
+
+    #[track_caller]
+    pub(super) fn launch(options: &RedisOptions) -> RedisServer {
+        for _ in 0..ATTEMPTS {
+            let (directory, port) = (Directory::new(), Port::free());
+            directory.write(CONFIG, options.file(directory.path(), &port));
+            let process = spawn(options, &directory);
+            let mut server = RedisServer { process, directory, port, options: options.clone() };
+            match server.until_ready() {
+                Ok(()) => return server,
+                Err(log) if log.contains(PORT_TAKEN) => {}
+                Err(log) => panic!("redis-server did not start:\n{log}"),
+            }
+        }
+        panic!("redis-server found no free port {ATTEMPTS} times");
+    }
+
+    /// The URL of the server, for the default user.
+    pub fn url(&self) -> String {
+        match &self.options.password {
+            None => format!("{}://{}/", self.scheme(), self.address()),
+            Some(password) => format!("{}://:{password}@{}/", self.scheme(), self.address()),
+        }
+    }
+
+    pub(super) fn password(&self) -> Option<&str> {
+        self.options.password.as_deref()
+    }
+
+    /// The URL of the server for a user of its own.
+    pub fn url_of(&self, user: &str, password: &str) -> String {
+        format!("{}://{user}:{password}@{}/", self.scheme(), self.address())
+    }
+
+    /// The URL of the server's unix socket, for the default user without a password.
+    pub fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// The unix socket; every server has one.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join(SOCKET)
+    }
+
+    /// The address of the server.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from((self.options.host(), self.port()))
+    }
+
+    /// The port of the server; it stays the same when the server is restarted.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The server's process id; a restarted server has another.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Where the server keeps its data.
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    /// What the server printed.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Kills the server and waits until it is gone.
+    pub fn kill9(&mut self) {
+        self.process.kill9();
+    }
+
+    /// Freezes the server; returns when it stands still. Its connections stay open.
+    pub fn stop(&self) {
+        self.process.stop();
+    }
+
+    /// Thaws the server.
+    pub fn cont(&self) {
+        self.process.cont();
+    }
+
+    /// Starts the server again on its port, killing it first if it runs, and waits until it answers.
+    #[track_caller]
+    pub fn restart(&mut self, data: Data) {
+        self.relaunch(data);
+        let start = std::time::Instant::now();
+        while let Err(log) = self.until_ready() {
+            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < PATIENCE;
+            assert!(is_port_taken, "redis-server did not start again:\n{log}");
+            self.relaunch(Data::Kept);
+        }
+    }
+
+    /// Like [`restart`](Self::restart), without waiting: the server may still be loading its data.
+    pub fn relaunch(&mut self, data: Data) {
+        self.process.kill9();
+        if data == Data::Lost {
+            let _ = fs::remove_file(self.directory.path().join("dump.rdb"));
+            let _ = fs::remove_dir_all(self.directory.path().join("appendonlydir"));
+        }
+        self.process = spawn(&self.options, &self.directory);
+    }
+
+    /// Asks the server over a new connection with all rights, past any proxy. Panics when no answer comes; a refusal is
+    /// an answer.
+    #[track_caller]
+    pub fn command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> Reply {
+        let shown = || String::from_utf8_lossy(arguments[0].as_ref()).into_owned();
+        self.try_command(arguments).unwrap_or_else(|error| panic!("{} was not answered: {error}", shown()))
+    }
+
+    /// Like [`command`](Self::command), for servers that may not answer.
+    pub fn try_command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> io::Result<Reply> {
+        self.client()?.command(arguments)
+    }
+
+    /// A connection of the kit's own user, over the unix socket: neither TLS nor the network stands in its way.
+    pub fn client(&self) -> io::Result<RespClient> {
+        let mut client = RespClient::unix(&self.socket())?;
+        match client.command(&["AUTH", CONTROL_USER, CONTROL_PASSWORD])? {
+            Reply::Simple(_) => Ok(client),
+            refused => Err(io::Error::other(refused.to_string())),
+        }
+    }
+
+    /// The value of a field that `INFO section` tells.
+    #[track_caller]
+    pub fn info(&self, section: &str, field: &str) -> Option<String> {
+        let all = self.command(&["INFO", section]).to_string();
+        let value = |line: &str| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned);
+        all.lines().find_map(value)
+    }
+
+    /// How often the server has run `command` (`set`, `evalsha`, `client|list`, …), in scripts too.
+    #[track_caller]
+    pub fn calls(&self, command: &str) -> u64 {
+        let Some(stats) = self.info("commandstats", &format!("cmdstat_{command}")) else { return 0 };
+        let calls = stats.split(',').find_map(|part| part.strip_prefix("calls="));
+        calls.and_then(|number| number.parse().ok()).expect("a number of calls")
+    }
+
+    /// Waits until this replica has everything from its master.
+    #[track_caller]
+    pub fn expect_in_sync(&self) {
+        let is_up = || self.info("replication", "master_link_status").is_some_and(|status| status == "up");
+        eventually("a replica's link to its master", || is_up().then_some(()));
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.options.tls.is_some() { "rediss" } else { "redis" }
+    }
+
+    /// Waits until the server answers; what it printed if it ended instead.
+    fn until_ready(&mut self) -> Result<(), String> {
+        let pong = Reply::Simple("PONG".into());
+        let answer = poll_until(PATIENCE, || {
+            if self.process.ended().is_some() {
+                return Some(Err(self.log()));
+            }
+            self.try_command(&["PING"]).is_ok_and(|reply| reply == pong).then_some(Ok(()))
+        });
+        answer.unwrap_or_else(|| Err(self.log()))
+    }
+}
+
+fn spawn(options: &RedisOptions, directory: &Directory) -> Process {
+    let program = find_program("redis-server", "redis-server");
+    let (program, words) = match &options.namespace {
+        None => (program, vec![]),
+        Some((name, _)) => Namespace::wrap(name, &program),
+    };
+    // The log of an earlier start must not be taken for this one's.
+    let log = directory.write("log", "");
+    let started = Process::start(&program, &log, |command| {
+        command.args(words).arg(CONFIG).args(&options.arguments).envs(options.environment.iter().cloned());
+        command.current_dir(directory.path());
+    });
+    started.unwrap_or_else(|error| panic!("redis-server cannot be started: {error}"))
+}

@@ -1,0 +1,187 @@
+//! A Redis Cluster.
+
+use super::patience::eventually;
+use super::port::Port;
+use super::redis::RedisServer;
+use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
+use super::reply::Reply;
+
+/// How many slots a cluster has.
+pub const SLOTS: u16 = 16_384;
+
+/// A node that is silent for so long is taken for dead.
+const NODE_TIMEOUT_MS: u32 = 1000;
+
+/// Three masters that share the slots. Dropping it kills them.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+    /// The ports on which the nodes talk to each other.
+    buses: Vec<Port>,
+}
+
+impl RedisCluster {
+    /// Starts three masters and waits until all agree that the cluster is whole.
+    #[track_caller]
+    pub fn start() -> RedisCluster {
+        RedisCluster::with(&RedisServer::options())
+    }
+
+    /// The same, with options for the nodes.
+    #[track_caller]
+    pub fn with(options: &RedisOptions) -> RedisCluster {
+        let buses: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+        let nodes = buses.iter().map(|bus| node(options.clone(), bus)).collect();
+        let cluster = RedisCluster { nodes, buses };
+        cluster.share_slots();
+        cluster.introduce();
+        cluster.expect_whole();
+        cluster
+    }
+
+    /// The URL that names all nodes.
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self.nodes.iter().map(|node| node.address().to_string()).collect();
+        let password = self.nodes[0].password().map(|password| format!(":{password}@")).unwrap_or_default();
+        format!("redis+cluster://{password}{}/", hosts.join(","))
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// The nodes, to kill and restart.
+    pub fn nodes_mut(&mut self) -> &mut [RedisServer] {
+        &mut self.nodes
+    }
+
+    /// The slot of a key.
+    #[track_caller]
+    pub fn slot(&self, key: &str) -> u16 {
+        let slot = self.nodes[0].command(&["CLUSTER", "KEYSLOT", key]).int();
+        u16::try_from(slot).expect("a slot")
+    }
+
+    /// The place among the nodes of the one that serves `slot`, by its own word.
+    #[track_caller]
+    pub fn owner(&self, slot: u16) -> usize {
+        let owns = |at: &usize| owns(&self.nodes[*at], slot);
+        eventually("the owner of a slot", || (0..self.nodes.len()).find(owns))
+    }
+
+    /// Moves a slot with its keys to another node, as resharding does; returns when every node knows.
+    #[track_caller]
+    pub fn move_slot(&self, slot: u16, to: usize) {
+        let from = self.owner(slot);
+        self.begin_move(slot, to);
+        self.move_keys(slot, from, to);
+        self.end_move(slot, from, to);
+    }
+
+    /// The first part of a move: from now on the old owner answers ASK for keys that it does not have.
+    #[track_caller]
+    pub fn begin_move(&self, slot: u16, to: usize) {
+        let from = self.owner(slot);
+        let (slot, ids) = (slot.to_string(), [from, to].map(|at| self.id(at)));
+        expect_ok(&self.nodes[to].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]));
+        expect_ok(&self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]));
+    }
+
+    /// The second part: the keys.
+    #[track_caller]
+    pub fn move_keys(&self, slot: u16, from: usize, to: usize) {
+        let (slot, address) = (slot.to_string(), self.nodes[to].address());
+        let (host, port) = (address.ip().to_string(), address.port().to_string());
+        loop {
+            let keys = self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            if keys.array().is_empty() {
+                return;
+            }
+            let mut migrate = vec!["MIGRATE", &host, &port, "", "0", "5000"];
+            migrate.extend(["AUTH2", CONTROL_USER, CONTROL_PASSWORD, "KEYS"]);
+            let keys: Vec<String> = keys.array().iter().map(Reply::text).collect();
+            migrate.extend(keys.iter().map(String::as_str));
+            let reply = self.nodes[from].command(&migrate);
+            // A key that expired or was deleted meanwhile is no longer there to be moved.
+            assert!(matches!(reply.to_string().as_str(), "OK" | "NOKEY"), "{reply:?}");
+        }
+    }
+
+    /// The last part: the new owner takes the slot; returns when every node knows.
+    #[track_caller]
+    pub fn end_move(&self, slot: u16, from: usize, to: usize) {
+        let (number, id) = (slot.to_string(), self.id(to));
+        // The new owner first: otherwise nobody would own the slot if something fails in between.
+        for at in [to, from] {
+            expect_ok(&self.nodes[at].command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]));
+        }
+        let knows = |node: &RedisServer| owner_id(node, slot).is_some_and(|owner| owner == id);
+        eventually("all nodes to know a slot's new owner", || self.nodes.iter().all(knows).then_some(()));
+    }
+
+    /// Waits until every node that answers says that the cluster is whole.
+    #[track_caller]
+    pub fn expect_whole(&self) {
+        let is_whole = |node: &RedisServer| {
+            let info = node.try_command(&["CLUSTER", "INFO"]).ok()?.to_string();
+            Some(info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3"))
+        };
+        let all = || self.nodes.iter().filter_map(is_whole).all(|whole| whole).then_some(());
+        eventually("a whole cluster", all);
+    }
+
+    fn id(&self, at: usize) -> String {
+        self.nodes[at].command(&["CLUSTER", "MYID"]).text()
+    }
+
+    fn share_slots(&self) {
+        let count = u16::try_from(self.nodes.len()).expect("few nodes");
+        for (number, node) in (0..count).zip(&self.nodes) {
+            let first = |number: u16| u32::from(SLOTS) * u32::from(number) / u32::from(count);
+            let (from, to) = (first(number).to_string(), (first(number + 1) - 1).to_string());
+            expect_ok(&node.command(&["CLUSTER", "ADDSLOTSRANGE", &from, &to]));
+            // Without epochs of their own, nodes would first have to quarrel about them.
+            expect_ok(&node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]));
+        }
+    }
+
+    fn introduce(&self) {
+        for (node, bus) in self.nodes.iter().zip(&self.buses).skip(1) {
+            let address = node.address();
+            let (host, port, bus) = (address.ip().to_string(), address.port().to_string(), bus.number().to_string());
+            expect_ok(&self.nodes[0].command(&["CLUSTER", "MEET", &host, &port, &bus]));
+        }
+    }
+}
+
+fn node(options: RedisOptions, bus: &Port) -> RedisServer {
+    options
+        .config("cluster-enabled yes")
+        // By default ten thousand above the server's port, which may be taken or above all ports.
+        .config(format!("cluster-port {}", bus.number()))
+        .config(format!("cluster-node-timeout {NODE_TIMEOUT_MS}"))
+        .config("cluster-config-file nodes.conf")
+        .start()
+}
+
+fn owns(node: &RedisServer, slot: u16) -> bool {
+    let id = node.try_command(&["CLUSTER", "MYID"]).map(|id| id.text());
+    id.is_ok_and(|id| owner_id(node, slot) == Some(id))
+}
+
+/// Who owns a slot, by word of one node.
+fn owner_id(node: &RedisServer, slot: u16) -> Option<String> {
+    let shards = node.try_command(&["CLUSTER", "SLOTS"]).ok()?;
+    let slot = i64::from(slot);
+    let range = shards.array().iter().find(|range| {
+        let range = range.array();
+        (range[0].int()..=range[1].int()).contains(&slot)
+    })?;
+    Some(range.array()[2].array()[2].text())
+}
+
+#[track_caller]
+fn expect_ok(reply: &Reply) {
+    assert_eq!(*reply, Reply::Simple("OK".into()));
+}
