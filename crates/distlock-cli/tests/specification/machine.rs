@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::common::{Wrapper, code, eventually};
@@ -106,8 +107,23 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        self.kill_who_is_left();
         // Somebody may still be leaving a queue in it.
         let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Machine {
+    /// Nobody outlives its test, not even those in the background of one that failed.
+    fn kill_who_is_left(&self) {
+        let mark = format!("DISTLOCK_LOCK_DIR={}", self.text("locks")).into_bytes();
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            let pid = process.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            if let Some(pid) = pid.filter(|_| environment.split(|byte| *byte == 0).any(|entry| entry == mark)) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
     }
 }
 
