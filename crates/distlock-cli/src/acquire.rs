@@ -1,17 +1,18 @@
 //! Waiting for a lock, with an ear for signals.
 
-use std::io;
 use std::time::Duration;
 
-use distlock::{Error, Key, LockGuard, LockRequest};
+use distlock::{Error, ErrorKind, Key, LockGuard, LockRequest};
 use rustix::process::Signal;
 
+use crate::ancestry::{Ancestry, CHAIN};
 use crate::commands::run::ends_waiting;
 use crate::engine::Engine;
 use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
 use crate::plan::Wait;
+use crate::redact;
 use crate::signal_stream::Signals;
 
 /// What to ask for.
@@ -29,6 +30,35 @@ pub struct Wanted<'a> {
     pub purpose: &'a str,
 }
 
+/// Why there is no lock: how the program ends, and what it says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The end.
+    pub exit: Exit,
+    /// One line; nothing when a signal ended the wait.
+    pub message: Option<String>,
+}
+
+impl Refusal {
+    /// The code and the message for `error`; `-E` is about locks that somebody else has.
+    #[must_use]
+    pub fn new(error: &Error, flags: &flags::Lock) -> Refusal {
+        let exit = match (ExitCode::from(error), flags.conflict_exit_code) {
+            (ExitCode::NotAcquired, Some(code)) => Exit::Code(code),
+            (code, _) => code.into(),
+        };
+        Refusal { exit, message: Some(error.to_string()) }
+    }
+
+    /// Says it.
+    pub fn say(self, notes: &mut Notes) -> Exit {
+        if let Some(message) = self.message {
+            notes.say(&Note::Failed { message });
+        }
+        self.exit
+    }
+}
+
 /// Takes the lock. An `Err` is the end of the program; it has been said.
 ///
 /// # Errors
@@ -39,57 +69,74 @@ pub async fn acquire(
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Result<LockGuard, Exit> {
-    let clock = distlock::Clock::system();
-    let asked = clock.now();
-    let outcome = {
-        let mut request = std::pin::pin!(request(engine, wanted).into_future());
-        loop {
-            tokio::select! {
-                granted = &mut request => break granted.map_err(Stop::Refused),
-                delivery = signals.next() => match delivery {
-                    Ok(delivery) if ends_waiting(delivery.signal) => break Err(Stop::Signal(delivery.signal)),
-                    Ok(delivery) if delivery.signal == Signal::TSTP => {
-                        let _ = signals.stop(Signal::TSTP);
-                    }
-                    Ok(_) => {}
-                    Err(error) => break Err(Stop::Failed(error)),
-                },
-            }
+    match wait_for(engine, wanted, interruption(signals)).await {
+        Ok((guard, waited)) => {
+            notes.say(&Note::Acquired { token: guard.fencing_token(), waited });
+            Ok(guard)
         }
-    };
-    let stop = match outcome {
-        Ok(guard) => {
-            notes.say(&Note::Acquired { token: guard.fencing_token(), waited: clock.now().since(asked) });
-            return Ok(guard);
-        }
-        Err(stop) => stop,
-    };
-    // The place in the queue is given up before anybody hears that we are gone.
-    let _ = engine.locker.close().await;
-    Err(match stop {
-        Stop::Signal(signal) => Exit::Signal(signal.as_raw()),
-        Stop::Refused(error) => refused(&error, wanted.flags, notes),
-        Stop::Failed(error) => {
-            notes.say(&Note::Failed { message: format!("cannot wait for signals: {error}") });
-            ExitCode::Internal.into()
-        }
-    })
+        Err(refusal) => Err(refusal.say(notes)),
+    }
 }
 
-/// Why there is no lock.
-enum Stop {
-    Signal(Signal),
-    Refused(Error),
-    Failed(io::Error),
+/// Takes the lock unless `stop` comes first, and says how long that took.
+///
+/// # Errors
+/// Not granted, failed, or stopped. Then the place in the queue is given up before this returns.
+pub async fn wait_for(
+    engine: &Engine,
+    wanted: &Wanted<'_>,
+    stop: impl Future<Output = Refusal>,
+) -> Result<(LockGuard, Duration), Refusal> {
+    let clock = distlock::Clock::system();
+    let asked = clock.now();
+    let granted = async {
+        match held_by_ancestor(engine, wanted.key).await {
+            Some(error) => Err(error),
+            None => request(engine, wanted).await,
+        }
+    };
+    let outcome = tokio::select! {
+        granted = granted => granted.map_err(|error| Refusal::new(&error, wanted.flags)),
+        stopped = stop => Err(stopped),
+    };
+    if outcome.is_err() {
+        let _ = engine.locker.close().await;
+    }
+    Ok((outcome?, clock.now().since(asked)))
+}
+
+/// Resolves when a signal ends the waiting. One that stops the process stops it here.
+pub async fn interruption(signals: &mut Signals) -> Refusal {
+    loop {
+        match signals.next().await {
+            Ok(delivery) if ends_waiting(delivery.signal) => {
+                return Refusal { exit: Exit::Signal(delivery.signal.as_raw()), message: None };
+            }
+            Ok(delivery) if delivery.signal == Signal::TSTP => {
+                let _ = signals.stop(Signal::TSTP);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let message = Some(format!("cannot wait for signals: {error}"));
+                return Refusal { exit: ExitCode::Internal.into(), message };
+            }
+        }
+    }
+}
+
+/// A lock that an ancestor still holds is not waited for: it would wait for us.
+async fn held_by_ancestor(engine: &Engine, key: &Key) -> Option<Error> {
+    let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
+    let token = chain.find(&redact::url(&engine.name), key)?;
+    let lock = engine.locker.inspect().get(key).await.ok()??;
+    let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
+    let message = "the command that started this one runs under it already";
+    Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(key).with_holder(Some(holder)))
 }
 
 /// Says why the lock was not acquired, in one line, with the code for it.
 pub fn refused(error: &Error, flags: &flags::Lock, notes: &mut Notes) -> Exit {
-    notes.say(&Note::Failed { message: error.to_string() });
-    match (ExitCode::from(error), flags.conflict_exit_code) {
-        (ExitCode::NotAcquired, Some(code)) => Exit::Code(code),
-        (code, _) => code.into(),
-    }
+    Refusal::new(error, flags).say(notes)
 }
 
 fn request(engine: &Engine, wanted: &Wanted<'_>) -> LockRequest {

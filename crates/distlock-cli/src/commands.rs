@@ -1,10 +1,14 @@
 //! One file for each command.
 
+mod acquire;
 mod break_lock;
 mod completions;
 mod hold;
+mod holder;
 mod ls;
 mod man;
+mod release;
+mod renew;
 pub mod run;
 mod show;
 mod watch;
@@ -21,7 +25,14 @@ use crate::note::{Note, Notes};
 /// Does what the command line says.
 #[must_use]
 pub fn main() -> Exit {
-    match Flags::try_parse() {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    // A command that only `acquire` knows: help, completions and manual pages do not show it.
+    let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
+    if is_holder {
+        words[1] = "acquire".into();
+    }
+    match Flags::try_parse_from(words) {
+        Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
         Ok(flags) => dispatch(flags.command),
         Err(error) => refuse(&error),
     }
@@ -31,14 +42,15 @@ fn dispatch(command: Command) -> Exit {
     match command {
         Command::Run(flags) => run::main(&flags),
         Command::Hold(flags) => hold::main(&flags),
+        Command::Acquire(flags) => acquire::main(&flags),
+        Command::Renew(flags) => renew::main(&flags),
+        Command::Release(flags) => release::main(&flags),
         Command::Ls(flags) => ls::main(&flags),
         Command::Show(flags) => show::main(&flags),
         Command::Watch(flags) => watch::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Completions(flags) => completions::main(&flags),
         Command::Man(flags) => man::main(&flags),
-        // Until the library's lockers are here.
-        _ => fail(ExitCode::Internal, "this command is not there yet"),
     }
 }
 

@@ -227,7 +227,7 @@ pub struct Acquire {
     pub engine: Engine,
 }
 
-/// `distlock renew`.
+/// `distlock renew`. The holder knows its engine, so none can be named here.
 #[derive(Debug, Args)]
 pub struct Renew {
     /// The lock
@@ -235,18 +235,15 @@ pub struct Renew {
     /// What `acquire` printed
     #[arg(long, value_name = "T")]
     pub token: String,
-    /// The new length of the lease; default 30s
+    /// The new length of the lease, from now on; default: as long as the last one
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub ttl: Option<Duration>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: Engine,
 }
 
-/// `distlock release`.
+/// `distlock release`. As with `renew`, the holder knows its engine.
 #[derive(Debug, Args)]
 pub struct Release {
     /// The lock
@@ -257,9 +254,6 @@ pub struct Release {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: Engine,
 }
 
 /// `distlock ls` and `distlock watch`.

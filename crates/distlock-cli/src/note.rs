@@ -62,6 +62,11 @@ pub enum Note {
         /// How.
         outcome: Outcome,
     },
+    /// The lease begins anew.
+    Renewed {
+        /// How long it is.
+        ttl: Duration,
+    },
     /// The lock was released.
     Released,
     /// Somebody else's lock was released by force.
@@ -107,6 +112,7 @@ impl Note {
             Note::Lingering { processes } => json!({"event": "lingering", "processes": processes}),
             Note::Ended { outcome: Outcome::Exited(code) } => json!({"event": "ended", "code": code}),
             Note::Ended { outcome: Outcome::Killed(signal) } => json!({"event": "ended", "signal": signal}),
+            Note::Renewed { ttl } => json!({"event": "renewed", "ttl_s": seconds(ttl)}),
             Note::Released => json!({"event": "released"}),
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
             Note::Failed { message } => json!({"event": "failed", "message": message}),
@@ -144,6 +150,7 @@ impl fmt::Display for Note {
             Note::Ended { outcome: Outcome::Killed(signal) } => {
                 write!(f, "command killed by {}", signal_name::show(*signal))
             }
+            Note::Renewed { ttl } => write!(f, "lock renewed for {:.1} s", ttl.as_secs_f64()),
             Note::Released => f.write_str("lock released"),
             Note::Broken { token } => {
                 write!(f, "released the hold with token {token}; its holder may still be running until it notices")

@@ -144,19 +144,32 @@ pub(crate) fn fork_watcher(
 unsafe fn close_all_but(one: RawFd, other: RawFd) {
     let (low, high) = (one.min(other), one.max(other));
     for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
-        if first > last {
-            continue;
-        }
-        // SAFETY: see the function. Through syscall, since not every C library has the function.
-        let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
-        if !closed {
-            // Linux before 5.9; higher numbers than these are not in use this early in the program's life.
-            (first..=last.min(1_023)).for_each(|fd| {
-                // SAFETY: see the function.
-                unsafe { libc::close(fd) };
-            });
-        }
+        // SAFETY: see the function.
+        unsafe { close_range(first, last) };
     }
+}
+
+/// Closes all of these; whoever owned them must not use them any more.
+unsafe fn close_range(first: RawFd, last: RawFd) {
+    if first > last {
+        return;
+    }
+    // SAFETY: see the function. Through syscall, since not every C library has the function.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
+    if !closed {
+        // Linux before 5.9; higher numbers than these are not in use this early in the program's life.
+        (first..=last.min(1_023)).for_each(|fd| {
+            // SAFETY: see the function.
+            unsafe { libc::close(fd) };
+        });
+    }
+}
+
+/// Closes every descriptor that the program was started with, except the first three. To be called before anything else:
+/// what was opened since would be closed too.
+pub(crate) fn close_inherited() {
+    // SAFETY: nothing of ours is open yet, by contract.
+    unsafe { close_range(3, RawFd::MAX) };
 }
 
 /// The descriptor that the caller of the program opened as `number`; an error when it did not.

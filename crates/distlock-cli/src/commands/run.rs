@@ -3,12 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use distlock::{Clock, Error, ErrorKind, LockGuard, LossReason, Moment};
+use distlock::{Clock, ErrorKind, LockGuard, LossReason, Moment};
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
 use crate::acquire::{Wanted, acquire, refused};
-use crate::ancestry::{Ancestry, CHAIN};
 use crate::child;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -19,7 +18,6 @@ use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
-use crate::redact;
 use crate::signal_stream::{FORWARDED, Signals};
 use crate::supervise::{Ending, Failure, supervise};
 
@@ -56,9 +54,6 @@ async fn run(flags: &Run, notes: &mut Notes) -> Exit {
 }
 
 async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Exit {
-    if let Some(error) = held_by_ancestor(engine, plan).await {
-        return refused(&error, &flags.lock, notes);
-    }
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
     let guard = match acquire(engine, &wanted, signals, notes).await {
@@ -88,16 +83,6 @@ fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
         rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
     }
     Ok(descriptor)
-}
-
-/// A nested run of a lock that an ancestor still holds would wait for itself.
-async fn held_by_ancestor(engine: &Engine, plan: &Plan) -> Option<Error> {
-    let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let token = chain.find(&redact::url(&engine.name), &plan.key)?;
-    let lock = engine.locker.inspect().get(&plan.key).await.ok()??;
-    let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
-    let message = "the command that started this one runs under it already";
-    Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(&plan.key).with_holder(Some(holder)))
 }
 
 /// Releases the lock after the command. A loss that shows only now counts as any other.

@@ -80,6 +80,11 @@ impl Wrapper {
         eventually("the wrapper ends", || self.child.try_wait().expect("a child"))
     }
 
+    /// Its input, if that is a pipe; dropped, the command reads the end.
+    pub(crate) fn stdin(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("piped, and not taken before")
+    }
+
     /// What is left of the output once everybody has closed it.
     pub(crate) fn rest(&mut self) -> String {
         let mut rest = String::new();

@@ -1,0 +1,63 @@
+//! `distlock renew`: a longer lease for a lock taken with `acquire`.
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use distlock::{MAX_TTL, MIN_TTL};
+use serde_json::json;
+
+use crate::commands::{block_on, fail};
+use crate::control_request::{Action, Request};
+use crate::control_socket::ask;
+use crate::exit::{Exit, ExitCode};
+use crate::flags::{self, Renew};
+use crate::note::{Note, Notes};
+use crate::plan;
+
+pub(super) fn main(flags: &Renew) -> Exit {
+    if flags.ttl.is_some_and(|ttl| !(MIN_TTL..=MAX_TTL).contains(&ttl)) {
+        return fail(ExitCode::Usage, format!("--ttl: not from {MIN_TTL:?} to {MAX_TTL:?}"));
+    }
+    tell(&flags.name, &flags.token, Action::Renew(flags.ttl), &flags.output)
+}
+
+/// Asks the holder, and says what came of it.
+pub(super) fn tell(name: &OsStr, token: &str, action: Action, output: &flags::Output) -> Exit {
+    let parsed = plan::key(name).and_then(|key| {
+        // Not left to the parser of the command line, which would repeat a secret that has a letter too many.
+        Ok((key, token.parse().map_err(|problem| format!("--token: {problem}"))?))
+    });
+    let (key, token) = match parsed {
+        Ok(parsed) => parsed,
+        Err(problem) => return fail(ExitCode::Usage, problem),
+    };
+    let mut notes = Notes::new(output.into(), output.json);
+    block_on(async {
+        let request = Request { name: key.as_str().into(), token, action };
+        match ask(&request).await {
+            Ok(ttl) => {
+                done(&request, ttl, output.json, &mut notes);
+                Exit::SUCCESS
+            }
+            Err(error) => {
+                let error = error.with_key(&key);
+                notes.say(&Note::Failed { message: error.to_string() });
+                ExitCode::from(&error).into()
+            }
+        }
+    })
+}
+
+fn done(request: &Request, ttl: Duration, as_json: bool, notes: &mut Notes) {
+    let released = request.action == Action::Release;
+    notes.say(&if released { Note::Released } else { Note::Renewed { ttl } });
+    if as_json {
+        let mut fields = json!({"name": request.name, "held": !released});
+        if !released {
+            fields["ttl_s"] = json!(ttl.as_secs_f64());
+        }
+        // Whoever does not read it does not need it.
+        let _ = writeln!(io::stdout(), "{fields}");
+    }
+}

@@ -1,0 +1,117 @@
+//! What `renew` and `release` ask a holder, and what it answers.
+
+use std::time::Duration;
+
+use distlock::{Error, ErrorKind};
+use serde_json::{Value, json};
+
+use crate::hold_token::HoldToken;
+
+/// Asks the holder that has this token for this lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) name: String,
+    pub(crate) token: HoldToken,
+    pub(crate) action: Action,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// A new lease from now on, as long as the one before or as long as this.
+    Renew(Option<Duration>),
+    Release,
+}
+
+impl Request {
+    /// The request as one line.
+    pub(crate) fn encode(&self) -> String {
+        let (action, ttl) = match self.action {
+            Action::Renew(ttl) => ("renew", ttl),
+            Action::Release => ("release", None),
+        };
+        // In nanoseconds: what was typed is what is meant.
+        let ttl = ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
+        format!("{}\n", json!({"do": action, "name": self.name, "token": self.token.to_string(), "ttl_ns": ttl}))
+    }
+
+    /// Reads a line; `None` when it is not a whole request.
+    pub(crate) fn decode(line: &str) -> Option<Request> {
+        let fields: Value = serde_json::from_str(line).ok()?;
+        let action = match fields["do"].as_str()? {
+            "renew" => Action::Renew(fields["ttl_ns"].as_u64().map(Duration::from_nanos)),
+            "release" => Action::Release,
+            _ => return None,
+        };
+        let token = fields["token"].as_str()?.parse().ok()?;
+        Some(Request { name: fields["name"].as_str()?.into(), token, action })
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was done. The lease is so long from now on; zero after a release.
+    Done(Duration),
+    /// The lock is not held any more, or not by whoever asks.
+    NotHeld(String),
+    /// The engine did not answer: perhaps done.
+    Unknown(String),
+}
+
+impl Answer {
+    /// The answer to a request that the engine refused.
+    pub(crate) fn from_error(error: &Error) -> Answer {
+        match error.kind() {
+            ErrorKind::Lost | ErrorKind::NotHeld => Answer::NotHeld(error.to_string()),
+            _ => Answer::Unknown(error.to_string()),
+        }
+    }
+
+    /// The answer as one line.
+    pub(crate) fn encode(&self) -> String {
+        let fields = match self {
+            Answer::Done(ttl) => json!({"done": u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)}),
+            Answer::NotHeld(why) => json!({"not_held": why}),
+            Answer::Unknown(why) => json!({"unknown": why}),
+        };
+        format!("{fields}\n")
+    }
+
+    /// Reads a line; `None` when it is not a whole answer.
+    pub(crate) fn decode(line: &str) -> Option<Answer> {
+        let fields: Value = serde_json::from_str(line).ok()?;
+        let text = |name: &str| fields[name].as_str().map(str::to_owned);
+        let done = fields["done"].as_u64().map(|ttl| Answer::Done(Duration::from_nanos(ttl)));
+        let not_held = || text("not_held").map(Answer::NotHeld);
+        done.or_else(not_held).or_else(|| text("unknown").map(Answer::Unknown))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distlock::FencingToken;
+
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_survive_the_way() {
+        let token = HoldToken::new(FencingToken::new(u64::MAX));
+        let actions = [Action::Renew(None), Action::Renew(Some(Duration::from_micros(1_500))), Action::Release];
+        for action in actions {
+            let request = Request { name: "a \"b\"/日本".into(), token, action };
+            assert_eq!(Request::decode(&request.encode()), Some(request));
+        }
+        let done = Answer::Done(Duration::from_secs(30));
+        for answer in [done, Answer::NotHeld("x\ny".into()), Answer::Unknown(String::new())] {
+            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_neither() {
+        for line in ["", "{}", "[]", "{\"do\":\"renew\"}", "{\"do\":\"dance\",\"name\":\"a\",\"token\":\"7.\"}"] {
+            assert_eq!((Request::decode(line), Answer::decode(line)), (None, None), "{line}");
+        }
+    }
+}

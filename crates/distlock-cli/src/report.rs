@@ -1,0 +1,106 @@
+//! What the holder in the background tells the `acquire` that started it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::acquire::Refusal;
+use crate::exit::Exit;
+use crate::hold_token::HoldToken;
+
+/// The lock was taken, or why not.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// It is held, and the holder waits for the caller to have said so.
+    Held(Held),
+    /// It is not.
+    Refused(Refusal),
+}
+
+/// A lock that is held in the background.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) token: HoldToken,
+    pub(crate) owner: String,
+    /// The engine, without secrets.
+    pub(crate) engine: String,
+    pub(crate) waited: Duration,
+    /// The lease.
+    pub(crate) ttl: Duration,
+}
+
+impl Report {
+    /// The report as one line.
+    pub(crate) fn encode(&self) -> String {
+        let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let fields = match self {
+            Report::Held(Held { token, owner, engine, waited, ttl }) => json!({
+                "token": token.to_string(),
+                "owner": owner,
+                "engine": engine,
+                "waited_ms": milliseconds(waited),
+                "ttl_ms": milliseconds(ttl),
+            }),
+            Report::Refused(Refusal { exit, message }) => {
+                let (kind, number) = match exit {
+                    Exit::Code(code) => ("code", i32::from(*code)),
+                    Exit::Own(code) => ("code", *code as i32),
+                    Exit::Signal(signal) | Exit::TerminalSignal(signal) => ("signal", *signal),
+                };
+                json!({kind: number, "message": message})
+            }
+        };
+        format!("{fields}\n")
+    }
+
+    /// Reads a line; `None` when it is not a whole report.
+    pub(crate) fn decode(line: &str) -> Option<Report> {
+        let fields: Value = serde_json::from_str(line).ok()?;
+        let text = |name: &str| fields[name].as_str().map(str::to_owned);
+        let time = |name: &str| fields[name].as_u64().map(Duration::from_millis);
+        let refused = |exit| Some(Report::Refused(Refusal { exit, message: text("message") }));
+        if let Some(code) = fields["code"].as_u64() {
+            return refused(Exit::Code(u8::try_from(code).ok()?));
+        }
+        if let Some(signal) = fields["signal"].as_i64() {
+            return refused(Exit::Signal(i32::try_from(signal).ok()?));
+        }
+        let token = text("token")?.parse().ok()?;
+        let (waited, ttl) = (time("waited_ms")?, time("ttl_ms")?);
+        Some(Report::Held(Held { token, owner: text("owner")?, engine: text("engine")?, waited, ttl }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distlock::FencingToken;
+
+    use super::*;
+    use crate::exit::ExitCode;
+
+    #[test]
+    fn a_report_survives_the_way_and_own_codes_become_numbers() {
+        let held = Report::Held(Held {
+            token: HoldToken::new(FencingToken::new(7)),
+            owner: "me \"and\" you".into(),
+            engine: "file:///x".into(),
+            waited: Duration::from_millis(12),
+            ttl: Duration::from_secs(30),
+        });
+        let refused = |exit| Report::Refused(Refusal { exit, message: Some("why\nnot".into()) });
+        for report in [held, refused(Exit::Code(3)), refused(Exit::Signal(15))] {
+            let line = report.encode();
+            assert_eq!(line.matches('\n').count(), 1, "{line}");
+            assert_eq!(Report::decode(&line), Some(report));
+        }
+        let own = refused(ExitCode::NotAcquired.into()).encode();
+        assert_eq!(Report::decode(&own), Some(refused(Exit::Code(75))));
+    }
+
+    #[test]
+    fn half_a_report_is_none() {
+        for line in ["", "{}", "{\"token\":\"7\"}", "{\"code\":300}", "nonsense"] {
+            assert_eq!(Report::decode(line), None, "{line}");
+        }
+    }
+}

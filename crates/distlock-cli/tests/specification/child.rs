@@ -1,0 +1,106 @@
+//! What the command finds: its input and output, its environment, its descriptors.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use crate::common::{Wrapper, code};
+use crate::machine::{Machine, finish};
+
+#[test]
+fn stdin_and_stdout_belong_to_the_command() {
+    let machine = Machine::new();
+    let mut wrapper = Wrapper::start(machine.distlock(&["run", "-v", "job", "cat"]).stdin(Stdio::piped()));
+    wrapper.stdin().write_all(b"through\0and through").unwrap();
+    assert_eq!(wrapper.rest(), "through\0and through");
+    assert_eq!(code(wrapper.wait()), 0);
+}
+
+#[test]
+fn the_command_knows_its_lock_and_no_password() {
+    let machine = Machine::new();
+    let mut command = machine.distlock(&["run", "--owner", "me", "job", "env"]);
+    // What an outer lock with a lease would have left.
+    let done = finish(command.env("DISTLOCK_TTL_MS", "30000").env("DISTLOCK_LOCK_NAME", "outer"));
+    let value = |name: &str| {
+        let prefix = format!("{name}=");
+        done.stdout.lines().find_map(|line| line.strip_prefix(&prefix)).map(str::to_owned)
+    };
+    assert_eq!(value("DISTLOCK_LOCK_NAME").as_deref(), Some("job"));
+    assert_eq!(value("DISTLOCK_OWNER").as_deref(), Some("me"));
+    assert_eq!(value("DISTLOCK_HELD").as_deref(), Some("1"));
+    assert_eq!(value("DISTLOCK_TTL_MS"), None, "a lock of this machine has no lease");
+    let first: u64 = value("DISTLOCK_TOKEN").unwrap().parse().expect("a number");
+    let next: u64 = machine.run(&["run", "job", "-c", "echo $DISTLOCK_TOKEN"]).stdout.trim().parse().unwrap();
+    assert!(next > first, "tokens rise: {first}, {next}");
+
+    let url = format!("file://{}", machine.text("other"));
+    let mut command = machine.distlock(&["run", "job", "env"]);
+    let done = finish(command.env("DISTLOCK_URL", &url).env("DISTLOCK_CHAIN", "junk").env("SECRET", "kept"));
+    assert!(done.stdout.contains(&format!("DISTLOCK_URL={url}\n")), "{}", done.stdout);
+    assert!(done.stdout.contains("SECRET=kept\n"), "the rest of the environment is the caller's");
+}
+
+#[test]
+fn the_command_inherits_the_lock_unless_told_not_to() {
+    let machine = Machine::new();
+    // A daemon in a session of its own is none of the wrapper's business: nobody kills it with the wrapper.
+    let script = "setsid sh -c 'echo $$; exec sleep 60 >/dev/null' & wait";
+    for (option, stays_locked) in [(None, true), (Some("-o"), false)] {
+        let words = ["run"].into_iter().chain(option).chain(["job", "sh", "-c", script]);
+        let mut wrapper = Wrapper::start(&mut machine.distlock(&words.collect::<Vec<_>>()));
+        let daemon = wrapper.line_pid();
+        wrapper.signal(rustix::process::Signal::KILL);
+        wrapper.wait();
+        // The shell is killed too; its copy of the output is gone then.
+        assert_eq!(wrapper.rest(), "");
+        if stays_locked {
+            assert!(!machine.is_free("job"), "it fails towards blocked");
+            rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+            machine.await_free("job");
+        } else {
+            machine.await_free("job");
+            rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_only_descriptor_that_the_command_gets_is_the_locks() {
+    let machine = Machine::new();
+    let script = "for fd in /proc/$$/fd/*; do readlink $fd; done";
+    for (option, expected) in [(None, vec!["job.lock"]), (Some("-o"), vec![])] {
+        let words = ["run", "--status-fd", "2"].into_iter().chain(option).chain(["job", "sh", "-c", script]);
+        let done = machine.run(&words.collect::<Vec<_>>());
+        let files: Vec<_> = done
+            .stdout
+            .lines()
+            .filter(|line| line.contains("/locks/"))
+            .filter_map(|it| it.rsplit('/').next())
+            .collect();
+        assert_eq!(files, expected);
+        let others = done.stdout.lines().filter(|line| line.contains("anon_inode")).count();
+        assert_eq!(others, 0, "{}", done.stdout);
+    }
+}
+
+#[test]
+fn a_nested_run_of_the_same_lock_fails_and_never_waits_for_itself() {
+    let machine = Machine::new();
+    let rows = [
+        ("$DISTLOCK run job true", 75),
+        ("$DISTLOCK run other -- $DISTLOCK run job true", 75),
+        ("$DISTLOCK hold job", 75),
+        ("$DISTLOCK acquire job", 75),
+        ("$DISTLOCK run -E 9 job true", 9),
+        ("$DISTLOCK run other true", 0),
+    ];
+    for (script, expected) in rows {
+        let done = machine.run(&["run", "job", "-c", script]);
+        assert_eq!(done.code, expected, "{script}: {}", done.stderr);
+        assert_eq!(done.stderr.contains("runs under it already"), expected != 0, "{script}: {}", done.stderr);
+    }
+    // A variable that somebody kept is no lock that somebody holds.
+    let stale = machine.run(&["run", "job", "-c", "echo $DISTLOCK_CHAIN"]).stdout;
+    let done = finish(machine.distlock(&["run", "job", "true"]).env("DISTLOCK_CHAIN", stale.trim()));
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}

@@ -1,0 +1,105 @@
+//! `ls`, `show`, `watch` and `break`; and what is printed for shells and readers.
+
+use serde_json::Value;
+
+use crate::common::{Wrapper, code};
+use crate::machine::Machine;
+
+#[test]
+fn ls_lists_who_holds_and_who_waits() {
+    let machine = Machine::new();
+    assert_eq!(machine.run(&["ls", "--json"]).stdout, "");
+    assert_eq!(machine.run(&["ls"]).stdout.lines().count(), 1, "the heading");
+    let holder = machine.hold("job:a");
+    let _other = machine.hold("other");
+    let _waiter = Wrapper::start(&mut machine.distlock(&["run", "--owner", "me", "job:a", "true"]));
+    machine.await_waiters("job:a", 1);
+
+    let text = machine.run(&["ls"]).stdout;
+    assert!(text.starts_with("NAME ") && text.lines().count() == 3, "{text}");
+    assert!(text.contains("job:a") && text.contains("other") && text.contains("distlock hold"), "{text}");
+    assert_eq!(machine.run(&["ls", "job:"]).stdout.lines().count(), 2);
+
+    let json = machine.run(&["ls", "--json", "job:"]).stdout;
+    let lock: Value = serde_json::from_str(&json).expect("one object on one line");
+    assert_eq!((&lock["name"], lock["holder"]["pid"].as_i64()), (&"job:a".into(), Some(raw(&holder))));
+    assert_eq!(lock["waiters"][0]["owner"], "me");
+    let token = lock["holder"]["token"].as_str().expect("text, since numbers are rounded");
+    assert!(token.parse::<u64>().is_ok() && lock["holder"]["held_for_s"].is_number());
+}
+
+#[test]
+fn show_shows_one_lock_even_a_free_one() {
+    let machine = Machine::new();
+    assert!(machine.run(&["show", "job"]).stdout.contains("free"));
+    assert_eq!(machine.show("job")["holder"], Value::Null);
+    let mut holder = Wrapper::start(
+        machine
+            .distlock(&["hold", "--owner", "me", "--reason", "migration", "--label", "ticket=7", "job"])
+            .stdin(std::process::Stdio::piped()),
+    );
+    holder.line();
+    let text = machine.run(&["show", "job"]).stdout;
+    for part in ["job", "held by", "me", "migration", "ticket=7"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let shown = machine.show("job");
+    assert_eq!((&shown["holder"]["owner"], &shown["holder"]["ttl_left_s"]), (&"me".into(), &Value::Null));
+    assert!(machine.lock_files().contains(&"job.lock".to_owned()));
+}
+
+#[test]
+fn watch_follows_a_lock_from_hand_to_hand() {
+    let machine = Machine::new();
+    let mut text = Wrapper::start(&mut machine.distlock(&["watch"]));
+    let mut json = Wrapper::start(&mut machine.distlock(&["watch", "--json", "job"]));
+    let mut holder = machine.hold("job");
+    assert!(text.line().starts_with("job  held by"));
+    let seen: Value = serde_json::from_str(&json.line()).unwrap();
+    assert_eq!((&seen["name"], seen["holder"]["pid"].as_i64()), (&"job".into(), Some(raw(&holder))));
+    drop(holder.stdin());
+    assert_eq!(text.line(), "job  free");
+    assert_eq!(serde_json::from_str::<Value>(&json.line()).unwrap()["holder"], Value::Null);
+}
+
+#[test]
+fn break_says_what_it_cannot_do_and_does_nothing_else() {
+    let machine = Machine::new();
+    let break_it = |token: &str| machine.run(&["break", "job", "--if-token", token, "--reason", "test"]);
+    assert_eq!(break_it("1").code, 75, "nobody holds it");
+    let mut holder = machine.hold("job");
+    let other = break_it("1");
+    assert!(other.code == 75 && other.stderr.contains("not 1"), "{}", other.stderr);
+    let shown = machine.show("job");
+    let done = break_it(shown["holder"]["token"].as_str().unwrap());
+    assert_eq!(done.code, 78, "not on this engine: {}", done.stderr);
+    assert!(done.stderr.contains("cannot be broken") && done.stderr.contains(&raw(&holder).to_string()));
+    let json = machine.run(&["break", "--json", "job", "--if-token", "1", "--reason", "test"]).stderr;
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["event"], "failed");
+    assert!(!machine.is_free("job"));
+    drop(holder.stdin());
+    assert_eq!(code(holder.wait()), 0);
+}
+
+#[test]
+fn every_shell_has_completions_and_every_command_a_manual_page() {
+    let machine = Machine::new();
+    let commands = ["run", "hold", "acquire", "renew", "release", "ls", "show", "watch", "break", "completions", "man"];
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let done = machine.run(&["completions", shell]);
+        assert!(done.code == 0 && commands.iter().all(|it| done.stdout.contains(it)), "{shell}");
+        assert!(!done.stdout.contains("acquire-holder"), "{shell}: it is nobody's to call");
+    }
+    let program = machine.run(&["man"]).stdout;
+    for command in commands {
+        assert!(program.contains(&format!("distlock\\-{command}")), "{command}");
+        let page = machine.run(&["man", command]);
+        assert!(page.code == 0 && page.stdout.contains(&format!(".TH distlock-{command} 1")), "{command}");
+        let help = machine.run(&[command, "--help"]);
+        assert!(help.code == 0 && help.stdout.contains("Usage"), "{command}");
+    }
+}
+
+fn raw(wrapper: &Wrapper) -> i64 {
+    wrapper.pid().as_raw_nonzero().get().into()
+}
