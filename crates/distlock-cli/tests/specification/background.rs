@@ -19,7 +19,7 @@ fn acquire(machine: &Machine, words: &[&str]) -> (String, Pid) {
     (token, Pid::from_raw(pid.try_into().unwrap()).unwrap())
 }
 
-/// Nothing but the lock's own file, which keeps the counter.
+/// Nothing but the lock's own file, which keeps the counter, and its anchor.
 fn assert_nothing_left(machine: &Machine) {
     assert_eq!(machine.lock_files(), ["job.lock"]);
 }
@@ -263,7 +263,9 @@ fn a_token_that_nobody_could_read_is_not_held() {
 fn a_lock_that_is_lost_is_not_renewed() {
     let machine = Machine::new();
     let (token, holder) = acquire(&machine, &["job"]);
-    std::fs::remove_file(machine.path("locks/job.lock")).unwrap();
+    for file in ["locks/job.lock", "locks/job.held"] {
+        std::fs::remove_file(machine.path(file)).unwrap();
+    }
     assert_eq!(machine.code(&["renew", "job", "--token", &token]), 79);
     await_gone(holder);
 }

@@ -64,12 +64,27 @@ fn two_hundred_at_once_count_to_two_hundred() {
 }
 
 #[test]
-fn a_holder_whose_lock_file_was_removed_is_told_and_its_command_ended() {
+fn a_removed_lock_file_never_gives_two_holders() {
+    let machine = Machine::new();
+    for (name, file) in [("job", "locks/job.lock"), ("./path", "path")] {
+        let mut holder = machine.hold(name);
+        std::fs::remove_file(machine.path(file)).unwrap();
+        assert!(!machine.is_free(name), "{name}: a new file is not a new lock");
+        drop(holder.stdin());
+        assert_eq!(code(holder.wait()), 0);
+        assert!(machine.is_free(name));
+    }
+}
+
+#[test]
+fn a_holder_of_whose_files_nothing_is_left_is_told_and_its_command_ended() {
     let machine = Machine::new();
     let words = ["run", "--ttl", "0.3", "job", "sh", "-c", "echo $$; exec sleep 60"];
     let mut holder = Wrapper::start(machine.distlock(&words).stderr(Stdio::piped()));
     let command = holder.line_pid();
-    std::fs::remove_file(machine.path("locks/job.lock")).unwrap();
+    for file in ["locks/job.lock", "locks/job.held"] {
+        std::fs::remove_file(machine.path(file)).unwrap();
+    }
     assert_eq!(code(holder.wait()), 79);
     assert!(!crate::common::is_alive(command));
 }

@@ -100,6 +100,8 @@ impl Machine {
     pub(crate) fn lock_files(&self) -> Vec<String> {
         let mut found = Vec::new();
         list(&self.path("locks"), "", &mut found);
+        // Every lock has an anchor, which stays as its file does.
+        found.retain(|name| !name.ends_with(".held"));
         found.sort();
         found
     }

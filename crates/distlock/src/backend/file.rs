@@ -277,11 +277,12 @@ impl Engine {
         };
         // Whoever is still behind the same waiter need not read the whole queue to know.
         if let Some(waiter) = &waiter
-            && let Some(before) = waiter.follows()
+            && let Some(before) = waiter.follows().or_else(|| waiter.stood_behind(self.clock.now()))
             && line.is_behind(waiter.name(), before)
             && !stuck(before)
         {
-            return Ok(Some(Outcome::Busy(Some(OTHERS_POLL))));
+            let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
+            return Ok(Some(Outcome::Busy(Some(poll))));
         }
         match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), stuck)?, waiter) {
             (Standing::Gone, _) => {
@@ -298,6 +299,7 @@ impl Engine {
             }
             (Standing::Behind(..), None) => Ok(Some(Outcome::Busy(None))),
             (Standing::Behind(before, ahead), Some(waiter)) => {
+                waiter.stands_behind(before, self.clock.now());
                 if self.queue.follow(&waiter, line, before, ahead) {
                     // It may have gone before we listened.
                     return Ok(None);
@@ -351,6 +353,8 @@ impl Engine {
         let kept = waiter.as_ref().map(|waiter| waiter.file());
         match kept.as_ref().and_then(|kept| kept.as_ref()) {
             Some(file) => self.inspector().probable_holder(&place, file),
+            // To read the kernel's list stops every flock of the machine for a moment: not for everybody in the queue.
+            None if waiter.is_some() => self.inspector().recorded_holder(&place, &place.look().ok()??),
             None => self.inspector().probable_holder(&place, &place.look().ok()??),
         }
     }

@@ -19,7 +19,8 @@ pub(super) struct Hold {
     attempt: AttemptId,
     token: FencingToken,
     place: Place,
-    // Freed before the lock itself: the next one needs both, and waits for the lock.
+    // Freed before the lock itself: the next one needs all, and waits for the lock.
+    anchor: Option<LockFile>,
     side: Option<LockFile>,
     file: LockFile,
 }
@@ -48,6 +49,17 @@ impl Hold {
             return Ok(Taking::Busy(file));
         }
         warn_of_nfs(&file, place);
+        let anchor = place.open_anchor();
+        if let Some(anchor) = &anchor {
+            if !anchor.try_lock().map_err(|error| fault("lock the anchor of", &place.lock, error))? {
+                // Somebody removed the lock's file under its holder, who goes on in the old one.
+                file.unlock();
+                return Ok(Taking::Busy(file));
+            }
+            if !place.has_anchor(anchor) {
+                return Ok(Taking::Moved);
+            }
+        }
         let side = match side(place, &file)? {
             Side::NotNeeded => None,
             Side::Locked(side) => Some(side),
@@ -66,16 +78,17 @@ impl Hold {
             // The lock is ours all the same; others will not see whose it is.
             tracing::debug!(target: "distlock", %error, "the holder of a lock could not be written down");
         }
-        Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), side, file }))
+        Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), anchor, side, file }))
     }
 
     pub(super) fn grant(&self) -> Grant {
         Grant { token: self.token, term: None }
     }
 
-    /// Whether the lock's path still names the file that we have locked.
+    /// Whether the lock is still ours alone: one of the files that we have locked must still be in its place.
     pub(super) fn is_intact(&self) -> Result<bool> {
-        self.place.has(&self.file)
+        let is_anchored = |anchor: &LockFile| self.place.has_anchor(anchor);
+        Ok(self.place.has(&self.file)? || self.anchor.as_ref().is_some_and(is_anchored))
     }
 
     pub(super) fn descriptor(&self) -> Result<OwnedFd> {
@@ -196,6 +209,7 @@ mod tests {
         let late = place.open().unwrap();
         fs::remove_file(&place.lock).unwrap();
         assert!(matches!(take(&place, late), Taking::Moved));
-        assert_eq!(hold.end(), Release::NotOurs);
+        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(_)), "its holder is still there");
+        assert_eq!(hold.end(), Release::Released);
     }
 }

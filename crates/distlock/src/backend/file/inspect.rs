@@ -76,6 +76,12 @@ impl<'a> Inspector<'a> {
         self.who(entry.as_ref(), &pids)
     }
 
+    /// The same from the lock's file alone.
+    pub(super) fn recorded_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
+        let entry = entry(place, file).ok()??;
+        is_alive(&entry.record.process).then(|| self.holder(&entry))
+    }
+
     /// Those of the locks that somebody holds or waits for.
     fn infos(&self, keys: Vec<Key>) -> Result<Vec<LockInfo>> {
         let mut queues = Vec::new();

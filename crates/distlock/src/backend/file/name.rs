@@ -10,6 +10,8 @@ use crate::key::Key;
 pub(super) const LOCK: &str = ".lock";
 /// How the name of a lock's queue ends.
 pub(super) const LINE: &str = ".q";
+/// How the name of a lock's anchor ends.
+pub(super) const ANCHOR: &str = ".held";
 /// How the directory ends that holds the rest of a long name.
 const MORE: &str = ".d";
 

@@ -11,6 +11,9 @@ use super::name;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 
+/// Where the anchors of locks at paths of their own are. No lock's name gives this: it has no ending.
+const PATHS: &str = "paths";
+
 /// Where the files of one lock are.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
@@ -20,6 +23,9 @@ pub(super) struct Place {
     pub(super) side: Option<PathBuf>,
     /// The directory of those who wait.
     pub(super) line: PathBuf,
+    /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
+    /// this one keeps the next out. `None` for paths too long to have one.
+    pub(super) anchor: Option<PathBuf>,
     pub(super) links: Links,
 }
 
@@ -38,6 +44,25 @@ impl Place {
     /// Opens the lock's file for reading if it is there.
     pub(super) fn look(&self) -> Result<Option<LockFile>> {
         LockFile::look(&self.lock, self.links).map_err(|error| fault("read lock file", &self.lock, error))
+    }
+
+    /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
+    pub(super) fn open_anchor(&self) -> Option<LockFile> {
+        let path = self.anchor.as_ref()?;
+        LockFile::open(path, Links::Refuse)
+            .or_else(|_| {
+                std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+                LockFile::open(path, Links::Refuse)
+            })
+            .inspect_err(|error| {
+                tracing::debug!(target: "distlock", %error, "a lock without an anchor");
+            })
+            .ok()
+    }
+
+    /// Whether `file` is still the anchor.
+    pub(super) fn has_anchor(&self, file: &LockFile) -> bool {
+        self.anchor.as_ref().is_some_and(|path| file.is_at(path).unwrap_or(false))
     }
 
     /// Whether `file` is still the lock's file.
@@ -70,28 +95,32 @@ impl Places {
     /// Where the files of `key` are. Nothing is made.
     pub(super) fn find(&self, key: &Key) -> Result<Place> {
         if self.paths && key.as_str().contains('/') {
-            return at_path(key);
+            return self.at_path(key);
         }
         let lock = self.dir.join(name::path_of(key));
         let line = ending(&lock, name::LOCK, name::LINE);
-        Ok(Place { lock, side: None, line, links: Links::Refuse })
+        let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
+        Ok(Place { lock, side: None, line, anchor, links: Links::Refuse })
     }
-}
 
-fn at_path(key: &Key) -> Result<Place> {
-    let named = Path::new(key.as_str());
-    let lock = std::path::absolute(named).map_err(|error| fault("find", named, error))?;
-    // Through a symbolic link or not, the same file must have the same counter and the same queue.
-    let real = match lock.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
-        found => found,
-    };
-    let real = real.map_err(|error| fault("create lock file", &lock, error))?;
-    if real.file_name().is_none() {
-        return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
+    fn at_path(&self, key: &Key) -> Result<Place> {
+        let named = Path::new(key.as_str());
+        let lock = std::path::absolute(named).map_err(|error| fault("find", named, error))?;
+        // Through a symbolic link or not, the same file must have the same counter and the same queue.
+        let real = match lock.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
+            found => found,
+        };
+        let real = real.map_err(|error| fault("create lock file", &lock, error))?;
+        if real.file_name().is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
+        }
+        let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
+        let anchor = Key::escape(real.as_os_str().as_bytes())
+            .ok()
+            .map(|path| ending(&self.dir.join(PATHS).join(name::path_of(&path)), name::LOCK, name::ANCHOR));
+        Ok(Place { lock, side: Some(side), line, anchor, links: Links::Follow })
     }
-    let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
-    Ok(Place { lock, side: Some(side), line, links: Links::Follow })
 }
 
 fn not_there_yet(path: &Path) -> io::Result<PathBuf> {

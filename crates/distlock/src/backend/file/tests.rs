@@ -41,9 +41,11 @@ impl Scratch {
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let entries = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        // Every lock has an anchor.
+        let mut names: Vec<_> = entries.filter(|name| name != "paths" && !name.ends_with(".held")).collect();
         names.sort();
-        names.into_iter().map(|name| name.into_string().unwrap()).collect()
+        names
     }
 }
 
@@ -183,36 +185,45 @@ async fn a_wait_ends_by_the_hint_alone_when_a_holder_is_killed() {
 }
 
 #[tokio::test]
-async fn a_removed_file_never_has_two_holders_who_both_believe_it() {
-    let scratch = Scratch::new();
-    let engine = engine(&scratch);
-    let key = scratch.key("x");
-    let first = claim(&key, "first");
-    let token = granted(engine.claim(&first).await).token;
-    let lease = Lease::new(first.clone(), token);
-    assert!(matches!(engine.renew(std::slice::from_ref(&lease)).await[..], [Ok(Renewal::Renewed(None))]));
-
-    fs::remove_file(scratch.file("x")).unwrap();
-    assert!(matches!(engine.renew(&[lease]).await[..], [Ok(Renewal::Lost(LossReason::Revoked))]));
-    let second = claim(&key, "second");
-    assert!(granted(engine.claim(&second).await).token > token, "the counter was removed, the token still rises");
-    assert_eq!(engine.release(&first).await.unwrap(), Release::NotOurs);
-    busy(engine.claim(&try_claim(&key, "third")).await);
+async fn a_removed_or_replaced_file_never_has_two_holders() {
+    for replace in [false, true] {
+        let scratch = Scratch::new();
+        let (engine, other) = (engine(&scratch), engine(&scratch));
+        for key in [scratch.key("x"), Key::new("bare").unwrap()] {
+            let file = if key.as_str() == "bare" { scratch.file("bare.lock") } else { scratch.file("x") };
+            let first = claim(&key, "first");
+            let token = granted(engine.claim(&first).await).token;
+            let lease = Lease::new(first.clone(), token);
+            let second = claim(&key, "second");
+            busy(other.claim(&second).await);
+            fs::remove_file(&file).unwrap();
+            if replace {
+                fs::write(&file, "").unwrap();
+            }
+            busy(other.claim(&second).await);
+            busy(other.claim(&try_claim(&key, "third")).await);
+            assert!(matches!(engine.renew(&[lease]).await[..], [Ok(Renewal::Renewed(None))]), "still its holder");
+            assert_eq!(engine.release(&first).await.unwrap(), Release::Released);
+            let next = acquire(&other, &second).await;
+            assert!(next.token > token, "the counter was removed, the token still rises");
+            assert_eq!(other.release(&second).await.unwrap(), Release::Released);
+        }
+    }
 }
 
 #[tokio::test]
-async fn a_waiter_follows_the_name_when_the_file_is_replaced() {
+async fn without_lock_file_and_anchor_the_holder_is_told() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
-    let key = scratch.key("x");
+    let key = Key::new("bare").unwrap();
     let first = claim(&key, "first");
-    granted(engine.claim(&first).await);
-    let second = claim(&key, "second");
-    busy(engine.claim(&second).await);
-    fs::rename(scratch.file("x"), scratch.file("y")).unwrap();
-    fs::write(scratch.file("x"), "").unwrap();
-    granted(engine.claim(&second).await);
-    assert!(!Shell::can_lock(&scratch.file("x")) && !Shell::can_lock(&scratch.file("y")));
+    let token = granted(engine.claim(&first).await).token;
+    for file in ["bare.lock", "bare.held"] {
+        fs::remove_file(scratch.file(file)).unwrap();
+    }
+    let renewed = engine.renew(&[Lease::new(first.clone(), token)]).await;
+    assert!(matches!(renewed[..], [Ok(Renewal::Lost(LossReason::Revoked))]));
+    assert_eq!(engine.release(&first).await.unwrap(), Release::NotOurs);
 }
 
 #[tokio::test]
@@ -286,7 +297,7 @@ async fn with_a_side_file_even_a_removed_lock_file_keeps_others_out() {
     fs::remove_file(scratch.file("data")).unwrap();
     fs::write(scratch.file("data"), "mine, edited").unwrap();
     busy(engine.claim(&try_claim(&key, "second")).await);
-    assert_eq!(engine.release(&first).await.unwrap(), Release::NotOurs);
+    assert_eq!(engine.release(&first).await.unwrap(), Release::Released);
     granted(engine.claim(&try_claim(&key, "third")).await);
 }
 

@@ -27,6 +27,9 @@ const LAST_TOLD: usize = 64;
 /// polled ten times.
 const STUCK: Duration = Duration::from_secs(10);
 
+/// How often who is not told of changes reads the whole queue.
+const REREAD: Duration = Duration::from_secs(2);
+
 /// The waiters of this process.
 pub(super) struct Queue {
     clock: Clock,
@@ -70,6 +73,7 @@ impl Queue {
             hint: Arc::default(),
             ear: Mutex::default(),
             file: Mutex::new(file),
+            place: Mutex::default(),
             seen: Mutex::default(),
         };
         locked(&self.waiters).insert(claim.attempt, Arc::new(waiter));
@@ -149,6 +153,8 @@ pub(super) struct Waiter {
     ear: Mutex<Option<Ear>>,
     /// The lock's file, once this waiter is the first: trying again must not close it.
     file: Mutex<Option<LockFile>>,
+    /// The waiter before it when the queue was last read, and when that was.
+    place: Mutex<Option<(TicketName, Moment)>>,
     /// The last beat of those before it, and when that was first seen.
     seen: Mutex<HashMap<TicketName, (Moment, Moment)>>,
 }
@@ -204,6 +210,18 @@ impl Waiter {
             Target::Before(before) => Some(before),
             Target::Lock(..) => None,
         }
+    }
+
+    /// The queue was read: `before` is the one before it.
+    pub(super) fn stands_behind(&self, before: TicketName, now: Moment) {
+        *locked(&self.place) = Some((before, now));
+    }
+
+    /// The waiter before it, when the queue was read a moment ago. To read it for each poll would cost as much as there
+    /// are waiters, for each of them; never to read it would be never to hear that it is short enough for a watcher.
+    pub(super) fn stood_behind(&self, now: Moment) -> Option<TicketName> {
+        let (before, read) = (*locked(&self.place))?;
+        (now.since(read) < REREAD).then_some(before)
     }
 
     /// The lock's file, which the first in the queue keeps open.
