@@ -21,7 +21,7 @@
 //! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML.
+//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections.
 
 pub mod backend;
 mod clock;
