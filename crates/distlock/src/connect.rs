@@ -140,7 +140,24 @@ fn refuse_prefix(settings: &Settings) -> Result<()> {
 }
 
 fn not_built_in(driver: Driver) -> Error {
-    let feature = if driver == Driver::Redlock { Driver::Redis } else { driver };
-    Error::new(ErrorKind::Unsupported, format!("the {driver} engine is not part of this build"))
-        .with_help(format!("turn on the feature \"{feature}\" of the crate distlock"))
+    let error = Error::new(ErrorKind::Unsupported, format!("the {driver} engine is not part of this build"));
+    match driver {
+        Driver::Redlock => error.with_help("this version has none yet; etcd locks among several servers too"),
+        _ => error.with_help(format!("turn on the feature \"{driver}\" of the crate distlock")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_not_built_in_names_its_feature() {
+        for driver in [Driver::Redis, Driver::Etcd] {
+            let error = not_built_in(driver);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(&format!("feature \"{driver}\"")), "{error}");
+        }
+        assert!(!not_built_in(Driver::Redlock).to_string().contains("feature"), "no feature would help");
+    }
 }

@@ -22,6 +22,9 @@ const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause before a release is tried again, to begin with.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How many losses of attempts that are not holds yet are remembered; a hold whose loss is forgotten learns of it by its
+/// next renewal.
+const MOST_EARLY_LOSSES: usize = 1024;
 /// How long closing waits for an engine that does not answer.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
 
@@ -444,7 +447,8 @@ impl Holds {
                 table.reschedule(attempt, hold.end());
             }
         }
-        if self.under_way.load(Ordering::SeqCst) == 0 {
+        // Of an attempt that never became a hold nobody asks; where there is always one under way they would pile up.
+        if self.under_way.load(Ordering::SeqCst) == 0 || table.early_losses.len() > MOST_EARLY_LOSSES {
             table.early_losses.clear();
         }
         Work { chores: std::mem::take(&mut table.chores), due, closed_by: table.closed_by }

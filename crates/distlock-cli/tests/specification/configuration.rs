@@ -78,20 +78,20 @@ fn an_engine_that_is_configured_and_not_there_is_an_error_and_never_a_local_lock
     let machine = Machine::new();
     // Port 1 is nobody's. 69 when the engine is part of this build, 78 when it is not.
     let urls = [
-        "redis://u:hunter2@127.0.0.1:1/",
-        "rediss://:hunter2@127.0.0.1:1/",
-        "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3",
-        "etcd://127.0.0.1:1/",
+        (69, "redis://u:hunter2@127.0.0.1:1/"),
+        (78, "rediss://:hunter2@127.0.0.1:1/"),
+        (78, "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"),
+        (69, "etcd://127.0.0.1:1/"),
     ];
-    for url in urls {
-        assert_refused(&machine, &[69, 78], "", |command| {
+    for (code, url) in urls {
+        assert_refused(&machine, &[code], "", |command| {
             command.env("DISTLOCK_URL", url);
         });
         let done = machine.run(&["run", "--connect-timeout", "1s", "--url", url, "job", "touch", "ran"]);
-        assert!([69, 78].contains(&done.code) && !done.stderr.contains("hunter2"), "{}", done.stderr);
+        assert!(done.code == code && !done.stderr.contains("hunter2"), "{}", done.stderr);
     }
     machine.write("home/.config/distlock/config.toml", "driver = \"etcd\"\nendpoints = [\"127.0.0.1:1\"]");
-    assert_refused(&machine, &[69, 78], "etcd", |_| {});
+    assert_refused(&machine, &[69], "etcd", |_| {});
 }
 
 #[test]

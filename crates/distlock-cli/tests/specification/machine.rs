@@ -12,6 +12,8 @@ use crate::common::{Wrapper, code, eventually};
 /// The lock directory, the working directory and the home of what is started here. Removed at the end.
 pub(crate) struct Machine {
     dir: PathBuf,
+    /// The engine that its environment names.
+    url: Option<String>,
 }
 
 impl Machine {
@@ -22,7 +24,14 @@ impl Machine {
         // What a killed run of the tests left under the same process id.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
-        Machine { dir }
+        Machine { dir, url: None }
+    }
+
+    /// A machine whose locks are on a server.
+    pub(crate) fn with_server(url: String) -> Machine {
+        let mut machine = Machine::new();
+        machine.url = Some(url);
+        machine
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -48,6 +57,7 @@ impl Machine {
         command.args(words).current_dir(&self.dir).stdin(Stdio::null());
         command.env("HOME", &home).env("XDG_CONFIG_HOME", home.join(".config"));
         command.env("DISTLOCK_LOCK_DIR", self.path("locks")).env("DISTLOCK", DISTLOCK);
+        command.envs(self.url.iter().map(|url| ("DISTLOCK_URL", url)));
         command
     }
 

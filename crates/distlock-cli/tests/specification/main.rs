@@ -17,5 +17,6 @@ mod exclusion;
 mod inspection;
 mod messages;
 mod outcome;
+mod servers;
 mod signals;
 mod waiting;

@@ -1,0 +1,80 @@
+//! The same commands with the locks on a real server, chosen by one variable.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use distlock_testkit::servers::{EtcdServer, RedisServer};
+
+use crate::common::{Wrapper, await_gone, code};
+use crate::machine::Machine;
+
+#[test]
+fn every_command_works_with_redis() {
+    let server = RedisServer::start();
+    check_commands(&Machine::with_server(server.url()));
+}
+
+#[test]
+fn every_command_works_with_etcd() {
+    let server = EtcdServer::start();
+    check_commands(&Machine::with_server(server.url()));
+}
+
+fn check_commands(machine: &Machine) {
+    let done = machine.run(&["run", "job", "sh", "-c", "echo $DISTLOCK_LOCK_NAME $DISTLOCK_HELD $DISTLOCK_TTL_MS"]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "job 1 30000\n"), "{}", done.stderr);
+    let mut holder = machine.hold("job");
+    assert!(!machine.is_free("job"));
+    let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
+    assert!(machine.run(&["ls"]).stdout.contains(&token));
+    let mut watch = Wrapper::start(&mut machine.distlock(&["watch", "--json"]));
+    assert!(watch.line().contains(&token));
+    let wrong = ["break", "job", "--if-token", "1", "--reason", "test"];
+    assert_eq!(machine.code(&wrong), 75, "another token");
+    let right = ["break", "job", "--if-token", &token, "--reason", "test"];
+    let done = machine.run(&right);
+    assert!(done.code == 0 && done.stderr.contains("may still be running"), "{}", done.stderr);
+    assert_eq!(code(holder.wait()), 79, "its holder was told");
+    assert!(machine.is_free("job"));
+    let token = machine.run(&["acquire", "job"]).stdout;
+    assert!(!machine.is_free("job"));
+    assert_eq!(machine.code(&["release", "job", "--token", token.trim()]), 0);
+    assert!(machine.is_free("job"));
+    assert!(machine.lock_files().iter().all(|name| !name.ends_with(".lock")), "no lock of this machine");
+}
+
+#[test]
+fn a_command_is_gone_before_its_lease_when_the_server_freezes() {
+    // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+    assert!((0..3).any(|_| freezes_in_time()), "the command outlived its lease three times");
+}
+
+fn freezes_in_time() -> bool {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let words =
+        ["run", "--ttl", "6s", "-k", "1", "job", "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done"];
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
+    let command = wrapper.line_pid();
+    // Whatever is renewed after this makes the lease only longer.
+    let asked = Instant::now();
+    let lease = u64::try_from(server.command(&["PTTL", "job"]).int()).expect("it has a lease");
+    server.stop();
+    await_gone(command);
+    let gone = asked.elapsed();
+    assert_eq!(code(wrapper.wait()), 79);
+    server.cont();
+    gone < Duration::from_millis(lease)
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_69_within_the_connect_timeout() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    server.stop();
+    let start = Instant::now();
+    let done = machine.run(&["run", "--connect-timeout", "1s", "job", "touch", "ran"]);
+    assert_eq!(done.code, 69, "{}", done.stderr);
+    assert!(start.elapsed() < Duration::from_secs(15) && !machine.path("ran").exists());
+    server.cont();
+}
