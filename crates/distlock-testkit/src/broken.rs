@@ -123,7 +123,7 @@ impl Backend for Broken {
                 Wake::Retry
             }
             Flaw::WakesTheHerd => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::task::yield_now().await;
                 Wake::Retry
             }
             _ => match self.engine.wait(claim).await {

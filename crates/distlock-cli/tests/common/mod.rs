@@ -19,7 +19,8 @@ pub(crate) fn harness() -> &'static Path {
         let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples/supervised");
         // `cargo test --test …` builds no examples, and an old one would be tested in silence.
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "distlock-cli", "--example", "supervised"]);
+        // As `cargo xtask test` builds everything: with other features half the dependencies would be compiled again.
+        build.args(["build", "--quiet", "--workspace", "--all-features", "--example", "supervised"]);
         build.args(path.iter().any(|part| part == "release").then_some("--release"));
         assert!(build.stderr(Stdio::null()).status().expect("cargo runs").success(), "the harness is built");
         path
