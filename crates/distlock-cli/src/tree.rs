@@ -40,8 +40,32 @@ pub(crate) fn descendants(guardian: Pid) -> Vec<Pid> {
 /// Those of [`descendants`] that are still in this process's session. Whoever made a session of its own is a daemon that
 /// means to outlive the job.
 pub(crate) fn descendants_in_session(guardian: Pid) -> Vec<Pid> {
-    let own = rustix::process::getsid(None).ok();
+    let own = session_of(rustix::process::getpid());
     let mut found = descendants(guardian);
-    found.retain(|pid| rustix::process::getsid(Some(*pid)).ok() == own);
+    found.retain(|pid| session_of(*pid) == own);
     found
+}
+
+/// The session of a process, 0 when its leader is outside of this PID namespace (as in a container that was entered from
+/// outside). getsid(2) says the same 0, which is no process id, and rustix's `getsid` takes it for one.
+fn session_of(process: Pid) -> Option<u32> {
+    session_in(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// Behind the command's name, which is in parentheses and may hold anything: state, parent, process group, session.
+fn session_in(stat: &str) -> Option<u32> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_ascii_whitespace().nth(3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::session_in;
+
+    #[test]
+    fn the_session_is_found_behind_any_name() {
+        assert_eq!(session_in("12 (cat) S 1 12 7 0 -1"), Some(7));
+        assert_eq!(session_in("12 (a) S 9 9 9) R 1 12 0 0 -1"), Some(0));
+        assert_eq!(session_in(""), None);
+    }
 }

@@ -1,7 +1,7 @@
 //! Exit codes.
 
 use crate::common::code;
-use crate::machine::Machine;
+use crate::machine::{DISTLOCK, Machine, finish};
 
 #[test]
 fn the_commands_end_is_the_programs_end_and_success_is_silent() {
@@ -15,6 +15,17 @@ fn the_commands_end_is_the_programs_end_and_success_is_silent() {
         assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("", ""), "{script}");
         assert!(machine.is_free("job"), "{script}");
     }
+}
+
+/// As in a container that was entered from outside.
+#[test]
+fn a_session_led_from_outside_of_the_pid_namespace_is_a_session_needs_root() {
+    let machine = Machine::new();
+    let script = "sleep 0.2 & exit 7";
+    let inside = ["--pid", "--fork", "--mount-proc", DISTLOCK, "run", "job", "--", "sh", "-c", script];
+    let done = finish(&mut machine.command("unshare", &inside));
+    assert_eq!((done.code, done.stderr.as_str()), (7, ""));
+    assert!(machine.is_free("job"));
 }
 
 #[test]
