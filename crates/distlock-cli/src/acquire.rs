@@ -12,7 +12,6 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
 use crate::plan::Wait;
-use crate::redact;
 use crate::signal_stream::Signals;
 
 /// What to ask for.
@@ -127,7 +126,7 @@ pub async fn interruption(signals: &mut Signals) -> Refusal {
 /// A lock that an ancestor still holds is not waited for: it would wait for us.
 async fn held_by_ancestor(engine: &Engine, key: &Key) -> Option<Error> {
     let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let token = chain.find(&redact::url(&engine.name), key)?;
+    let token = chain.find(&engine.name, key)?;
     let lock = engine.locker.inspect().get(key).await.ok()??;
     let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
     let message = "the command that started this one runs under it already";

@@ -44,7 +44,7 @@ mod url;
 mod wait;
 
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
-pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact};
+pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};
 pub use guard::{HoldState, LockGuard};
