@@ -31,7 +31,8 @@ async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
-    let error = locker.try_lock("a").await.expect_err("no answer");
+    // A lease that would outlast the test: only a withdrawal ends it in time.
+    let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     bench.proxy.pass();
     bench.expect_nothing_left().await;
@@ -104,13 +105,20 @@ async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
 #[tokio::test]
 async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
     let bench = Bench::start();
+    let writes = || bench.server.calls("set");
+    let before = writes();
+    bench.direct().await;
+    let writes_of_a_grant = writes() - before;
     let mut last = 0;
     for bytes in [0, 1, 7, 20, 40] {
         let locker = bench.behind_proxy().await;
+        let before = writes();
         bench.proxy.cut_after(Direction::Replies, bytes);
-        let guard = locker.lock("a").wait(PATIENCE).await.expect("granted after a repeat");
+        // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
+        let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
+        assert_eq!(writes() - before, writes_of_a_grant, "granted twice");
         let token = guard.fencing_token().get();
-        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "granted twice");
+        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "not the last grant");
         assert!(token > last);
         last = token;
         guard.unlock().await.expect("released");
@@ -142,7 +150,8 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
     // Around the round trip of 20 ms, so that some are dropped with the answer on its way or just there.
     for wait in 15..27 {
         drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE).into_future()).await);
-        other.lock("a").wait(PATIENCE).await.expect("withdrawn").unlock().await.expect("released");
+        // Not so long that the lease of one that was not withdrawn could end.
+        other.lock("a").wait(PATIENCE / 2).await.expect("withdrawn").unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
 }
@@ -151,6 +160,7 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
 async fn f09_a_waiter_that_gives_up_stalls_nobody() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    let mut stalls = Vec::new();
     for wait in 0..10 {
         let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
         let quits = tokio::spawn(timeout(ms(10 + wait), quitter.lock("a").into_future()));
@@ -160,9 +170,12 @@ async fn f09_a_waiter_that_gives_up_stalls_nobody() {
         let released = now();
         drop(quits.await.expect("no panic"));
         let next = stays.await.expect("no panic").expect("granted");
-        assert!(now().since(released) < ms(1500), "stalled for {:?}", now().since(released));
+        stalls.push(now().since(released));
         next.unlock().await.expect("released");
     }
+    // A lock handed to somebody who has gone is lost for its first lease of a second. A busy machine may be as slow at
+    // times, but not nearly always.
+    assert!(stalls.iter().filter(|stall| **stall > ms(900)).count() < 3, "stalled for {stalls:?}");
     bench.expect_nothing_left().await;
 }
 
