@@ -65,7 +65,7 @@ impl Broken {
     fn forge(&self, claim: &Claim) -> Claimed {
         let number = self.forged.fetch_add(1, Ordering::SeqCst) + 1_000_000;
         let term = Some(Term { start: self.clock.now(), ttl: claim.ttl });
-        Claimed::Granted(Grant { token: FencingToken::new(number), term })
+        Claimed::Granted(Grant::new(FencingToken::new(number), term))
     }
 
     fn twist(&self, grant: Grant) -> Grant {
@@ -179,7 +179,7 @@ impl Backend for Broken {
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        let holder = self.engine.get(key).await?.and_then(|lock| lock.holder?.token);
+        let holder = self.engine.get(key).await?.and_then(|lock| lock.holder()?.token);
         let token = holder.filter(|_| self.is(Flaw::ForcesWithoutLooking)).unwrap_or(token);
         self.engine.force_release(key, token, reason).await
     }

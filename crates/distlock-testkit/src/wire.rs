@@ -29,6 +29,12 @@ impl Calls {
         self.cut.store(true, Ordering::SeqCst);
     }
 
+    /// How many claims were answered busy so far.
+    #[must_use]
+    pub fn busy_so_far(&self) -> u64 {
+        *self.busy.borrow()
+    }
+
     /// Returns once `claims` claims were answered busy: those that queue have their place then.
     pub async fn queued(&self, claims: u64) {
         self.busy.subscribe().wait_for(|busy| *busy >= claims).await.expect("the meter is alive");

@@ -24,6 +24,7 @@ use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
@@ -51,6 +52,12 @@ impl Claim {
     pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
         Claim { key, attempt: AttemptId::random(), ttl, queue, record }
     }
+
+    /// Who may hold the lock beside this claim.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.record.mode
+    }
 }
 
 /// What became of a [`Claim`].
@@ -69,6 +76,16 @@ pub struct Grant {
     pub token: FencingToken,
     /// The lease; `None` when the engine frees the lock only when its holder is gone.
     pub term: Option<Term>,
+    /// Which slot of a semaphore it is, from 0 on.
+    pub slot: Option<u32>,
+}
+
+impl Grant {
+    /// A grant that is not of a semaphore.
+    #[must_use]
+    pub fn new(token: FencingToken, term: Option<Term>) -> Self {
+        Grant { token, term, slot: None }
+    }
 }
 
 /// A lease as the local clock sees it.
@@ -140,8 +157,8 @@ pub enum Release {
 pub struct LockInfo {
     /// The lock.
     pub key: Key,
-    /// Who has it; `None` when it is free and somebody is about to get it.
-    pub holder: Option<Holder>,
+    /// Who has it, the one that got it first first; empty when it is free and somebody is about to get it.
+    pub holders: Vec<Holder>,
     /// Who waits for it, the next one first.
     pub waiters: Vec<Arc<Record>>,
 }
@@ -149,8 +166,14 @@ pub struct LockInfo {
 impl LockInfo {
     /// What is known about `key`.
     #[must_use]
-    pub fn new(key: Key, holder: Option<Holder>, waiters: Vec<Arc<Record>>) -> Self {
-        LockInfo { key, holder, waiters }
+    pub fn new(key: Key, holders: impl IntoIterator<Item = Holder>, waiters: Vec<Arc<Record>>) -> Self {
+        LockInfo { key, holders: holders.into_iter().collect(), waiters }
+    }
+
+    /// Who has it; of several, the one that got it first.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
     }
 }
 
@@ -181,13 +204,40 @@ pub struct Capabilities {
     pub inspects: bool,
     /// A hold can be ended by somebody else.
     pub breaks: bool,
+    /// Locks can be shared by readers: [`Mode::Shared`].
+    pub shares: bool,
+    /// There are semaphores: [`Mode::Slot`].
+    pub slots: bool,
+    /// An owner can enter its lock again from another process: [`Mode::Reentrant`].
+    pub reenters: bool,
 }
 
 impl Capabilities {
     /// Locks of this reach, and nothing more.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
-        Capabilities { scope, fair: false, leases: false, wakes: false, inspects: false, breaks: false }
+        Capabilities {
+            scope,
+            fair: false,
+            leases: false,
+            wakes: false,
+            inspects: false,
+            breaks: false,
+            shares: false,
+            slots: false,
+            reenters: false,
+        }
+    }
+
+    /// Whether locks can be asked for in `mode`.
+    #[must_use]
+    pub fn allows(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Exclusive => true,
+            Mode::Shared => self.shares,
+            Mode::Reentrant => self.reenters,
+            Mode::Slot { .. } => self.slots,
+        }
     }
 }
 
@@ -272,6 +322,19 @@ pub trait Backend: Send + Sync + 'static {
     /// has a place in the queue from then on, and claiming again keeps that place and shows that the waiter lives.
     /// What is not in the engine's own format is never touched. Nothing is left behind when `queue` is false and the
     /// answer is busy.
+    ///
+    /// When the lock is free for a claim depends on [`Claim::mode`], which is one that
+    /// [`capabilities`](Backend::capabilities) allow:
+    /// - `Exclusive`: nobody holds it.
+    /// - `Shared`: whoever holds it shares it too. A reader behind a waiting writer waits; readers that stand in the
+    ///   queue one behind the other enter together. Its token lies between those of the exclusive holds before it and
+    ///   after it.
+    /// - `Slot { of }`: fewer than `of` hold it. The grant says which slot it is: the lowest that is free. A claim that
+    ///   does not [agree](Mode::agrees_with) with those who hold or wait is refused, kind `InvalidInput`
+    ///   ([`Mode::disagrees`]).
+    /// - `Reentrant`: nobody holds it, or claims of the same owner in this mode do. Those that enter get the **token of
+    ///   the first**, and pass by the queue: its head waits for them. Each has a lease of its own; the lock is free when
+    ///   the last is released or over.
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed>> + Send;
 
     /// Waits until it makes sense to claim again.
@@ -327,7 +390,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends somebody else's hold.
     ///
     /// # Behaviour
-    /// Only if its token is `token` at that moment; otherwise kind `NotHeld` and nothing is changed. The next waiter
+    /// Only holds with `token` at that moment; without any, kind `NotHeld` and nothing is changed. The next waiter
     /// follows as after a release. What is not ours: kind `Foreign`.
     fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> impl Future<Output = Result<()>> + Send {
         let _ = (key, token, reason);

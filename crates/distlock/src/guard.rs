@@ -15,6 +15,7 @@ use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::holds::{Chore, Hold, Left};
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::options::check_ttl;
 use crate::owner::OwnerId;
 use crate::token::FencingToken;
@@ -63,10 +64,24 @@ impl LockGuard {
         self.hold().owner()
     }
 
-    /// The number of this grant, higher than that of every grant before: for the protected resource to check.
+    /// The number of this grant, higher than that of every grant before: for the protected resource to check. Who
+    /// enters again has the number of the first.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.hold().token
+    }
+
+    /// Who may hold it at the same time.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.hold().claim.mode()
+    }
+
+    /// Which slot of the semaphore it is, from 0 on: at most one holder has it at a time, and its tokens rise. `None`
+    /// for everything that is not a semaphore.
+    #[must_use]
+    pub fn slot(&self) -> Option<u32> {
+        self.hold().slot
     }
 
     /// How sure the hold is right now.

@@ -13,6 +13,7 @@ use crate::clock::{Moment, deadline};
 use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::token::{AttemptId, FencingToken};
@@ -32,6 +33,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(5);
 pub(crate) struct Hold {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
+    pub(crate) slot: Option<u32>,
     pub(crate) acquired: Moment,
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
@@ -62,6 +64,7 @@ impl Hold {
         let term = grant.term.unwrap_or(Term { start: now, ttl: claim.ttl });
         Hold {
             token: grant.token,
+            slot: grant.slot,
             acquired: now,
             state: Mutex::new(State { ttl: claim.ttl, term, deadline, failures: 0, unanswered: 0 }),
             lost: SetOnce::new(),
@@ -79,6 +82,11 @@ impl Hold {
 
     pub(crate) fn owner(&self) -> &OwnerId {
         &self.claim.record.owner
+    }
+
+    /// Whether others may hold it too, as readers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.claim.mode() == Mode::Shared
     }
 
     /// When the hold counts as lost unless a renewal is answered before.
@@ -337,7 +345,10 @@ impl Holds {
         }
         let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
-        table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        // An owner may have several slots of a semaphore: none of them is the one that it has.
+        if hold.slot.is_none() {
+            table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        }
         table.agenda.insert((look, attempt));
         table.entries.insert(attempt, Entry { hold, count: 1, look });
         self.wake_by(&mut table, look);
@@ -349,10 +360,10 @@ impl Holds {
         self.table().find(owner, key, now).map(|entry| entry.hold.clone())
     }
 
-    /// Enters the live hold that `owner` has of `key` once more.
-    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
+    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says.
+    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
-        let entry = table.find(owner, key, now)?;
+        let entry = table.find(owner, key, now).filter(|entry| entry.hold.is_shared() == shared)?;
         entry.count += 1;
         Some(entry.hold.clone())
     }
@@ -542,7 +553,7 @@ mod tests {
     fn hold(options: &Options) -> Hold {
         let record = Arc::new(Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()));
         let claim = Claim::new(Key::new("k").unwrap(), TTL, true, record);
-        let grant = Grant { token: FencingToken::new(1), term: Some(Term { start: START, ttl: TTL }) };
+        let grant = Grant::new(FencingToken::new(1), Some(Term { start: START, ttl: TTL }));
         Hold::new(claim, grant, options, DEFAULT_DRIFT, START)
     }
 
@@ -589,7 +600,7 @@ mod tests {
         let holds = Holds::new();
         let hold = Arc::new(hold(&Options::default()));
         holds.insert(hold.clone(), START).unwrap();
-        let entered = holds.reenter(hold.owner(), hold.key(), START).unwrap();
+        let entered = holds.reenter(hold.owner(), hold.key(), false, START).unwrap();
         assert_eq!(entered.token, hold.token);
         assert!(matches!(holds.leave(hold.claim.attempt), Left::Inside));
         assert!(matches!(holds.leave(hold.claim.attempt), Left::Last(_)));

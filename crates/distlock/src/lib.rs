@@ -14,6 +14,7 @@
 //! ```
 //!
 //! - [`Locker`] takes locks; a handle is one owner, a clone another.
+//! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) let several hold it at once.
 //! - [`LockGuard`] is a lock that is held: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and
 //!   [`run`](LockGuard::run) tell of its loss before anybody else is granted it, and
 //!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
@@ -36,9 +37,11 @@ mod inspect;
 mod keeper;
 mod key;
 mod locker;
+mod mode;
 mod options;
 mod owner;
 mod request;
+mod semaphore;
 mod token;
 mod url;
 mod wait;
@@ -51,10 +54,12 @@ pub use guard::{HoldState, LockGuard};
 pub use inspect::{Change, Inspect, Watch};
 pub use key::{Key, MAX_KEY_BYTES};
 pub use locker::{Locker, LockerBuilder};
+pub use mode::{MAX_SLOTS, Mode};
 pub use options::{
     DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MAX_WAIT,
     MIN_RETRY_INTERVAL, MIN_TTL,
 };
 pub use owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
 pub use request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
+pub use semaphore::Semaphore;
 pub use token::{AttemptId, FencingToken};

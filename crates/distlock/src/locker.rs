@@ -11,9 +11,11 @@ use crate::event::{Observer, Reporter};
 use crate::family::Family;
 use crate::inspect::Inspect;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::request::{LockRequest, TryLockRequest, UnlockRequest};
+use crate::semaphore::Semaphore;
 
 /// Takes locks. A handle is one owner.
 ///
@@ -51,7 +53,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        LockRequest::new(self.family.clone(), key, self.owner.clone(), self.options.clone())
+        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
     }
 
     /// Asks for a lock once: `None` when somebody else has it, an error only for a real failure.
@@ -60,7 +62,62 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        TryLockRequest::new(self.family.clone(), key, self.owner.clone(), self.options.clone())
+        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
+    }
+
+    /// Asks for a lock to read under: readers share it, writers exclude them. A reader behind a waiting writer waits.
+    ///
+    /// It is the same lock as that of [`lock`](Locker::lock) and [`write`](Locker::write). A resource that checks
+    /// fencing tokens keeps those of writes only, and refuses a reader whose token is lower.
+    pub fn read<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+    }
+
+    /// Asks once for a lock to read under: `None` when a writer has it or waits for it.
+    pub fn try_read<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+    }
+
+    /// Asks for a lock to write under: another word for [`lock`](Locker::lock), beside [`read`](Locker::read).
+    pub fn write<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        self.lock(key)
+    }
+
+    /// Asks once for a lock to write under: another word for [`try_lock`](Locker::try_lock).
+    pub fn try_write<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        self.try_lock(key)
+    }
+
+    /// A counting semaphore: at most `slots` holders at a time, first come, first served.
+    ///
+    /// All who use it say the same number, from 1 to [`MAX_SLOTS`](crate::MAX_SLOTS): as long as somebody holds or waits,
+    /// another number is an error of kind `InvalidInput`, and so is a lock of the same name.
+    pub fn semaphore<K>(&self, key: K, slots: u32) -> Semaphore
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        Semaphore::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Slot { of: slots }))
+    }
+
+    fn in_mode(&self, mode: Mode) -> Options {
+        Options { mode, ..self.options.clone() }
     }
 
     /// Unlocks by name what this owner holds: the way to end a hold whose guard was
@@ -110,6 +167,14 @@ impl Locker {
     pub async fn close(&self) -> Result<()> {
         self.family.close().await
     }
+}
+
+fn checked<K>(key: K) -> Result<Key>
+where
+    K: TryInto<Key>,
+    K::Error: Into<Error>,
+{
+    key.try_into().map_err(Into::into)
 }
 
 impl Clone for Locker {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::mode::Mode;
 use crate::owner::check_text;
 
 /// The lease of a lock that does not ask for another: 10 s.
@@ -39,6 +40,7 @@ pub(crate) struct Options {
     pub(crate) renew_at: f64,
     pub(crate) watchdog: bool,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) mode: Mode,
     pub(crate) reentrant: bool,
     pub(crate) label: Option<Arc<str>>,
 }
@@ -55,6 +57,7 @@ impl Default for Options {
             renew_at: DEFAULT_RENEW_AT,
             watchdog: true,
             max_hold: None,
+            mode: Mode::Exclusive,
             reentrant: false,
             label: None,
         }
@@ -64,6 +67,7 @@ impl Default for Options {
 impl Options {
     /// Refuses what no engine could do, before anything is sent.
     pub(crate) fn check(&self) -> Result<()> {
+        self.mode.check()?;
         check_ttl(self.ttl)?;
         check_range("retry_interval", self.retry_interval, MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL)?;
         if self.wait.is_some_and(|wait| wait > MAX_WAIT) {
@@ -108,7 +112,8 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
         type Change = fn(&mut Options);
-        let cases: [(&str, Change); 11] = [
+        let cases: [(&str, Change); 12] = [
+            ("slots: 0", |o| o.mode = Mode::Slot { of: 0 }),
             ("ttl: 0ns", |o| o.ttl = Duration::ZERO),
             ("ttl: 99ms", |o| o.ttl = Duration::from_millis(99)),
             ("ttl: ", |o| o.ttl = Duration::MAX),

@@ -26,12 +26,8 @@ struct Asked {
 }
 
 impl Asked {
-    fn new<K>(family: Arc<Family>, key: K, owner: OwnerId, options: Options) -> Self
-    where
-        K: TryInto<Key>,
-        K::Error: Into<Error>,
-    {
-        Asked { family, key: key.try_into().map_err(Into::into), owner: Ok(owner), options }
+    fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
+        Asked { family, key, owner: Ok(owner), options }
     }
 
     async fn acquire(self) -> Result<Option<LockGuard>> {
@@ -112,11 +108,7 @@ macro_rules! common_options {
 pub struct LockRequest(Asked);
 
 impl LockRequest {
-    pub(crate) fn new<K>(family: Arc<Family>, key: K, owner: OwnerId, options: Options) -> Self
-    where
-        K: TryInto<Key>,
-        K::Error: Into<Error>,
-    {
+    pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
         LockRequest(Asked::new(family, key, owner, options))
     }
 
@@ -168,11 +160,7 @@ impl IntoFuture for LockRequest {
 pub struct TryLockRequest(Asked);
 
 impl TryLockRequest {
-    pub(crate) fn new<K>(family: Arc<Family>, key: K, owner: OwnerId, options: Options) -> Self
-    where
-        K: TryInto<Key>,
-        K::Error: Into<Error>,
-    {
+    pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
         let options = Options { wait: Some(Duration::ZERO), once: true, ..options };
         TryLockRequest(Asked::new(family, key, owner, options))
     }

@@ -14,6 +14,7 @@ use crate::event::EventKind;
 use crate::family::Family;
 use crate::holds::{Chore, Hold};
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::{Holder, OwnerId, Record};
 use crate::token::AttemptId;
@@ -37,17 +38,33 @@ pub(crate) async fn acquire(
     if let Some(hold) = enter_again(family, &key, &owner, options)? {
         return Ok(Some(hold));
     }
-    let record = Arc::new(Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall()));
+    let record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Arc::new(record.with_mode(mode_for(family, options).map_err(|error| error.with_key(&key))?));
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
     let claim = Claim::new(key, options.ttl, queue, record);
     Acquire::new(family, claim, options).run().await
 }
 
+/// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
+fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
+    let able = family.backend.capabilities();
+    match options.mode {
+        Mode::Exclusive if options.reentrant && able.reenters => Ok(Mode::Reentrant),
+        mode if able.allows(mode) => Ok(mode),
+        mode => Err(Error::new(ErrorKind::Unsupported, format!("the {} engine has no {mode}", family.backend.name()))
+            .with_help("Locker::capabilities() says what an engine can do")),
+    }
+}
+
 /// What an owner that already has the lock gets: its hold once more, or an error at once; never a self-deadlock.
 fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -> Result<Option<Arc<Hold>>> {
+    // Slots of a semaphore are never found: an owner may have several.
     let now = family.clock.now();
-    if options.reentrant {
-        return Ok(family.holds.reenter(owner, key, now));
+    let shared = options.mode == Mode::Shared;
+    if options.reentrant
+        && let Some(hold) = family.holds.reenter(owner, key, shared, now)
+    {
+        return Ok(Some(hold));
     }
     let Some(hold) = family.holds.held(owner, key, now) else { return Ok(None) };
     let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))

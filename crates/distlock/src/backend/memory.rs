@@ -154,7 +154,8 @@ impl Backend for Memory {
 
     fn capabilities(&self) -> Capabilities {
         let all = Capabilities::new(Scope::Process);
-        Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all }
+        let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
+        Capabilities { shares: true, slots: true, reenters: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -164,7 +165,7 @@ impl Backend for Memory {
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         let sender =
             Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) };
-        self.request(Operation::Claim, |locks, now| Ok(locks.claim(claim, sender, now))).await
+        self.request(Operation::Claim, |locks, now| locks.claim(claim, sender, now)).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
@@ -197,12 +198,15 @@ impl Backend for Memory {
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
-        self.request(Operation::ForceRelease, |locks, now| match locks.force_release(key, token, now) {
-            Some((losses, attempt)) => {
-                losses.inspect(|losses| losses.push(attempt, LossReason::Broken));
-                Ok(())
+        self.request(Operation::ForceRelease, |locks, now| {
+            let broken = locks.force_release(key, token, now);
+            if broken.is_empty() {
+                return Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}")));
             }
-            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+            for (losses, attempt) in broken {
+                losses.inspect(|losses| losses.push(attempt, LossReason::Broken));
+            }
+            Ok(())
         })
         .await
     }
