@@ -52,6 +52,8 @@ struct State {
     term: Term,
     /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
     deadline: Moment,
+    /// Whether the lease is still the short one of a handover: it is made whole once, also without a watchdog.
+    handed: bool,
     /// Renewals that failed since the last one that did not.
     failures: u32,
     /// Renewals begun since the last answer.
@@ -66,7 +68,14 @@ impl Hold {
             token: grant.token,
             slot: grant.slot,
             acquired: now,
-            state: Mutex::new(State { ttl: claim.ttl, term, deadline, failures: 0, unanswered: 0 }),
+            state: Mutex::new(State {
+                ttl: claim.ttl,
+                term,
+                deadline,
+                handed: term.ttl < claim.ttl,
+                failures: 0,
+                unanswered: 0,
+            }),
             lost: SetOnce::new(),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
@@ -159,7 +168,13 @@ impl Hold {
             None => state.term.start = now,
         }
         state.failures = 0;
+        state.handed = false;
         true
+    }
+
+    /// Whether the keeper renews it when it looks.
+    fn is_kept(&self) -> bool {
+        self.watchdog || self.state().handed
     }
 
     /// A renewal failed. Answers how many have since the last success.
@@ -188,7 +203,7 @@ impl Hold {
     fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
-        if !self.watchdog {
+        if !self.watchdog && !state.handed {
             return end;
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
@@ -450,7 +465,7 @@ impl Holds {
             if hold.is_lost(now) {
                 table.agenda.remove(&(look, attempt));
                 due.push(Due::Lost(hold));
-            } else if hold.watchdog {
+            } else if hold.is_kept() {
                 table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
                 let unanswered = hold.begin_renewal();
                 due.push(Due::Renewal(hold, unanswered));
@@ -593,6 +608,21 @@ mod tests {
         assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
         let alone = hold(&Options { watchdog: false, ..Options::default() });
         assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_gets_its_whole_lease_once_also_without_a_watchdog() {
+        let options = Options { watchdog: false, ..Options::default() };
+        let short = Term { start: START, ttl: TTL / 10 };
+        let claim = hold(&options).claim.clone();
+        let grant = Grant::new(FencingToken::new(1), Some(short));
+        let handed = Hold::new(claim, grant, &options, 0.0, START);
+        let look = handed.next_look(START);
+        assert!(handed.is_kept() && look.since(START) < TTL / 20, "{look:?}");
+        assert!(handed.renewed(Some(Term { start: look, ttl: TTL }), look));
+        assert!(!handed.is_kept(), "only once");
+        assert_eq!(handed.next_look(look), handed.end());
+        assert!(handed.end().since(START) > TTL.mul_f64(0.9));
     }
 
     #[test]

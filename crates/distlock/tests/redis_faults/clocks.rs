@@ -89,7 +89,8 @@ async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_re
     child.kill9();
     sleep(TTL * 2).await;
     assert!(other.try_lock("orphaned").await.expect("no failure").is_none());
-    let shown = other.inspect().get("orphaned").await.expect("shown").expect("held").holder.expect("somebody");
+    let shown = other.inspect().get("orphaned").await.expect("shown").expect("held");
+    let shown = shown.holder().expect("somebody");
     assert!(shown.ttl_left.expect("a lease") > ms(HOUR_MS - 10_000), "an operator can see that");
     other
         .inspect()
