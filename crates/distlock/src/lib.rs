@@ -39,6 +39,8 @@ mod locker;
 mod options;
 mod owner;
 mod request;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod tls;
 mod token;
 mod url;
 mod wait;

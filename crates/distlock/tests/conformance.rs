@@ -23,6 +23,11 @@ distlock_testkit::conformance! {
     redis_no_channel: redis_setups::Server<redis_setups::NoChannel>,
 }
 
+#[cfg(all(feature = "redis", feature = "tls"))]
+distlock_testkit::conformance! {
+    redis_tls: redis_setups::Tls,
+}
+
 #[cfg(feature = "etcd")]
 mod etcd_setups;
 

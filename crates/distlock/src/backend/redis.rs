@@ -6,7 +6,9 @@
 
 mod builder;
 mod dial;
+mod encryption;
 mod fault;
+mod guard;
 mod inspect;
 mod link;
 mod names;
@@ -122,6 +124,9 @@ impl Redis {
 
     async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
         let links = self.links();
+        if let Some(guard) = &self.options.guard {
+            guard.note(claim.ttl);
+        }
         let session = links.main.session(PATIENCE).await?;
         if claim.queue {
             links.waiting.enlist(claim.attempt);
@@ -142,6 +147,12 @@ impl Redis {
             "late" => Err(Error::unavailable("redis: the claim arrived after its time and was refused")),
             "fence" => Err(Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
                 .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key")),
+            "quarantined" => {
+                let left = Duration::from_millis(reply.unsigned()?);
+                Err(Error::unavailable(format!("redis: quarantined for another {left:?}")).with_help(
+                    "the server was restarted, promoted, emptied or is new, and leases from before may last",
+                ))
+            }
             "foreign" => {
                 let key = reply.word()?;
                 Err(Error::new(ErrorKind::Foreign, format!("redis: {key:?} is not a queue of ours")))
@@ -203,6 +214,9 @@ impl Backend for Redis {
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
         let items: Result<Vec<_>> =
             leases.iter().map(|lease| Ok(Item::new(self.names(&lease.claim.key)?.lock, lease))).collect();
+        if let Some(guard) = &self.options.guard {
+            leases.iter().for_each(|lease| guard.note(lease.claim.ttl));
+        }
         match items {
             Ok(items) => self.links().renewals.renew(items).await,
             Err(error) => leases.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),

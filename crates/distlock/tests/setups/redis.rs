@@ -40,16 +40,19 @@ impl<K: Kind> Setup for Server<K> {
     }
 
     async fn leftovers(&self) -> Vec<String> {
-        let databases = ["0", "3"];
-        let keys = databases.iter().flat_map(|database| {
-            let mut client = self.server.client().expect("the kit's own connection");
-            client.command(&["SELECT", database]).expect("a database");
-            let keys = client.command(&["KEYS", "*"]).expect("keys");
-            keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
-        });
-        // The fence outlives the lock, for a week: that is what makes tokens rise.
-        keys.filter(|key| !key.ends_with(":f")).collect()
+        left_on(&self.server, &["0", "3"])
     }
+}
+
+fn left_on(server: &RedisServer, databases: &[&str]) -> Vec<String> {
+    let keys = databases.iter().flat_map(|database| {
+        let mut client = server.client().expect("the kit's own connection");
+        client.command(&["SELECT", database]).expect("a database");
+        let keys = client.command(&["KEYS", "*"]).expect("keys");
+        keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
+    });
+    // The fence outlives the lock, for a week: that is what makes tokens rise.
+    keys.filter(|key| !key.ends_with(":f")).collect()
 }
 
 /// The best protocol there is.
@@ -91,5 +94,36 @@ impl Kind for NoChannel {
     }
     fn client(builder: RedisBuilder) -> RedisBuilder {
         builder.username("deaf").password("deaf")
+    }
+}
+
+/// Encrypted, on a server that asks for our certificate, too.
+#[cfg(feature = "tls")]
+pub(crate) struct Tls {
+    server: RedisServer,
+    certs: distlock_testkit::servers::Certs,
+}
+
+#[cfg(feature = "tls")]
+impl Setup for Tls {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        let certs = distlock_testkit::servers::Certs::new();
+        let server = RedisServer::options().tls(&certs).config("tls-auth-clients yes").start();
+        Tls { server, certs }
+    }
+
+    async fn client(&self) -> Redis {
+        let read = |file: std::path::PathBuf| std::fs::read(file).expect("a certificate");
+        Redis::tcp("localhost", self.server.port())
+            .tls(Some(read(self.certs.ca())))
+            .tls_identity(read(self.certs.client_cert()), read(self.certs.client_key()))
+            .build()
+            .expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        left_on(&self.server, &["0"])
     }
 }

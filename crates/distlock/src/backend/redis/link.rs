@@ -22,6 +22,8 @@ const HOME_TIMEOUT: Duration = Duration::from_millis(50);
 /// Ticks between two pings while somebody waits for a message, and while nobody does.
 const PING_WHEN_WAITING: u32 = 3;
 const PING_WHEN_IDLE: u32 = 10;
+/// Ticks between two looks at the restart guard's canary.
+const CANARY_EVERY: u32 = 10;
 /// The pause before dialling again: doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(400);
@@ -200,7 +202,7 @@ impl Supervisor {
     /// Returns when the connection is of no more use.
     async fn watch(&self, session: &Session, task: &mut JoinHandle<()>) -> End {
         let mut seen = session.answers();
-        let mut quiet = 0;
+        let (mut quiet, mut ticks) = (0, 0_u32);
         loop {
             tokio::select! {
                 ended = &mut *task => {
@@ -208,6 +210,10 @@ impl Supervisor {
                 }
                 () = session.died() => return End::Died,
                 () = tokio::time::sleep(TICK) => {}
+            }
+            ticks = ticks.wrapping_add(1);
+            if ticks.is_multiple_of(CANARY_EVERY) {
+                let _ = tokio::time::timeout(PING_TIMEOUT, session.watch_canary()).await;
             }
             let answers = session.answers();
             quiet = if std::mem::replace(&mut seen, answers) == answers { quiet + 1 } else { 0 };

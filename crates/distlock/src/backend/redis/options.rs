@@ -1,9 +1,13 @@
 //! How a Redis is reached and spoken to.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::redis::dial::Dialer;
+use crate::backend::redis::encryption::Encryption;
+use crate::backend::redis::guard::Guard;
+use crate::backend::redis::script::Dialect;
 use crate::token::AttemptId;
 
 /// The version of the Redis protocol.
@@ -19,7 +23,10 @@ pub enum Protocol {
 /// Everything that the connections of an engine need.
 #[derive(Clone)]
 pub(super) struct Options {
+    /// How the server is reached.
     pub(super) dialer: Dialer,
+    /// For servers that are only known by their addresses.
+    pub(super) encryption: Option<Encryption>,
     pub(super) prefix: String,
     pub(super) database: u32,
     pub(super) username: Option<String>,
@@ -27,11 +34,17 @@ pub(super) struct Options {
     /// `None`: the best that the server speaks.
     pub(super) protocol: Option<Protocol>,
     pub(super) dial_timeout: Duration,
+    /// Holds grants back after the server may have forgotten leases.
+    pub(super) guard: Option<Arc<Guard>>,
     /// Names the channel on which this engine hears of its turns.
     pub(super) wake: AttemptId,
 }
 
 impl Options {
+    pub(super) fn dialect(&self) -> Dialect {
+        if self.guard.is_some() { Dialect::Guarded } else { Dialect::Plain }
+    }
+
     pub(super) fn channel(&self) -> String {
         format!("distlock:wake:{}", self.wake)
     }
@@ -42,12 +55,14 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("dialer", &self.dialer)
+            .field("encrypted", &self.encryption.is_some())
             .field("prefix", &self.prefix)
             .field("database", &self.database)
             .field("username", &self.username)
             .field("password", &self.password.as_ref().map(|_| "***"))
             .field("protocol", &self.protocol)
             .field("dial_timeout", &self.dial_timeout)
+            .field("guard", &self.guard)
             .finish_non_exhaustive()
     }
 }

@@ -14,8 +14,9 @@ use tokio::sync::SetOnce;
 
 use crate::backend::Attachment;
 use crate::backend::redis::fault::{Stage, classify, is_no_script};
+use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
-use crate::backend::redis::script::{Reply, Script, ask_hashes, learn_hashes, nonce};
+use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, learn_hashes, nonce};
 use crate::backend::redis::waiting::Waiting;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
@@ -42,6 +43,8 @@ pub(super) struct Session {
     pub(super) hears: bool,
     /// The second connection, where the protocol needs one to listen on.
     listener: Option<tokio::sync::Mutex<PubSubSink>>,
+    dialect: Dialect,
+    guard: Option<Arc<Guard>>,
 }
 
 impl Session {
@@ -66,13 +69,19 @@ impl Session {
     /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
     pub(super) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
         let nonce = nonce();
-        let mut command = script.by_hash();
-        fill(&mut command, nonce);
+        let fill = |command: &mut Cmd| {
+            fill(command, nonce);
+            if let Some(guard) = &self.guard {
+                guard.fill(command);
+            }
+        };
+        let mut command = script.by_hash(self.dialect);
+        fill(&mut command);
         let answer = match self.ask(&command).await {
             Err(Failure::Redis(error)) if is_no_script(&error) => {
                 // The same call on the same connection: nothing of it was carried out.
-                let mut command = script.by_text();
-                fill(&mut command, nonce);
+                let mut command = script.by_text(self.dialect);
+                fill(&mut command);
                 self.ask(&command).await
             }
             answer => answer,
@@ -112,6 +121,15 @@ impl Session {
             return false;
         }
         self.ask(&redis::cmd("PING")).await.is_ok()
+    }
+
+    /// Looks how long the leases of others are, if that matters.
+    pub(super) async fn watch_canary(&self) {
+        if let Some(guard) = &self.guard
+            && let Ok(canary) = self.ask(&guard.ask()).await
+        {
+            guard.learn(&canary);
+        }
     }
 
     /// How many requests are on their way.
@@ -229,8 +247,12 @@ async fn prepare(
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
     check_role(&mut connection).await?;
-    if let Some(ask) = ask_hashes() {
-        learn_hashes(&query(&mut connection, &ask).await.map_err(opening_failed)?);
+    let dialect = options.dialect();
+    if let Some(ask) = ask_hashes(dialect) {
+        learn_hashes(dialect, &query(&mut connection, &ask).await.map_err(opening_failed)?);
+    }
+    if let Some(guard) = &options.guard {
+        guard.learn(&query(&mut connection, &guard.ask()).await.map_err(opening_failed)?);
     }
     let sent = attachment.clock.now();
     let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
@@ -258,6 +280,8 @@ async fn prepare(
         server_clock: Mutex::new((sent, read_time(time)?)),
         hears,
         listener,
+        dialect,
+        guard: options.guard.clone(),
     };
     Ok((session, listening))
 }
