@@ -81,7 +81,9 @@ fn reach_redis(servers: &RedisServers) -> Result<RedisBuilder> {
     match servers {
         RedisServers::One(host) => Ok(Redis::tcp(&host.name, host.port)),
         RedisServers::Unix(path) => Ok(Redis::unix(path)),
-        RedisServers::Sentinel { .. } => not_yet("sentinel"),
+        RedisServers::Sentinel { sentinels, service } => {
+            Ok(Redis::sentinel(sentinels.iter().map(|host| (host.name.as_str(), host.port)), service))
+        }
         RedisServers::Cluster(_) => not_yet("cluster"),
     }
 }

@@ -7,6 +7,8 @@ mod ambiguity;
 mod bench;
 #[path = "redis_faults/guard.rs"]
 mod guard;
+#[path = "redis_faults/sentinel.rs"]
+mod sentinel;
 #[path = "redis_faults/server.rs"]
 mod server;
 #[path = "redis_faults/strangers.rs"]

@@ -15,6 +15,7 @@ mod names;
 mod options;
 mod renewals;
 mod script;
+mod sentinels;
 mod session;
 mod value;
 mod waiting;
@@ -24,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 pub use self::builder::RedisBuilder;
 use self::link::Link;
@@ -80,6 +82,8 @@ struct Links {
     /// Renewals, and releases when the other one is down: they never wait behind claims.
     reserved: Arc<Link>,
     renewals: Renewals,
+    /// Listens to the sentinels, if there are any.
+    _sentinels: Option<JoinSet<()>>,
 }
 
 impl Redis {
@@ -95,7 +99,8 @@ impl Redis {
         let reserved = Link::start(self.options.clone(), None, attachment, attachment.runtime.clone());
         let reserved = Arc::new(reserved);
         let renewals = Renewals::start(reserved.clone(), attachment);
-        Links { clock: attachment.clock.clone(), waiting, main, reserved, renewals }
+        let sentinels = self.options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment));
+        Links { clock: attachment.clock.clone(), waiting, main, reserved, renewals, _sentinels: sentinels }
     }
 
     /// Without a locker the connections run where the first call comes from.

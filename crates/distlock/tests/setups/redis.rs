@@ -2,7 +2,7 @@
 
 use distlock::backend::redis::{Protocol, Redis, RedisBuilder};
 use distlock_testkit::Setup;
-use distlock_testkit::servers::{RedisOptions, RedisServer};
+use distlock_testkit::servers::{RedisOptions, RedisServer, SERVICE, SentinelSetup};
 
 /// The least that a user of the engine needs, as docs/backends/redis.md says.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
@@ -125,5 +125,25 @@ impl Setup for Tls {
 
     async fn leftovers(&self) -> Vec<String> {
         left_on(&self.server, &["0"])
+    }
+}
+
+/// A master with replicas, found by its sentinels.
+pub(crate) struct Sentinel(SentinelSetup);
+
+impl Setup for Sentinel {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        Sentinel(SentinelSetup::start())
+    }
+
+    async fn client(&self) -> Redis {
+        let ports = self.0.sentinels().iter().map(|sentinel| ("127.0.0.1", sentinel.port()));
+        Redis::sentinel(ports, SERVICE).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        left_on(&self.0.servers()[0], &["0"])
     }
 }

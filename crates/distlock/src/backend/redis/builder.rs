@@ -14,6 +14,7 @@ use crate::backend::redis::dial::{Address, Dialer};
 use crate::backend::redis::encryption::Encryption;
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
+use crate::backend::redis::sentinels::Sentinels;
 use crate::error::{Error, ErrorKind, Result};
 use crate::owner::MAX_TEXT_BYTES;
 use crate::tls::Tls;
@@ -35,6 +36,7 @@ pub struct RedisBuilder {
 /// How the servers were named.
 enum Servers {
     One(Address),
+    Sentinel(Sentinels),
     /// They look after their own encryption.
     Behind(Dialer),
 }
@@ -48,6 +50,13 @@ impl Redis {
     /// A server on a Unix socket of this machine.
     pub fn unix(path: impl Into<PathBuf>) -> RedisBuilder {
         RedisBuilder::new(Servers::Behind(Dialer::unix(path.into())))
+    }
+
+    /// The master of `service`, as the sentinels at these hosts and ports name it. More than half of them must agree, so
+    /// name them all.
+    pub fn sentinel<'a>(sentinels: impl IntoIterator<Item = (&'a str, u16)>, service: &str) -> RedisBuilder {
+        let addresses = sentinels.into_iter().map(|(host, port)| Address::new(host, port)).collect();
+        RedisBuilder::new(Servers::Sentinel(Sentinels::new(addresses, service)))
     }
 
     /// A server behind any stream, such as a tunnel. `dial` is called for each connection, and again whenever one has
@@ -67,9 +76,11 @@ impl RedisBuilder {
         let dialer = match &servers {
             Servers::One(address) => Dialer::tcp(address, None),
             Servers::Behind(dialer) => dialer.clone(),
+            Servers::Sentinel(sentinels) => unknown_yet(&sentinels.service),
         };
         let options = Options {
             dialer,
+            sentinels: None,
             encryption: None,
             prefix: String::new(),
             database: 0,
@@ -104,6 +115,15 @@ impl RedisBuilder {
     /// The password. Default: none.
     pub fn password(mut self, password: &str) -> Self {
         self.options.password = Some(password.into());
+        self
+    }
+
+    /// Who we are to the sentinels; the user may be left out. Default: nobody, whatever the user of the servers is.
+    pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Self {
+        if let Servers::Sentinel(sentinels) = &mut self.servers {
+            let login = sentinels.login.clone().set_password(password);
+            sentinels.login = username.into_iter().fold(login, |login, name| login.set_username(name));
+        }
         self
     }
 
@@ -172,13 +192,30 @@ impl RedisBuilder {
         if let Some(tls) = &self.tls {
             self.options.encryption = Some(Encryption::new(tls, self.tls_server_name.as_deref())?);
         }
-        match (&self.servers, &self.options.encryption) {
-            (Servers::Behind(_), Some(_)) => return refuse("tls: whoever opens the stream encrypts it".into()),
-            (Servers::One(address), encryption) => self.options.dialer = Dialer::tcp(address, encryption.as_ref()),
-            (Servers::Behind(_), None) => {}
+        let encryption = self.options.encryption.clone();
+        match self.servers {
+            Servers::Behind(_) if encryption.is_some() => {
+                return refuse("tls: whoever opens the stream encrypts it".into());
+            }
+            Servers::Behind(_) => {}
+            Servers::One(address) => self.options.dialer = Dialer::tcp(&address, encryption.as_ref()),
+            Servers::Sentinel(sentinels) if sentinels.addresses.is_empty() => {
+                return refuse("sentinels: at least one is needed".into());
+            }
+            Servers::Sentinel(mut sentinels) => {
+                sentinels.encryption = encryption;
+                self.options.sentinels = Some(sentinels);
+            }
         }
         Ok(Redis::new(self.options))
     }
+}
+
+/// Stands for a server that is looked up whenever it is dialled.
+fn unknown_yet(service: &str) -> Dialer {
+    Dialer::new(&format!("the master of {service:?}"), || {
+        std::future::ready(Err::<tokio::net::TcpStream, _>(io::Error::other("it is not known yet")))
+    })
 }
 
 impl fmt::Debug for RedisBuilder {

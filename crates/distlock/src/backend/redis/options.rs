@@ -8,6 +8,8 @@ use crate::backend::redis::dial::Dialer;
 use crate::backend::redis::encryption::Encryption;
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::script::Dialect;
+use crate::backend::redis::sentinels::Sentinels;
+use crate::error::Result;
 use crate::token::AttemptId;
 
 /// The version of the Redis protocol.
@@ -25,6 +27,8 @@ pub enum Protocol {
 pub(super) struct Options {
     /// How the server is reached.
     pub(super) dialer: Dialer,
+    /// Who knows which server it is, if that changes.
+    pub(super) sentinels: Option<Sentinels>,
     /// For servers that are only known by their addresses.
     pub(super) encryption: Option<Encryption>,
     pub(super) prefix: String,
@@ -41,6 +45,14 @@ pub(super) struct Options {
 }
 
 impl Options {
+    /// The server to connect to now.
+    pub(super) async fn find(&self) -> Result<Dialer> {
+        match &self.sentinels {
+            None => Ok(self.dialer.clone()),
+            Some(sentinels) => Ok(Dialer::tcp(&sentinels.master().await?, self.encryption.as_ref())),
+        }
+    }
+
     pub(super) fn dialect(&self) -> Dialect {
         if self.guard.is_some() { Dialect::Guarded } else { Dialect::Plain }
     }
@@ -55,6 +67,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("dialer", &self.dialer)
+            .field("sentinels", &self.sentinels)
             .field("encrypted", &self.encryption.is_some())
             .field("prefix", &self.prefix)
             .field("database", &self.database)

@@ -13,7 +13,8 @@ use redis::{
 use tokio::sync::SetOnce;
 
 use crate::backend::Attachment;
-use crate::backend::redis::fault::{Stage, classify, is_no_script};
+use crate::backend::redis::dial::{BoxStream, Dialer};
+use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, learn_hashes, nonce};
@@ -39,6 +40,10 @@ pub(super) struct Session {
     drift: f64,
     /// The server's clock: read no earlier than the moment beside it.
     server_clock: Mutex<(Moment, u64)>,
+    /// Which server it is.
+    pub(super) place: Arc<str>,
+    /// Set when the server says that it is no master any more.
+    demoted: SetOnce<()>,
     /// Whether messages for waiters come in.
     pub(super) hears: bool,
     /// The second connection, where the protocol needs one to listen on.
@@ -55,11 +60,12 @@ impl Session {
         waiting: Option<Arc<Waiting>>,
         attachment: &Attachment,
     ) -> Result<(Arc<Session>, Driver)> {
+        let server = options.find().await?;
         match options.protocol {
-            Some(protocol) => open_as(options, waiting, attachment, protocol).await,
-            None => match open_as(options, waiting.clone(), attachment, Protocol::Resp3).await {
+            Some(protocol) => open_as(options, &server, waiting, attachment, protocol).await,
+            None => match open_as(options, &server, waiting.clone(), attachment, Protocol::Resp3).await {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    open_as(options, waiting, attachment, Protocol::Resp2).await
+                    open_as(options, &server, waiting, attachment, Protocol::Resp2).await
                 }
                 outcome => outcome,
             },
@@ -110,7 +116,16 @@ impl Session {
         if !answer.as_ref().is_err_and(RedisError::is_io_error) {
             self.answers.fetch_add(1, Ordering::Relaxed);
         }
-        answer.and_then(Value::extract_error).map_err(Failure::Redis)
+        let answer = answer.and_then(Value::extract_error);
+        if answer.as_ref().is_err_and(is_demoted) {
+            let _ = self.demoted.set(());
+        }
+        answer.map_err(Failure::Redis)
+    }
+
+    /// Returns when the server has said that it is no master any more.
+    pub(super) async fn demoted(&self) {
+        self.demoted.wait().await;
     }
 
     /// Whether the connection answers, the listening one included.
@@ -199,6 +214,7 @@ impl Drop for InFlight<'_> {
 
 async fn open_as(
     options: &Options,
+    server: &Dialer,
     waiting: Option<Arc<Waiting>>,
     attachment: &Attachment,
     protocol: Protocol,
@@ -212,12 +228,12 @@ async fn open_as(
             Ok(())
         });
     }
-    let stream = dial(options).await?;
+    let stream = dial(server).await?;
     let (connection, driver) =
         MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
-        session = prepare(options, waiting, attachment, protocol, connection) => session?,
+        session = prepare(options, server, waiting, attachment, protocol, connection) => session?,
         () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
     };
     let (session, listening) = session;
@@ -241,6 +257,7 @@ fn alongside(driver: Driver, listening: Option<Driver>) -> Driver {
 /// What is asked before the connection is open for use.
 async fn prepare(
     options: &Options,
+    server: &Dialer,
     waiting: Option<Arc<Waiting>>,
     attachment: &Attachment,
     protocol: Protocol,
@@ -262,7 +279,7 @@ async fn prepare(
         (Some(_), Protocol::Resp3) => hears = may_listen(connection.subscribe(options.channel()).await)?,
         (Some(waiting), Protocol::Resp2) => {
             let mut second =
-                PubSub::new(&login(options, protocol), dial(options).await?).await.map_err(opening_failed)?;
+                PubSub::new(&login(options, protocol), dial(server).await?).await.map_err(opening_failed)?;
             hears = may_listen(second.subscribe(options.channel()).await)?;
             if hears {
                 let (sink, stream) = second.split();
@@ -278,6 +295,8 @@ async fn prepare(
         answers: AtomicU64::new(0),
         drift: attachment.drift,
         server_clock: Mutex::new((sent, read_time(time)?)),
+        place: server.place.clone(),
+        demoted: SetOnce::new(),
         hears,
         listener,
         dialect,
@@ -286,9 +305,9 @@ async fn prepare(
     Ok((session, listening))
 }
 
-async fn dial(options: &Options) -> Result<crate::backend::redis::dial::BoxStream> {
-    options.dialer.open().await.map_err(|error| {
-        Error::unavailable(format!("redis: cannot reach {}: {error}", options.dialer.place)).with_source(error)
+async fn dial(server: &Dialer) -> Result<BoxStream> {
+    server.open().await.map_err(|error| {
+        Error::unavailable(format!("redis: cannot reach {}: {error}", server.place)).with_source(error)
     })
 }
 
