@@ -12,11 +12,9 @@ use crate::config::TlsFiles;
 use crate::config::{Config, Driver, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
-#[cfg(any(feature = "etcd", feature = "redis"))]
-use crate::url::Credentials;
-#[cfg(feature = "etcd")]
-use crate::url::Host;
 use crate::url::Target;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use crate::url::{Credentials, Host};
 #[cfg(feature = "redis")]
 use crate::url::{Protocol, RedisOptions, RedisServers};
 
@@ -63,7 +61,7 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
-            let engine = speak_redis(reach_redis(servers)?, credentials, options)?;
+            let engine = speak_redis(reach_redis(servers), credentials, options);
             let engine = if options.tls { encrypt_redis(engine, &settings.tls)? } else { engine };
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
@@ -74,22 +72,22 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
 }
 
 #[cfg(feature = "redis")]
-fn reach_redis(servers: &RedisServers) -> Result<RedisBuilder> {
-    let not_yet = |what: &str| {
-        Err(Error::new(ErrorKind::Unsupported, format!("the redis engine does not speak to a {what} in this version")))
-    };
+fn place(host: &Host) -> (&str, u16) {
+    (&host.name, host.port)
+}
+
+#[cfg(feature = "redis")]
+fn reach_redis(servers: &RedisServers) -> RedisBuilder {
     match servers {
-        RedisServers::One(host) => Ok(Redis::tcp(&host.name, host.port)),
-        RedisServers::Unix(path) => Ok(Redis::unix(path)),
-        RedisServers::Sentinel { sentinels, service } => {
-            Ok(Redis::sentinel(sentinels.iter().map(|host| (host.name.as_str(), host.port)), service))
-        }
-        RedisServers::Cluster(_) => not_yet("cluster"),
+        RedisServers::One(host) => Redis::tcp(&host.name, host.port),
+        RedisServers::Unix(path) => Redis::unix(path),
+        RedisServers::Sentinel { sentinels, service } => Redis::sentinel(sentinels.iter().map(place), service),
+        RedisServers::Cluster(nodes) => Redis::cluster(nodes.iter().map(place)),
     }
 }
 
 #[cfg(feature = "redis")]
-fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &RedisOptions) -> Result<RedisBuilder> {
+fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &RedisOptions) -> RedisBuilder {
     if let Some(username) = &credentials.username {
         engine = engine.username(username);
     }
@@ -102,7 +100,7 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
             Protocol::Resp3 => redis::Protocol::Resp3,
         });
     }
-    Ok(engine.database(options.db).restart_guard(options.restart_guard == Some(true)))
+    engine.database(options.db).restart_guard(options.restart_guard == Some(true))
 }
 
 #[cfg(feature = "redis")]

@@ -5,6 +5,8 @@
 mod ambiguity;
 #[path = "redis_faults/bench.rs"]
 mod bench;
+#[path = "redis_faults/cluster.rs"]
+mod cluster;
 #[path = "redis_faults/guard.rs"]
 mod guard;
 #[path = "redis_faults/sentinel.rs"]

@@ -2,7 +2,7 @@
 
 use distlock::backend::redis::{Protocol, Redis, RedisBuilder};
 use distlock_testkit::Setup;
-use distlock_testkit::servers::{RedisOptions, RedisServer, SERVICE, SentinelSetup};
+use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE, SentinelSetup};
 
 /// The least that a user of the engine needs, as docs/backends/redis.md says.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
@@ -145,5 +145,25 @@ impl Setup for Sentinel {
 
     async fn leftovers(&self) -> Vec<String> {
         left_on(&self.0.servers()[0], &["0"])
+    }
+}
+
+/// Three masters that share the locks.
+pub(crate) struct Cluster(RedisCluster);
+
+impl Setup for Cluster {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        Cluster(RedisCluster::start())
+    }
+
+    async fn client(&self) -> Redis {
+        // One is enough to find the others.
+        Redis::cluster([("127.0.0.1", self.0.nodes()[0].port())]).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.0.nodes().iter().flat_map(|node| left_on(node, &["0"])).collect()
     }
 }

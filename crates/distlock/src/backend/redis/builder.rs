@@ -37,6 +37,7 @@ pub struct RedisBuilder {
 enum Servers {
     One(Address),
     Sentinel(Sentinels),
+    Cluster(Vec<Address>),
     /// They look after their own encryption.
     Behind(Dialer),
 }
@@ -59,6 +60,11 @@ impl Redis {
         RedisBuilder::new(Servers::Sentinel(Sentinels::new(addresses, service)))
     }
 
+    /// A cluster, of which these are some of the nodes.
+    pub fn cluster<'a>(nodes: impl IntoIterator<Item = (&'a str, u16)>) -> RedisBuilder {
+        RedisBuilder::new(Servers::Cluster(nodes.into_iter().map(|(host, port)| Address::new(host, port)).collect()))
+    }
+
     /// A server behind any stream, such as a tunnel. `dial` is called for each connection, and again whenever one has
     /// died; it runs inside a tokio runtime. `place` names the server in messages.
     pub fn over<F, Fut, S>(place: &str, dial: F) -> RedisBuilder
@@ -76,11 +82,13 @@ impl RedisBuilder {
         let dialer = match &servers {
             Servers::One(address) => Dialer::tcp(address, None),
             Servers::Behind(dialer) => dialer.clone(),
-            Servers::Sentinel(sentinels) => unknown_yet(&sentinels.service),
+            Servers::Sentinel(sentinels) => unknown_yet(&format!("the master of {:?}", sentinels.service)),
+            Servers::Cluster(_) => unknown_yet("a node of the cluster"),
         };
         let options = Options {
             dialer,
             sentinels: None,
+            is_cluster: false,
             encryption: None,
             prefix: String::new(),
             database: 0,
@@ -193,12 +201,22 @@ impl RedisBuilder {
             self.options.encryption = Some(Encryption::new(tls, self.tls_server_name.as_deref())?);
         }
         let encryption = self.options.encryption.clone();
+        let mut seeds = Vec::new();
         match self.servers {
             Servers::Behind(_) if encryption.is_some() => {
                 return refuse("tls: whoever opens the stream encrypts it".into());
             }
             Servers::Behind(_) => {}
             Servers::One(address) => self.options.dialer = Dialer::tcp(&address, encryption.as_ref()),
+            Servers::Cluster(nodes) if nodes.is_empty() => return refuse("nodes: at least one is needed".into()),
+            Servers::Cluster(_) if self.options.guard.is_some() => {
+                return Err(Error::new(ErrorKind::Unsupported, "restart_guard: there is none for a cluster")
+                    .with_help("each of its slots would need a canary, and a quarantine when it is first used"));
+            }
+            Servers::Cluster(_) if self.options.database != 0 => {
+                return refuse("database: a cluster has only 0".into());
+            }
+            Servers::Cluster(nodes) => (seeds, self.options.is_cluster) = (nodes, true),
             Servers::Sentinel(sentinels) if sentinels.addresses.is_empty() => {
                 return refuse("sentinels: at least one is needed".into());
             }
@@ -207,15 +225,13 @@ impl RedisBuilder {
                 self.options.sentinels = Some(sentinels);
             }
         }
-        Ok(Redis::new(self.options))
+        Ok(Redis::new(self.options, seeds))
     }
 }
 
 /// Stands for a server that is looked up whenever it is dialled.
-fn unknown_yet(service: &str) -> Dialer {
-    Dialer::new(&format!("the master of {service:?}"), || {
-        std::future::ready(Err::<tokio::net::TcpStream, _>(io::Error::other("it is not known yet")))
-    })
+fn unknown_yet(place: &str) -> Dialer {
+    Dialer::new(place, || std::future::ready(Err::<tokio::net::TcpStream, _>(io::Error::other("it is not known yet"))))
 }
 
 impl fmt::Debug for RedisBuilder {

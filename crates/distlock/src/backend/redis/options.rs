@@ -29,6 +29,8 @@ pub(super) struct Options {
     pub(super) dialer: Dialer,
     /// Who knows which server it is, if that changes.
     pub(super) sentinels: Option<Sentinels>,
+    /// Whether it is one of several that share the locks.
+    pub(super) is_cluster: bool,
     /// For servers that are only known by their addresses.
     pub(super) encryption: Option<Encryption>,
     pub(super) prefix: String,
@@ -54,7 +56,16 @@ impl Options {
     }
 
     pub(super) fn dialect(&self) -> Dialect {
-        if self.guard.is_some() { Dialect::Guarded } else { Dialect::Plain }
+        match self.guard {
+            Some(_) => Dialect::Guarded,
+            None if self.is_cluster => Dialect::Sharded,
+            None => Dialect::Plain,
+        }
+    }
+
+    /// The channel for the lock with this fence, in the slot of both.
+    pub(super) fn sharded_channel(&self, fence: &str) -> String {
+        format!("distlock:wake:{fence}:{}", self.wake)
     }
 
     pub(super) fn channel(&self) -> String {

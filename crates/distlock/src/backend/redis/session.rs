@@ -100,6 +100,26 @@ impl Session {
         })
     }
 
+    /// Like [`run`](Session::run), for a node that a request was sent to although it does not serve the slot yet.
+    pub(super) async fn run_asking(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        let nonce = nonce();
+        // By text: one that the node does not know could not be sent again, for the permission is used up by then.
+        let mut command = script.by_text(self.dialect);
+        fill(&mut command, nonce);
+        let mut both = redis::pipe();
+        both.cmd("ASKING").ignore().add_command(command);
+        let _in_flight = InFlight::enter(&self.in_flight);
+        let mut connection = self.connection.clone();
+        let answers = tokio::select! {
+            biased;
+            answers = connection.send_packed_commands(&both, 0, 2) => answers,
+            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name)),
+        };
+        let answer = answers.and_then(|mut answers| answers.pop().unwrap_or(Value::Nil).extract_error());
+        let answer = answer.map_err(|error| Failure::Redis(error).of(script.name))?;
+        Reply::check(answer, nonce).inspect_err(|_| self.kill())
+    }
+
     /// Sends one command.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value> {
         self.ask(command).await.map_err(|failure| failure.of("a command"))
@@ -305,13 +325,13 @@ async fn prepare(
     Ok((session, listening))
 }
 
-async fn dial(server: &Dialer) -> Result<BoxStream> {
+pub(super) async fn dial(server: &Dialer) -> Result<BoxStream> {
     server.open().await.map_err(|error| {
         Error::unavailable(format!("redis: cannot reach {}: {error}", server.place)).with_source(error)
     })
 }
 
-fn login(options: &Options, protocol: Protocol) -> RedisConnectionInfo {
+pub(super) fn login(options: &Options, protocol: Protocol) -> RedisConnectionInfo {
     let version = match protocol {
         Protocol::Resp2 => ProtocolVersion::RESP2,
         Protocol::Resp3 => ProtocolVersion::RESP3,
