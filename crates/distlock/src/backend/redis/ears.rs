@@ -238,7 +238,7 @@ impl Board {
         let unused: Vec<String> = {
             let mut channels = self.channels();
             let unused: Vec<_> = channels.iter().filter(|(_, c)| is_unused(c)).map(|(name, _)| name.clone()).collect();
-            unused.iter().for_each(|name| drop(channels.remove(name)));
+            channels.retain(|_, channel| !is_unused(channel));
             unused
         };
         for name in unused {

@@ -252,7 +252,7 @@ async fn changed(switches: &mut Option<watch::Receiver<()>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// A task that ends when it is dropped.

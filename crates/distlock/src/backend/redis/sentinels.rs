@@ -105,8 +105,8 @@ impl Sentinels {
     /// Listens to all sentinels until it is dropped.
     pub(super) fn watch(&self, attachment: &Attachment) -> JoinSet<()> {
         let mut listening = JoinSet::new();
-        for sentinel in self.addresses.iter().cloned() {
-            let this = self.clone();
+        for sentinel in &self.addresses {
+            let (this, sentinel) = (self.clone(), sentinel.clone());
             // tidy-allow(spawn): listens on the keeper's runtime, so that a blocked application follows the master
             listening.spawn_on(async move { this.follow(&sentinel).await }, &attachment.runtime);
         }
