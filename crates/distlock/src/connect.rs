@@ -7,14 +7,14 @@ use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
 use crate::backend::redis::{self, Redis, RedisBuilder};
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use crate::config::TlsFiles;
 use crate::config::{Config, Driver, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
-#[cfg(any(feature = "etcd", feature = "redis"))]
-use crate::url::Credentials;
-#[cfg(feature = "etcd")]
-use crate::url::Host;
 use crate::url::Target;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use crate::url::{Credentials, Host};
 #[cfg(feature = "redis")]
 use crate::url::{Protocol, RedisOptions, RedisServers};
 
@@ -61,7 +61,8 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
-            let engine = speak_redis(reach_redis(servers)?, credentials, options)?;
+            let engine = speak_redis(reach_redis(servers), credentials, options);
+            let engine = if options.tls { encrypt_redis(engine, &settings.tls)? } else { engine };
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
         #[cfg(feature = "etcd")]
@@ -71,26 +72,22 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
 }
 
 #[cfg(feature = "redis")]
-fn reach_redis(servers: &RedisServers) -> Result<RedisBuilder> {
-    let not_yet = |what: &str| {
-        Err(Error::new(ErrorKind::Unsupported, format!("the redis engine does not speak to a {what} in this version")))
-    };
+fn place(host: &Host) -> (&str, u16) {
+    (&host.name, host.port)
+}
+
+#[cfg(feature = "redis")]
+fn reach_redis(servers: &RedisServers) -> RedisBuilder {
     match servers {
-        RedisServers::One(host) => Ok(Redis::tcp(&host.name, host.port)),
-        RedisServers::Unix(path) => Ok(Redis::unix(path)),
-        RedisServers::Sentinel { .. } => not_yet("sentinel"),
-        RedisServers::Cluster(_) => not_yet("cluster"),
+        RedisServers::One(host) => Redis::tcp(&host.name, host.port),
+        RedisServers::Unix(path) => Redis::unix(path),
+        RedisServers::Sentinel { sentinels, service } => Redis::sentinel(sentinels.iter().map(place), service),
+        RedisServers::Cluster(nodes) => Redis::cluster(nodes.iter().map(place)),
     }
 }
 
 #[cfg(feature = "redis")]
-fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &RedisOptions) -> Result<RedisBuilder> {
-    if options.tls {
-        return Err(Error::new(ErrorKind::Unsupported, "encrypted connections to redis are not part of this build"));
-    }
-    if options.restart_guard == Some(true) {
-        return Err(Error::new(ErrorKind::Unsupported, "restart_guard: the redis engine has none in this version"));
-    }
+fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &RedisOptions) -> RedisBuilder {
     if let Some(username) = &credentials.username {
         engine = engine.username(username);
     }
@@ -103,7 +100,16 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
             Protocol::Resp3 => redis::Protocol::Resp3,
         });
     }
-    Ok(engine.database(options.db))
+    engine.database(options.db).restart_guard(options.restart_guard == Some(true))
+}
+
+#[cfg(feature = "redis")]
+fn encrypt_redis(engine: RedisBuilder, files: &TlsFiles) -> Result<RedisBuilder> {
+    let engine = engine.tls(read_ca(files)?);
+    Ok(match read_identity(files)? {
+        Some((certificate, key)) => engine.tls_identity(certificate, key),
+        None => engine,
+    })
 }
 
 #[cfg(feature = "etcd")]
@@ -115,16 +121,27 @@ fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: boo
         builder = builder.login(name, password.expose());
     }
     if tls {
-        let files = &settings.tls;
-        builder = builder.tls(files.ca.as_deref().map(|file| read_pem("tls_ca", file)).transpose()?);
-        if let Some((certificate, key)) = &files.identity {
-            builder = builder.tls_identity(read_pem("tls_cert", certificate)?, read_pem("tls_key", key)?);
+        builder = builder.tls(read_ca(&settings.tls)?);
+        if let Some((certificate, key)) = read_identity(&settings.tls)? {
+            builder = builder.tls_identity(certificate, key);
         }
     }
     builder.build()
 }
 
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "redis"))]
+fn read_ca(files: &TlsFiles) -> Result<Option<Vec<u8>>> {
+    files.ca.as_deref().map(|file| read_pem("tls_ca", file)).transpose()
+}
+
+/// Our certificate and its key.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+fn read_identity(files: &TlsFiles) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let Some((certificate, key)) = &files.identity else { return Ok(None) };
+    Ok(Some((read_pem("tls_cert", certificate)?, read_pem("tls_key", key)?)))
+}
+
+#[cfg(any(feature = "etcd", feature = "redis"))]
 fn read_pem(field: &str, file: &std::path::Path) -> Result<Vec<u8>> {
     let refuse = |e| Error::new(ErrorKind::Config, format!("{field}: {}: {e}", file.display()));
     std::fs::read(file).map_err(refuse)

@@ -21,6 +21,13 @@ distlock_testkit::conformance! {
     redis_prefix: redis_setups::Server<redis_setups::Prefix>,
     redis_acl: redis_setups::Server<redis_setups::Acl>,
     redis_no_channel: redis_setups::Server<redis_setups::NoChannel>,
+    redis_sentinel: redis_setups::Sentinel,
+    redis_cluster: redis_setups::Cluster,
+}
+
+#[cfg(all(feature = "redis", feature = "tls"))]
+distlock_testkit::conformance! {
+    redis_tls: redis_setups::Tls,
 }
 
 #[cfg(feature = "etcd")]

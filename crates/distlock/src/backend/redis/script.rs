@@ -1,5 +1,6 @@
 //! The scripts: their text, their hashes, and the nonce that ties an answer to its question.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,8 +13,30 @@ use crate::error::{Error, Result};
 pub(super) struct Script {
     pub(super) name: &'static str,
     pub(super) text: &'static str,
+    /// By dialect.
+    wordings: [OnceLock<Wording>; 3],
+}
+
+/// What the servers of an engine need to be told beyond the plain scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Plain,
+    /// With the restart guard.
+    Guarded,
+    /// Messages go over channels that have slots.
+    Sharded,
+}
+
+/// A script in a dialect.
+#[derive(Debug)]
+struct Wording {
+    text: Cow<'static, str>,
     sha: OnceLock<String>,
 }
+
+const FENCE: &str = include_str!("fence.lua");
+const GUARD: &str = include_str!("guard.lua");
+const GUARD_LONGEST: &str = include_str!("guard_longest.lua");
 
 pub(super) static CLAIM: Script = Script::new(
     "claim",
@@ -53,50 +76,72 @@ static ALL: [&Script; 5] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &SHOW];
 
 impl Script {
     const fn new(name: &'static str, text: &'static str) -> Script {
-        Script { name, text, sha: OnceLock::new() }
+        Script { name, text, wordings: [const { OnceLock::new() }; 3] }
     }
 
     /// The call by hash; by text as long as no server has told the hash.
-    pub(super) fn by_hash(&self) -> Cmd {
-        match self.sha.get() {
+    pub(super) fn by_hash(&self, dialect: Dialect) -> Cmd {
+        match self.wording(dialect).sha.get() {
             Some(sha) => {
                 let mut command = redis::cmd("EVALSHA");
                 command.arg(sha);
                 command
             }
-            None => self.by_text(),
+            None => self.by_text(dialect),
         }
     }
 
-    pub(super) fn by_text(&self) -> Cmd {
+    pub(super) fn by_text(&self, dialect: Dialect) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(self.text);
+        command.arg(&*self.wording(dialect).text);
         command
+    }
+
+    fn wording(&self, dialect: Dialect) -> &Wording {
+        self.wordings[dialect as usize].get_or_init(|| Wording { text: dialect.reword(self), sha: OnceLock::new() })
     }
 }
 
+impl Dialect {
+    fn reword(self, script: &Script) -> Cow<'static, str> {
+        match self {
+            Dialect::Plain => script.text.into(),
+            // Every grant needs a token, so that is where the guard stands.
+            Dialect::Guarded if script.text.contains(FENCE) => {
+                script.text.replace(FENCE, &[FENCE, GUARD].concat()).into()
+            }
+            Dialect::Guarded if script.name == RENEW.name => [GUARD_LONGEST, script.text].concat().into(),
+            Dialect::Guarded => script.text.into(),
+            Dialect::Sharded => script.text.replace("'PUBLISH', 'distlock:wake:' ..", SHARDED_PUBLISH).into(),
+        }
+    }
+}
+
+/// The fence's key has the tag of the lock, so the channel has its slot.
+const SHARDED_PUBLISH: &str = "'SPUBLISH', 'distlock:wake:' .. fence .. ':' ..";
+
 /// Asks the server for the hashes of all scripts: it must have the function, and we need none of our own. `None` when
 /// they are known.
-pub(super) fn ask_hashes() -> Option<Cmd> {
-    if ALL.iter().all(|script| script.sha.get().is_some()) {
+pub(super) fn ask_hashes(dialect: Dialect) -> Option<Cmd> {
+    if ALL.iter().all(|script| script.wording(dialect).sha.get().is_some()) {
         return None;
     }
     let mut command = redis::cmd("EVAL");
     command.arg("local r = {} for i, text in ipairs(ARGV) do r[i] = redis.sha1hex(text) end return r").arg(0);
     ALL.iter().for_each(|script| {
-        command.arg(script.text);
+        command.arg(&*script.wording(dialect).text);
     });
     Some(command)
 }
 
 /// Takes the answer to [`ask_hashes`]. A wrong one costs a round trip per call, nothing more.
-pub(super) fn learn_hashes(answer: &Value) {
+pub(super) fn learn_hashes(dialect: Dialect, answer: &Value) {
     let Value::Array(hashes) = answer else { return };
     for (script, hash) in ALL.iter().zip(hashes) {
         if let Value::BulkString(hash) = hash
             && let Ok(hash) = std::str::from_utf8(hash)
         {
-            let _ = script.sha.set(hash.to_owned());
+            let _ = script.wording(dialect).sha.set(hash.to_owned());
         }
     }
 }
@@ -174,6 +219,19 @@ mod tests {
         assert_eq!(Reply::check(answer("41"), 41).unwrap().int().unwrap(), 7);
         for wrong in [answer("42"), answer(""), Value::Nil, Value::Array(vec![]), Value::Int(41)] {
             assert_eq!(Reply::check(wrong, 41).unwrap_err().kind(), ErrorKind::Unknown);
+        }
+    }
+
+    #[test]
+    fn every_grant_passes_the_guard_and_every_message_its_slot() {
+        for script in [&CLAIM, &RELEASE, &BREAK] {
+            assert!(script.wording(Dialect::Guarded).text.contains(GUARD), "{}", script.name);
+            assert!(script.wording(Dialect::Sharded).text.contains("'SPUBLISH'"), "{}", script.name);
+        }
+        assert!(RENEW.wording(Dialect::Guarded).text.contains(GUARD_LONGEST));
+        for script in ALL {
+            assert!(!script.wording(Dialect::Sharded).text.contains("'PUBLISH'"), "{}", script.name);
+            assert_eq!(script.wording(Dialect::Plain).text, script.text);
         }
     }
 
