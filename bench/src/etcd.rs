@@ -86,16 +86,16 @@ async fn contended(server: &EtcdServer, waiters: usize) {
     let name = format!("contended{waiters}");
     let before = handle.requests();
     let lockers: Vec<Locker> = (0..waiters).map(|_| locker.clone()).collect();
-    let ours = handoffs(waiters, move |task, _| {
+    let ours = handoffs(waiters, move |task| {
         let request = lockers[task].lock(&name);
         async move { request.await.expect("granted").unlock().await.expect("released") }
     })
     .await;
     let requests = (handle.requests() - before) as f64 / (ours * CONTENDED.as_secs_f64());
-    let recipe = Arc::new(Recipe::connect(server, &format!("recipe{waiters}")).await);
-    let theirs = handoffs(waiters, move |task, turn| {
+    let recipe = Arc::new(Recipe::connect(server, &format!("recipe{waiters}"), waiters).await);
+    let theirs = handoffs(waiters, move |waiter| {
         let recipe = recipe.clone();
-        async move { recipe.lock_and_unlock(task, turn).await }
+        async move { recipe.lock_and_unlock(waiter).await }
     })
     .await;
     let ratio = ours / theirs;
@@ -106,7 +106,7 @@ async fn contended(server: &EtcdServer, waiters: usize) {
 }
 
 /// How often a second `waiters` tasks get their turn.
-async fn handoffs<T>(waiters: usize, take_turn: impl Fn(usize, u64) -> T + Send + Sync + 'static) -> f64
+async fn handoffs<T>(waiters: usize, take_turn: impl Fn(usize) -> T + Send + Sync + 'static) -> f64
 where
     T: Future<Output = ()> + Send,
 {
@@ -117,10 +117,8 @@ where
     for number in 0..waiters {
         let (take_turn, turns) = (take_turn.clone(), turns.clone());
         tasks.spawn(async move {
-            let mut turn = 0;
             while start.elapsed() < CONTENDED {
-                turn += 1;
-                take_turn(number, turn).await;
+                take_turn(number).await;
                 turns.fetch_add(1, Ordering::Relaxed);
             }
         });

@@ -2,7 +2,7 @@
 
 use crate::backend::DynBackend;
 #[cfg(feature = "etcd")]
-use crate::backend::etcd::Etcd;
+use crate::backend::etcd::{Etcd, EtcdBuilder};
 use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
@@ -65,7 +65,10 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
         #[cfg(feature = "etcd")]
-        Target::Etcd { hosts, credentials, tls } => Ok(Box::new(etcd(settings, hosts, credentials, *tls)?)),
+        Target::Etcd { hosts, credentials, tls, verbatim } => {
+            let builder = etcd(settings, hosts, credentials, *tls)?;
+            Ok(Box::new(if *verbatim { builder.verbatim_names() } else { builder }.build()?))
+        }
         other => Err(not_built_in(other.driver())),
     }
 }
@@ -107,7 +110,7 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
 }
 
 #[cfg(feature = "etcd")]
-fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<Etcd> {
+fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<EtcdBuilder> {
     let mut builder = Etcd::builder(hosts.iter().map(ToString::to_string))
         .prefix(&settings.prefix)
         .dial_timeout(settings.dial_timeout);
@@ -121,7 +124,7 @@ fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: boo
             builder = builder.tls_identity(read_pem("tls_cert", certificate)?, read_pem("tls_key", key)?);
         }
     }
-    builder.build()
+    Ok(builder)
 }
 
 #[cfg(feature = "etcd")]

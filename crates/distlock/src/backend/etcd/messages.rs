@@ -80,6 +80,8 @@ pub(super) struct PutRequest {
     pub(super) lease: i64,
     #[prost(bool, tag = "5")]
     pub(super) ignore_value: bool,
+    #[prost(bool, tag = "6")]
+    pub(super) ignore_lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
