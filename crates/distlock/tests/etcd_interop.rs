@@ -86,7 +86,7 @@ fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuar
 async fn etcdctl_waits_for_us() {
     let server = EtcdServer::start();
     // By the URL this once: whoever writes a configuration has no builder.
-    let locker = Locker::connect(&format!("{}/jobs/?names=verbatim", server.url())).await.unwrap();
+    let locker = Locker::connect(&format!("{}jobs/?names=verbatim", server.url())).await.unwrap();
     let guard = locker.lock("by/night").await.unwrap();
     let mut go = Go::lock(&server, "jobs/by/night", 10);
     queued(&server, "jobs/by/night/", 2).await;
