@@ -20,8 +20,9 @@ use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic_prost::ProstCodec;
 
 use super::messages::{
-    DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse, Request as Op, Response, SortOrder,
-    SortTarget, TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
+    DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse, Request as Op, Response,
+    SortOrder, SortTarget, TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest,
+    WatchResponse,
 };
 use super::raw::{Raw, created};
 

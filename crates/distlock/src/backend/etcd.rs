@@ -17,6 +17,7 @@ mod inspect;
 mod messages;
 mod names;
 mod queue;
+mod rides;
 mod session;
 mod slots;
 mod turn;

@@ -89,7 +89,8 @@ fn redlock_nodes_have_their_own_credentials() {
 fn an_etcd_cluster_has_its_prefix_in_the_path() {
     let hosts = vec![host("h1", 2379), host("h2", 99)];
     let parsed = parse("etcd://root:pw@h1,h2:99/team%20a/locks/").unwrap();
-    let plain = Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
+    let plain =
+        Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
     assert_eq!(parsed, Parsed { target: plain, prefix: Some("team a/locks/".into()), ttl: None });
     let parsed = parse("etcds://h1,h2:99?prefix=/locks/").unwrap();
     let tls = Target::Etcd { hosts, credentials: Credentials::default(), tls: true, verbatim: false };

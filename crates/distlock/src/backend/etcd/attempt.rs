@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::names::Names;
 use super::session::Session;
@@ -15,6 +16,9 @@ use crate::backend::Claim;
 use crate::clock::Moment;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
+
+/// Whoever has had a lock for longer than this is not expected to release it right now.
+const HOT: Duration = Duration::from_millis(5);
 
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +38,8 @@ pub(super) struct Attempt {
     record: Arc<Record>,
     /// The lease that names the key, and the number behind it.
     named: (i64, u32),
+    /// What the attempts of this client pass one after the other when they join the queue.
+    pub(super) gate: Arc<Semaphore>,
     /// Something changed for the one who waits.
     pub(super) turn: Notify,
     /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
@@ -139,7 +145,8 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let named = (session.id, table.slots.take(session.id, &lock));
+        let (slot, gate) = table.slots.take(session.id, &lock);
+        let named = (session.id, slot);
         let key = Names::place(&lock, named.0, named.1);
         let known_start = session.term().start;
         let state = State {
@@ -163,6 +170,7 @@ impl Attempts {
             key,
             record: claim.record.clone(),
             named,
+            gate,
             turn: Notify::new(),
             making: Arc::default(),
             state: Mutex::new(state),
@@ -259,6 +267,17 @@ impl Attempts {
         let mark = attempt.mark()?;
         let token = FencingToken::new(mark.created.unsigned_abs());
         Some((mark, Holder::new(Some(attempt.record.clone()), Some(token))))
+    }
+
+    /// Whether the lock at `lock` is just changing hands in this client, so that a release is on its way or soon will be.
+    pub(super) fn is_hot(&self, lock: &[u8], now: Moment) -> bool {
+        let table = self.table();
+        let holder = table.holders.get(lock).and_then(|id| table.all.get(id));
+        holder.is_some_and(|holder| match holder.state().phase {
+            Phase::Waiting | Phase::Leaving { .. } => true,
+            Phase::Held(since) => now.since(since) < HOT,
+            Phase::Gone => false,
+        })
     }
 
     /// Those that have to be looked after now.

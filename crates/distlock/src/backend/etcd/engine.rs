@@ -14,6 +14,7 @@ use super::housekeeping::WATCH_AFTER;
 use super::messages::PutRequest;
 use super::names::Names;
 use super::queue::{self, View};
+use super::rides::Rides;
 use super::session::{self, Session, Sessions};
 use super::watches::Watches;
 use super::{EtcdCompare, entry};
@@ -28,6 +29,9 @@ use crate::token::FencingToken;
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
 const LONGEST_POLL: Duration = Duration::from_secs(20);
 
+/// How long a new place in the queue of a lock that changes hands quickly waits for the next release to go along with.
+const RIDE: Duration = Duration::from_millis(3);
+
 /// What all of one client's requests and tasks share.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -37,6 +41,7 @@ pub(super) struct Engine {
     pub(super) sessions: Sessions,
     pub(super) attempts: Attempts,
     pub(super) watches: Watches,
+    pub(super) rides: Rides,
     pub(super) horizon: Horizon,
     losses: OnceLock<Losses>,
     dial_timeout: Duration,
@@ -59,6 +64,7 @@ impl Engine {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             watches: Watches::default(),
+            rides: Rides::default(),
             horizon: Horizon::default(),
             losses: OnceLock::new(),
             dial_timeout,
@@ -172,6 +178,13 @@ impl Engine {
                     Err(failure) => state.doubts += u32::from(failure.fault == Fault::Unknown),
                 }
             }
+            // At once, and not when the caller comes to it: the one before may leave right now.
+            if let Ok(view) = &outcome
+                && view.own.is_some()
+                && view.before.is_some()
+            {
+                engine.attempts.put_behind(&attempt, view.before.clone());
+            }
             drop(making);
             let _ = tell.send(outcome);
         });
@@ -179,16 +192,36 @@ impl Engine {
     }
 
     async fn join(&self, attempt: &Attempt, put: PutRequest, queue: bool) -> Result<View, Failure> {
+        // The gate is never closed.
+        let _passing = attempt.gate.acquire().await;
         let is_fresh = attempt.state().doubts == 0;
         // Another attempt of this client has the lock: who it is need not be asked.
         if queue
             && is_fresh
             && self.attempts.holder(&attempt.lock).is_some()
-            && let Some(view) = queue::line_up(&self.client, &attempt.lock, put.clone(), PATIENCE).await?
+            && let Some(view) = self.line_up(attempt, put.clone()).await?
         {
             return Ok(view);
         }
         queue::join(&self.client, &attempt.lock, put, queue, PATIENCE).await
+    }
+
+    /// Makes the key behind others: with the next release if the lock changes hands quickly, by a request of its own if not.
+    async fn line_up(&self, attempt: &Attempt, put: PutRequest) -> Result<Option<View>, Failure> {
+        if self.attempts.is_hot(&attempt.lock, self.clock.now()) {
+            let mut told = self.rides.offer(&attempt.lock, attempt.id, put.clone());
+            let arrival = tokio::time::timeout(RIDE, &mut told).await;
+            let arrival = match arrival {
+                Ok(arrival) => Some(arrival),
+                Err(_) if self.rides.withdraw(&attempt.lock, attempt.id) => None,
+                // It is on its way.
+                Err(_) => Some(told.await),
+            };
+            if let Some(arrival) = arrival {
+                return arrival.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
+            }
+        }
+        queue::line_up(&self.client, &attempt.lock, put, PATIENCE).await
     }
 
     /// The lock is not ours: keeps a place in the queue, or none.

@@ -120,7 +120,9 @@ mod tests {
     fn go_keys_are_known_and_strangers_are_not() {
         let names = names("", true);
         assert_eq!(names.parse(b"a/b/694d7c3b5a9f1c02"), Some(Place { key: key("a/b"), is_ours: false }));
-        for other in ["config", "a/readme", "a/12-xyz", "a/12-", "a/12-123456789", "a/-1", "a/", "/12", "a/11112222333344445"] {
+        for other in
+            ["config", "a/readme", "a/12-xyz", "a/12-", "a/12-123456789", "a/-1", "a/", "/12", "a/11112222333344445"]
+        {
             assert_eq!(names.parse(other.as_bytes()), None, "{other}");
         }
     }

@@ -8,7 +8,7 @@ use super::entry;
 use super::failure::{Failure, Fault};
 use super::messages::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Header, KeyValue, PutRequest, RangeRequest,
-    RangeResponse, Request, RequestOp, Response, SortOrder, SortTarget, TxnRequest, TxnResponse,
+    RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
 };
 use super::names::end_of;
 
@@ -89,18 +89,19 @@ pub(super) async fn line_up(
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, patience).await?;
-    let header = answer.header.unwrap_or_default();
-    let mut last = ranges_of(answer.responses).next().unwrap_or_default().into_iter();
+    Ok(lined_up(key, answer.header.unwrap_or_default(), answer.responses))
+}
+
+fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<View> {
+    let mut last = ranges_of(responses).next().unwrap_or_default().into_iter();
     // What was made just now is the last one of all.
-    if last.next().is_none_or(|own| own.key != key || own.create_revision != header.revision) {
-        return Ok(None);
-    }
-    Ok(Some(match last.next() {
+    last.next().filter(|own| own.key == key && own.create_revision == header.revision)?;
+    Some(match last.next() {
         None => View::alone(key, header),
         Some(before) => {
             View { own: Some(header.revision), is_new: true, first: None, before: Some(mark(before)), header }
         }
-    }))
+    })
 }
 
 /// Reads the queue anew, linearizably: is it our turn, and whom do we wait for if not.
@@ -122,10 +123,7 @@ pub(super) async fn look(client: &Client, lock: &[u8], key: &[u8], created: i64)
 }
 
 /// Which of these keys are still there. Costs the server nothing however long the queue is.
-pub(super) async fn glance(
-    client: &Client,
-    marks: [&Mark; 3],
-) -> Result<([bool; 3], Header), Failure> {
+pub(super) async fn glance(client: &Client, marks: [&Mark; 3]) -> Result<([bool; 3], Header), Failure> {
     let success = marks.iter().map(|mark| range(own(&mark.key))).collect();
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
     let mut ranges = ranges_of(answer.responses);
@@ -156,16 +154,45 @@ pub(super) struct Left {
 /// Deletes our key if it is still the one that was made at `created`; 0: whenever it was made. Looks for the key `next` in
 /// the same moment.
 pub(super) async fn leave(client: &Client, key: &[u8], created: i64, next: Option<&[u8]>) -> Result<Left, Failure> {
+    let answer = txn(client, leaving(key, created, next), PATIENCE).await?;
+    let header = answer.header.unwrap_or_default();
+    Ok(left(answer, header))
+}
+
+/// [Leaves](leave) the queue of `lock` and then [makes another key](line_up) in it, in one transaction. Either part does what
+/// it does alone, whatever becomes of the other; only when the server refuses, nothing at all was done.
+pub(super) async fn leave_and_line_up(
+    client: &Client,
+    lock: &[u8],
+    leaver: (&[u8], i64),
+    next: Option<&[u8]>,
+    put: PutRequest,
+) -> Result<(Left, Option<View>), Failure> {
+    let key = put.key.clone();
+    let leaving = Request::Txn(leaving(leaver.0, leaver.1, next));
+    let success = vec![leaving.into(), Request::Put(put).into(), range(last_of(lock, 2))];
+    let mut answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
+    let header = answer.header.unwrap_or_default();
+    let inner = match (!answer.responses.is_empty()).then(|| answer.responses.remove(0)) {
+        Some(ResponseOp { response: Some(Response::Txn(inner)) }) => inner,
+        _ => return Err(Failure::new(Fault::Unknown, "etcd sent an answer without its first part")),
+    };
+    Ok((left(inner, header), lined_up(key, header, answer.responses)))
+}
+
+fn left(answer: TxnResponse, header: Header) -> Left {
+    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
+    Left { deleted: answer.succeeded, next, header }
+}
+
+fn leaving(key: &[u8], created: i64, next: Option<&[u8]>) -> TxnRequest {
     let ours = match created {
         0 => Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) },
         _ => created_at(key, created),
     };
     let delete = Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() });
     let success = std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect();
-    let request = TxnRequest { compare: vec![ours], success, failure: Vec::new() };
-    let answer = txn(client, request, PATIENCE).await?;
-    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
-    Ok(Left { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
+    TxnRequest { compare: vec![ours], success, failure: Vec::new() }
 }
 
 /// Writes another value to a key that was made at `created`; its lease, its place and its token stay. Answers whether it
@@ -232,7 +259,7 @@ async fn txn(client: &Client, request: TxnRequest, patience: Duration) -> Result
     Ok(answer)
 }
 
-fn ranges_of(responses: Vec<super::messages::ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
+fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
     responses.into_iter().filter_map(|op| match op.response {
         Some(Response::Range(range)) => Some(range.kvs),
         _ => None,

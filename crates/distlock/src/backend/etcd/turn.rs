@@ -13,7 +13,8 @@ use tokio::task::AbortHandle;
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::failure::{Failure, Fault};
-use super::queue::{self, Left};
+use super::queue::{self, Left, View};
+use super::rides::{Arrival, Ride};
 use crate::backend::{Claim, Release, Wake};
 use crate::error::Result;
 
@@ -132,17 +133,38 @@ impl Engine {
         let next = next.and_then(|mark| self.attempts.next_after(&mark, &attempt.lock));
         let next = next.and_then(|next| Some((next.mark()?, next)));
         let horizon = self.horizon.now();
-        let left = queue::leave(&self.client, &attempt.key, created, next.as_ref().map(|next| &*next.0.key)).await;
-        let left = left.inspect_err(|_| self.attempts.wake_behind(attempt))?;
+        let sent = self.send_leave(attempt, created, next.as_ref().map(|next| &*next.0.key)).await;
+        let (left, passenger) = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
         if let Some((mark, next)) = next
             && self.horizon.check(horizon, left.header).is_ok()
         {
             self.hand_over(&left, &mark, &next);
         }
         self.has_left(attempt, created, left.deleted);
+        if let Some((tell, view)) = passenger {
+            let _ = tell.send(Ok(view));
+        }
         // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
         let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
         Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
+    }
+
+    /// Deletes the key of `attempt`, and makes that of another on the way if one waits for it.
+    async fn send_leave(&self, attempt: &Attempt, created: i64, next: Option<&[u8]>) -> Result<Sent, Failure> {
+        if let Some(Ride { put, tell }) = self.rides.take(&attempt.lock) {
+            let leaver = (attempt.key.as_slice(), created);
+            match queue::leave_and_line_up(&self.client, &attempt.lock, leaver, next, put).await {
+                Ok((left, view)) => return Ok((left, Some((tell, view)))),
+                Err(failure) => {
+                    let _ = tell.send(Err(failure.clone()));
+                    // Refused for both, though what was refused may have been the other's.
+                    if failure.fault == Fault::Unknown {
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+        Ok((queue::leave(&self.client, &attempt.key, created, next).await?, None))
     }
 
     /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
@@ -176,6 +198,9 @@ impl Engine {
         }
     }
 }
+
+/// The answer to a release, and what became of the one that went along.
+type Sent = (Left, Option<(oneshot::Sender<Arrival>, Option<View>)>);
 
 /// What ended a wait for the key before ours.
 enum Told {
