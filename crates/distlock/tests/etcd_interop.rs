@@ -3,9 +3,9 @@
 #![cfg(feature = "etcd")]
 
 use std::future::IntoFuture;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use distlock::backend::etcd::{Etcd, EtcdCompare};
@@ -36,19 +36,25 @@ async fn queued(server: &EtcdServer, prefix: &str, count: usize) {
 /// `etcdctl lock NAME`, which prints its key when it has the lock, and lets go when it is interrupted.
 struct Go {
     process: Child,
+    /// Kept open: it prints a second line, and dies without letting go of the lock when nobody takes it.
+    output: Option<Lines<BufReader<ChildStdout>>>,
 }
 
 impl Go {
     fn lock(server: &EtcdServer, name: &str, ttl: u32) -> Go {
         let mut command = server.etcdctl().command(&["lock", name, &format!("--ttl={ttl}")]);
-        Go { process: command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("etcdctl runs") }
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("etcdctl runs");
+        let output = process.stdout.take().map(|output| BufReader::new(output).lines());
+        Go { process, output }
     }
 
     /// Returns when it has the lock, with its key.
     async fn granted(&mut self) -> String {
-        let output = self.process.stdout.take().expect("its output");
-        let line = tokio::task::spawn_blocking(move || BufReader::new(output).lines().next());
-        timeout(PATIENCE, line).await.expect("in time").unwrap().expect("a line").expect("text")
+        let mut output = self.output.take().expect("its output");
+        let line = tokio::task::spawn_blocking(move || (output.next(), output));
+        let (line, output) = timeout(PATIENCE, line).await.expect("in time").unwrap();
+        self.output = Some(output);
+        line.expect("a line").expect("text")
     }
 
     fn is_waiting(&mut self) -> bool {
