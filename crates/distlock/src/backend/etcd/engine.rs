@@ -279,7 +279,7 @@ impl Engine {
         drop(state);
         self.attempts.put_behind(attempt, None);
         self.attempts.set_holder(attempt);
-        Some(Grant { token, term: Some(term) })
+        Some(Grant::new(token, Some(term)))
     }
 
     /// Keeps what was read of the queue for the wait that follows.

@@ -23,7 +23,9 @@ pub(super) struct Ride {
 
 /// All of them, by lock; the first to come is the first to go.
 #[derive(Debug, Default)]
-pub(super) struct Rides(Mutex<HashMap<Vec<u8>, VecDeque<(AttemptId, Ride)>>>);
+pub(super) struct Rides(Mutex<Table>);
+
+type Table = HashMap<Vec<u8>, VecDeque<(AttemptId, Ride)>>;
 
 impl Rides {
     pub(super) fn offer(&self, lock: &[u8], id: AttemptId, put: PutRequest) -> oneshot::Receiver<Arrival> {
@@ -56,7 +58,7 @@ impl Rides {
         was_there
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<Vec<u8>, VecDeque<(AttemptId, Ride)>>> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
