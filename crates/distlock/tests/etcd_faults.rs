@@ -604,6 +604,31 @@ async fn a_queue_of_one_client_is_handed_over_without_gaps() {
     assert!(requests <= 20, "{requests} requests for 10 releases, two places given up and a keep-alive or two");
 }
 
+/// The next of the same client has lost its place without knowing: the lock goes to the one behind it, and to nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
+    let server = EtcdServer::start();
+    let (ours, other) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
+    for _ in 0..5 {
+        let guard = ours.lock("a").await.unwrap();
+        let robbed = tokio::spawn(ours.clone().lock("a").wait(secs(30)).into_future());
+        eventually("it waits", || keys(&server).len() == 2).await;
+        let last = tokio::spawn(other.clone().lock("a").wait(secs(30)).into_future());
+        let its_key = keys(&server).into_iter().find(|key| key.ends_with("-1")).expect("the second of its client");
+        eventually("the other waits", || keys(&server).len() == 3).await;
+        server.etcdctl().run(&["del", &its_key]);
+        guard.unlock().await.unwrap();
+        let next = timeout(secs(10), last).await.expect("its turn").unwrap().expect("granted");
+        tokio::time::sleep(ms(50)).await;
+        assert!(!robbed.is_finished(), "two hold the lock");
+        let token = next.fencing_token();
+        next.unlock().await.unwrap();
+        let again = timeout(secs(10), robbed).await.expect("behind the other").unwrap().expect("granted");
+        assert!(again.fencing_token() > token);
+        again.unlock().await.unwrap();
+    }
+}
+
 /// The next of the same client stops waiting in the very moment in which the lock is handed to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
@@ -621,6 +646,7 @@ async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
         unlocking.await.unwrap().expect("released");
         drop(leaver.await);
         let next = timeout(secs(5), last).await.expect("passed on").unwrap().expect("granted");
+        assert!(!next.is_lost());
         next.unlock().await.unwrap();
         eventually("nothing is left", || keys(&server).is_empty()).await;
     }
