@@ -7,6 +7,8 @@ use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
 use crate::backend::redis::{self, Redis, RedisBuilder};
+#[cfg(feature = "redis")]
+use crate::backend::redlock::Redlock;
 use crate::config::{Config, Driver, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
@@ -16,7 +18,7 @@ use crate::url::Credentials;
 use crate::url::Host;
 use crate::url::Target;
 #[cfg(feature = "redis")]
-use crate::url::{Protocol, RedisOptions, RedisServers};
+use crate::url::{Node, Protocol, RedisOptions, RedisServers};
 
 impl Locker {
     /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
@@ -64,6 +66,8 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             let engine = speak_redis(reach_redis(servers)?, credentials, options)?;
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
+        #[cfg(feature = "redis")]
+        Target::Redlock { nodes, options } => Ok(Box::new(redlock(settings, nodes, options)?)),
         #[cfg(feature = "etcd")]
         Target::Etcd { hosts, credentials, tls } => Ok(Box::new(etcd(settings, hosts, credentials, *tls)?)),
         other => Err(not_built_in(other.driver())),
@@ -106,6 +110,16 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
     Ok(engine.database(options.db))
 }
 
+#[cfg(feature = "redis")]
+fn redlock(settings: &Settings, nodes: &[Node], options: &RedisOptions) -> Result<Redlock> {
+    // The guard is the engine's own here, not that of each node.
+    let each = RedisOptions { restart_guard: None, ..options.clone() };
+    let builder = |node: &Node| speak_redis(Redis::tcp(&node.host.name, node.host.port), &node.credentials, &each);
+    let nodes = nodes.iter().map(builder).collect::<Result<Vec<_>>>()?;
+    let engine = Redlock::of(nodes).prefix(&settings.prefix).dial_timeout(settings.dial_timeout);
+    if options.restart_guard == Some(false) { engine.without_restart_guard().build() } else { engine.build() }
+}
+
 #[cfg(feature = "etcd")]
 fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<Etcd> {
     let mut builder = Etcd::builder(hosts.iter().map(ToString::to_string))
@@ -141,10 +155,11 @@ fn refuse_prefix(settings: &Settings) -> Result<()> {
 
 fn not_built_in(driver: Driver) -> Error {
     let error = Error::new(ErrorKind::Unsupported, format!("the {driver} engine is not part of this build"));
-    match driver {
-        Driver::Redlock => error.with_help("this version has none yet; etcd locks among several servers too"),
-        _ => error.with_help(format!("turn on the feature \"{driver}\" of the crate distlock")),
-    }
+    let feature = match driver {
+        Driver::Redlock => "redis",
+        _ => driver.as_str(),
+    };
+    error.with_help(format!("turn on the feature \"{feature}\" of the crate distlock"))
 }
 
 #[cfg(test)]
@@ -153,11 +168,10 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_not_built_in_names_its_feature() {
-        for driver in [Driver::Redis, Driver::Etcd] {
+        for (driver, feature) in [(Driver::Redis, "redis"), (Driver::Redlock, "redis"), (Driver::Etcd, "etcd")] {
             let error = not_built_in(driver);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.to_string().contains(&format!("feature \"{driver}\"")), "{error}");
+            assert!(error.to_string().contains(&format!("feature \"{feature}\"")), "{error}");
         }
-        assert!(!not_built_in(Driver::Redlock).to_string().contains("feature"), "no feature would help");
     }
 }
