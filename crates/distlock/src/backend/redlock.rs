@@ -7,6 +7,7 @@ mod attempts;
 mod builder;
 mod claiming;
 mod crew;
+mod gate;
 mod inspecting;
 mod quarantine;
 mod race;
@@ -107,6 +108,7 @@ impl Backend for Redlock {
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         let crew = self.crew();
+        let _passage = crew.gates.pass(&claim.key).await;
         crew.gather(Lane::Main, PATIENCE).await?;
         let outcome = claiming::claim(crew, claim).await;
         if !matches!(outcome, Ok(Claimed::Busy(_))) {

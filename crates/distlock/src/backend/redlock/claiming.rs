@@ -22,9 +22,11 @@ use crate::token::{AttemptId, FencingToken};
 
 /// How much of the lease must be left when a majority has granted it.
 const LEAST_VALIDITY_PART: u32 = 4;
-/// The pause after split votes: up to the first, doubling with every split in a row up to the last.
-const FIRST_SPLIT: Duration = Duration::from_millis(10);
-const MOST_DOUBLINGS: u32 = 5;
+/// The pause after split votes. Whoever came first tries again at once, when the others have taken theirs back; they try
+/// again later, up to twice as late with every split in a row.
+const FIRST_SPLIT: Duration = Duration::from_millis(2);
+const LATER_SPLIT: Duration = Duration::from_millis(10);
+const MOST_DOUBLINGS: u32 = 4;
 /// How much later than the one before it a waiter looks when a lease ends, so that they do not split the votes.
 const STAGGER: Duration = Duration::from_millis(15);
 const MOST_STAGGERS: u32 = 20;
@@ -211,12 +213,12 @@ async fn refuse(crew: &Arc<Crew>, claim: &Claim, tally: &Tally, ballot: u64) -> 
         return Err(Error::unavailable(slow).with_help("ask for a longer ttl"));
     }
     if tally.is_contested() {
-        return Ok(Claimed::Busy(busy(claim, tally, splits)));
+        return Ok(Claimed::Busy(busy(claim, tally, ballot, splits)));
     }
     match tally.quarantine() {
         // It is over by itself: whoever waits, waits for it.
         Some(left) if claim.queue => {
-            let poll_after = Some(left.clamp(FIRST_SPLIT, LONGEST_LOOK));
+            let poll_after = Some(left.clamp(LATER_SPLIT, LONGEST_LOOK));
             Ok(Claimed::Busy(Busy { holder: None, poll_after }))
         }
         _ => {
@@ -226,7 +228,7 @@ async fn refuse(crew: &Arc<Crew>, claim: &Claim, tally: &Tally, ballot: u64) -> 
     }
 }
 
-fn busy(claim: &Claim, tally: &Tally, splits: u32) -> Busy {
+fn busy(claim: &Claim, tally: &Tally, ballot: u64, splits: u32) -> Busy {
     // The one that most nodes, or the last one of them, keep it for.
     let newest = tally.held().max_by_key(|held| held.holder.token.map(FencingToken::get));
     let holder = newest.map(|held| held.holder.clone());
@@ -234,7 +236,11 @@ fn busy(claim: &Claim, tally: &Tally, splits: u32) -> Busy {
     let poll_after = if !claim.queue {
         None
     } else if !tally.is_held() {
-        Some(FIRST_SPLIT.mul_f64(0.2 + jitter * f64::from(1 << splits.min(MOST_DOUBLINGS))))
+        let window = f64::from(1 << splits.min(MOST_DOUBLINGS));
+        Some(match tally.is_first(ballot) {
+            true => FIRST_SPLIT.mul_f64(0.5 + jitter),
+            false => LATER_SPLIT.mul_f64(0.5 + jitter * window),
+        })
     } else if tally.held().filter(|held| held.tells).count() < tally.quorum() {
         // Nobody will tell: the caller's own retry interval.
         None

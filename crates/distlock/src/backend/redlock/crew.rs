@@ -12,6 +12,7 @@ use crate::backend::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
 use crate::backend::redis::script::{Reply, Script};
 use crate::backend::redlock::attempts::Attempts;
 use crate::backend::redlock::builder::Options;
+use crate::backend::redlock::gate::Gates;
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts;
 use crate::backend::redlock::vote::{list, quorum_of};
@@ -33,6 +34,7 @@ pub(super) struct Crew {
     pub(super) nodes: Vec<Arc<Member>>,
     pub(super) options: Arc<Options>,
     pub(super) attempts: Attempts,
+    pub(super) gates: Gates,
     pub(super) clock: Clock,
     pub(super) drift: f64,
     pub(super) runtime: Handle,
@@ -59,6 +61,7 @@ impl Crew {
             nodes: options.nodes.iter().map(member).collect(),
             options: options.clone(),
             attempts: Attempts::default(),
+            gates: Gates::default(),
             clock: attachment.clock.clone(),
             drift: attachment.drift,
             runtime: attachment.runtime.clone(),

@@ -19,11 +19,14 @@ local function bury(ballot)
   end
 end
 
--- Gives up the place of `attempt`.
+-- Gives up the place of `attempt`. Answers whether it was the first.
 local function leave(attempt)
-  if type(redis.pcall('ZREM', queue, attempt)) == 'number' then
+  local place = redis.pcall('ZRANK', queue, attempt)
+  if type(place) == 'number' then
+    redis.call('ZREM', queue, attempt)
     redis.pcall('HDEL', waiters, attempt)
   end
+  return place == 0
 end
 
 -- Tells the one who has waited longest that the lock is free; drops up to 32 who are gone.

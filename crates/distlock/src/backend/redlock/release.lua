@@ -12,10 +12,12 @@ end
 if ballot > 0 then
   bury(ballot)
 end
-if ARGV[4] == '1' then
-  leave(attempt)
-end
+local was_first = ARGV[4] == '1' and leave(attempt)
 if not is_mine then
+  -- Perhaps it was told that the lock is free, and nobody else was.
+  if was_first and held == '' then
+    wake_next()
+  end
   return { nonce, 'not ours' }
 end
 redis.call('DEL', lock)

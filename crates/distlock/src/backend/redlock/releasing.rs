@@ -142,8 +142,8 @@ pub(super) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted:
         return 0;
     }
     let mut owing = granted.to_vec();
-    // Nobody is told: those who wait for a holder would wake up for nothing.
-    let mut race = race(crew, parting, granted.iter().copied(), false);
+    // Those who wait for a holder would wake up for nothing, unless this one looked like a holder.
+    let mut race = race(crew, parting, granted.iter().copied(), granted.len() >= crew.quorum());
     race.run(parting.timeout, GRACE, |at, outcome| {
         if outcome.is_ok() {
             owing.retain(|node| *node != at);

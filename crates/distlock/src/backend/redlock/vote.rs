@@ -93,12 +93,19 @@ impl Tally {
 
     /// A majority could have been had, if somebody else were not there.
     pub(super) fn is_contested(&self) -> bool {
-        self.count(|vote| matches!(vote, Vote::Granted | Vote::Low(_) | Vote::Held(_))) >= self.quorum()
+        let may_vote = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Low(_) | Vote::Held(_) | Vote::Unanswered);
+        self.held().next().is_some() && self.count(may_vote) >= self.quorum()
     }
 
-    /// Whether a majority is kept by others, so that nothing but their end helps.
+    /// Among those who split the votes, whether the claim with this ballot was the first.
+    pub(super) fn is_first(&self, ballot: u64) -> bool {
+        self.held().filter_map(|held| held.holder.token).all(|rival| ballot < rival.get())
+    }
+
+    /// Whether one other has a majority, so that nothing but its end helps.
     pub(super) fn is_held(&self) -> bool {
-        self.held().count() >= self.quorum()
+        let same = |one: &Held| self.held().filter(|other| other.holder.token == one.holder.token).count();
+        self.held().any(|held| same(held) >= self.quorum())
     }
 
     pub(super) fn held(&self) -> impl Iterator<Item = &Held> {
@@ -200,6 +207,19 @@ mod tests {
         assert!(tally(vec![held(1), held(1), Unanswered]).is_decided(), "nobody waits for the third");
         assert!(!tally(vec![held(1), Granted, Unanswered]).is_decided());
         assert_eq!(tally(vec![Low(7), Low(9), Granted]).highest_ballot(), 9);
+    }
+
+    #[test]
+    fn votes_that_several_others_have_are_split_and_not_held() {
+        let by = |token| {
+            let holder = Holder::new(None, Some(crate::token::FencingToken::new(token)));
+            Vote::Held(Held { holder, place: None, tells: true })
+        };
+        let split = tally(vec![by(7), by(8), Vote::Granted]);
+        assert!(split.is_contested() && !split.is_held());
+        assert!(split.is_first(6) && !split.is_first(8));
+        assert!(tally(vec![by(7), by(7), Vote::Granted]).is_held());
+        assert!(tally(vec![by(7), Vote::Unanswered, Vote::Refused(Error::unavailable("no"))]).is_contested());
     }
 
     #[test]
