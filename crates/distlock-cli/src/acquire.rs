@@ -129,7 +129,7 @@ async fn held_by_ancestor(engine: &Engine, key: &Key) -> Option<Error> {
     let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
     let token = chain.find(&redact::url(&engine.name), key)?;
     let lock = engine.locker.inspect().get(key).await.ok()??;
-    let holder = lock.holder.filter(|holder| holder.token == Some(token))?;
+    let holder = lock.holders.into_iter().find(|holder| holder.token == Some(token))?;
     let message = "the command that started this one runs under it already";
     Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(key).with_holder(Some(holder)))
 }

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 pub fn to_json(lock: &LockInfo) -> Value {
     json!({
         "name": lock.key.as_str(),
-        "holder": lock.holder.as_ref().map(holder_json),
+        "holder": lock.holder().map(holder_json),
+        "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
         "waiters": lock.waiters.iter().map(|waiter| record_json(waiter)).collect::<Vec<_>>(),
     })
 }
@@ -34,6 +35,7 @@ fn record_json(record: &Record) -> Value {
         "pid": record.process.pid,
         "user": record.process.user,
         "label": record.label,
+        "mode": record.mode,
         "since_ms": record.since_ms,
     })
 }
@@ -57,11 +59,12 @@ pub fn table(locks: &[LockInfo]) -> String {
 }
 
 fn row(lock: &LockInfo) -> [String; 7] {
-    let holder = lock.holder.as_ref();
+    let holder = lock.holder();
     let record = holder.and_then(|holder| holder.record.as_deref());
     let who = match (holder, record) {
         (None, _) => "-".to_owned(),
         (Some(_), None) => "not distlock".to_owned(),
+        (Some(_), Some(record)) if lock.holders.len() > 1 => format!("{} +{}", place(record), lock.holders.len() - 1),
         (Some(_), Some(record)) => place(record),
     };
     let seconds =
@@ -81,11 +84,11 @@ fn row(lock: &LockInfo) -> [String; 7] {
 #[must_use]
 pub fn details(lock: &LockInfo) -> String {
     let mut text = format!("{}\n", lock.key);
-    match &lock.holder {
-        Some(holder) => {
-            let _ = writeln!(text, "  held by  {holder}");
-        }
-        None => text.push_str("  free\n"),
+    if lock.holders.is_empty() {
+        text.push_str("  free\n");
+    }
+    for holder in &lock.holders {
+        let _ = writeln!(text, "  held by  {holder}");
     }
     for (number, waiter) in lock.waiters.iter().enumerate() {
         let _ = writeln!(text, "  waiter {}  {waiter}", number + 1);

@@ -7,13 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
-use distlock::{ErrorKind, FencingToken, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Process, Record};
+use distlock::{
+    ErrorKind, FencingToken, HoldState, Key, LockGuard, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record,
+};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::history::{History, Hold};
 use crate::polls::poll_times;
 use crate::setup::{Client, Setup, World};
+
+mod primitives;
+mod reentry;
+mod semaphore;
+mod shared;
+
+pub use primitives::*;
+pub use reentry::*;
+pub use semaphore::*;
+pub use shared::*;
 
 type Granted = distlock::Result<LockGuard>;
 
@@ -24,9 +36,14 @@ async fn expect_lock<S: Setup>(world: &World<S>, locker: &Locker, key: &Key) -> 
 
 /// Starts a task that waits for `key`, and returns once it stands in the queue.
 async fn spawn_waiter<S: Setup>(world: &World<S>, client: &Client, key: &Key) -> tokio::task::JoinHandle<Granted> {
-    let request = client.locker.lock(key).wait(world.patience());
+    spawn_request(client, client.locker.lock(key).wait(world.patience())).await
+}
+
+/// Starts a task with a request that will have to wait, and returns once it stands in the queue.
+async fn spawn_request(client: &Client, request: LockRequest) -> tokio::task::JoinHandle<Granted> {
+    let busy = client.calls.busy_so_far();
     let task = tokio::spawn(request.into_future());
-    client.calls.queued(1).await;
+    client.calls.queued(busy + 1).await;
     task
 }
 
@@ -73,7 +90,12 @@ pub async fn one_holder_at_a_time<S: Setup>(world: &World<S>) {
 
 /// Holds, cancelled waits and drops at random; the checker reads the history.
 pub async fn the_history_is_clean_under_load<S: Setup>(world: &World<S>) {
-    let key = world.key("history");
+    record_history(world, "history", |locker, key, number| (locker.lock(key), number)).await;
+}
+
+/// Has eight clients take turns as `ask` says for each number, and judges the history. `ask` also says which owner asks.
+async fn record_history<S: Setup>(world: &World<S>, about: &str, ask: fn(&Locker, &Key, u32) -> (LockRequest, u32)) {
+    let key = world.key(about);
     let history = Arc::new(History::default());
     let mut tasks = JoinSet::new();
     for number in 0..8 {
@@ -84,17 +106,22 @@ pub async fn the_history_is_clean_under_load<S: Setup>(world: &World<S>) {
                 let asked = clock.now();
                 // Every third wait is given up early, now and then right after the grant.
                 let wait = Duration::from_millis(if (number + round) % 3 == 0 { 2 } else { 60_000 });
-                let Ok(granted) = timeout(wait, client.locker.lock(&key).into_future()).await else { continue };
+                let (request, owner) = ask(&client.locker, &key, number);
+                let Ok(granted) = timeout(wait, request.into_future()).await else { continue };
                 let guard = granted.expect("granted");
                 let (granted, token) = (clock.now(), guard.fencing_token().get());
-                history.write(key.as_str(), token, true);
+                let (mode, slot) = (guard.mode(), guard.slot());
+                if mode == Mode::Exclusive {
+                    history.write(key.as_str(), token, true);
+                }
                 tokio::task::yield_now().await;
                 let end = clock.now();
                 match round % 2 {
                     0 => drop(guard),
                     _ => guard.unlock().await.expect("released"),
                 }
-                history.hold(Hold { key: key.to_string(), client: number, asked, queued: None, granted, token, end });
+                let key = key.to_string();
+                history.hold(Hold { key, client: owner, mode, slot, asked, queued: None, granted, token, end });
             }
         });
     }
@@ -555,8 +582,8 @@ pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
         client.calls.queued(number as u64 + 1).await;
     }
     let lock = inspect.get(&key).await.expect("shown").expect("it is there");
-    let holder = lock.holder.expect("it is held");
-    let record = holder.record.expect("it is one of ours");
+    let holder = lock.holder().expect("it is held");
+    let record = holder.record.clone().expect("it is one of ours");
     assert_eq!((record.owner.as_str(), record.label.as_deref()), ("holder", Some("eod")));
     assert_eq!(record.process.pid, std::process::id());
     assert_eq!(holder.token, Some(guard.fencing_token()));

@@ -4,15 +4,19 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use distlock::Moment;
+use distlock::{Mode, Moment};
 
 /// One hold, as its holder saw it on the machine's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
     /// The lock.
     pub key: String,
-    /// Who held it.
+    /// Who held it: one number for each owner.
     pub client: u32,
+    /// Who might hold it at the same time.
+    pub mode: Mode,
+    /// Which slot of a semaphore it was.
+    pub slot: Option<u32>,
     /// When it began to ask.
     pub asked: Moment,
     /// When it was known to stand in the queue; `None` if it never did, or nobody looked.
@@ -40,7 +44,7 @@ pub enum Violation {
     TokenRepeated(Box<[Hold; 2]>),
     /// A grant that was over before another was asked for has the higher token.
     TokenFell(Box<[Hold; 2]>),
-    /// Two clients believed to hold the lock at one moment.
+    /// Two that exclude each other believed to hold the lock at one moment.
     TwoHolders(Box<[Hold; 2]>),
     /// A waiter that came later was served first.
     Overtaken(Box<[Hold; 2]>),
@@ -101,9 +105,11 @@ impl History {
             by_key.entry(&hold.key).or_default().push(hold);
         }
         for holds in by_key.values_mut() {
-            check_tokens(holds)?;
-            check_disjoint(holds)?;
-            check_order(holds)?;
+            check_beside(holds)?;
+            // Whoever enters again has the token of the first, and passes by the queue.
+            let mut firsts = first_entries(holds);
+            check_tokens(&mut firsts)?;
+            check_order(&mut firsts)?;
         }
         check_writes(&seen.writes)
     }
@@ -136,12 +142,42 @@ fn check_tokens(holds: &mut [&Hold]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Believed holds do not overlap.
-fn check_disjoint(holds: &mut [&Hold]) -> Result<(), Violation> {
+/// Of the holds with which an owner entered again, only the first.
+fn first_entries<'a>(holds: &mut [&'a Hold]) -> Vec<&'a Hold> {
+    holds.sort_by_key(|hold| (hold.token, hold.granted));
+    let mut firsts: Vec<&Hold> = Vec::new();
+    for hold in holds.iter() {
+        let enters_again = |first: &&Hold| {
+            [first.mode, hold.mode] == [Mode::Reentrant; 2] && (first.token, first.client) == (hold.token, hold.client)
+        };
+        if !firsts.last().is_some_and(enters_again) {
+            firsts.push(hold);
+        }
+    }
+    firsts
+}
+
+/// Believed holds overlap only where both are in a mode that lets them.
+fn check_beside(holds: &mut [&Hold]) -> Result<(), Violation> {
     holds.sort_by_key(|hold| (hold.granted, hold.end));
-    match holds.windows(2).find(|two| two[1].granted < two[0].end) {
-        Some(two) => Err(Violation::TwoHolders(pair(two[0], two[1]))),
-        None => Ok(()),
+    let mut inside: Vec<&Hold> = Vec::new();
+    for hold in holds.iter() {
+        inside.retain(|before| hold.granted < before.end);
+        let crowded = inside.len() >= hold.mode.most_holders();
+        if let Some(before) = inside.iter().find(|before| crowded || !may_be_beside(before, hold)) {
+            return Err(Violation::TwoHolders(pair(before, hold)));
+        }
+        inside.push(hold);
+    }
+    Ok(())
+}
+
+fn may_be_beside(a: &Hold, b: &Hold) -> bool {
+    match (a.mode, b.mode) {
+        (Mode::Shared, Mode::Shared) => true,
+        (Mode::Reentrant, Mode::Reentrant) => a.client == b.client,
+        (Mode::Slot { of }, Mode::Slot { of: others }) => of == others && a.slot != b.slot,
+        _ => false,
     }
 }
 
@@ -180,7 +216,7 @@ mod tests {
 
     fn hold(asked: u64, granted: u64, end: u64, token: u64) -> Hold {
         let [asked, granted, end] = [asked, granted, end].map(Moment::from_nanos);
-        Hold { key: "k".into(), client: 0, asked, queued: None, granted, token, end }
+        Hold { key: "k".into(), client: 0, mode: Mode::Exclusive, slot: None, asked, queued: None, granted, token, end }
     }
 
     fn queued(at: u64, hold: Hold) -> Hold {
@@ -217,6 +253,33 @@ mod tests {
     fn two_holders_at_one_moment_are_found() {
         let found = verdict([hold(1, 2, 9, 1), hold(1, 8, 12, 2)]);
         assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+    }
+
+    #[test]
+    fn those_who_share_may_overlap_and_nobody_else() {
+        let as_mode = |mode, hold| Hold { mode, ..hold };
+        let shared = |hold| as_mode(Mode::Shared, hold);
+        assert_eq!(verdict([shared(hold(1, 2, 9, 1)), shared(hold(1, 3, 8, 2)), hold(3, 9, 10, 3)]), Ok(()));
+        let found = verdict([shared(hold(1, 2, 9, 1)), shared(hold(1, 3, 4, 2)), hold(3, 8, 10, 3)]);
+        assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+
+        let slot = |slot, hold| Hold { slot: Some(slot), ..as_mode(Mode::Slot { of: 2 }, hold) };
+        assert_eq!(verdict([slot(0, hold(1, 2, 9, 1)), slot(1, hold(1, 3, 8, 2)), slot(0, hold(3, 9, 10, 3))]), Ok(()));
+        let crowd = verdict([0, 1, 2].map(|number| slot(number, hold(1, 2, 9, u64::from(number)))));
+        assert!(matches!(crowd, Err(Violation::TwoHolders(_))), "{crowd:?}");
+        let found = verdict([slot(0, hold(1, 2, 9, 1)), slot(0, hold(1, 3, 8, 2))]);
+        assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+    }
+
+    #[test]
+    fn an_owner_may_enter_again_with_its_token_and_past_the_queue() {
+        let entry = |client, hold| Hold { mode: Mode::Reentrant, client, ..hold };
+        let waiter = queued(3, hold(2, 9, 10, 2));
+        assert_eq!(verdict([entry(1, hold(1, 2, 7, 1)), entry(1, hold(4, 5, 8, 1)), waiter]), Ok(()));
+        let found = verdict([entry(1, hold(1, 2, 7, 1)), entry(2, hold(4, 5, 8, 1))]);
+        assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+        let found = verdict([entry(1, hold(1, 2, 3, 1)), entry(2, hold(4, 5, 8, 1))]);
+        assert!(matches!(found, Err(Violation::TokenRepeated(_))), "{found:?}");
     }
 
     #[test]

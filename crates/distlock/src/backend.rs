@@ -26,6 +26,7 @@ use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
@@ -41,6 +42,9 @@ pub struct Claim {
     pub attempt: AttemptId,
     /// The lease that is asked for.
     pub ttl: Duration,
+    /// For how long after a lease has run out nobody is granted the lock: the engine keeps it for
+    /// [`lease`](Claim::lease), while its holder counts on `ttl` alone.
+    pub delay: Duration,
     /// Whether to take a place in the queue when the lock is not free.
     pub queue: bool,
     /// What others may read about the one who asks.
@@ -51,7 +55,19 @@ impl Claim {
     /// A claim with a fresh attempt id.
     #[must_use]
     pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
-        Claim { key, attempt: AttemptId::random(), ttl, queue, record }
+        Claim { key, attempt: AttemptId::random(), ttl, delay: Duration::ZERO, queue, record }
+    }
+
+    /// How long the engine keeps the lock when it hears nothing more: the lease and the delay after it.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.ttl.saturating_add(self.delay)
+    }
+
+    /// Who may hold the lock beside this claim.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.record.mode
     }
 }
 
@@ -71,6 +87,16 @@ pub struct Grant {
     pub token: FencingToken,
     /// The lease; `None` when the engine frees the lock only when its holder is gone.
     pub term: Option<Term>,
+    /// Which slot of a semaphore it is, from 0 on.
+    pub slot: Option<u32>,
+}
+
+impl Grant {
+    /// A grant that is not of a semaphore.
+    #[must_use]
+    pub fn new(token: FencingToken, term: Option<Term>) -> Self {
+        Grant { token, term, slot: None }
+    }
 }
 
 /// A lease as the local clock sees it.
@@ -78,7 +104,7 @@ pub struct Grant {
 pub struct Term {
     /// The local clock just **before** the request that began or renewed the lease was written.
     pub start: Moment,
-    /// Its length, as the engine granted it.
+    /// Its length, as the engine granted it, without the claim's delay.
     pub ttl: Duration,
 }
 
@@ -142,8 +168,8 @@ pub enum Release {
 pub struct LockInfo {
     /// The lock.
     pub key: Key,
-    /// Who has it; `None` when it is free and somebody is about to get it.
-    pub holder: Option<Holder>,
+    /// Who has it, the one that got it first first; empty when it is free and somebody is about to get it.
+    pub holders: Vec<Holder>,
     /// Who waits for it, the next one first.
     pub waiters: Vec<Arc<Record>>,
 }
@@ -151,8 +177,14 @@ pub struct LockInfo {
 impl LockInfo {
     /// What is known about `key`.
     #[must_use]
-    pub fn new(key: Key, holder: Option<Holder>, waiters: Vec<Arc<Record>>) -> Self {
-        LockInfo { key, holder, waiters }
+    pub fn new(key: Key, holders: impl IntoIterator<Item = Holder>, waiters: Vec<Arc<Record>>) -> Self {
+        LockInfo { key, holders: holders.into_iter().collect(), waiters }
+    }
+
+    /// Who has it; of several, the one that got it first.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
     }
 }
 
@@ -183,13 +215,49 @@ pub struct Capabilities {
     pub inspects: bool,
     /// A hold can be ended by somebody else.
     pub breaks: bool,
+    /// Locks can be shared by readers: [`Mode::Shared`].
+    pub shares: bool,
+    /// There are semaphores: [`Mode::Slot`].
+    pub slots: bool,
+    /// An owner can enter its lock again from another process: [`Mode::Reentrant`].
+    pub reenters: bool,
+    /// A lock can be kept for a while after its lease has run out: [`Claim::delay`].
+    pub delays: bool,
+    /// What is stored about a holder can be changed: [`Backend::amend`].
+    pub amends: bool,
+    /// A hold can be taken over by who knows its attempt id: [`Backend::adopt`].
+    pub adopts: bool,
 }
 
 impl Capabilities {
     /// Locks of this reach, and nothing more.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
-        Capabilities { scope, fair: false, leases: false, wakes: false, inspects: false, breaks: false }
+        Capabilities {
+            scope,
+            fair: false,
+            leases: false,
+            wakes: false,
+            inspects: false,
+            breaks: false,
+            shares: false,
+            slots: false,
+            reenters: false,
+            delays: false,
+            amends: false,
+            adopts: false,
+        }
+    }
+
+    /// Whether locks can be asked for in `mode`.
+    #[must_use]
+    pub fn allows(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Exclusive => true,
+            Mode::Shared => self.shares,
+            Mode::Reentrant => self.reenters,
+            Mode::Slot { .. } => self.slots,
+        }
     }
 }
 
@@ -274,6 +342,19 @@ pub trait Backend: Send + Sync + 'static {
     /// has a place in the queue from then on, and claiming again keeps that place and shows that the waiter lives.
     /// What is not in the engine's own format is never touched. Nothing is left behind when `queue` is false and the
     /// answer is busy.
+    ///
+    /// When the lock is free for a claim depends on [`Claim::mode`], which is one that
+    /// [`capabilities`](Backend::capabilities) allow:
+    /// - `Exclusive`: nobody holds it.
+    /// - `Shared`: whoever holds it shares it too. A reader behind a waiting writer waits; readers that stand in the
+    ///   queue one behind the other enter together. Its token lies between those of the exclusive holds before it and
+    ///   after it.
+    /// - `Slot { of }`: fewer than `of` hold it. The grant says which slot it is: the lowest that is free. A claim that
+    ///   does not [agree](Mode::agrees_with) with those who hold or wait is refused, kind `InvalidInput`
+    ///   ([`Mode::disagrees`]).
+    /// - `Reentrant`: nobody holds it, or claims of the same owner in this mode do. Those that enter get the **token of
+    ///   the first**, and pass by the queue: its head waits for them. Each has a lease of its own; the lock is free when
+    ///   the last is released or over.
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed>> + Send;
 
     /// Waits until it makes sense to claim again.
@@ -291,7 +372,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Renews holds.
     ///
     /// # Behaviour
-    /// One answer for each lease, in their order. Ours: renewed for at least `claim.ttl` from [`Term::start`] on; a
+    /// One answer for each lease, in their order. Ours: kept for at least [`Claim::lease`] from [`Term::start`] on; a
     /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
     /// nothing about the hold. Where leases are on several servers, one that does not answer delays the others' answers
     /// by the engine's request timeout at the most.
@@ -304,6 +385,27 @@ pub trait Backend: Send + Sync + 'static {
     /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
     /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
+
+    /// Replaces what is stored about the holder: its record becomes `lease.claim.record`.
+    ///
+    /// # Behaviour
+    /// Ours: answers `true`; lease, token, owner and mode stay as they are. Not ours: `false`, and nothing is changed.
+    fn amend(&self, lease: &Lease) -> impl Future<Output = Result<bool>> + Send {
+        let _ = lease;
+        async { Err(unsupported(self.name(), "change what is known about a holder")) }
+    }
+
+    /// Takes over the hold that the attempt `from` has with `token`.
+    ///
+    /// # Behaviour
+    /// If it has: the hold is `claim`'s from then on, in the same mode and with the same token and slot, a lease of its
+    /// own and its record. Whoever still believes in `from` is told that the hold is not its any more, by a pushed loss
+    /// or at its next renewal, and can neither renew nor release it. If `claim` has it already: the same answer again.
+    /// Otherwise kind `NotHeld`, and nothing is changed.
+    fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> impl Future<Output = Result<Grant>> + Send {
+        let _ = (from, token, claim);
+        async { Err(unsupported(self.name(), "take a hold over")) }
+    }
 
     /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
     ///
@@ -329,7 +431,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends somebody else's hold.
     ///
     /// # Behaviour
-    /// Only if its token is `token` at that moment; otherwise kind `NotHeld` and nothing is changed. The next waiter
+    /// Only holds with `token` at that moment; without any, kind `NotHeld` and nothing is changed. The next waiter
     /// follows as after a release. What is not ours: kind `Foreign`.
     fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> impl Future<Output = Result<()>> + Send {
         let _ = (key, token, reason);
@@ -358,6 +460,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>>;
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
@@ -389,6 +493,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
         Box::pin(Backend::release(self, claim))
+    }
+    fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(Backend::amend(self, lease))
+    }
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>> {
+        Box::pin(Backend::adopt(self, from, token, claim))
     }
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
         Backend::descriptor(self, claim)

@@ -32,7 +32,7 @@ pub enum ErrorKind {
     Unavailable,
     /// The engine cannot do this.
     Unsupported,
-    /// An argument is not acceptable; nothing was sent.
+    /// An argument is not acceptable; nothing was changed.
     InvalidInput,
     /// Something that is not ours lies where the lock's data belongs; it was left alone.
     Foreign,

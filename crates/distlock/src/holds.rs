@@ -13,9 +13,11 @@ use crate::clock::{Moment, deadline};
 use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::token::{AttemptId, FencingToken};
+use crate::watchdog::{Kind, Watchdog};
 
 /// How long to wait for the answer to one renewal before another is sent beside it.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
@@ -32,14 +34,15 @@ const CLOSE_GRACE: Duration = Duration::from_secs(5);
 pub(crate) struct Hold {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
+    pub(crate) slot: Option<u32>,
     pub(crate) acquired: Moment,
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
-    watchdog: bool,
+    watchdog: Watchdog,
     renew_at: f64,
     drift: f64,
-    /// When `max_hold` is over.
-    max_end: Moment,
+    /// When `at_least` is over.
+    least_end: Moment,
 }
 
 struct State {
@@ -54,6 +57,12 @@ struct State {
     failures: u32,
     /// Renewals begun since the last answer.
     unanswered: u32,
+    /// When `max_hold` is over; once it is parked, when `at_least` is.
+    max_end: Moment,
+    /// When the watchdog was fed last.
+    fed: Moment,
+    /// Its owner has left it, and it is kept until `at_least` is over.
+    parked: bool,
 }
 
 impl Hold {
@@ -62,13 +71,23 @@ impl Hold {
         let term = grant.term.unwrap_or(Term { start: now, ttl: claim.ttl });
         Hold {
             token: grant.token,
+            slot: grant.slot,
             acquired: now,
-            state: Mutex::new(State { ttl: claim.ttl, term, deadline, failures: 0, unanswered: 0 }),
+            state: Mutex::new(State {
+                ttl: claim.ttl,
+                term,
+                deadline,
+                failures: 0,
+                unanswered: 0,
+                max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+                fed: now,
+                parked: false,
+            }),
             lost: SetOnce::new(),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
             drift,
-            max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+            least_end: now.after(options.at_least),
             claim,
         }
     }
@@ -79,6 +98,11 @@ impl Hold {
 
     pub(crate) fn owner(&self) -> &OwnerId {
         &self.claim.record.owner
+    }
+
+    /// Whether others may hold it too, as readers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.claim.mode() == Mode::Shared
     }
 
     /// When the hold counts as lost unless a renewal is answered before.
@@ -98,7 +122,7 @@ impl Hold {
 
     /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
     pub(crate) fn is_gone(&self) -> bool {
-        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken))
+        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken | LossReason::Adopted))
     }
 
     /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
@@ -121,6 +145,45 @@ impl Hold {
         if !self.settle(&state, now) {
             let _ = self.lost.set(reason);
         }
+    }
+
+    /// The work lives. Answers whether renewal had stopped for want of a sign.
+    pub(crate) fn feed(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        let was_silent = self.is_silent(&state, now);
+        state.fed = now;
+        was_silent
+    }
+
+    /// Whether it is lost and nobody is to have the lock until the delay is over that was asked for: then it is not
+    /// released, but left to run out.
+    pub(crate) fn rests(&self, now: Moment) -> bool {
+        !self.claim.delay.is_zero() && self.is_lost(now) && !matches!(self.loss(), Some(LossReason::Closed))
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        self.state().parked
+    }
+
+    /// Its owner leaves it before `at_least` is over: it is kept until then. False when there is nothing to wait for.
+    fn park(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        if now >= self.least_end || self.settle(&state, now) {
+            return false;
+        }
+        state.parked = true;
+        state.max_end = self.least_end;
+        true
+    }
+
+    /// Whether the watchdog keeps it at `now`.
+    fn is_kept(&self, now: Moment) -> bool {
+        let state = self.state();
+        state.parked || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
+    }
+
+    fn is_silent(&self, state: &State, now: Moment) -> bool {
+        matches!(self.watchdog.0, Kind::Fed(most) if now >= state.fed.after(most)) && !state.parked
     }
 
     /// A renewal begins. Answers how many are unanswered before it.
@@ -180,7 +243,7 @@ impl Hold {
     fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
-        if !self.watchdog {
+        if self.watchdog.0 == Kind::Off && !state.parked {
             return end;
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
@@ -191,7 +254,7 @@ impl Hold {
     }
 
     fn end_of(&self, state: &State) -> Moment {
-        state.deadline.min(self.max_end)
+        state.deadline.min(state.max_end)
     }
 
     fn settle(&self, state: &State, now: Moment) -> bool {
@@ -200,8 +263,12 @@ impl Hold {
         }
         let over = now >= self.end_of(state);
         if over {
-            let reason = if now >= state.deadline { LossReason::Expired } else { LossReason::MaxHold };
-            let _ = self.lost.set(reason);
+            let _ = self.lost.set(match () {
+                () if state.parked => LossReason::Unlocked,
+                () if now < state.deadline => LossReason::MaxHold,
+                () if self.is_silent(state, now) => LossReason::Silent,
+                () => LossReason::Expired,
+            });
         }
         over
     }
@@ -227,14 +294,14 @@ pub(crate) struct Chore {
 impl Chore {
     /// Ends `hold`.
     pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
-        let ttl = hold.state().ttl;
-        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(ttl));
+        let lease = hold.lease().claim.lease();
+        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
 
     /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now.
     pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
-        let until = now.after(claim.ttl);
+        let until = now.after(claim.lease());
         Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
     }
 }
@@ -306,6 +373,8 @@ pub(crate) enum Left {
     Inside,
     /// It was the last time: the hold is out of the table.
     Last(Arc<Hold>),
+    /// It was the last time, and the keeper releases it when `at_least` is over.
+    Parked,
     /// The table did not have it any more.
     Gone,
 }
@@ -337,7 +406,10 @@ impl Holds {
         }
         let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
-        table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        // An owner may have several slots of a semaphore: none of them is the one that it has.
+        if hold.slot.is_none() {
+            table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        }
         table.agenda.insert((look, attempt));
         table.entries.insert(attempt, Entry { hold, count: 1, look });
         self.wake_by(&mut table, look);
@@ -349,10 +421,10 @@ impl Holds {
         self.table().find(owner, key, now).map(|entry| entry.hold.clone())
     }
 
-    /// Enters the live hold that `owner` has of `key` once more.
-    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
+    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says.
+    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
-        let entry = table.find(owner, key, now)?;
+        let entry = table.find(owner, key, now).filter(|entry| entry.hold.is_shared() == shared)?;
         entry.count += 1;
         Some(entry.hold.clone())
     }
@@ -373,26 +445,34 @@ impl Holds {
     /// Leaves a hold once; the last time hands its release to the keeper.
     pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) {
         let mut table = self.table();
-        match table.entries.get_mut(&attempt) {
-            None => {}
-            Some(entry) if entry.count > 1 => entry.count -= 1,
-            Some(_) => {
-                if let Some(hold) = table.remove(attempt) {
-                    table.chores.push(Chore::end(&hold, now));
-                    self.wake.notify_one();
-                }
-            }
+        // In one go with leaving, so that the keeper of a closed family does not finish in between.
+        if let Left::Last(hold) = self.leave_in(&mut table, attempt, now)
+            && !hold.rests(now)
+        {
+            table.chores.push(Chore::end(&hold, now));
+            self.wake.notify_one();
         }
     }
 
     /// Leaves a hold once.
-    pub(crate) fn leave(&self, attempt: AttemptId) -> Left {
-        let mut table = self.table();
+    pub(crate) fn leave(&self, attempt: AttemptId, now: Moment) -> Left {
+        self.leave_in(&mut self.table(), attempt, now)
+    }
+
+    fn leave_in(&self, table: &mut Table, attempt: AttemptId, now: Moment) -> Left {
         match table.entries.get_mut(&attempt) {
             None => Left::Gone,
             Some(entry) if entry.count > 1 => {
                 entry.count -= 1;
                 Left::Inside
+            }
+            Some(entry) if entry.hold.park(now) => {
+                let hold = entry.hold.clone();
+                table.disown(&hold);
+                let look = hold.next_look(now);
+                table.reschedule(attempt, look);
+                self.wake_by(table, look);
+                Left::Parked
             }
             Some(_) => table.remove(attempt).map_or(Left::Gone, Left::Last),
         }
@@ -439,7 +519,7 @@ impl Holds {
             if hold.is_lost(now) {
                 table.agenda.remove(&(look, attempt));
                 due.push(Due::Lost(hold));
-            } else if hold.watchdog {
+            } else if hold.is_kept(now) {
                 table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
                 let unanswered = hold.begin_renewal();
                 due.push(Due::Renewal(hold, unanswered));
@@ -469,7 +549,7 @@ impl Holds {
         let holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
         table.agenda.clear();
         table.owned.clear();
-        for hold in holds {
+        for hold in holds.into_iter().filter(|hold| !hold.is_parked()) {
             hold.lose(LossReason::Closed, now);
             table.chores.push(Chore::end(&hold, now));
         }
@@ -510,13 +590,17 @@ impl Table {
     fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
         let Entry { hold, look, .. } = self.entries.remove(&attempt)?;
         self.agenda.remove(&(look, attempt));
-        // The owner may have taken the lock anew after losing this hold.
+        self.disown(&hold);
+        Some(hold)
+    }
+
+    /// The owner of `hold` does not have it any more. It may have taken the lock anew after losing this one.
+    fn disown(&mut self, hold: &Hold) {
         if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
-            && *owned.get() == attempt
+            && *owned.get() == hold.claim.attempt
         {
             owned.remove();
         }
-        Some(hold)
     }
 
     fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
@@ -542,7 +626,7 @@ mod tests {
     fn hold(options: &Options) -> Hold {
         let record = Arc::new(Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()));
         let claim = Claim::new(Key::new("k").unwrap(), TTL, true, record);
-        let grant = Grant { token: FencingToken::new(1), term: Some(Term { start: START, ttl: TTL }) };
+        let grant = Grant::new(FencingToken::new(1), Some(Term { start: START, ttl: TTL }));
         Hold::new(claim, grant, options, DEFAULT_DRIFT, START)
     }
 
@@ -580,7 +664,7 @@ mod tests {
     fn a_hold_is_looked_at_a_little_before_a_third_of_its_lease_and_at_its_end_without_a_watchdog() {
         let look = hold(&Options::default()).next_look(START).since(START);
         assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
-        let alone = hold(&Options { watchdog: false, ..Options::default() });
+        let alone = hold(&Options { watchdog: Watchdog::off(), ..Options::default() });
         assert_eq!(alone.next_look(START), alone.end());
     }
 
@@ -589,11 +673,11 @@ mod tests {
         let holds = Holds::new();
         let hold = Arc::new(hold(&Options::default()));
         holds.insert(hold.clone(), START).unwrap();
-        let entered = holds.reenter(hold.owner(), hold.key(), START).unwrap();
+        let entered = holds.reenter(hold.owner(), hold.key(), false, START).unwrap();
         assert_eq!(entered.token, hold.token);
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Inside));
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Last(_)));
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Gone));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));
         assert!(holds.held(hold.owner(), hold.key(), START).is_none());
         assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
     }

@@ -104,7 +104,7 @@ pub struct Watch {
 }
 
 /// What makes two looks at a lock differ; the time left on its lease does not.
-type Seen = (Option<FencingToken>, bool, Vec<OwnerId>);
+type Seen = (Vec<Option<FencingToken>>, Vec<OwnerId>);
 
 impl Watch {
     /// The next change; the first ones are the locks there are.
@@ -131,9 +131,8 @@ impl Watch {
     fn compare(&mut self, locks: Vec<LockInfo>) {
         let mut before = std::mem::take(&mut self.seen);
         for lock in locks {
-            let token = lock.holder.as_ref().and_then(|holder| holder.token);
-            let waiters = lock.waiters.iter().map(|waiter| waiter.owner.clone()).collect();
-            let now = (token, lock.holder.is_some(), waiters);
+            let tokens = lock.holders.iter().map(|holder| holder.token).collect();
+            let now = (tokens, lock.waiters.iter().map(|waiter| waiter.owner.clone()).collect());
             let changed = before.remove(&lock.key).as_ref() != Some(&now);
             self.seen.insert(lock.key.clone(), now);
             if changed {

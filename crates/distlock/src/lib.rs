@@ -14,6 +14,7 @@
 //! ```
 //!
 //! - [`Locker`] takes locks; a handle is one owner, a clone another.
+//! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) let several hold it at once.
 //! - [`LockGuard`] is a lock that is held: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and
 //!   [`run`](LockGuard::run) tell of its loss before anybody else is granted it, and
 //!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
@@ -23,10 +24,12 @@
 //! # Features
 //! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections.
 
+mod ask;
 pub mod backend;
 mod clock;
 mod config;
 mod connect;
+mod election;
 mod error;
 mod event;
 mod family;
@@ -36,25 +39,37 @@ mod inspect;
 mod keeper;
 mod key;
 mod locker;
+mod mode;
+mod multi;
 mod options;
 mod owner;
 mod request;
+mod semaphore;
+mod ticket;
 mod token;
 mod url;
 mod wait;
+mod watchdog;
 
+pub use ask::{AskRequest, Asked};
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
 pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact};
+pub use election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};
 pub use guard::{HoldState, LockGuard};
 pub use inspect::{Change, Inspect, Watch};
 pub use key::{Key, MAX_KEY_BYTES};
 pub use locker::{Locker, LockerBuilder};
+pub use mode::{MAX_SLOTS, Mode};
+pub use multi::{LockAllRequest, MultiGuard};
 pub use options::{
     DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MAX_WAIT,
     MIN_RETRY_INTERVAL, MIN_TTL,
 };
 pub use owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
 pub use request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
+pub use semaphore::Semaphore;
+pub use ticket::HoldTicket;
 pub use token::{AttemptId, FencingToken};
+pub use watchdog::Watchdog;

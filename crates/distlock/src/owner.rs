@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::mode::Mode;
 use crate::token::{AttemptId, FencingToken};
 
 /// The longest owner id, label or reason in bytes.
@@ -101,6 +102,9 @@ pub struct Record {
     /// What the owner says the lock is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<Arc<str>>,
+    /// How the owner asks for it.
+    #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
+    pub mode: Mode,
     /// When the request was made, in milliseconds of the Unix epoch by the owner's wall clock.
     pub since_ms: u64,
 }
@@ -110,7 +114,14 @@ impl Record {
     #[must_use]
     pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        Record { owner, process, label, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
+        Record { owner, process, label, mode: Mode::Exclusive, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
+    }
+
+    /// The same, asking in `mode`.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
     }
 
     /// How long ago the request was made, if wall clocks can be believed.

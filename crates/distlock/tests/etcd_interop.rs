@@ -153,7 +153,7 @@ async fn a_key_in_the_layout_of_gos_client_counts() {
     let locker = locker(&server);
     assert!(locker.try_lock("g").await.unwrap().is_none());
     let shown = locker.inspect().get("g").await.unwrap().expect("it is held");
-    let holder = shown.holder.expect("by somebody");
+    let holder = shown.holder().expect("by somebody");
     assert!(holder.record.is_none() && holder.ttl_left.is_some());
     let token = holder.token.expect("a create revision");
     locker.inspect().force_release("g", token, "its client is gone").await.expect("forced");
@@ -168,7 +168,7 @@ async fn what_is_not_a_lock_is_left_alone() {
     let locker = locker(&server);
     assert!(locker.try_lock("f").await.unwrap().is_none(), "whoever is first below the name has the lock");
     assert!(locker.inspect().list("").await.unwrap().is_empty());
-    let token = locker.inspect().get("f").await.unwrap().unwrap().holder.unwrap().token.unwrap();
+    let token = locker.inspect().get("f").await.unwrap().unwrap().holder().unwrap().token.unwrap();
     let error = locker.inspect().force_release("f", token, "stuck").await.expect_err("not ours");
     assert_eq!(error.kind(), ErrorKind::Foreign);
     assert_eq!(keys(&server.etcdctl(), ""), ["f/readme"]);

@@ -30,10 +30,13 @@ pub(super) fn main(flags: &Ls) -> Exit {
 fn line(change: &Change, as_json: bool) -> String {
     match change {
         Change::Changed(lock) if as_json => lock_view::to_json(lock).to_string(),
-        Change::Freed(key) if as_json => json!({"name": key.as_str(), "holder": null, "waiters": []}).to_string(),
+        Change::Freed(key) if as_json => {
+            json!({"name": key.as_str(), "holder": null, "holders": [], "waiters": []}).to_string()
+        }
         Change::Changed(lock) => {
-            let holder = lock.holder.as_ref().map_or_else(|| "free".to_owned(), |holder| format!("held by {holder}"));
-            format!("{}  {holder}, {} waiting", lock.key, lock.waiters.len())
+            let holders: Vec<_> = lock.holders.iter().map(|holder| format!("held by {holder}")).collect();
+            let holders = if holders.is_empty() { "free".to_owned() } else { holders.join("; ") };
+            format!("{}  {holders}, {} waiting", lock.key, lock.waiters.len())
         }
         Change::Freed(key) => format!("{key}  free"),
         _ => String::new(),

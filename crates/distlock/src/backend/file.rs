@@ -235,7 +235,7 @@ impl Engine {
     /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.
     async fn settled(&self, look: impl Fn(Inspector<'_>) -> Result<Vec<LockInfo>>) -> Result<Vec<LockInfo>> {
         let found = look(self.inspector())?;
-        if found.iter().all(|info| info.holder.as_ref().is_none_or(|holder| holder.record.is_some())) {
+        if found.iter().all(|info| info.holder().is_none_or(|holder| holder.record.is_some())) {
             return Ok(found);
         }
         tokio::time::sleep(AFTER_A_HINT[0]).await;

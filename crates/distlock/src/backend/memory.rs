@@ -28,13 +28,13 @@ use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
 use crate::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
-use crate::token::FencingToken;
+use crate::token::{AttemptId, FencingToken};
 
 /// Where the locks are: shared by every [`Memory`] on it.
 #[derive(Debug, Clone)]
@@ -136,6 +136,10 @@ impl Memory {
         self.attachment.get().map_or(&self.store.0.clock, |attachment| &attachment.clock).now()
     }
 
+    fn sender(&self) -> Sender {
+        Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) }
+    }
+
     async fn request<T>(&self, operation: Operation, apply: impl FnOnce(&mut Locks, Moment) -> Result<T>) -> Result<T> {
         self.store.0.script.play(operation, &self.store.0.clock, || self.store.locks(apply)).await
     }
@@ -154,7 +158,9 @@ impl Backend for Memory {
 
     fn capabilities(&self) -> Capabilities {
         let all = Capabilities::new(Scope::Process);
-        Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all }
+        let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
+        let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
+        Capabilities { delays: true, amends: true, adopts: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -162,9 +168,8 @@ impl Backend for Memory {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        let sender =
-            Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) };
-        self.request(Operation::Claim, |locks, now| Ok(locks.claim(claim, sender, now))).await
+        let sender = self.sender();
+        self.request(Operation::Claim, |locks, now| locks.claim(claim, sender, now)).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
@@ -188,6 +193,22 @@ impl Backend for Memory {
         self.request(Operation::Release, |locks, now| Ok(locks.release(claim, now))).await
     }
 
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        self.request(Operation::Renew, |locks, now| Ok(locks.amend(&lease.claim, now))).await
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        let sender = self.sender();
+        self.request(Operation::Claim, |locks, now| match locks.adopt(from, token, claim, &sender, now) {
+            Some((grant, before)) => {
+                before.inspect(|losses| losses.push(from, LossReason::Adopted));
+                Ok(grant)
+            }
+            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+        })
+        .await
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         self.request(Operation::Inspect, |locks, now| Ok(locks.list(prefix, now))).await
     }
@@ -197,12 +218,15 @@ impl Backend for Memory {
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
-        self.request(Operation::ForceRelease, |locks, now| match locks.force_release(key, token, now) {
-            Some((losses, attempt)) => {
-                losses.inspect(|losses| losses.push(attempt, LossReason::Broken));
-                Ok(())
+        self.request(Operation::ForceRelease, |locks, now| {
+            let broken = locks.force_release(key, token, now);
+            if broken.is_empty() {
+                return Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}")));
             }
-            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+            for (losses, attempt) in broken {
+                losses.inspect(|losses| losses.push(attempt, LossReason::Broken));
+            }
+            Ok(())
         })
         .await
     }

@@ -134,7 +134,7 @@ impl Redis {
         match reply.word()?.as_str() {
             "granted" => {
                 let token = FencingToken::new(reply.unsigned()?);
-                Ok(Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }) }))
+                Ok(Claimed::Granted(Grant::new(token, Some(Term { start: sent, ttl: claim.ttl }))))
             }
             "busy" => {
                 links.waiting.answered(claim.attempt, sent, server_us);

@@ -47,7 +47,7 @@ async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
         assert_eq!(error.kind(), ErrorKind::Timeout, "{make}");
         assert!(error.to_string().contains("not distlock"), "{error}");
         let shown = locker.inspect().get("a").await.expect("shown").expect("it is there");
-        assert!(shown.holder.expect("somebody").record.is_none());
+        assert!(shown.holder().expect("somebody").record.is_none());
         let error = locker.inspect().force_release("a", FencingToken::new(1), "stuck").await.expect_err("not ours");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
         assert_eq!(dump(), before, "{make}");

@@ -227,7 +227,7 @@ impl Engine {
         let token = FencingToken::new(state.created.unsigned_abs());
         drop(state);
         self.attempts.put_behind(attempt, None);
-        Grant { token, term: Some(term) }
+        Grant::new(token, Some(term))
     }
 
     /// Keeps what was read of the queue for the wait that follows.

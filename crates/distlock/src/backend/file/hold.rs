@@ -82,7 +82,7 @@ impl Hold {
     }
 
     pub(super) fn grant(&self) -> Grant {
-        Grant { token: self.token, term: None }
+        Grant::new(self.token, None)
     }
 
     /// Whether the lock is still ours alone: one of the files that we have locked must still be in its place.

@@ -52,7 +52,7 @@ impl<'a> Inspector<'a> {
 
     /// Why the lock cannot be taken from its holder.
     pub(super) fn refuse_to_break(&self, key: &Key, token: FencingToken) -> Result<()> {
-        let holder = self.get(key)?.and_then(|info| info.holder);
+        let holder = self.get(key)?.and_then(|info| info.holders.into_iter().next());
         let Some(holder) = holder else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
         let pids = self.pids(key)?.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let (kind, message) = match holder.token {

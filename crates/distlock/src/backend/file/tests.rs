@@ -238,7 +238,7 @@ async fn foreign_contents_stay_as_they_are() {
         let token = granted(engine.claim(&ours).await).token;
         assert!(Some(token) > last.replace(token));
         let info = engine.get(&key).await.unwrap().expect("held");
-        assert_eq!(info.holder.unwrap().token, Some(token));
+        assert_eq!(info.holder().unwrap().token, Some(token));
         assert!(!Shell::can_lock(&scratch.file("data")));
         engine.release(&ours).await.unwrap();
         assert_eq!(engine.get(&key).await.unwrap().map(|info| info.key), None);
@@ -401,13 +401,13 @@ async fn after_a_crash_nobody_is_shown_as_the_holder() {
     let key = scratch.key("x");
     let mut second = Second::start(scratch.path(), key.as_str(), "second");
     let token = second.granted();
-    let holder = engine.get(&key).await.unwrap().unwrap().holder.unwrap();
+    let holder = engine.get(&key).await.unwrap().unwrap().holders.remove(0);
     assert_eq!((holder.token.unwrap().get(), holder.record.unwrap().process.pid), (token, second.pid()));
     second.kill();
     assert!(engine.get(&key).await.unwrap().is_none());
     // The stale entry is not taken for the foreign holder that follows.
     let _shell = Shell::holding(&scratch.file("x"));
-    assert_eq!(engine.get(&key).await.unwrap().unwrap().holder.unwrap().record, None);
+    assert_eq!(engine.get(&key).await.unwrap().unwrap().holder().unwrap().record, None);
 }
 
 #[tokio::test]

@@ -8,8 +8,10 @@ use tokio::sync::Notify;
 
 use crate::backend::{Busy, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
 use crate::clock::Moment;
+use crate::error::Result;
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::owner::Holder;
 use crate::token::{AttemptId, FencingToken};
 
@@ -25,7 +27,8 @@ pub(super) struct Locks {
 
 #[derive(Debug, Default)]
 struct Lock {
-    held: Option<Held>,
+    /// In the order in which they got it.
+    held: Vec<Held>,
     queue: VecDeque<Waiter>,
 }
 
@@ -34,6 +37,7 @@ struct Held {
     /// `None`: a thief that no client knows.
     claim: Option<Claim>,
     token: FencingToken,
+    slot: Option<u32>,
     since: Moment,
     expires: Moment,
     losses: Option<Losses>,
@@ -66,29 +70,30 @@ struct Handed {
 }
 
 impl Locks {
-    pub(super) fn claim(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Claimed {
+    pub(super) fn claim(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Result<Claimed> {
         let lock = self.locks.entry(claim.key.clone()).or_default();
         lock.settle(now, &mut self.last_token);
-        if let Some(held) = lock.held.as_mut().filter(|held| held.is(claim.attempt)) {
+        if let Some(held) = lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
             // A repeat, or the first the waiter hears of a handoff.
             held.handed = None;
-            held.expires = held.expires.max(now.after(claim.ttl));
-            return Claimed::Granted(held.grant(sender.sent, claim.ttl));
+            held.expires = held.expires.max(now.after(claim.lease()));
+            return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
-        // A lock that is free has no waiters: it would have been handed to the first of them.
-        if lock.held.is_none() {
-            let token = next(&mut self.last_token);
-            let granted = Grant { token, term: Some(Term { start: sender.sent, ttl: claim.ttl }) };
-            lock.held = Some(Held::new(claim.clone(), token, now, sender.losses));
-            return Claimed::Granted(granted);
+        if let Some(mode) = lock.modes().find(|mode| !mode.agrees_with(claim.mode())) {
+            return Err(claim.mode().disagrees(mode));
         }
-        Claimed::Busy(lock.busy(claim, sender, now))
+        // Somebody who waits would have been let in if the lock were free for it.
+        if lock.is_free_for(claim) && (lock.queue.is_empty() || lock.is_of_owner(claim)) {
+            let held = lock.let_in(claim.clone(), sender.losses, now, &mut self.last_token);
+            return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
+        }
+        Ok(Claimed::Busy(lock.busy(claim, sender, now)))
     }
 
     pub(super) fn turn_of(&self, claim: &Claim) -> Option<Arc<Notify>> {
         let lock = self.locks.get(&claim.key)?;
         let queued = lock.queue.iter().find(|waiter| waiter.claim.attempt == claim.attempt).map(|w| &w.turn);
-        let handed = || Some(&lock.held.as_ref().filter(|held| held.is(claim.attempt))?.handed.as_ref()?.turn);
+        let handed = || Some(&lock.held.iter().find(|held| held.is(claim.attempt))?.handed.as_ref()?.turn);
         queued.or_else(handed).cloned()
     }
 
@@ -98,20 +103,20 @@ impl Locks {
     pub(super) fn handed(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
         let lock = self.locks.get_mut(&claim.key)?;
         lock.settle(now, &mut self.last_token);
-        let held = lock.held.as_mut().filter(|held| held.is(claim.attempt))?;
+        let held = lock.held.iter_mut().find(|held| held.is(claim.attempt))?;
         let Handed { sent, answered, .. } = held.handed.take()?;
         let passed = held.since.since(answered).mul_f64(1.0 - drift);
         Some(held.grant(sent.after(passed).min(received), claim.ttl))
     }
 
     pub(super) fn renew(&mut self, lease: &Lease, start: Moment, now: Moment) -> Renewal {
-        let Claim { key, attempt, ttl, .. } = &lease.claim;
-        let Some(lock) = self.locks.get_mut(key) else { return Renewal::Lost(LossReason::Revoked) };
+        let claim = &lease.claim;
+        let Some(lock) = self.locks.get_mut(&claim.key) else { return Renewal::Lost(LossReason::Revoked) };
         lock.settle(now, &mut self.last_token);
-        match lock.held.as_mut().filter(|held| held.is(*attempt)) {
+        match lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
             Some(held) => {
-                held.expires = held.expires.max(now.after(*ttl));
-                Renewal::Renewed(Some(Term { start, ttl: *ttl }))
+                held.expires = held.expires.max(now.after(claim.lease()));
+                Renewal::Renewed(Some(Term { start, ttl: claim.ttl }))
             }
             None => Renewal::Lost(LossReason::Revoked),
         }
@@ -120,35 +125,71 @@ impl Locks {
     pub(super) fn release(&mut self, claim: &Claim, now: Moment) -> Release {
         let Some(lock) = self.locks.get_mut(&claim.key) else { return Release::NotOurs };
         lock.settle(now, &mut self.last_token);
-        let ours = lock.held.as_ref().is_some_and(|held| held.is(claim.attempt));
-        if ours {
-            lock.hand_over(now, &mut self.last_token);
-        } else {
-            lock.queue.retain(|waiter| waiter.claim.attempt != claim.attempt);
+        let ours = lock.held.iter().position(|held| held.is(claim.attempt));
+        match ours {
+            Some(place) => drop(lock.held.remove(place)),
+            None => lock.queue.retain(|waiter| waiter.claim.attempt != claim.attempt),
         }
+        lock.admit(now, &mut self.last_token);
         self.forget_if_free(&claim.key);
-        if ours { Release::Released } else { Release::NotOurs }
+        if ours.is_some() { Release::Released } else { Release::NotOurs }
     }
 
-    /// Answers the client that lost the lock by this.
+    pub(super) fn amend(&mut self, claim: &Claim, now: Moment) -> bool {
+        let Some(held) = self.held_by(&claim.key, claim.attempt, now) else { return false };
+        if let Some(known) = &mut held.claim {
+            known.record = claim.record.clone();
+        }
+        true
+    }
+
+    /// Answers the grant, and the client that lost the lock by this.
+    pub(super) fn adopt(
+        &mut self,
+        from: AttemptId,
+        token: FencingToken,
+        claim: &Claim,
+        sender: &Sender,
+        now: Moment,
+    ) -> Option<(Grant, Option<Losses>)> {
+        if let Some(held) = self.held_by(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
+            return Some((held.grant(sender.sent, claim.ttl), None));
+        }
+        let held = self.held_by(&claim.key, from, now).filter(|held| held.token == token)?;
+        let mode = held.mode().unwrap_or_default();
+        let record = claim.record.as_ref().clone().with_mode(mode);
+        held.claim = Some(Claim { record: record.into(), ..claim.clone() });
+        held.expires = held.expires.max(now.after(claim.lease()));
+        let before = std::mem::replace(&mut held.losses, sender.losses.clone());
+        Some((held.grant(sender.sent, claim.ttl), before))
+    }
+
+    fn held_by(&mut self, key: &Key, attempt: AttemptId, now: Moment) -> Option<&mut Held> {
+        let lock = self.locks.get_mut(key)?;
+        lock.settle(now, &mut self.last_token);
+        lock.held.iter_mut().find(|held| held.is(attempt))
+    }
+
+    /// Answers the clients that lost the lock by this.
     pub(super) fn force_release(
         &mut self,
         key: &Key,
         token: FencingToken,
         now: Moment,
-    ) -> Option<(Option<Losses>, AttemptId)> {
-        let lock = self.locks.get_mut(key)?;
+    ) -> Vec<(Option<Losses>, AttemptId)> {
+        let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
         lock.settle(now, &mut self.last_token);
-        let held = lock.held.take_if(|held| held.token == token && held.claim.is_some())?;
-        lock.hand_over(now, &mut self.last_token);
+        let broken: Vec<_> = lock.held.extract_if(.., |held| held.token == token && held.claim.is_some()).collect();
+        lock.admit(now, &mut self.last_token);
         self.forget_if_free(key);
-        held.claim.map(|claim| (held.losses, claim.attempt))
+        broken.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
     }
 
     pub(super) fn expire(&mut self, key: &Key, now: Moment) {
         if let Some(lock) = self.locks.get_mut(key) {
             lock.settle(now, &mut self.last_token);
-            lock.hand_over(now, &mut self.last_token);
+            lock.held.clear();
+            lock.admit(now, &mut self.last_token);
             self.forget_if_free(key);
         }
     }
@@ -156,8 +197,8 @@ impl Locks {
     pub(super) fn steal(&mut self, key: &Key, now: Moment) {
         let token = next(&mut self.last_token);
         let expires = now.after(Duration::from_secs(1));
-        let thief = Held { claim: None, token, since: now, expires, losses: None, handed: None };
-        self.locks.entry(key.clone()).or_default().held = Some(thief);
+        let thief = Held { claim: None, token, slot: None, since: now, expires, losses: None, handed: None };
+        self.locks.entry(key.clone()).or_default().held = vec![thief];
     }
 
     pub(super) fn list(&mut self, prefix: &str, now: Moment) -> Vec<LockInfo> {
@@ -171,7 +212,7 @@ impl Locks {
         self.forget_if_free(key);
         let lock = self.locks.get(key)?;
         let waiters = lock.queue.iter().map(|waiter| waiter.claim.record.clone()).collect();
-        Some(LockInfo::new(key.clone(), lock.held.as_ref().map(|held| held.holder(now)), waiters))
+        Some(LockInfo::new(key.clone(), lock.held.iter().map(|held| held.holder(now)), waiters))
     }
 
     pub(super) fn is_empty(&mut self, now: Moment) -> bool {
@@ -179,35 +220,83 @@ impl Locks {
     }
 
     fn forget_if_free(&mut self, key: &Key) {
-        if self.locks.get(key).is_some_and(|lock| lock.held.is_none() && lock.queue.is_empty()) {
+        if self.locks.get(key).is_some_and(|lock| lock.held.is_empty() && lock.queue.is_empty()) {
             self.locks.remove(key);
         }
     }
 }
 
 impl Lock {
-    /// Brings the lock up to `now`: a lease that is over ends, waiters that are gone are dropped.
+    /// Brings the lock up to `now`: leases that are over end, waiters that are gone are dropped.
     fn settle(&mut self, now: Moment, last_token: &mut u64) {
         self.queue.retain(|waiter| now < waiter.alive_until);
-        if self.held.as_ref().is_some_and(|held| held.expires <= now) {
-            self.hand_over(now, last_token);
+        self.held.retain(|held| now < held.expires);
+        self.admit(now, last_token);
+    }
+
+    /// Lets in whoever may enter now and tells each: the head of the queue as long as there is room for it, and claims
+    /// of the owner that is inside wherever they stand.
+    fn admit(&mut self, now: Moment, last_token: &mut u64) {
+        while let Some(place) = self.next_to_enter()
+            && let Some(Waiter { claim, sender, answered, turn, .. }) = self.queue.remove(place)
+        {
+            turn.notify_one();
+            let held = self.let_in(claim, sender.losses, now, last_token);
+            held.handed = Some(Handed { sent: sender.sent, answered, turn });
         }
     }
 
-    /// The next waiter gets the lock, and is told: one wake-up for one release.
-    fn hand_over(&mut self, now: Moment, last_token: &mut u64) {
-        self.held = self.queue.pop_front().map(|next_up| {
-            let Waiter { claim, sender, answered, turn, .. } = next_up;
-            turn.notify_one();
-            let mut held = Held::new(claim, next(last_token), now, sender.losses);
-            held.handed = Some(Handed { sent: sender.sent, answered, turn });
-            held
-        });
+    fn next_to_enter(&self) -> Option<usize> {
+        if self.queue.front().is_some_and(|head| self.is_free_for(&head.claim)) {
+            return Some(0);
+        }
+        self.queue.iter().position(|waiter| self.is_of_owner(&waiter.claim))
     }
 
-    /// Somebody else has the lock: takes or keeps a place in the queue, if the claim asks for one.
+    /// Whether `claim` may hold the lock beside those who do.
+    fn is_free_for(&self, claim: &Claim) -> bool {
+        let mode = claim.mode();
+        self.held.is_empty()
+            || match mode {
+                Mode::Exclusive => false,
+                Mode::Reentrant => self.is_of_owner(claim),
+                Mode::Shared | Mode::Slot { .. } => {
+                    self.held.len() < mode.most_holders() && self.held.iter().all(|held| held.mode() == Some(mode))
+                }
+            }
+    }
+
+    /// Whether the owner of `claim` is inside and lets itself in again.
+    fn is_of_owner(&self, claim: &Claim) -> bool {
+        let holder = self.held.first().and_then(|held| held.claim.as_ref());
+        holder.is_some_and(|held| {
+            [held.mode(), claim.mode()] == [Mode::Reentrant; 2] && held.record.owner == claim.record.owner
+        })
+    }
+
+    fn let_in(&mut self, claim: Claim, losses: Option<Losses>, now: Moment, last_token: &mut u64) -> &mut Held {
+        let token = match self.held.first() {
+            Some(first) if claim.mode() == Mode::Reentrant => first.token,
+            _ => next(last_token),
+        };
+        let slot = match claim.mode() {
+            Mode::Slot { of } => (0..of).find(|slot| self.held.iter().all(|held| held.slot != Some(*slot))),
+            _ => None,
+        };
+        let expires = now.after(claim.lease());
+        let place = self.held.len();
+        self.held.push(Held { claim: Some(claim), token, slot, since: now, expires, losses, handed: None });
+        &mut self.held[place]
+    }
+
+    /// How those who hold it and wait for it use it.
+    fn modes(&self) -> impl Iterator<Item = Mode> {
+        self.held.iter().filter_map(Held::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
+    }
+
+    /// There is no room: takes or keeps a place in the queue, if the claim asks for one.
     fn busy(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Busy {
-        let holder = self.held.as_ref().map(|held| held.holder(now));
+        let holder = self.held.first().map(|held| held.holder(now));
         if !claim.queue {
             return Busy { holder, poll_after: None };
         }
@@ -225,25 +314,24 @@ impl Lock {
             }
         }
         let heartbeat = claim.ttl.mul_f64(CLAIM_AGAIN_AFTER);
-        // Only the first in the queue looks when the lease ends: nobody else could get the lock then.
+        // Only the first in the queue looks when a lease ends: nobody else could get the lock then.
         let is_first = self.queue.front().is_some_and(|first| first.claim.attempt == claim.attempt);
-        let lease_end = self.held.as_ref().filter(|_| is_first).map_or(heartbeat, |held| held.expires.since(now));
-        Busy { holder, poll_after: Some(heartbeat.min(lease_end)) }
+        let lease_end = self.held.iter().filter(|_| is_first).map(|held| held.expires.since(now)).min();
+        Busy { holder, poll_after: Some(lease_end.map_or(heartbeat, |end| heartbeat.min(end))) }
     }
 }
 
 impl Held {
-    fn new(claim: Claim, token: FencingToken, now: Moment, losses: Option<Losses>) -> Self {
-        let expires = now.after(claim.ttl);
-        Held { claim: Some(claim), token, since: now, expires, losses, handed: None }
-    }
-
     fn is(&self, attempt: AttemptId) -> bool {
         self.claim.as_ref().is_some_and(|claim| claim.attempt == attempt)
     }
 
+    fn mode(&self) -> Option<Mode> {
+        self.claim.as_ref().map(Claim::mode)
+    }
+
     fn grant(&self, start: Moment, ttl: Duration) -> Grant {
-        Grant { token: self.token, term: Some(Term { start, ttl }) }
+        Grant { token: self.token, term: Some(Term { start, ttl }), slot: self.slot }
     }
 
     fn holder(&self, now: Moment) -> Holder {

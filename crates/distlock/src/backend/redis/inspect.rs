@@ -40,7 +40,7 @@ pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result
     let mut locks = Vec::new();
     for key in keys {
         if let Some(lock) = get(session, prefix, &key).await?
-            && (lock.holder.as_ref().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty())
+            && (lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty())
         {
             locks.push(lock);
         }

@@ -151,7 +151,7 @@ impl Handed {
     fn grant(self, asked: Asked, drift: f64) -> Grant {
         let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
         let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
-        Grant { token: self.token, term: Some(Term { start, ttl: self.lease }) }
+        Grant::new(self.token, Some(Term { start, ttl: self.lease }))
     }
 }
 

@@ -266,9 +266,9 @@ async fn many_processes_at_once_never_overlap_and_leave_nothing() {
     let mut tokens = Vec::new();
     // In which order they came only the queue knows.
     while let Some(info) = engine.get(&key).await.unwrap() {
-        let Some(holder) = info.holder else { continue };
+        let Some(holder) = info.holder() else { continue };
         // Locked, and on a busy machine not yet written down.
-        let Some(record) = holder.record else { continue };
+        let Some(record) = &holder.record else { continue };
         let pid = record.process.pid;
         let process = processes.iter_mut().find(|process| process.pid() == pid).unwrap();
         tokens.push(process.granted());

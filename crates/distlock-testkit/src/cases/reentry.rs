@@ -1,0 +1,86 @@
+//! Entering a lock again from another process; here from another client, which shares nothing but the engine.
+
+use std::time::Duration;
+
+use distlock::backend::{Backend, Claim, Release};
+use distlock::{Mode, OwnerId, Process, Record};
+
+use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_waiter};
+use crate::setup::{Setup, World};
+
+/// The same owner gets in, with the same token; the lock is free when the last one has left.
+pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
+    let (one, two, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("enter");
+    let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
+    let second = two.locker.lock(&key).owner("order-7").reentrant().wait(world.patience()).await.expect("entered");
+    assert_eq!(first.fencing_token(), second.fencing_token());
+    assert!(other.locker.try_lock(&key).owner("order-8").reentrant().await.expect("no failure").is_none());
+    first.unlock().await.expect("released");
+    second.check().expect("it is still inside");
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "the second is still inside");
+    let token = second.fencing_token();
+    second.unlock().await.expect("released");
+    let next = other.locker.try_lock(&key).await.expect("no failure").expect("it is free");
+    assert!(next.fencing_token() > token);
+    next.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// An owner that is inside never waits for those who wait for it.
+pub async fn an_entry_passes_by_the_queue<S: Setup>(world: &World<S>) {
+    let (one, two, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("pass-by");
+    let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
+    let waiting = spawn_waiter(world, &other, &key).await;
+    let second = two.locker.try_lock(&key).owner("order-7").reentrant().await.expect("no failure").expect("entered");
+    first.unlock().await.expect("released");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waiting.is_finished(), "the second is still inside");
+    second.unlock().await.expect("released");
+    expect_granted(world, waiting).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A request that arrives twice is one entry, and so is its release.
+pub async fn an_entry_repeated_counts_once<S: Setup>(world: &World<S>) {
+    let (engine, other, key) = (world.engine().await, world.client().await, world.key("enter-twice"));
+    let owner = OwnerId::new("order-7").expect("a good owner");
+    let record = Record::new(owner, Process::current(), None, world.clock.wall()).with_mode(Mode::Reentrant);
+    let claim = || Claim::new(key.clone(), world.setup.ttl() * 10, false, record.clone().into());
+    let (first, second) = (claim(), claim());
+    let token = expect_grant(&engine, &first).await.token;
+    for _ in 0..2 {
+        assert_eq!(expect_grant(&engine, &second).await.token, token);
+    }
+    assert_eq!(engine.release(&second).await.expect("released"), Release::Released);
+    assert_eq!(engine.release(&second).await.expect("answered"), Release::NotOurs);
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "the first is still inside");
+    assert_eq!(engine.release(&first).await.expect("released"), Release::Released);
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Each entry has a lease of its own: one that died does not take the others with it, nor stay for them.
+pub async fn a_crashed_entry_leaves_the_others_inside<S: Setup>(world: &World<S>) {
+    let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("dead-entry");
+    std::mem::forget(dead.locker.lock(&key).owner("order-7").reentrant().await.expect("granted"));
+    dead.calls.cut();
+    let inside = living.locker.lock(&key).owner("order-7").reentrant().await.expect("entered");
+    tokio::time::sleep(world.setup.ttl() * 2).await;
+    inside.check().expect("its own lease is renewed");
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "it is inside");
+    inside.unlock().await.expect("released");
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Entries of a few owners, cancelled waits and drops at random; the checker reads the history.
+pub async fn entries_keep_a_clean_history<S: Setup>(world: &World<S>) {
+    record_history(world, "entries", |locker, key, number| {
+        let owner = number % 3;
+        (locker.lock(key).owner(format!("owner-{owner}")).reentrant(), owner)
+    })
+    .await;
+}

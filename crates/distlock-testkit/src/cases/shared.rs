@@ -1,0 +1,140 @@
+//! Readers and writers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use distlock::Mode;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{expect_granted, expect_lock, record_history, spawn_request, spawn_waiter};
+use crate::setup::{Setup, World};
+
+/// Any number of readers, or one writer.
+pub async fn readers_share_and_writers_exclude<S: Setup>(world: &World<S>) {
+    let (one, two, key) = (world.client().await, world.client().await, world.key("share"));
+    let first = one.locker.read(&key).await.expect("granted");
+    let second = two.locker.try_read(&key).await.expect("no failure").expect("readers share it");
+    assert_eq!([first.mode(), second.mode()], [Mode::Shared; 2]);
+    assert!(two.locker.clone().try_write(&key).await.expect("no failure").is_none(), "two readers have it");
+    first.unlock().await.expect("released");
+    assert!(one.locker.try_lock(&key).await.expect("no failure").is_none(), "one reader has it still");
+    second.unlock().await.expect("released");
+    let writer = one.locker.try_write(&key).await.expect("no failure").expect("it is free");
+    assert!(two.locker.try_read(&key).await.expect("no failure").is_none(), "a writer has it");
+    writer.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Nobody who came after a writer gets in before it.
+pub async fn a_reader_behind_a_waiting_writer_waits<S: Setup>(world: &World<S>) {
+    let (reader, writer, late) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("behind-a-writer");
+    let reading = reader.locker.read(&key).await.expect("granted");
+    let writing = spawn_waiter(world, &writer, &key).await;
+    assert!(late.locker.try_read(&key).await.expect("no failure").is_none(), "a writer waits");
+    let reading_late = spawn_request(&late, late.locker.read(&key).wait(world.patience())).await;
+    reading.unlock().await.expect("released");
+    let guard = expect_granted(world, writing).await;
+    assert!(!reading_late.is_finished(), "a reader is inside with a writer");
+    guard.unlock().await.expect("released");
+    expect_granted(world, reading_late).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// All readers at the head of the queue get in when a writer leaves, and those behind the next writer do not.
+pub async fn readers_in_a_row_enter_together<S: Setup>(world: &World<S>) {
+    let (writer, next_writer, key) = (world.client().await, world.client().await, world.key("row"));
+    let guard = writer.locker.write(&key).await.expect("granted");
+    let mut clients = Vec::new();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let client = world.client().await;
+        waiting.push(spawn_request(&client, client.locker.read(&key).wait(world.patience())).await);
+        clients.push(client);
+    }
+    let writing = spawn_waiter(world, &next_writer, &key).await;
+    guard.unlock().await.expect("released");
+    let mut readers = Vec::new();
+    for task in waiting {
+        readers.push(expect_granted(world, task).await);
+    }
+    assert!(!writing.is_finished(), "a writer is inside with readers");
+    for reader in readers {
+        reader.unlock().await.expect("released");
+    }
+    expect_granted(world, writing).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Readers that come all the time, so that there is always one inside, do not keep a writer out.
+pub async fn a_writer_gets_in_among_many_readers<S: Setup>(world: &World<S>) {
+    let (writer, key) = (world.client().await, world.key("stream"));
+    let (over, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut readers = JoinSet::new();
+    for _ in 0..4 {
+        let (client, key, over, inside) = (world.client().await, key.clone(), over.clone(), inside.clone());
+        readers.spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                let guard = client.locker.read(&key).await.expect("granted");
+                inside.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.unlock().await.expect("released");
+            }
+        });
+    }
+    for _ in 0..3 {
+        let guard = expect_lock(world, &writer.locker, &key).await;
+        assert_eq!(inside.load(Ordering::SeqCst), 0, "readers are inside with a writer");
+        guard.unlock().await.expect("released");
+    }
+    over.store(true, Ordering::SeqCst);
+    timeout(world.patience(), readers.join_all()).await.expect("the readers end");
+    world.expect_nothing_left().await;
+}
+
+/// A reader that died keeps a writer out for its lease, while a living one stays inside for as long as it likes.
+pub async fn a_crashed_reader_blocks_for_one_lease<S: Setup>(world: &World<S>) {
+    let (dead, living, writer) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("dead-reader");
+    std::mem::forget(dead.locker.read(&key).await.expect("granted"));
+    dead.calls.cut();
+    let reading = living.locker.read(&key).await.expect("granted");
+    tokio::time::sleep(world.setup.ttl() * 2).await;
+    reading.check().expect("its own lease is renewed");
+    assert!(writer.locker.try_write(&key).await.expect("no failure").is_none(), "a reader is inside");
+    reading.unlock().await.expect("released");
+    let guard = expect_lock(world, &writer.locker, &key).await;
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A resource that keeps the tokens of writes can tell a reader that is late.
+pub async fn a_readers_token_lies_between_the_writers<S: Setup>(world: &World<S>) {
+    let (client, key) = (world.client().await, world.key("reader-tokens"));
+    let mut last_written = 0;
+    for _ in 0..3 {
+        let writer = client.locker.write(&key).await.expect("granted");
+        let written = writer.fencing_token().get();
+        assert!(written > last_written);
+        writer.unlock().await.expect("released");
+        let (one, two) = (client.locker.clone(), client.locker.clone());
+        let readers = [one.read(&key).await.expect("granted"), two.read(&key).await.expect("granted")];
+        for reader in readers {
+            assert!(reader.fencing_token().get() >= written);
+            last_written = last_written.max(reader.fencing_token().get());
+            reader.unlock().await.expect("released");
+        }
+    }
+}
+
+/// Readers, writers, cancelled waits and drops at random; the checker reads the history.
+pub async fn readers_and_writers_keep_a_clean_history<S: Setup>(world: &World<S>) {
+    record_history(world, "readers-and-writers", |locker, key, number| match number % 3 {
+        0 => (locker.write(key), number),
+        _ => (locker.read(key), number),
+    })
+    .await;
+}
