@@ -9,7 +9,9 @@ use crate::backend::memory::{Memory, Store};
 use crate::backend::redis::{self, Redis, RedisBuilder};
 #[cfg(feature = "redis")]
 use crate::backend::redlock::Redlock;
-use crate::config::{Config, Driver, Settings};
+#[cfg(any(test, not(all(feature = "etcd", feature = "redis"))))]
+use crate::config::Driver;
+use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
 #[cfg(any(feature = "etcd", feature = "redis"))]
@@ -70,6 +72,7 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         Target::Redlock { nodes, options } => Ok(Box::new(redlock(settings, nodes, options)?)),
         #[cfg(feature = "etcd")]
         Target::Etcd { hosts, credentials, tls } => Ok(Box::new(etcd(settings, hosts, credentials, *tls)?)),
+        #[cfg(not(all(feature = "etcd", feature = "redis")))]
         other => Err(not_built_in(other.driver())),
     }
 }
@@ -153,6 +156,7 @@ fn refuse_prefix(settings: &Settings) -> Result<()> {
     Err(Error::new(ErrorKind::Config, format!("prefix: the {driver} engine has none")))
 }
 
+#[cfg(any(test, not(all(feature = "etcd", feature = "redis"))))]
 fn not_built_in(driver: Driver) -> Error {
     let error = Error::new(ErrorKind::Unsupported, format!("the {driver} engine is not part of this build"));
     let feature = match driver {

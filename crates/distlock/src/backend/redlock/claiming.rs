@@ -131,7 +131,7 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
                 let waits = |vote: &Vote| matches!(vote, Vote::Held(_) | Vote::Unanswered);
                 crew.attempts.granted(claim.attempt, claim.queue && !tally.nodes(waits).is_empty());
                 let term = Some(Term { start: sent, ttl: claim.ttl });
-                return Ok(Claimed::Granted(Grant { token: FencingToken::new(state.ballot), term }));
+                return Ok(Claimed::Granted(Grant::new(FencingToken::new(state.ballot), term)));
             }
         }
         if tally.is_low() && !is_last {

@@ -89,7 +89,7 @@ fn merge(crew: &Crew, key: Key, views: Vec<LockInfo>) -> Option<LockInfo> {
         if view.waiters.len() > waiters.len() {
             waiters = view.waiters;
         }
-        if let Some(holder) = view.holder {
+        for holder in view.holders {
             holders.entry(holder.token).or_default().push(holder);
         }
     }

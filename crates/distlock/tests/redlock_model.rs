@@ -1,0 +1,351 @@
+//! The Redlock protocol as a model: every order of messages, pauses, losses, lapses and memory loss within small bounds.
+//!
+//! What the engine does holds; what other Redlocks do, and what this one would be without its quarantine, does not, and
+//! the checker must find out how.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use stateright::{Checker, Model, Property};
+
+const NODES: usize = 3;
+const QUORUM: usize = 2;
+const CLIENTS: usize = 2;
+/// Clients' clocks show anything up to here; ballots that nodes tell may go beyond.
+const LATEST_CLOCK: u8 = 2;
+/// Bounds for memory and time: a model that needs more has not been explored, and its test fails.
+const MOST_STATES: usize = 600_000;
+const MOST_TIME: Duration = Duration::from_secs(120);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    /// A node votes only for ballots above all that it has voted for.
+    Ballots,
+    /// A node counts its grants; the highest number of a majority is the token.
+    Counters,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Amnesia {
+    Never,
+    /// A node forgets everything once and goes on as if nothing had happened.
+    Unnoticed,
+    /// A node forgets everything once, does not vote until older leases are over, and then asks for more than any token
+    /// that its clock has seen.
+    Quarantined,
+}
+
+struct Redlock {
+    protocol: Protocol,
+    amnesia: Amnesia,
+    /// How often each client tries.
+    attempts: [u8; CLIENTS],
+    /// Holders renew once, and set again what a node lacks.
+    renews: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    nodes: [Node; NODES],
+    clients: [Client; CLIENTS],
+    flight: BTreeSet<Message>,
+    granted: BTreeSet<u8>,
+    /// Two grants had one token.
+    repeated: bool,
+    /// A grant that was complete before another began has the higher token.
+    fell: bool,
+    forgot: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Node {
+    /// The last ballot, or the counter.
+    ballot: u8,
+    lock: Option<(usize, u8)>,
+    quarantined: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Client {
+    phase: Phase,
+    attempts: u8,
+    /// The highest token granted when its attempt began.
+    floor: u8,
+    /// The highest ballot it has seen.
+    seen: u8,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+enum Phase {
+    #[default]
+    Idle,
+    /// Votes so far, as a set of nodes, and the highest number that came with them.
+    Claiming { ballot: u8, votes: u8, highest: u8 },
+    Holding { ballot: u8, renewed: bool },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Message {
+    Claim { client: usize, ballot: u8, node: usize },
+    Release { client: usize, ballot: u8, node: usize },
+    Renew { client: usize, ballot: u8, node: usize },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    Begin { client: usize, clock: u8 },
+    Deliver(Message),
+    Accept { client: usize },
+    GiveUp { client: usize },
+    Renew { client: usize },
+    Unlock { client: usize },
+    /// The client dies, or its deadline passes: it believes no more and says nothing.
+    Lapse { client: usize },
+    /// A lease ends on a node. Never before its holder's deadline: that is what the clocks' rates are trusted with.
+    Expire { node: usize },
+    Forget { node: usize },
+    /// All leases that are older than its memory are over.
+    Return { node: usize },
+}
+
+impl State {
+    /// Whether the client counts on this ballot: a grant that comes when too little of the lease is left is refused, so
+    /// that no lease ends between a vote and the deadline.
+    fn counts_on(&self, client: usize, ballot: u8) -> bool {
+        match self.clients[client].phase {
+            Phase::Idle => false,
+            Phase::Claiming { ballot: own, .. } | Phase::Holding { ballot: own, .. } => own == ballot,
+        }
+    }
+
+    fn holders(&self) -> usize {
+        self.clients.iter().filter(|client| matches!(client.phase, Phase::Holding { .. })).count()
+    }
+
+    fn send(&mut self, message: impl Fn(usize) -> Message) {
+        self.flight.extend((0..NODES).map(message));
+    }
+}
+
+impl Redlock {
+    fn deliver(&self, state: &mut State, message: &Message) {
+        state.flight.remove(message);
+        match *message {
+            Message::Claim { client, ballot, node } => self.vote(state, client, ballot, node),
+            Message::Release { client, ballot, node } => {
+                let it = &mut state.nodes[node];
+                if self.protocol == Protocol::Ballots && it.ballot <= ballot {
+                    it.ballot = ballot + 1;
+                }
+                if it.lock.is_some_and(|(holder, held)| holder == client && held <= ballot) {
+                    it.lock = None;
+                }
+            }
+            Message::Renew { client, ballot, node } => {
+                let it = &mut state.nodes[node];
+                if it.lock.is_none() && it.ballot <= ballot {
+                    it.lock = Some((client, ballot));
+                    it.ballot = ballot;
+                }
+            }
+        }
+    }
+
+    fn vote(&self, state: &mut State, client: usize, ballot: u8, node: usize) {
+        let it = &mut state.nodes[node];
+        let is_mine = it.lock.is_some_and(|(holder, _)| holder == client);
+        let is_free = it.lock.is_none() && !it.quarantined;
+        let is_high = it.ballot < ballot || is_mine && it.ballot == ballot;
+        let votes = match self.protocol {
+            Protocol::Ballots => (is_free || is_mine) && is_high,
+            Protocol::Counters => is_free,
+        };
+        if votes {
+            it.lock = Some((client, ballot));
+            it.ballot = if self.protocol == Protocol::Ballots { ballot } else { it.ballot + 1 };
+        }
+        let told = it.ballot;
+        let asker = &mut state.clients[client];
+        if let Phase::Claiming { ballot: asked, votes: voted, highest } = &mut asker.phase
+            && *asked == ballot
+        {
+            // Answers that come later than this are lost, which the client cannot tell from others.
+            if votes {
+                *voted |= 1 << node;
+                *highest = (*highest).max(told);
+            } else if self.protocol == Protocol::Ballots {
+                asker.seen = asker.seen.max(told);
+            }
+        }
+    }
+
+    fn begin(&self, state: &mut State, client: usize, clock: u8) {
+        let floor = state.granted.last().copied().unwrap_or(0);
+        let it = &mut state.clients[client];
+        it.attempts += 1;
+        it.floor = floor;
+        // Counters have no ballots: the number only tells attempts apart.
+        let ballot = if self.protocol == Protocol::Ballots { clock.max(it.seen + 1) } else { it.attempts };
+        it.seen = it.seen.max(ballot);
+        it.phase = Phase::Claiming { ballot, votes: 0, highest: 0 };
+        state.send(|node| Message::Claim { client, ballot, node });
+    }
+
+    fn accept(&self, state: &mut State, client: usize) {
+        let Phase::Claiming { ballot, highest, .. } = state.clients[client].phase else { return };
+        let token = if self.protocol == Protocol::Ballots { ballot } else { highest };
+        state.repeated |= !state.granted.insert(token);
+        state.fell |= token <= state.clients[client].floor;
+        state.clients[client].phase = Phase::Holding { ballot, renewed: false };
+    }
+}
+
+impl Model for Redlock {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            nodes: Default::default(),
+            clients: Default::default(),
+            flight: BTreeSet::new(),
+            granted: BTreeSet::new(),
+            repeated: false,
+            fell: false,
+            forgot: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for (client, it) in state.clients.iter().enumerate() {
+            match it.phase {
+                Phase::Idle if it.attempts < self.attempts[client] => {
+                    let clocks = if self.protocol == Protocol::Ballots { 1..=LATEST_CLOCK } else { 1..=1 };
+                    actions.extend(clocks.map(|clock| Action::Begin { client, clock }));
+                }
+                Phase::Idle => {}
+                Phase::Claiming { votes, .. } => {
+                    if votes.count_ones() as usize >= QUORUM {
+                        actions.push(Action::Accept { client });
+                    }
+                    actions.push(Action::GiveUp { client });
+                }
+                Phase::Holding { renewed, .. } => {
+                    if !renewed && self.renews {
+                        actions.push(Action::Renew { client });
+                    }
+                    actions.push(Action::Unlock { client });
+                    actions.push(Action::Lapse { client });
+                }
+            }
+        }
+        actions.extend(state.flight.iter().cloned().map(Action::Deliver));
+        for (node, it) in state.nodes.iter().enumerate() {
+            if it.lock.is_some_and(|(client, ballot)| !state.counts_on(client, ballot)) {
+                actions.push(Action::Expire { node });
+            }
+            if self.amnesia != Amnesia::Never && !state.forgot {
+                actions.push(Action::Forget { node });
+            }
+            if it.quarantined && state.holders() == 0 {
+                actions.push(Action::Return { node });
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Begin { client, clock } => self.begin(&mut state, client, clock),
+            Action::Deliver(message) => self.deliver(&mut state, &message),
+            Action::Accept { client } => self.accept(&mut state, client),
+            Action::GiveUp { client } | Action::Unlock { client } => {
+                let (Phase::Claiming { ballot, .. } | Phase::Holding { ballot, .. }) = state.clients[client].phase else {
+                    return None;
+                };
+                state.clients[client].phase = Phase::Idle;
+                state.send(|node| Message::Release { client, ballot, node });
+            }
+            Action::Renew { client } => {
+                let Phase::Holding { ballot, renewed } = &mut state.clients[client].phase else { return None };
+                *renewed = true;
+                let ballot = *ballot;
+                state.send(|node| Message::Renew { client, ballot, node });
+            }
+            Action::Lapse { client } => state.clients[client].phase = Phase::Idle,
+            Action::Expire { node } => state.nodes[node].lock = None,
+            Action::Forget { node } => {
+                let quarantined = self.amnesia == Amnesia::Quarantined;
+                state.nodes[node] = Node { quarantined, ..Node::default() };
+                state.forgot = true;
+            }
+            Action::Return { node } => {
+                state.nodes[node].quarantined = false;
+                // Its clock is later than every token so far: that is all that clocks are trusted with here.
+                state.nodes[node].ballot = state.granted.last().copied().unwrap_or(0).max(state.nodes[node].ballot);
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::<Self>::always("no two grants share a token", |_, state| !state.repeated),
+            Property::<Self>::always("tokens rise", |_, state| !state.fell),
+            Property::<Self>::always("one holder at a time", |_, state| state.holders() <= 1),
+            Property::<Self>::sometimes("somebody holds it twice", |_, state| state.granted.len() >= 2),
+        ]
+    }
+}
+
+fn explore(model: Redlock) -> impl Checker<Redlock> {
+    model.checker().target_state_count(MOST_STATES).timeout(MOST_TIME).threads(2).spawn_bfs().join()
+}
+
+/// What the checker found broken.
+fn broken(checker: &impl Checker<Redlock>) -> Vec<&'static str> {
+    let found = checker.discoveries();
+    let mut names: Vec<_> = found.into_keys().filter(|name| *name != "somebody holds it twice").collect();
+    names.sort_unstable();
+    names
+}
+
+fn expect_sound(model: Redlock) {
+    let checker = explore(model);
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    assert_eq!(broken(&checker), [""; 0]);
+    assert!(checker.is_done() && states < MOST_STATES, "not explored to the end: {states} states");
+    assert!(checker.discoveries().contains_key("somebody holds it twice"), "hardly anything was granted");
+}
+
+const ENGINE: Redlock =
+    Redlock { protocol: Protocol::Ballots, amnesia: Amnesia::Never, attempts: [2, 1], renews: false };
+
+#[test]
+fn the_ballots_of_the_engine_hold() {
+    expect_sound(ENGINE);
+}
+
+#[test]
+fn renewals_that_heal_break_nothing_however_late_they_come() {
+    expect_sound(Redlock { attempts: [1, 1], renews: true, ..ENGINE });
+}
+
+#[test]
+fn a_node_that_forgets_and_is_quarantined_breaks_nothing() {
+    expect_sound(Redlock { amnesia: Amnesia::Quarantined, attempts: [1, 1], ..ENGINE });
+}
+
+#[test]
+fn a_node_that_forgets_without_quarantine_is_found_out() {
+    let found = broken(&explore(Redlock { amnesia: Amnesia::Unnoticed, attempts: [1, 1], ..ENGINE }));
+    assert!(found.contains(&"one holder at a time"), "{found:?}");
+    assert!(found.contains(&"tokens rise"), "{found:?}");
+}
+
+#[test]
+fn the_highest_of_each_nodes_counters_is_found_out() {
+    let found = broken(&explore(Redlock { protocol: Protocol::Counters, ..ENGINE }));
+    assert!(found.contains(&"tokens rise"), "{found:?}");
+}
