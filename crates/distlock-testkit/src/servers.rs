@@ -47,3 +47,4 @@ pub use redlock_nodes::RedlockNodes;
 pub use reply::Reply;
 pub use resp::RespClient;
 pub use sentinel::{SERVICE, SentinelSetup};
+pub(crate) use spawner::{spawn, tied};

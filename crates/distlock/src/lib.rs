@@ -53,7 +53,7 @@ mod watchdog;
 
 pub use ask::{AskRequest, Asked};
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
-pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact};
+pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
 pub use election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};

@@ -14,6 +14,7 @@ pub(in crate::backend) mod node;
 mod options;
 mod renewals;
 pub(in crate::backend) mod script;
+mod server_clock;
 mod session;
 mod value;
 mod waiting;
