@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
+use distlock::Locker;
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
-use distlock::Locker;
 use distlock_testkit::servers::RedlockNodes;
 use tokio::task::JoinSet;
 
@@ -28,7 +28,10 @@ pub(crate) fn run() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        println!("redlock over {NODES} nodes, redis {}, 2 workers", nodes[0].info("server", "redis_version").unwrap_or_default());
+        println!(
+            "redlock over {NODES} nodes, redis {}, 2 workers",
+            nodes[0].info("server", "redis_version").unwrap_or_default()
+        );
         let raw = Arc::new(Raw::connect(&nodes).await);
         let locker = Arc::new(locker(&nodes));
         pair(&locker, "warm").await;
@@ -171,5 +174,8 @@ async fn frozen(nodes: &RedlockNodes, locker: &Arc<Locker>) {
     nodes[3].cont();
     let (worst, count) = (*times.iter().max().expect("some"), times.len());
     let p50 = median(&mut times);
-    println!("2 of 5 frozen, {count} locks: p50 {p50:?}, longest {worst:?} (aim: p50 within {:?})", NODE_TIMEOUT.mul_f64(1.2));
+    println!(
+        "2 of 5 frozen, {count} locks: p50 {p50:?}, longest {worst:?} (aim: p50 within {:?})",
+        NODE_TIMEOUT.mul_f64(1.2)
+    );
 }

@@ -70,9 +70,7 @@ impl Redlock {
 
     /// Without a locker the connections run where the first call comes from.
     fn crew(&self) -> &Arc<Crew> {
-        self.crew.get_or_init(|| {
-            Arc::new(Crew::start(&self.options, &Attachment::standalone(&Handle::current())))
-        })
+        self.crew.get_or_init(|| Arc::new(Crew::start(&self.options, &Attachment::standalone(&Handle::current()))))
     }
 
     fn forget(&self, claim: &Claim) {

@@ -50,7 +50,9 @@ impl Bench {
     /// The ports of a client that goes through the proxies to `behind`, and straight to the other nodes.
     fn ports(&self, behind: &[usize]) -> Vec<u16> {
         let straight: Vec<_> = self.nodes.ports().collect();
-        (0..straight.len()).map(|at| if behind.contains(&at) { self.proxies[at].port() } else { straight[at] }).collect()
+        (0..straight.len())
+            .map(|at| if behind.contains(&at) { self.proxies[at].port() } else { straight[at] })
+            .collect()
     }
 
     pub(crate) fn engine(&self, behind: &[usize]) -> RedlockBuilder {

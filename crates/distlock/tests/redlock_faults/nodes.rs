@@ -43,7 +43,17 @@ async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
                 tokio::task::yield_now().await;
                 let end = now();
                 unlock(guard).await;
-                history.hold(Hold { key: "a".into(), client: number as u32, asked, queued: None, granted, token, end, mode: Mode::Exclusive, slot: None });
+                history.hold(Hold {
+                    key: "a".into(),
+                    client: number as u32,
+                    asked,
+                    queued: None,
+                    granted,
+                    token,
+                    end,
+                    mode: Mode::Exclusive,
+                    slot: None,
+                });
             }
         });
     }

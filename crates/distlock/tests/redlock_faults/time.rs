@@ -24,7 +24,9 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
         }
         match timeout(ms(900), guard.extend(TTL * 2)).await {
             Ok(Ok(())) => panic!("extended by one node a round"),
-            Ok(Err(error)) => acked += usize::from(error.to_string().contains("renewed;") || error.to_string().contains(": renewed")),
+            Ok(Err(error)) => {
+                acked += usize::from(error.to_string().contains("renewed;") || error.to_string().contains(": renewed"))
+            }
             Err(_) => {}
         }
         assert_eq!(guard.deadline(), Some(deadline), "only a majority of one round moves it");
@@ -37,7 +39,8 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
 /// Three nodes, some of which have a clock that can be moved.
 fn with_clocks(moved: usize) -> (Bench, ClockShim) {
     let shim = ClockShim::new();
-    let options = (0..3).map(|at| if at < moved { RedisServer::options().clock(&shim) } else { RedisServer::options() });
+    let options =
+        (0..3).map(|at| if at < moved { RedisServer::options().clock(&shim) } else { RedisServer::options() });
     let bench = Bench::with(options.collect());
     bench.nodes.settle();
     (bench, shim)

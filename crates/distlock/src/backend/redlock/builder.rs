@@ -96,7 +96,9 @@ impl RedlockBuilder {
 
 fn check_count(count: usize) -> Result<()> {
     match count {
-        _ if count < FEWEST => Err(refuse(format!("{count}; below {FEWEST} no node may fail; 3, 5, 7 or 9 are accepted"))),
+        _ if count < FEWEST => {
+            Err(refuse(format!("{count}; below {FEWEST} no node may fail; 3, 5, 7 or 9 are accepted")))
+        }
         _ if count > MOST => {
             Err(refuse(format!("{count}; each one costs a round trip per lock; 3, 5, 7 or 9 are accepted")))
         }
@@ -113,7 +115,10 @@ fn refuse(problem: String) -> Error {
 
 impl fmt::Debug for RedlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedlockBuilder").field("nodes", &self.nodes).field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("RedlockBuilder")
+            .field("nodes", &self.nodes)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
     }
 }
 

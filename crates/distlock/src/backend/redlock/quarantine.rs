@@ -18,6 +18,9 @@ use crate::error::Result;
 
 /// How long the other nodes may take to tell.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// A claim that the node voted for before it forgot may be on its way to the others, who do not know of its lease yet. A
+/// claim is refused a second after it was sent; this is longer.
+const LAST_ROUND: Duration = Duration::from_millis(1500);
 /// What the granularity of expiry may cost.
 const MARGIN: Duration = Duration::from_millis(5);
 
@@ -47,6 +50,8 @@ pub(super) fn begin(crew: &Arc<Crew>, at: usize, ttl: Duration) {
 }
 
 async fn enter(crew: &Arc<Crew>, at: usize, ttl: Duration) -> Result<Duration> {
+    // Until then it does not vote, either: it is as new to everybody as to us.
+    tokio::time::sleep(LAST_ROUND).await;
     let older = oldest_lease(crew, at, ttl).await;
     let connection = crew.nodes[at].connection(Lane::Main)?;
     let quarantine = older.mul_f64(1.0 + crew.drift) + MARGIN;
@@ -58,7 +63,7 @@ async fn enter(crew: &Arc<Crew>, at: usize, ttl: Duration) -> Result<Duration> {
     reply.unsigned().map(Duration::from_millis)
 }
 
-/// How long the leases that the node may have forgotten last at the longest.
+/// How long the leases that the node may have forgotten last from now on at the longest.
 ///
 /// Each of them stands on a majority, so also on one of any such number of the other nodes, which have noted how far
 /// their leases reach. When fewer of them tell, or none has a past, there is nothing better than the lease that was

@@ -98,7 +98,8 @@ pub(super) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Resu
         outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= quorum
     })
     .await;
-    let count = |wanted: Release| outcomes.iter().filter(|outcome| matches!(outcome, Ok(was) if *was == wanted)).count();
+    let count =
+        |wanted: Release| outcomes.iter().filter(|outcome| matches!(outcome, Ok(was) if *was == wanted)).count();
     let (released, not_ours) = (count(Release::Released), count(Release::NotOurs));
     if released + not_ours < quorum {
         // Whoever asked asks again.
@@ -124,12 +125,7 @@ fn unconfirmed(crew: &Crew, outcomes: &[Result<Release>]) -> Error {
     Error::new(kind, format!("redlock: no majority has confirmed the release: {votes}"))
 }
 
-fn race(
-    crew: &Crew,
-    parting: &Arc<Parting>,
-    nodes: impl Iterator<Item = usize>,
-    wake: bool,
-) -> Race<Result<Release>> {
+fn race(crew: &Crew, parting: &Arc<Parting>, nodes: impl Iterator<Item = usize>, wake: bool) -> Race<Result<Release>> {
     Race::new(nodes.map(|at| {
         let (parting, member) = (parting.clone(), crew.nodes[at].clone());
         (at, async move { parting.ask(&member, wake).await })

@@ -155,7 +155,10 @@ impl Tally {
     pub(super) fn error(&self, kind: ErrorKind, places: &[&str]) -> Error {
         let granted = self.count(|vote| matches!(vote, Vote::Granted));
         let votes = list(places, self.votes.iter());
-        Error::new(kind, format!("redlock: {granted} of {} nodes granted, {} must: {votes}", places.len(), self.quorum()))
+        Error::new(
+            kind,
+            format!("redlock: {granted} of {} nodes granted, {} must: {votes}", places.len(), self.quorum()),
+        )
     }
 
     /// The kind of error when a majority certainly has nothing of ours.
@@ -235,7 +238,8 @@ mod tests {
     #[test]
     fn an_error_names_each_node_and_its_vote() {
         let refused = Vote::Refused(Error::unavailable("no connection"));
-        let error = tally(vec![Vote::Granted, refused, Vote::Unanswered]).error(ErrorKind::Unknown, &["a:1", "b:2", "c:3"]);
+        let error =
+            tally(vec![Vote::Granted, refused, Vote::Unanswered]).error(ErrorKind::Unknown, &["a:1", "b:2", "c:3"]);
         let text = error.to_string();
         assert!(text.starts_with("redlock: 1 of 3 nodes granted, 2 must: "), "{text}");
         for part in ["a:1: granted", "b:2: no connection", "c:3: not answered in time"] {
