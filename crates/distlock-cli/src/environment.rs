@@ -25,6 +25,8 @@ pub struct Identity<'a> {
     pub owner: &'a str,
     /// The lease; `None` when the engine has none.
     pub ttl: Option<Duration>,
+    /// Which slot of a semaphore it is.
+    pub slot: Option<u32>,
     /// The engine's URL; secrets in it are left out.
     pub engine: &'a str,
 }
@@ -40,6 +42,11 @@ impl Identity<'_> {
             Some(ttl) => command.env("DISTLOCK_TTL_MS", ttl.as_millis().to_string()),
             // An outer lock may have one.
             None => command.env_remove("DISTLOCK_TTL_MS"),
+        };
+        match self.slot {
+            Some(slot) => command.env("DISTLOCK_SLOT", slot.to_string()),
+            // An outer lock may be a semaphore.
+            None => command.env_remove("DISTLOCK_SLOT"),
         };
         let engine = redact::url(self.engine);
         let held = Held { engine, name: self.name.as_str().into(), token: self.token };
@@ -62,7 +69,8 @@ mod tests {
     fn environment_of(url: &'static str) -> BTreeMap<String, Option<String>> {
         let name = Key::new("nightly").unwrap();
         let ttl = Some(Duration::from_secs(30));
-        let identity = Identity { name: &name, token: FencingToken::new(7), owner: "me", ttl, engine: url };
+        let identity =
+            Identity { name: &name, token: FencingToken::new(7), owner: "me", ttl, slot: Some(2), engine: url };
         let mut command = Command::new("true");
         identity.apply(&mut command, |name| (name == URL).then(|| url.into()));
         let text = |value: &std::ffi::OsStr| value.to_str().unwrap().to_string();
@@ -78,6 +86,7 @@ mod tests {
             ("DISTLOCK_OWNER", "me"),
             ("DISTLOCK_TTL_MS", "30000"),
             ("DISTLOCK_HELD", "1"),
+            ("DISTLOCK_SLOT", "2"),
             ("DISTLOCK_CHAIN", "7@redis://h/#nightly"),
         ];
         for (name, value) in expected {

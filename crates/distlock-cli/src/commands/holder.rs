@@ -161,6 +161,7 @@ impl Holder {
             token: self.token,
             owner: self.guard.owner().to_string(),
             engine: redact::url(&self.engine.name),
+            slot: self.guard.slot(),
             waited: self.waited,
             ttl: self.ttl,
         });
