@@ -13,8 +13,10 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
 use crate::plan::Wait;
-use crate::redact;
 use crate::signal_stream::Signals;
+
+/// The pause before a renewal that failed is tried again.
+const RENEW_PAUSE: Duration = Duration::from_millis(50);
 
 /// What to ask for.
 #[derive(Debug)]
@@ -104,7 +106,7 @@ pub async fn wait_for(
     let clock = distlock::Clock::system();
     let asked = clock.now();
     let granted = async {
-        match held_by_ancestor(engine, wanted).await {
+        let granted = match held_by_ancestor(engine, wanted).await {
             Some(Nested { holder, by: Beside::Nobody }) => Err(holder_is_ancestor(wanted.key, holder)),
             // Behind a writer that waits for our ancestor, a reader would wait for itself.
             Some(Nested { holder, by: Beside::Readers }) => {
@@ -115,6 +117,10 @@ pub async fn wait_for(
                 })
             }
             None => request(engine, wanted).await,
+        };
+        match granted {
+            Ok(guard) => with_whole_lease(guard, wanted.ttl).await,
+            Err(error) => Err(error),
         }
     };
     let outcome = tokio::select! {
@@ -128,6 +134,19 @@ pub async fn wait_for(
         let _ = engine.locker.close().await;
     }
     Ok((outcome?, clock.now().since(asked)))
+}
+
+/// A lock that was handed over begins with a short lease, which leaves no time to end a command before it is over: so
+/// nothing is started under it before it is renewed.
+async fn with_whole_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, Error> {
+    while guard.remaining().is_some_and(|left| left < ttl / 2) {
+        match guard.extend(ttl).await {
+            // The lease stands until its deadline, so there may be time for another try.
+            Err(error) if error.is_retryable() => tokio::time::sleep(RENEW_PAUSE).await,
+            outcome => return outcome.map(|()| guard),
+        }
+    }
+    Ok(guard)
 }
 
 /// Resolves when a signal ends the waiting. One that stops the process stops it here.
@@ -164,7 +183,7 @@ enum Beside {
 /// Whether to wait for the lock would be to wait for an ancestor, which waits for us.
 async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Option<Nested> {
     let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let tokens = chain.tokens(&redact::url(&engine.name), wanted.key);
+    let tokens = chain.tokens(&engine.name, wanted.key);
     if tokens.is_empty() {
         return None;
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use distlock::backend::memory::Memory;
 use distlock::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Term, Wake,
+    Attachment, Backend, Busy, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Term, Wake,
 };
-use distlock::{Clock, FencingToken, Key, Result};
+use distlock::{AttemptId, Clock, FencingToken, Key, Mode, OwnerId, Record, Result};
 
 use crate::setup::{MemorySetup, Setup};
 
@@ -44,6 +44,22 @@ pub enum Flaw {
     HidesLocks,
     /// Ends any hold by force, whatever its token.
     ForcesWithoutLooking,
+    /// Lets writers share the lock too.
+    SharesWithWriters,
+    /// Lets readers pass by a writer that waits.
+    StarvesWriters,
+    /// Has one slot more than it says.
+    OversellsSlots,
+    /// Takes every owner for the same one.
+    LetsAnyOwnerEnter,
+    /// Gives each entry of an owner a token of its own.
+    CountsEntriesAsGrants,
+    /// Does not keep a lock after its loss.
+    ForgetsTheDelay,
+    /// Says that a hold was taken over, and leaves it where it was.
+    AdoptsNothing,
+    /// Says that a label was changed, and keeps it.
+    KeepsTheLabel,
 }
 
 /// A memory engine with a flaw.
@@ -54,6 +70,8 @@ pub struct Broken {
     last: Arc<Mutex<Option<Claim>>>,
     hung: AtomicBool,
     forged: AtomicU64,
+    /// How often somebody has waited, of all clients.
+    waits: Arc<AtomicU64>,
     clock: Clock,
 }
 
@@ -66,6 +84,29 @@ impl Broken {
         let number = self.forged.fetch_add(1, Ordering::SeqCst) + 1_000_000;
         let term = Some(Term { start: self.clock.now(), ttl: claim.ttl });
         Claimed::Granted(Grant::new(FencingToken::new(number), term))
+    }
+
+    fn twist_claim(&self, claim: &mut Claim) {
+        let mut record = Record::clone(&claim.record);
+        let record = match (self.flaw, record.mode) {
+            (Flaw::SharesWithWriters, Mode::Exclusive) => record.with_mode(Mode::Shared),
+            (Flaw::StarvesWriters, Mode::Exclusive) => {
+                claim.queue = false;
+                record
+            }
+            (Flaw::OversellsSlots, Mode::Slot { of }) => record.with_mode(Mode::Slot { of: of + 1 }),
+            (Flaw::LetsAnyOwnerEnter, Mode::Reentrant) => {
+                record.owner = anybody();
+                record
+            }
+            (Flaw::CountsEntriesAsGrants, Mode::Reentrant) => record.with_mode(Mode::Shared),
+            (Flaw::ForgetsTheDelay, _) => {
+                claim.delay = Duration::ZERO;
+                record
+            }
+            _ => return,
+        };
+        claim.record = Arc::new(record);
     }
 
     fn twist(&self, grant: Grant) -> Grant {
@@ -104,11 +145,16 @@ impl Backend for Broken {
         // Whoever does not queue comes whenever it likes.
         let mut asked = claim.clone();
         asked.queue &= !self.is(Flaw::ForgetsTheQueue);
+        self.twist_claim(&mut asked);
         match self.engine.claim(&asked).await? {
             Claimed::Granted(_) if self.is(Flaw::CountsARepeatTwice) => Ok(self.forge(claim)),
             Claimed::Granted(grant) => {
                 *self.last.lock().unwrap() = Some(claim.clone());
                 Ok(Claimed::Granted(self.twist(grant)))
+            }
+            Claimed::Busy(busy) if self.is(Flaw::ForgetsTheQueue) => {
+                // Its wake-ups decide who looks first, not the polls behind them.
+                Ok(Claimed::Busy(Busy { poll_after: Some(Duration::from_secs(10)), ..busy }))
             }
             busy => Ok(busy),
         }
@@ -118,8 +164,8 @@ impl Backend for Broken {
         match self.flaw {
             Flaw::ForgetsTheQueue => {
                 // The later somebody comes, the sooner it looks.
-                let impatience = self.forged.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(200_u64.saturating_sub(impatience * 20).max(5))).await;
+                let impatience = self.waits.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(600_u64.saturating_sub(impatience * 100).max(5))).await;
                 Wake::Retry
             }
             Flaw::WakesTheHerd => {
@@ -137,6 +183,11 @@ impl Backend for Broken {
         let start = self.clock.now();
         let mut renewals = match self.flaw {
             Flaw::NeverRenews => Vec::new(),
+            Flaw::ForgetsTheDelay => {
+                let mut leases = leases.to_vec();
+                leases.iter_mut().for_each(|lease| lease.claim.delay = Duration::ZERO);
+                self.engine.renew(&leases).await
+            }
             _ => self.engine.renew(leases).await,
         };
         if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsToEverybody) {
@@ -170,6 +221,17 @@ impl Backend for Broken {
         }
     }
 
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        if self.is(Flaw::KeepsTheLabel) { Ok(true) } else { self.engine.amend(lease).await }
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        if self.is(Flaw::AdoptsNothing) {
+            return Ok(Grant::new(token, Some(Term { start: self.clock.now(), ttl: claim.ttl })));
+        }
+        self.engine.adopt(from, token, claim).await
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         if self.is(Flaw::HidesLocks) { Ok(Vec::new()) } else { self.engine.list(prefix).await }
     }
@@ -185,6 +247,10 @@ impl Backend for Broken {
     }
 }
 
+fn anybody() -> OwnerId {
+    OwnerId::new("anybody").expect("a good owner")
+}
+
 /// Names a [`Flaw`] as a type, for [`BrokenSetup`].
 pub trait Flawed: Send + Sync + 'static {
     /// The flaw.
@@ -195,6 +261,7 @@ pub trait Flawed: Send + Sync + 'static {
 pub struct BrokenSetup<F> {
     sound: MemorySetup,
     last: Arc<Mutex<Option<Claim>>>,
+    waits: Arc<AtomicU64>,
     flaw: PhantomData<F>,
 }
 
@@ -202,7 +269,12 @@ impl<F: Flawed> Setup for BrokenSetup<F> {
     type Engine = Broken;
 
     async fn start() -> Self {
-        BrokenSetup { sound: MemorySetup::start().await, last: Arc::default(), flaw: PhantomData }
+        BrokenSetup {
+            sound: MemorySetup::start().await,
+            last: Arc::default(),
+            waits: Arc::default(),
+            flaw: PhantomData,
+        }
     }
 
     async fn client(&self) -> Broken {
@@ -212,6 +284,7 @@ impl<F: Flawed> Setup for BrokenSetup<F> {
             last: self.last.clone(),
             hung: AtomicBool::new(false),
             forged: AtomicU64::new(0),
+            waits: self.waits.clone(),
             clock: Clock::system(),
         }
     }

@@ -17,10 +17,12 @@ use crate::history::{History, Hold};
 use crate::polls::poll_times;
 use crate::setup::{Client, Setup, World};
 
+mod primitives;
 mod reentry;
 mod semaphore;
 mod shared;
 
+pub use primitives::*;
 pub use reentry::*;
 pub use semaphore::*;
 pub use shared::*;

@@ -197,6 +197,17 @@ declare! { $
     an_entry_repeated_counts_once [reenters]
     a_crashed_entry_leaves_the_others_inside [reenters, leases]
     entries_keep_a_clean_history [reenters]
+    several_locks_are_taken_without_deadlock []
+    several_locks_are_all_or_nothing []
+    several_locks_are_lost_together [breaks]
+    at_least_keeps_a_lock_that_is_left_early []
+    a_watchdog_that_is_not_fed_lets_go [leases]
+    a_lost_lock_rests_for_its_delay [delays]
+    a_label_can_be_changed [amends, inspects]
+    leaders_follow_each_other [inspects, fair]
+    a_hold_is_taken_over [adopts]
+    a_hold_that_has_ended_is_not_taken_over [adopts]
+    a_holder_that_is_asked_hands_over [inspects, fair]
 }
 
 #[cfg(test)]
@@ -210,6 +221,7 @@ mod tests {
             include_str!("cases/shared.rs"),
             include_str!("cases/semaphore.rs"),
             include_str!("cases/reentry.rs"),
+            include_str!("cases/primitives.rs"),
         ];
         let lines = sources.iter().flat_map(|source| source.lines());
         let written: Vec<_> =

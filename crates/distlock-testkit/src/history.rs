@@ -163,7 +163,8 @@ fn check_beside(holds: &mut [&Hold]) -> Result<(), Violation> {
     let mut inside: Vec<&Hold> = Vec::new();
     for hold in holds.iter() {
         inside.retain(|before| hold.granted < before.end);
-        if let Some(before) = inside.iter().find(|before| !may_be_beside(before, hold)) {
+        let crowded = inside.len() >= hold.mode.most_holders();
+        if let Some(before) = inside.iter().find(|before| crowded || !may_be_beside(before, hold)) {
             return Err(Violation::TwoHolders(pair(before, hold)));
         }
         inside.push(hold);
@@ -264,6 +265,8 @@ mod tests {
 
         let slot = |slot, hold| Hold { slot: Some(slot), ..as_mode(Mode::Slot { of: 2 }, hold) };
         assert_eq!(verdict([slot(0, hold(1, 2, 9, 1)), slot(1, hold(1, 3, 8, 2)), slot(0, hold(3, 9, 10, 3))]), Ok(()));
+        let crowd = verdict([0, 1, 2].map(|number| slot(number, hold(1, 2, 9, u64::from(number)))));
+        assert!(matches!(crowd, Err(Violation::TwoHolders(_))), "{crowd:?}");
         let found = verdict([slot(0, hold(1, 2, 9, 1)), slot(0, hold(1, 3, 8, 2))]);
         assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
     }

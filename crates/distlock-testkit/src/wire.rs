@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use distlock::backend::{Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Wake};
-use distlock::{Error, FencingToken, Key, Result};
+use distlock::backend::{
+    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Wake,
+};
+use distlock::{AttemptId, Error, FencingToken, Key, Result};
 use tokio::sync::watch;
 
 /// How often an engine was asked.
@@ -109,6 +111,16 @@ impl<B: Backend> Backend for Wire<B> {
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.calls.pass(&self.calls.releases)?;
         self.engine.release(claim).await
+    }
+
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        self.calls.pass(&self.calls.renewals)?;
+        self.engine.amend(lease).await
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        self.calls.pass(&self.calls.claims)?;
+        self.engine.adopt(from, token, claim).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

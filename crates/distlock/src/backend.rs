@@ -40,6 +40,9 @@ pub struct Claim {
     pub attempt: AttemptId,
     /// The lease that is asked for.
     pub ttl: Duration,
+    /// For how long after a lease has run out nobody is granted the lock: the engine keeps it for
+    /// [`lease`](Claim::lease), while its holder counts on `ttl` alone.
+    pub delay: Duration,
     /// Whether to take a place in the queue when the lock is not free.
     pub queue: bool,
     /// What others may read about the one who asks.
@@ -50,7 +53,13 @@ impl Claim {
     /// A claim with a fresh attempt id.
     #[must_use]
     pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
-        Claim { key, attempt: AttemptId::random(), ttl, queue, record }
+        Claim { key, attempt: AttemptId::random(), ttl, delay: Duration::ZERO, queue, record }
+    }
+
+    /// How long the engine keeps the lock when it hears nothing more: the lease and the delay after it.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.ttl.saturating_add(self.delay)
     }
 
     /// Who may hold the lock beside this claim.
@@ -93,7 +102,7 @@ impl Grant {
 pub struct Term {
     /// The local clock just **before** the request that began or renewed the lease was written.
     pub start: Moment,
-    /// Its length, as the engine granted it.
+    /// Its length, as the engine granted it, without the claim's delay.
     pub ttl: Duration,
 }
 
@@ -210,6 +219,12 @@ pub struct Capabilities {
     pub slots: bool,
     /// An owner can enter its lock again from another process: [`Mode::Reentrant`].
     pub reenters: bool,
+    /// A lock can be kept for a while after its lease has run out: [`Claim::delay`].
+    pub delays: bool,
+    /// What is stored about a holder can be changed: [`Backend::amend`].
+    pub amends: bool,
+    /// A hold can be taken over by who knows its attempt id: [`Backend::adopt`].
+    pub adopts: bool,
 }
 
 impl Capabilities {
@@ -226,6 +241,9 @@ impl Capabilities {
             shares: false,
             slots: false,
             reenters: false,
+            delays: false,
+            amends: false,
+            adopts: false,
         }
     }
 
@@ -352,7 +370,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Renews holds.
     ///
     /// # Behaviour
-    /// One answer for each lease, in their order. Ours: renewed for at least `claim.ttl` from [`Term::start`] on; a
+    /// One answer for each lease, in their order. Ours: kept for at least [`Claim::lease`] from [`Term::start`] on; a
     /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
     /// nothing about the hold. Where leases are on several servers, one that does not answer delays the others' answers
     /// by the engine's request timeout at the most.
@@ -365,6 +383,27 @@ pub trait Backend: Send + Sync + 'static {
     /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
     /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
+
+    /// Replaces what is stored about the holder: its record becomes `lease.claim.record`.
+    ///
+    /// # Behaviour
+    /// Ours: answers `true`; lease, token, owner and mode stay as they are. Not ours: `false`, and nothing is changed.
+    fn amend(&self, lease: &Lease) -> impl Future<Output = Result<bool>> + Send {
+        let _ = lease;
+        async { Err(unsupported(self.name(), "change what is known about a holder")) }
+    }
+
+    /// Takes over the hold that the attempt `from` has with `token`.
+    ///
+    /// # Behaviour
+    /// If it has: the hold is `claim`'s from then on, in the same mode and with the same token and slot, a lease of its
+    /// own and its record. Whoever still believes in `from` is told that the hold is not its any more, by a pushed loss
+    /// or at its next renewal, and can neither renew nor release it. If `claim` has it already: the same answer again.
+    /// Otherwise kind `NotHeld`, and nothing is changed.
+    fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> impl Future<Output = Result<Grant>> + Send {
+        let _ = (from, token, claim);
+        async { Err(unsupported(self.name(), "take a hold over")) }
+    }
 
     /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
     ///
@@ -419,6 +458,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>>;
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
@@ -450,6 +491,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
         Box::pin(Backend::release(self, claim))
+    }
+    fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(Backend::amend(self, lease))
+    }
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>> {
+        Box::pin(Backend::adopt(self, from, token, claim))
     }
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
         Backend::descriptor(self, claim)

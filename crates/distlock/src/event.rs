@@ -21,6 +21,10 @@ pub enum LossReason {
     Broken,
     /// It was held for as long as [`max_hold`](crate::LockRequest::max_hold) allows.
     MaxHold,
+    /// Its watchdog was not [fed](crate::LockGuard::feed) for too long.
+    Silent,
+    /// Somebody [took it over](crate::Locker::adopt).
+    Adopted,
     /// Its locker was closed.
     Closed,
     /// Its owner unlocked it, by [`Locker::unlock`](crate::Locker::unlock).
@@ -34,6 +38,8 @@ impl fmt::Display for LossReason {
             LossReason::Revoked => "the engine says that it is not ours any more",
             LossReason::Broken => "somebody released it by force",
             LossReason::MaxHold => "it was held for as long as max_hold allows",
+            LossReason::Silent => "its watchdog was not fed",
+            LossReason::Adopted => "somebody took it over",
             LossReason::Closed => "its locker was closed",
             LossReason::Unlocked => "its owner unlocked it by name",
         })

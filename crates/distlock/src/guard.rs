@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::{Claim, Release, Renewal};
+use crate::ask::{LOOK_EVERY, asking_for};
+use crate::backend::{Claim, Lease, Release, Renewal};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::{EventKind, LossReason};
@@ -17,8 +18,13 @@ use crate::holds::{Chore, Hold, Left};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::options::check_ttl;
-use crate::owner::OwnerId;
+use crate::owner::{Holder, OwnerId, Record, check_text};
+use crate::ticket::HoldTicket;
 use crate::token::FencingToken;
+
+/// How often to look who got a lock that was handed over, and the pause between two looks.
+const HAND_OVER_LOOKS: u32 = 100;
+const HAND_OVER_PAUSE: Duration = Duration::from_millis(10);
 
 /// A lock that is held, and kept by renewal until it is unlocked.
 ///
@@ -202,6 +208,98 @@ impl LockGuard {
         self.check()
     }
 
+    /// Changes the label that others read about the holder.
+    ///
+    /// # Errors
+    /// Kind `Lost` when it is not ours any more; `Unsupported` where the engine cannot change it.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped it may or may not have been changed.
+    pub async fn relabel(&self, label: impl Into<Arc<str>>) -> Result<()> {
+        let (hold, label) = (self.hold(), label.into());
+        check_text("label", &label).map_err(|error| error.with_key(hold.key()))?;
+        self.check()?;
+        let mut lease = hold.lease();
+        lease.claim.record = Arc::new(Record { label: Some(label), ..Record::clone(&lease.claim.record) });
+        match self.family.backend.amend(&lease).await.map_err(|error| error.with_key(hold.key()))? {
+            true => Ok(()),
+            false => {
+                let now = self.family.clock.now();
+                hold.lose(LossReason::Revoked, now);
+                self.family.holds.look_again(hold, Some(now), now);
+                Err(self.loss())
+            }
+        }
+    }
+
+    /// What another process needs to go on with this hold, such as this one after a restart: see
+    /// [`Locker::adopt`](crate::Locker::adopt). Write it down before it is needed.
+    #[must_use]
+    pub fn export(&self) -> HoldTicket {
+        let Lease { claim, token, .. } = self.hold().lease();
+        let mode = claim.mode();
+        HoldTicket {
+            key: claim.key,
+            owner: claim.record.owner.clone(),
+            token,
+            attempt: claim.attempt,
+            ttl: claim.ttl,
+            mode,
+        }
+    }
+
+    /// Resolves when somebody [asks](crate::Locker::ask) for the lock to be released, to the reason. It is for the
+    /// holder to decide.
+    ///
+    /// # Errors
+    /// What the engine says; kind `Unsupported` where it cannot show locks, `Lost` when the lock is lost before.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect; it can be asked for again.
+    pub async fn asked(&self) -> Result<String> {
+        let question = asking_for(self.key())?;
+        loop {
+            self.check()?;
+            let asker = self.family.backend.get(&question).await?.and_then(|lock| lock.holders.into_iter().next());
+            if let Some(record) = asker.and_then(|asker| asker.record) {
+                return Ok(record.label.as_deref().unwrap_or_default().to_owned());
+            }
+            let clock = &self.family.clock;
+            clock.sleep_until(clock.now().after(LOOK_EVERY)).await;
+        }
+    }
+
+    /// Releases the lock once its work has drained, and says who got it: `None` when nobody waited.
+    ///
+    /// # Errors
+    /// As [`unlock`](LockGuard::unlock); kind `Unsupported` where the engine cannot show locks: it is released even so.
+    ///
+    /// # Cancel safety
+    /// As [`unlock`](LockGuard::unlock).
+    pub async fn hand_over(self) -> Result<Option<Holder>> {
+        let (family, key, token) = (self.family.clone(), self.key().clone(), self.fencing_token());
+        self.unlock().await?;
+        for _ in 0..HAND_OVER_LOOKS {
+            let Some(lock) = family.backend.get(&key).await.map_err(|error| error.with_key(&key))? else { break };
+            let waits = !lock.waiters.is_empty();
+            let next = lock.holders.into_iter().find(|holder| holder.token > Some(token));
+            if next.is_some() || !waits {
+                return Ok(next);
+            }
+            // An engine that only wakes the next one: it is about to take it.
+            family.clock.sleep_until(family.clock.now().after(HAND_OVER_PAUSE)).await;
+        }
+        Ok(None)
+    }
+
+    /// Says that the work lives, for a [fed](crate::Watchdog::fed) watchdog.
+    pub fn feed(&self) {
+        let now = self.family.clock.now();
+        if self.hold().feed(now) && self.family.check_process().is_ok() {
+            self.family.holds.look_again(self.hold(), Some(now), now);
+        }
+    }
+
     /// Releases the lock and says what became of it. After a re-entry, only the last unlock releases.
     ///
     /// # Errors
@@ -215,9 +313,9 @@ impl LockGuard {
         self.family.check_process()?;
         // A closed family has released it already, and says so.
         let _under_way = self.family.holds.begin();
-        match self.family.holds.leave(hold.claim.attempt) {
+        match self.family.holds.leave(hold.claim.attempt, self.family.clock.now()) {
             Left::Inside if hold.is_lost(self.family.clock.now()) => Err(loss_of(&hold)),
-            Left::Inside => Ok(()),
+            Left::Inside | Left::Parked => Ok(()),
             Left::Last(hold) => release_last(&self.family, hold).await,
             Left::Gone => Err(loss_of(&hold)),
         }
@@ -280,6 +378,7 @@ pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()>
     let now = family.clock.now();
     let mut releasing = Releasing { family, chore: Some(Chore::end(&hold, now)) };
     if hold.is_lost(now) {
+        releasing.chore.take_if(|_| hold.rests(now));
         return Err(loss_of(&hold));
     }
     // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.

@@ -17,6 +17,7 @@ use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::token::{AttemptId, FencingToken};
+use crate::watchdog::{Kind, Watchdog};
 
 /// How long to wait for the answer to one renewal before another is sent beside it.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
@@ -37,11 +38,11 @@ pub(crate) struct Hold {
     pub(crate) acquired: Moment,
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
-    watchdog: bool,
+    watchdog: Watchdog,
     renew_at: f64,
     drift: f64,
-    /// When `max_hold` is over.
-    max_end: Moment,
+    /// When `at_least` is over.
+    least_end: Moment,
 }
 
 struct State {
@@ -52,10 +53,18 @@ struct State {
     term: Term,
     /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
     deadline: Moment,
+    /// Whether the lease is still the short one of a handover: it is made whole once, also without a watchdog.
+    handed: bool,
     /// Renewals that failed since the last one that did not.
     failures: u32,
     /// Renewals begun since the last answer.
     unanswered: u32,
+    /// When `max_hold` is over; once it is parked, when `at_least` is.
+    max_end: Moment,
+    /// When the watchdog was fed last.
+    fed: Moment,
+    /// Its owner has left it, and it is kept until `at_least` is over.
+    parked: bool,
 }
 
 impl Hold {
@@ -66,12 +75,22 @@ impl Hold {
             token: grant.token,
             slot: grant.slot,
             acquired: now,
-            state: Mutex::new(State { ttl: claim.ttl, term, deadline, failures: 0, unanswered: 0 }),
+            state: Mutex::new(State {
+                ttl: claim.ttl,
+                term,
+                deadline,
+                handed: term.ttl < claim.ttl,
+                failures: 0,
+                unanswered: 0,
+                max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+                fed: now,
+                parked: false,
+            }),
             lost: SetOnce::new(),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
             drift,
-            max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+            least_end: now.after(options.at_least),
             claim,
         }
     }
@@ -106,7 +125,7 @@ impl Hold {
 
     /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
     pub(crate) fn is_gone(&self) -> bool {
-        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken))
+        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken | LossReason::Adopted))
     }
 
     /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
@@ -129,6 +148,45 @@ impl Hold {
         if !self.settle(&state, now) {
             let _ = self.lost.set(reason);
         }
+    }
+
+    /// The work lives. Answers whether renewal had stopped for want of a sign.
+    pub(crate) fn feed(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        let was_silent = self.is_silent(&state, now);
+        state.fed = now;
+        was_silent
+    }
+
+    /// Whether it is lost and nobody is to have the lock until the delay is over that was asked for: then it is not
+    /// released, but left to run out.
+    pub(crate) fn rests(&self, now: Moment) -> bool {
+        !self.claim.delay.is_zero() && self.is_lost(now) && !matches!(self.loss(), Some(LossReason::Closed))
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        self.state().parked
+    }
+
+    /// Its owner leaves it before `at_least` is over: it is kept until then. False when there is nothing to wait for.
+    fn park(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        if now >= self.least_end || self.settle(&state, now) {
+            return false;
+        }
+        state.parked = true;
+        state.max_end = self.least_end;
+        true
+    }
+
+    /// Whether the watchdog keeps it at `now`.
+    fn is_kept(&self, now: Moment) -> bool {
+        let state = self.state();
+        state.parked || state.handed || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
+    }
+
+    fn is_silent(&self, state: &State, now: Moment) -> bool {
+        matches!(self.watchdog.0, Kind::Fed(most) if now >= state.fed.after(most)) && !state.parked
     }
 
     /// A renewal begins. Answers how many are unanswered before it.
@@ -159,6 +217,7 @@ impl Hold {
             None => state.term.start = now,
         }
         state.failures = 0;
+        state.handed = false;
         true
     }
 
@@ -188,7 +247,7 @@ impl Hold {
     fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
-        if !self.watchdog {
+        if self.watchdog.0 == Kind::Off && !state.handed && !state.parked {
             return end;
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
@@ -199,7 +258,7 @@ impl Hold {
     }
 
     fn end_of(&self, state: &State) -> Moment {
-        state.deadline.min(self.max_end)
+        state.deadline.min(state.max_end)
     }
 
     fn settle(&self, state: &State, now: Moment) -> bool {
@@ -208,8 +267,12 @@ impl Hold {
         }
         let over = now >= self.end_of(state);
         if over {
-            let reason = if now >= state.deadline { LossReason::Expired } else { LossReason::MaxHold };
-            let _ = self.lost.set(reason);
+            let _ = self.lost.set(match () {
+                () if state.parked => LossReason::Unlocked,
+                () if now < state.deadline => LossReason::MaxHold,
+                () if self.is_silent(state, now) => LossReason::Silent,
+                () => LossReason::Expired,
+            });
         }
         over
     }
@@ -235,14 +298,14 @@ pub(crate) struct Chore {
 impl Chore {
     /// Ends `hold`.
     pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
-        let ttl = hold.state().ttl;
-        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(ttl));
+        let lease = hold.lease().claim.lease();
+        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
 
     /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now.
     pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
-        let until = now.after(claim.ttl);
+        let until = now.after(claim.lease());
         Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
     }
 }
@@ -314,6 +377,8 @@ pub(crate) enum Left {
     Inside,
     /// It was the last time: the hold is out of the table.
     Last(Arc<Hold>),
+    /// It was the last time, and the keeper releases it when `at_least` is over.
+    Parked,
     /// The table did not have it any more.
     Gone,
 }
@@ -384,26 +449,34 @@ impl Holds {
     /// Leaves a hold once; the last time hands its release to the keeper.
     pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) {
         let mut table = self.table();
-        match table.entries.get_mut(&attempt) {
-            None => {}
-            Some(entry) if entry.count > 1 => entry.count -= 1,
-            Some(_) => {
-                if let Some(hold) = table.remove(attempt) {
-                    table.chores.push(Chore::end(&hold, now));
-                    self.wake.notify_one();
-                }
-            }
+        // In one go with leaving, so that the keeper of a closed family does not finish in between.
+        if let Left::Last(hold) = self.leave_in(&mut table, attempt, now)
+            && !hold.rests(now)
+        {
+            table.chores.push(Chore::end(&hold, now));
+            self.wake.notify_one();
         }
     }
 
     /// Leaves a hold once.
-    pub(crate) fn leave(&self, attempt: AttemptId) -> Left {
-        let mut table = self.table();
+    pub(crate) fn leave(&self, attempt: AttemptId, now: Moment) -> Left {
+        self.leave_in(&mut self.table(), attempt, now)
+    }
+
+    fn leave_in(&self, table: &mut Table, attempt: AttemptId, now: Moment) -> Left {
         match table.entries.get_mut(&attempt) {
             None => Left::Gone,
             Some(entry) if entry.count > 1 => {
                 entry.count -= 1;
                 Left::Inside
+            }
+            Some(entry) if entry.hold.park(now) => {
+                let hold = entry.hold.clone();
+                table.disown(&hold);
+                let look = hold.next_look(now);
+                table.reschedule(attempt, look);
+                self.wake_by(table, look);
+                Left::Parked
             }
             Some(_) => table.remove(attempt).map_or(Left::Gone, Left::Last),
         }
@@ -450,7 +523,7 @@ impl Holds {
             if hold.is_lost(now) {
                 table.agenda.remove(&(look, attempt));
                 due.push(Due::Lost(hold));
-            } else if hold.watchdog {
+            } else if hold.is_kept(now) {
                 table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
                 let unanswered = hold.begin_renewal();
                 due.push(Due::Renewal(hold, unanswered));
@@ -480,7 +553,7 @@ impl Holds {
         let holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
         table.agenda.clear();
         table.owned.clear();
-        for hold in holds {
+        for hold in holds.into_iter().filter(|hold| !hold.is_parked()) {
             hold.lose(LossReason::Closed, now);
             table.chores.push(Chore::end(&hold, now));
         }
@@ -521,13 +594,17 @@ impl Table {
     fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
         let Entry { hold, look, .. } = self.entries.remove(&attempt)?;
         self.agenda.remove(&(look, attempt));
-        // The owner may have taken the lock anew after losing this hold.
+        self.disown(&hold);
+        Some(hold)
+    }
+
+    /// The owner of `hold` does not have it any more. It may have taken the lock anew after losing this one.
+    fn disown(&mut self, hold: &Hold) {
         if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
-            && *owned.get() == attempt
+            && *owned.get() == hold.claim.attempt
         {
             owned.remove();
         }
-        Some(hold)
     }
 
     fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
@@ -591,8 +668,23 @@ mod tests {
     fn a_hold_is_looked_at_a_little_before_a_third_of_its_lease_and_at_its_end_without_a_watchdog() {
         let look = hold(&Options::default()).next_look(START).since(START);
         assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
-        let alone = hold(&Options { watchdog: false, ..Options::default() });
+        let alone = hold(&Options { watchdog: Watchdog::off(), ..Options::default() });
         assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_gets_its_whole_lease_once_also_without_a_watchdog() {
+        let options = Options { watchdog: Watchdog::off(), ..Options::default() };
+        let short = Term { start: START, ttl: TTL / 10 };
+        let claim = hold(&options).claim;
+        let grant = Grant::new(FencingToken::new(1), Some(short));
+        let handed = Hold::new(claim, grant, &options, 0.0, START);
+        let look = handed.next_look(START);
+        assert!(handed.is_kept(START) && look.since(START) < TTL / 20, "{look:?}");
+        assert!(handed.renewed(Some(Term { start: look, ttl: TTL }), look));
+        assert!(!handed.is_kept(look), "only once");
+        assert_eq!(handed.next_look(look), handed.end());
+        assert!(handed.end().since(START) > TTL.mul_f64(0.9));
     }
 
     #[test]
@@ -602,9 +694,9 @@ mod tests {
         holds.insert(hold.clone(), START).unwrap();
         let entered = holds.reenter(hold.owner(), hold.key(), false, START).unwrap();
         assert_eq!(entered.token, hold.token);
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Inside));
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Last(_)));
-        assert!(matches!(holds.leave(hold.claim.attempt), Left::Gone));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));
         assert!(holds.held(hold.owner(), hold.key(), START).is_none());
         assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
     }

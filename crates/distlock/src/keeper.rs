@@ -238,9 +238,14 @@ fn retire(core: &Core, hold: &Arc<Hold>) {
     if core.holds.remove(hold.claim.attempt).is_none() {
         return;
     }
+    let chore = Chore::end(hold, core.clock.now());
+    if hold.is_parked() {
+        // Its owner has left it long ago: this is its release.
+        return core.holds.hand_over(chore);
+    }
     core.report_loss(hold);
-    if !hold.is_gone() {
-        core.holds.hand_over(Chore { hold: None, ..Chore::end(hold, core.clock.now()) });
+    if !hold.is_gone() && !hold.rests(core.clock.now()) {
+        core.holds.hand_over(Chore { hold: None, ..chore });
     }
 }
 

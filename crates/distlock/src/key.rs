@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -151,6 +152,13 @@ impl Borrow<str> for Key {
 impl From<&Key> for Key {
     fn from(key: &Key) -> Key {
         key.clone()
+    }
+}
+
+impl FromStr for Key {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Key> {
+        Key::new(name)
     }
 }
 

@@ -24,10 +24,12 @@
 //! # Features
 //! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections.
 
+mod ask;
 pub mod backend;
 mod clock;
 mod config;
 mod connect;
+mod election;
 mod error;
 mod event;
 mod family;
@@ -38,16 +40,21 @@ mod keeper;
 mod key;
 mod locker;
 mod mode;
+mod multi;
 mod options;
 mod owner;
 mod request;
 mod semaphore;
+mod ticket;
 mod token;
 mod url;
 mod wait;
+mod watchdog;
 
+pub use ask::{AskRequest, Asked};
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
-pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact};
+pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
+pub use election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};
 pub use guard::{HoldState, LockGuard};
@@ -55,6 +62,7 @@ pub use inspect::{Change, Inspect, Watch};
 pub use key::{Key, MAX_KEY_BYTES};
 pub use locker::{Locker, LockerBuilder};
 pub use mode::{MAX_SLOTS, Mode};
+pub use multi::{LockAllRequest, MultiGuard};
 pub use options::{
     DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MAX_WAIT,
     MIN_RETRY_INTERVAL, MIN_TTL,
@@ -62,4 +70,6 @@ pub use options::{
 pub use owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
 pub use request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use semaphore::Semaphore;
+pub use ticket::HoldTicket;
 pub use token::{AttemptId, FencingToken};
+pub use watchdog::Watchdog;

@@ -4,18 +4,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ask::AskRequest;
 use crate::backend::{Backend, Capabilities, DynBackend};
-use crate::clock::{Clock, DEFAULT_DRIFT};
+use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
+use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Observer, Reporter};
 use crate::family::Family;
+use crate::guard::LockGuard;
 use crate::inspect::Inspect;
 use crate::key::Key;
 use crate::mode::Mode;
+use crate::multi::LockAllRequest;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::request::{LockRequest, TryLockRequest, UnlockRequest};
 use crate::semaphore::Semaphore;
+use crate::ticket::HoldTicket;
+use crate::wait::adopt;
 
 /// Takes locks. A handle is one owner.
 ///
@@ -114,6 +120,65 @@ impl Locker {
         K::Error: Into<Error>,
     {
         Semaphore::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Slot { of: slots }))
+    }
+
+    /// Asks for several locks, all or nothing, in an order in which nobody can wait for each other in a circle.
+    pub fn lock_all<K>(&self, keys: impl IntoIterator<Item = K>) -> LockAllRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockAllRequest::new(self.family.clone(), keys, self.owner.clone(), self.options.clone())
+    }
+
+    /// An election: whoever holds the lock of that name leads.
+    pub fn election<K>(&self, name: K) -> Election
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        Election::new(self.same_owner(), checked(name))
+    }
+
+    /// Goes on with a hold that another process [exported](crate::LockGuard::export), such as this one before its
+    /// restart, without waiting for its lease to end: the owner and the fencing token stay the same. The old guard, if
+    /// there still is one, is lost.
+    ///
+    /// # Errors
+    /// Kind `NotHeld` when that hold has ended; `AlreadyHeld` when this owner has the lock here; `Unsupported` where
+    /// [`Capabilities::adopts`] says so.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped after the hold was taken over releases it.
+    pub async fn adopt(&self, ticket: &HoldTicket) -> Result<LockGuard> {
+        let options = Options { ttl: ticket.ttl, mode: ticket.mode, ..self.options.clone() };
+        options.check().map_err(|error| error.with_key(&ticket.key))?;
+        let hold = adopt(&self.family, ticket, &options).await?;
+        Ok(LockGuard::new(self.family.clone(), hold))
+    }
+
+    /// Asks whoever holds `key` to release it, and waits until that is done. Its guard's
+    /// [`asked`](crate::LockGuard::asked) tells it so, with the reason.
+    pub fn ask<K>(&self, key: K, reason: impl Into<Arc<str>>) -> AskRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        // Of its own owner: the holder may be of ours.
+        AskRequest::new(self.clone(), checked(key), reason.into())
+    }
+
+    fn same_owner(&self) -> Locker {
+        Locker { family: self.family.clone(), owner: self.owner.clone(), options: self.options.clone() }
+    }
+
+    pub(crate) async fn pause(&self, time: Duration) {
+        let clock = &self.family.clock;
+        clock.sleep_until(clock.now().after(time)).await;
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.family.clock.now()
     }
 
     fn in_mode(&self, mode: Mode) -> Options {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::owner::check_text;
+use crate::watchdog::{Kind, Watchdog};
 
 /// The lease of a lock that does not ask for another: 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
@@ -38,8 +39,10 @@ pub(crate) struct Options {
     pub(crate) retry_interval: Duration,
     pub(crate) max_retries: u32,
     pub(crate) renew_at: f64,
-    pub(crate) watchdog: bool,
+    pub(crate) watchdog: Watchdog,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) at_least: Duration,
+    pub(crate) delay: Duration,
     pub(crate) mode: Mode,
     pub(crate) reentrant: bool,
     pub(crate) label: Option<Arc<str>>,
@@ -55,8 +58,10 @@ impl Default for Options {
             retry_interval: DEFAULT_RETRY_INTERVAL,
             max_retries: DEFAULT_MAX_RETRIES,
             renew_at: DEFAULT_RENEW_AT,
-            watchdog: true,
+            watchdog: Watchdog::on(),
             max_hold: None,
+            at_least: Duration::ZERO,
+            delay: Duration::ZERO,
             mode: Mode::Exclusive,
             reentrant: false,
             label: None,
@@ -80,6 +85,11 @@ impl Options {
         if self.max_hold == Some(Duration::ZERO) {
             return Err(Error::invalid("max_hold", "the lock would be lost at once"));
         }
+        if self.watchdog.0 == Kind::Fed(Duration::ZERO) {
+            return Err(Error::invalid("watchdog", "nobody can feed it that often"));
+        }
+        check_range("lock_delay", self.delay, Duration::ZERO, MAX_TTL)?;
+        check_range("at_least", self.at_least, Duration::ZERO, MAX_TTL)?;
         if !(0.05..=0.8).contains(&self.renew_at) {
             return Err(Error::invalid("renew_at", format_args!("{} is not from 0.05 to 0.8", self.renew_at)));
         }
@@ -112,7 +122,7 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
         type Change = fn(&mut Options);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 15] = [
             ("slots: 0", |o| o.mode = Mode::Slot { of: 0 }),
             ("ttl: 0ns", |o| o.ttl = Duration::ZERO),
             ("ttl: 99ms", |o| o.ttl = Duration::from_millis(99)),
@@ -122,6 +132,9 @@ mod tests {
             ("wait: longer", |o| o.wait = Some(Duration::MAX)),
             ("max_attempts: 0", |o| o.max_attempts = Some(0)),
             ("max_hold: ", |o| o.max_hold = Some(Duration::ZERO)),
+            ("watchdog: ", |o| o.watchdog = Watchdog::fed(Duration::ZERO)),
+            ("lock_delay: ", |o| o.delay = Duration::MAX),
+            ("at_least: ", |o| o.at_least = Duration::MAX),
             ("renew_at: NaN", |o| o.renew_at = f64::NAN),
             ("renew_at: 0.9", |o| o.renew_at = 0.9),
             ("label: ", |o| o.label = Some("a\nb".into())),

@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::wait::acquire;
+use crate::watchdog::Watchdog;
 
 /// A boxed future, what the builders turn into.
 pub type RequestFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
@@ -78,8 +79,9 @@ macro_rules! common_options {
         ///
         /// # Default
         /// `true`. Without it the lock is lost when the lease ends, unless [`LockGuard::extend`] is called.
-        pub fn watchdog(mut self, on: bool) -> Self {
-            self.0.options.watchdog = on;
+        /// [`Watchdog::fed`] renews only as long as the work says that it lives.
+        pub fn watchdog(mut self, watchdog: impl Into<Watchdog>) -> Self {
+            self.0.options.watchdog = watchdog.into();
             self
         }
 
@@ -89,6 +91,24 @@ macro_rules! common_options {
         /// One third. From 0.05 to 0.8.
         pub fn renew_at(mut self, part: f64) -> Self {
             self.0.options.renew_at = part;
+            self
+        }
+
+        /// The shortest time to hold the lock: one that is unlocked or dropped before becomes free only then, so that
+        /// nobody else does the same work once more. Should the locker be closed or the process end before, it becomes
+        /// free when its lease ends.
+        pub fn at_least(mut self, least: Duration) -> Self {
+            self.0.options.at_least = least;
+            self
+        }
+
+        /// How long nobody is granted the lock after it was lost: time for what the holder had under way to end. An
+        /// unlock or a drop frees it at once.
+        ///
+        /// # Default
+        /// None. Kind `Unsupported` where [`Capabilities::delays`](crate::backend::Capabilities) says so.
+        pub fn lock_delay(mut self, delay: Duration) -> Self {
+            self.0.options.delay = delay;
             self
         }
 
@@ -215,8 +235,8 @@ impl UnlockRequest {
             let message = format!("owner {owner} does not hold it");
             return Err(Error::new(ErrorKind::NotHeld, message).with_key(&key));
         };
-        match family.holds.leave(hold.claim.attempt) {
-            Left::Inside => Ok(()),
+        match family.holds.leave(hold.claim.attempt, family.clock.now()) {
+            Left::Inside | Left::Parked => Ok(()),
             Left::Last(hold) => release_last(&family, hold).await,
             // Between the two looks the keeper saw it lost, or another task unlocked it.
             Left::Gone => Err(Error::new(ErrorKind::NotHeld, "it has just ended").with_key(&key)),

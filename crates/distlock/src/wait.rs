@@ -10,13 +10,14 @@ use std::time::Duration;
 use crate::backend::{Busy, Claim, Claimed, Grant, Wake};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::EventKind;
+use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::holds::{Chore, Hold};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::{Holder, OwnerId, Record};
+use crate::ticket::HoldTicket;
 use crate::token::AttemptId;
 
 /// The longest pause while the engine is unavailable.
@@ -41,8 +42,35 @@ pub(crate) async fn acquire(
     let record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
     let record = Arc::new(record.with_mode(mode_for(family, options).map_err(|error| error.with_key(&key))?));
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
-    let claim = Claim::new(key, options.ttl, queue, record);
+    if !options.delay.is_zero() && !family.backend.capabilities().delays {
+        let message = format!("the {} engine cannot keep a lock after its loss", family.backend.name());
+        return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
+    }
+    let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
     Acquire::new(family, claim, options).run().await
+}
+
+/// Takes over the hold that `ticket` is about.
+///
+/// Runs in the caller's future. Dropping it at any point hands the new attempt to the keeper, which withdraws it.
+pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &Options) -> Result<Arc<Hold>> {
+    family.check_process()?;
+    let _under_way = family.holds.begin()?;
+    let refused = |error: Error| error.with_key(&ticket.key);
+    if !family.backend.capabilities().adopts {
+        let message = format!("the {} engine cannot take a hold over", family.backend.name());
+        return Err(refused(Error::new(ErrorKind::Unsupported, message)));
+    }
+    enter_again(family, &ticket.key, &ticket.owner, options)?;
+    let record = Record::new(ticket.owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Arc::new(record.with_mode(ticket.mode));
+    let mut acquire = Acquire::new(family, Claim::new(ticket.key.clone(), options.ttl, false, record), options);
+    let grant = acquire.adopt(ticket).await.map_err(refused)?;
+    match acquire.accept(grant) {
+        ControlFlow::Break(Ok(Some(hold))) => Ok(hold),
+        ControlFlow::Break(Err(error)) => Err(refused(error)),
+        _ => Err(refused(Error::lost(LossReason::Expired))),
+    }
 }
 
 /// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
@@ -160,6 +188,25 @@ impl<'a> Acquire<'a> {
             Err(error) => {
                 self.attempt.sent = sent_before || error.may_be_applied();
                 self.pause_after(error).await
+            }
+        }
+    }
+
+    /// Asks the engine to give a hold to this attempt; once more when it is not known whether it did.
+    async fn adopt(&mut self, ticket: &HoldTicket) -> Result<Grant> {
+        loop {
+            self.attempt.sent = true;
+            let claim = &self.attempt.claim;
+            let asked = self.family().backend.adopt(ticket.attempt, ticket.token, claim);
+            match self.bounded(Moment::NEVER, asked).await?.unwrap_or_else(|| Err(Error::closed())) {
+                Ok(grant) => return Ok(grant),
+                Err(error) if error.may_be_applied() && self.failures < self.options.max_retries => {
+                    self.failures += 1;
+                }
+                Err(error) => {
+                    self.attempt.sent = self.failures > 0 || error.may_be_applied();
+                    return Err(error);
+                }
             }
         }
     }

@@ -43,4 +43,12 @@ flaws! {
     hangs Hangs: tokens_rise;
     hides_locks HidesLocks: inspect_shows_holder_and_waiters odd_names_are_locks_of_their_own;
     forces_without_looking ForcesWithoutLooking: force_release_needs_the_right_token;
+    shares_with_writers SharesWithWriters: readers_share_and_writers_exclude readers_and_writers_keep_a_clean_history;
+    starves_writers StarvesWriters: a_reader_behind_a_waiting_writer_waits;
+    oversells_slots OversellsSlots: slots_are_counted_and_the_lowest_comes_first a_semaphore_keeps_a_clean_history;
+    lets_any_owner_enter LetsAnyOwnerEnter: an_owner_enters_from_another_client entries_keep_a_clean_history;
+    counts_entries_as_grants CountsEntriesAsGrants: an_owner_enters_from_another_client an_entry_repeated_counts_once;
+    forgets_the_delay ForgetsTheDelay: a_lost_lock_rests_for_its_delay;
+    adopts_nothing AdoptsNothing: a_hold_is_taken_over a_hold_that_has_ended_is_not_taken_over;
+    keeps_the_label KeepsTheLabel: a_label_can_be_changed;
 }

@@ -28,13 +28,13 @@ use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
 use crate::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
-use crate::token::FencingToken;
+use crate::token::{AttemptId, FencingToken};
 
 /// Where the locks are: shared by every [`Memory`] on it.
 #[derive(Debug, Clone)]
@@ -136,6 +136,10 @@ impl Memory {
         self.attachment.get().map_or(&self.store.0.clock, |attachment| &attachment.clock).now()
     }
 
+    fn sender(&self) -> Sender {
+        Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) }
+    }
+
     async fn request<T>(&self, operation: Operation, apply: impl FnOnce(&mut Locks, Moment) -> Result<T>) -> Result<T> {
         self.store.0.script.play(operation, &self.store.0.clock, || self.store.locks(apply)).await
     }
@@ -155,7 +159,8 @@ impl Backend for Memory {
     fn capabilities(&self) -> Capabilities {
         let all = Capabilities::new(Scope::Process);
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
-        Capabilities { shares: true, slots: true, reenters: true, ..all }
+        let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
+        Capabilities { delays: true, amends: true, adopts: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -163,8 +168,7 @@ impl Backend for Memory {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        let sender =
-            Sender { sent: self.now(), losses: self.attachment.get().map(|attachment| attachment.losses.clone()) };
+        let sender = self.sender();
         self.request(Operation::Claim, |locks, now| locks.claim(claim, sender, now)).await
     }
 
@@ -187,6 +191,22 @@ impl Backend for Memory {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.request(Operation::Release, |locks, now| Ok(locks.release(claim, now))).await
+    }
+
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        self.request(Operation::Renew, |locks, now| Ok(locks.amend(&lease.claim, now))).await
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        let sender = self.sender();
+        self.request(Operation::Claim, |locks, now| match locks.adopt(from, token, claim, &sender, now) {
+            Some((grant, before)) => {
+                before.inspect(|losses| losses.push(from, LossReason::Adopted));
+                Ok(grant)
+            }
+            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+        })
+        .await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

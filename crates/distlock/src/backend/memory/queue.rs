@@ -76,7 +76,7 @@ impl Locks {
         if let Some(held) = lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
             // A repeat, or the first the waiter hears of a handoff.
             held.handed = None;
-            held.expires = held.expires.max(now.after(claim.ttl));
+            held.expires = held.expires.max(now.after(claim.lease()));
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
         if let Some(mode) = lock.modes().find(|mode| !mode.agrees_with(claim.mode())) {
@@ -110,13 +110,13 @@ impl Locks {
     }
 
     pub(super) fn renew(&mut self, lease: &Lease, start: Moment, now: Moment) -> Renewal {
-        let Claim { key, attempt, ttl, .. } = &lease.claim;
-        let Some(lock) = self.locks.get_mut(key) else { return Renewal::Lost(LossReason::Revoked) };
+        let claim = &lease.claim;
+        let Some(lock) = self.locks.get_mut(&claim.key) else { return Renewal::Lost(LossReason::Revoked) };
         lock.settle(now, &mut self.last_token);
-        match lock.held.iter_mut().find(|held| held.is(*attempt)) {
+        match lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
             Some(held) => {
-                held.expires = held.expires.max(now.after(*ttl));
-                Renewal::Renewed(Some(Term { start, ttl: *ttl }))
+                held.expires = held.expires.max(now.after(claim.lease()));
+                Renewal::Renewed(Some(Term { start, ttl: claim.ttl }))
             }
             None => Renewal::Lost(LossReason::Revoked),
         }
@@ -133,6 +133,41 @@ impl Locks {
         lock.admit(now, &mut self.last_token);
         self.forget_if_free(&claim.key);
         if ours.is_some() { Release::Released } else { Release::NotOurs }
+    }
+
+    pub(super) fn amend(&mut self, claim: &Claim, now: Moment) -> bool {
+        let Some(held) = self.held_by(&claim.key, claim.attempt, now) else { return false };
+        if let Some(known) = &mut held.claim {
+            known.record = claim.record.clone();
+        }
+        true
+    }
+
+    /// Answers the grant, and the client that lost the lock by this.
+    pub(super) fn adopt(
+        &mut self,
+        from: AttemptId,
+        token: FencingToken,
+        claim: &Claim,
+        sender: &Sender,
+        now: Moment,
+    ) -> Option<(Grant, Option<Losses>)> {
+        if let Some(held) = self.held_by(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
+            return Some((held.grant(sender.sent, claim.ttl), None));
+        }
+        let held = self.held_by(&claim.key, from, now).filter(|held| held.token == token)?;
+        let mode = held.mode().unwrap_or_default();
+        let record = claim.record.as_ref().clone().with_mode(mode);
+        held.claim = Some(Claim { record: record.into(), ..claim.clone() });
+        held.expires = held.expires.max(now.after(claim.lease()));
+        let before = std::mem::replace(&mut held.losses, sender.losses.clone());
+        Some((held.grant(sender.sent, claim.ttl), before))
+    }
+
+    fn held_by(&mut self, key: &Key, attempt: AttemptId, now: Moment) -> Option<&mut Held> {
+        let lock = self.locks.get_mut(key)?;
+        lock.settle(now, &mut self.last_token);
+        lock.held.iter_mut().find(|held| held.is(attempt))
     }
 
     /// Answers the clients that lost the lock by this.
@@ -248,7 +283,7 @@ impl Lock {
             Mode::Slot { of } => (0..of).find(|slot| self.held.iter().all(|held| held.slot != Some(*slot))),
             _ => None,
         };
-        let expires = now.after(claim.ttl);
+        let expires = now.after(claim.lease());
         let place = self.held.len();
         self.held.push(Held { claim: Some(claim), token, slot, since: now, expires, losses, handed: None });
         &mut self.held[place]

@@ -1,0 +1,234 @@
+//! What is built on the lock: several at once, elections, delays, handing over and taking over.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use distlock::{Asked, ErrorKind, LossReason, Watchdog};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{expect_granted, expect_lock, spawn_waiter};
+use crate::setup::{Setup, World};
+
+/// Clients that want the same locks in different orders never wait for each other in a circle.
+pub async fn several_locks_are_taken_without_deadlock<S: Setup>(world: &World<S>) {
+    let keys = [world.key("several"), world.key("several"), world.key("several")];
+    let counters = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
+    let mut tasks = JoinSet::new();
+    for number in 0..4 {
+        let (client, keys, counters) = (world.client().await, keys.clone(), counters.clone());
+        tasks.spawn(async move {
+            for round in 0..4 {
+                // Two of the three, in either order.
+                let [a, b] = [(number + round) % 3, (number + round + 1 + number % 2) % 3];
+                let guard = client.locker.lock_all([&keys[a], &keys[b]]).await.expect("granted");
+                for at in [a, b] {
+                    let seen = counters[at].load(Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    counters[at].store(seen + 1, Ordering::SeqCst);
+                }
+                guard.unlock().await.expect("released");
+            }
+        });
+    }
+    timeout(world.patience() * 2, tasks.join_all()).await.expect("nobody waits for ever");
+    let total: u64 = counters.iter().map(|counter| counter.load(Ordering::SeqCst)).sum();
+    assert_eq!(total, 4 * 4 * 2);
+    world.expect_nothing_left().await;
+}
+
+/// All or nothing: when one is taken, none is kept.
+pub async fn several_locks_are_all_or_nothing<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = [world.key("all-1"), world.key("all-2"), world.key("all-3")];
+    let taken = other.locker.lock(&keys[2]).await.expect("granted");
+    let error = client.locker.lock_all(&keys).wait(Duration::ZERO).await.expect_err("one is taken");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains(keys[2].as_str()), "{error}");
+    for key in &keys[..2] {
+        let free = other.locker.try_lock(key).await.expect("no failure").expect("it was given back");
+        free.unlock().await.expect("released");
+    }
+    taken.unlock().await.expect("released");
+    let all = client.locker.lock_all(keys.iter().rev()).await.expect("granted");
+    assert_eq!(all.guards().len(), 3);
+    assert!(all.fencing_token(keys[1].as_str()).is_some() && all.fencing_token("another").is_none());
+    assert_eq!(all.run(async { 7 }).await.expect("held"), 7);
+    let error = client.locker.clone().lock_all([&keys[0], &keys[0]]).await.expect_err("the same twice");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    all.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// The loss of one of several is the loss of all.
+pub async fn several_locks_are_lost_together<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = [world.key("together-1"), world.key("together-2")];
+    let all = client.locker.lock_all(&keys).await.expect("granted");
+    let token = all.fencing_token(keys[1].as_str()).expect("it is among them");
+    other.locker.inspect().force_release(&keys[1], token, "to see it lost").await.expect("broken");
+    let (key, _) = timeout(world.patience(), all.lost()).await.expect("told");
+    assert_eq!(*key, keys[1]);
+    assert_eq!(all.check().expect_err("lost").kind(), ErrorKind::Lost);
+    let error = all.run(std::future::pending::<()>()).await.expect_err("lost");
+    assert_eq!(error.key(), Some(&keys[1]));
+    assert_eq!(all.unlock().await.expect_err("lost").kind(), ErrorKind::Lost);
+    let next = expect_lock(world, &other.locker, &keys[0]).await;
+    next.unlock().await.expect("released");
+}
+
+/// `at_least` keeps a lock that is unlocked early, and only that long.
+pub async fn at_least_keeps_a_lock_that_is_left_early<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    // Longer than a lease: somebody must renew it.
+    let least = world.setup.ttl() + Duration::from_millis(300);
+    for dropped in [false, true] {
+        let key = world.key("at-least");
+        let guard = client.locker.lock(&key).at_least(least).await.expect("granted");
+        let granted = world.now();
+        if dropped {
+            drop(guard);
+        } else {
+            guard.unlock().await.expect("left");
+        }
+        assert!(client.locker.try_lock(&key).await.expect("not already held").is_none(), "kept, from its owner too");
+        let next = expect_lock(world, &other.locker, &key).await;
+        // The hold began when it was granted, a moment before that could be seen here.
+        let kept = world.now().since(granted) + Duration::from_millis(200);
+        assert!(kept >= least, "kept for {kept:?} only");
+        next.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// A process that hangs loses its lock although it renews: nobody fed its watchdog.
+pub async fn a_watchdog_that_is_not_fed_lets_go<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let (hung, busy) = (world.key("hung"), world.key("busy"));
+    let silence = world.setup.ttl() / 2;
+    let (hangs, works) = (client.locker.lock(&hung), client.locker.lock(&busy));
+    let hangs = hangs.watchdog(Watchdog::fed(silence)).await.expect("granted");
+    let works = works.watchdog(Watchdog::fed(world.patience())).await.expect("granted");
+    works.feed();
+    assert_eq!(timeout(world.patience(), hangs.lost()).await.expect("told"), LossReason::Silent);
+    expect_lock(world, &other.locker, &hung).await.unlock().await.expect("released");
+    works.check().expect("fed, so renewed for longer than a lease");
+    works.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// After a loss nobody is granted the lock until the delay is over; after an unlock at once.
+pub async fn a_lost_lock_rests_for_its_delay<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("delay"));
+    let delay = Duration::from_millis(1_500);
+    let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
+    guard.unlock().await.expect("released");
+    let guard = other.locker.try_lock(&key).await.expect("no failure").expect("free at once");
+    guard.unlock().await.expect("released");
+
+    let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
+    holder.calls.cut();
+    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
+    let deadline = guard.deadline().expect("it has a lease");
+    drop(guard);
+    let next = expect_lock(world, &other.locker, &key).await;
+    let rested = world.now().since(deadline);
+    assert!(rested >= delay, "granted {rested:?} after the loss");
+    next.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// What is shown about a holder can be changed by it, and by nobody who has lost the lock.
+pub async fn a_label_can_be_changed<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("relabel"));
+    let guard = client.locker.lock(&key).label("starting").await.expect("granted");
+    let token = guard.fencing_token();
+    guard.relabel("half way").await.expect("changed");
+    let lock = other.locker.inspect().get(&key).await.expect("shown").expect("it is held");
+    let holder = lock.holder().expect("it is held");
+    assert_eq!(holder.record.as_ref().and_then(|record| record.label.as_deref()), Some("half way"));
+    assert_eq!(holder.token, Some(token));
+    guard.check().expect("held");
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Everybody sees who leads and what it says; candidates follow in order.
+pub async fn leaders_follow_each_other<S: Setup>(world: &World<S>) {
+    let (one, two, observer) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("election");
+    let elections = [one.locker.election(&key), two.locker.election(&key), observer.locker.election(&key)];
+    assert_eq!(elections[2].leader().await.expect("answered"), None);
+    let first = elections[0].campaign("first").await.expect("elected");
+    let mut leaders = elections[2].observe(Duration::from_millis(20));
+    let seen = leaders.next().await.expect("answered").expect("somebody leads");
+    assert_eq!(seen.value.as_deref(), Some("first"));
+    assert_eq!(seen.token, Some(first.guard().fencing_token()));
+
+    let patience = world.patience();
+    let second = tokio::spawn(elections[1].campaign("second").wait(patience).into_future());
+    two.calls.queued(1).await;
+    first.resign().await.expect("resigned");
+    let second = timeout(patience, second).await.expect("in time").expect("the task is well").expect("elected");
+    let mut seen = None;
+    while seen.as_ref() != Some(&Some(second.guard().fencing_token())) {
+        let leader = timeout(patience, leaders.next()).await.expect("seen in time").expect("answered");
+        seen = Some(leader.and_then(|leader| leader.token));
+    }
+    second.resign().await.expect("resigned");
+    world.expect_nothing_left().await;
+}
+
+/// A hold goes on in another process with its token; the old guard is told, and can do no harm.
+pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
+    let (before, after, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("adopt");
+    let old = before.locker.lock(&key).owner("job-7").await.expect("granted");
+    let waiting = spawn_waiter(world, &other, &key).await;
+    let ticket = old.export();
+    let new = after.locker.adopt(&ticket).await.expect("taken over");
+    assert_eq!((new.fencing_token(), new.owner().as_str()), (old.fencing_token(), "job-7"));
+    timeout(world.patience(), old.lost()).await.expect("the old one is told");
+    assert_eq!(old.unlock().await.expect_err("not its any more").kind(), ErrorKind::Lost);
+    tokio::time::sleep(world.setup.ttl() * 2).await;
+    new.check().expect("it is renewed in its new place");
+    assert!(!waiting.is_finished(), "two holders");
+    new.unlock().await.expect("released");
+    expect_granted(world, waiting).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A hold that has ended cannot be taken over, nor can the next one with its ticket.
+pub async fn a_hold_that_has_ended_is_not_taken_over<S: Setup>(world: &World<S>) {
+    let (before, after, key) = (world.client().await, world.client().await, world.key("adopt-late"));
+    let guard = before.locker.lock(&key).await.expect("granted");
+    let ticket = guard.export();
+    guard.unlock().await.expect("released");
+    assert_eq!(after.locker.adopt(&ticket).await.expect_err("it has ended").kind(), ErrorKind::NotHeld);
+    let next = before.locker.lock(&key).await.expect("granted");
+    assert_eq!(after.locker.adopt(&ticket).await.expect_err("it has ended").kind(), ErrorKind::NotHeld);
+    next.check().expect("untouched");
+    next.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A holder hears that it is asked to release, hands over, and says to whom.
+pub async fn a_holder_that_is_asked_hands_over<S: Setup>(world: &World<S>) {
+    let (holder, waiter, asker) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("ask");
+    assert_eq!(asker.locker.ask(&key, "anybody?").await.expect("answered"), Asked::Free);
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let request = waiter.locker.lock(&key).owner("the-next").wait(world.patience());
+    let waiting = super::spawn_request(&waiter, request).await;
+    let asking = tokio::spawn(asker.locker.ask(&key, "deploy at noon").wait(world.patience()).into_future());
+    let reason = timeout(world.patience(), guard.asked()).await.expect("heard").expect("answered");
+    assert_eq!(reason, "deploy at noon");
+    let next = guard.hand_over().await.expect("released").expect("somebody got it");
+    assert_eq!(next.record.expect("one of ours").owner.as_str(), "the-next");
+    let asked = timeout(world.patience(), asking).await.expect("in time").expect("the task is well");
+    assert!(matches!(asked.expect("released"), Asked::Released(_)));
+    expect_granted(world, waiting).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}

@@ -1,0 +1,102 @@
+//! Asking a holder to release its lock.
+//!
+//! Whoever asks holds a second lock beside the first, with its reason for a label; the holder looks whether there is
+//! one. So it works on every engine that can show locks, and an asker that dies has asked no more.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::locker::Locker;
+use crate::owner::Holder;
+use crate::request::RequestFuture;
+use crate::token::FencingToken;
+
+/// What the second lock's name ends with.
+const SUFFIX: &str = "?asked";
+/// How often the holder looks whether it was asked.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the asker looks whether the lock was released.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
+/// The lock that is held by whoever asks for `key` to be released.
+pub(crate) fn asking_for(key: &Key) -> Result<Key> {
+    Key::new(format!("{key}{SUFFIX}")).map_err(|error| error.with_key(key))
+}
+
+/// Asks a holder to release its lock; made by [`Locker::ask`].
+///
+/// # Cancel safety
+/// Dropping the future takes the question back.
+#[must_use = "a request does nothing until it is awaited"]
+pub struct AskRequest {
+    locker: Locker,
+    key: Result<Key>,
+    reason: Arc<str>,
+    wait: Option<Duration>,
+}
+
+/// What became of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Asked {
+    /// Nobody held the lock.
+    Free,
+    /// The one who held it has released it, or lost it.
+    Released(Box<Holder>),
+}
+
+impl AskRequest {
+    pub(crate) fn new(locker: Locker, key: Result<Key>, reason: Arc<str>) -> Self {
+        AskRequest { locker, key, reason, wait: None }
+    }
+
+    /// The longest time to wait for the release; then the error is of kind `Timeout` and says who has the lock still.
+    ///
+    /// # Default
+    /// Without limit.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = Some(most);
+        self
+    }
+
+    async fn run(self) -> Result<Asked> {
+        let key = self.key?;
+        let until = self.wait.map_or(Moment::NEVER, |most| self.locker.now().after(most));
+        let Some(holder) = holder_of(&self.locker, &key).await? else { return Ok(Asked::Free) };
+        let second = asking_for(&key)?;
+        // Somebody else may be asking already: then the holder knows.
+        let _asking = self.locker.try_lock(second).label(self.reason).await?;
+        while let Some(now) = holder_of(&self.locker, &key).await? {
+            if number_of(&now) != number_of(&holder) {
+                break;
+            }
+            if self.locker.now() >= until {
+                let message = "the holder was asked and has not released it";
+                return Err(Error::new(ErrorKind::Timeout, message).with_key(&key).with_holder(Some(now)));
+            }
+            self.locker.pause(CHECK_EVERY).await;
+        }
+        Ok(Asked::Released(Box::new(holder)))
+    }
+}
+
+impl IntoFuture for AskRequest {
+    type Output = Result<Asked>;
+    type IntoFuture = RequestFuture<Asked>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+async fn holder_of(locker: &Locker, key: &Key) -> Result<Option<Holder>> {
+    Ok(locker.inspect().get(key).await?.and_then(|lock| lock.holders.into_iter().next()))
+}
+
+fn number_of(holder: &Holder) -> Option<FencingToken> {
+    holder.token
+}
