@@ -10,7 +10,7 @@ use crate::machine::{Machine, finish};
 
 /// Runs `sh -c 'echo in; read x'` with these words before it, and returns once it is inside.
 fn inside(machine: &Machine, program: &str, words: &[&str]) -> Wrapper {
-    let words: Vec<&str> = words.iter().copied().chain(["sh", "-c", "echo in $DISTLOCK_SLOT; read x"]).collect();
+    let words: Vec<&str> = words.iter().copied().chain(["sh", "-c", "echo in $DISTLOCK_SLOT; read x; true"]).collect();
     let mut holder = Wrapper::start(machine.command(program, &words).stdin(Stdio::piped()));
     assert!(holder.line().starts_with("in"), "{program} {words:?}");
     holder
