@@ -41,6 +41,7 @@ enum Share {
 
 /// What became of a try.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment, and a hold is moved once")]
 pub(super) enum Taking {
     Taken(Hold),
     /// Somebody has it. The file, to try again without closing it: a close would wake who watches it, ourselves too.
