@@ -25,7 +25,7 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
         match timeout(ms(900), guard.extend(TTL * 2)).await {
             Ok(Ok(())) => panic!("extended by one node a round"),
             Ok(Err(error)) => {
-                acked += usize::from(error.to_string().contains("renewed;") || error.to_string().contains(": renewed"))
+                acked += usize::from(error.to_string().contains("renewed;") || error.to_string().contains(": renewed"));
             }
             Err(_) => {}
         }

@@ -111,7 +111,7 @@ impl Node {
         if self.waiting.is_enlisted(attempt) {
             self.waiting.turn(attempt).await;
         } else {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

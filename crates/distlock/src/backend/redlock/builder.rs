@@ -87,7 +87,7 @@ impl RedlockBuilder {
         let nodes = nodes.into_iter().map(node).collect::<Result<Vec<_>>>()?;
         for (at, node) in nodes.iter().enumerate() {
             if nodes[..at].iter().any(|other| other.place() == node.place()) {
-                return Err(refuse(format!("{} is there twice; each node has one vote", node.place())));
+                return Err(refuse(&format!("{} is there twice; each node has one vote", node.place())));
             }
         }
         Ok(Redlock::new(Arc::new(Options { nodes, prefix, dial_timeout, restart_guard, wake })))
@@ -97,19 +97,19 @@ impl RedlockBuilder {
 fn check_count(count: usize) -> Result<()> {
     match count {
         _ if count < FEWEST => {
-            Err(refuse(format!("{count}; below {FEWEST} no node may fail; 3, 5, 7 or 9 are accepted")))
+            Err(refuse(&format!("{count}; below {FEWEST} no node may fail; 3, 5, 7 or 9 are accepted")))
         }
         _ if count > MOST => {
-            Err(refuse(format!("{count}; each one costs a round trip per lock; 3, 5, 7 or 9 are accepted")))
+            Err(refuse(&format!("{count}; each one costs a round trip per lock; 3, 5, 7 or 9 are accepted")))
         }
-        _ if count.is_multiple_of(2) => {
-            Err(refuse(format!("{count}; an even one adds no failure that may be survived; 3, 5, 7 or 9 are accepted")))
-        }
+        _ if count.is_multiple_of(2) => Err(refuse(&format!(
+            "{count}; an even one adds no failure that may be survived; 3, 5, 7 or 9 are accepted"
+        ))),
         _ => Ok(()),
     }
 }
 
-fn refuse(problem: String) -> Error {
+fn refuse(problem: &str) -> Error {
     Error::new(ErrorKind::Config, format!("nodes: {problem}"))
 }
 

@@ -190,7 +190,7 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Durat
         late.behind().for_each(|at| crew.note(at, false));
         if let Some(parting) = parting {
             let owing = behind.into_iter().filter(|at| !clear.contains(at));
-            releasing::pay_later(&crew, parting, owing);
+            releasing::pay_later(&crew, &parting, owing);
         }
     });
 }

@@ -102,7 +102,7 @@ fn merge(crew: &Crew, key: Key, views: Vec<LockInfo>) -> Option<LockInfo> {
 }
 
 enum Broken {
-    Broken(AttemptId),
+    Done(AttemptId),
     NotHeld,
     Foreign(String),
 }
@@ -116,7 +116,7 @@ pub(super) async fn force_release(crew: &Arc<Crew>, key: &Key, token: FencingTok
     })
     .await?;
     let broken = answers.iter().find_map(|answer| match answer {
-        Ok(Broken::Broken(attempt)) => Some(*attempt),
+        Ok(Broken::Done(attempt)) => Some(*attempt),
         _ => None,
     });
     if let Some(attempt) = broken {
@@ -148,7 +148,7 @@ async fn break_on(member: &Member, keys: &Keys, token: FencingToken) -> Result<B
     };
     let mut reply = run(&connection, &BREAK, fill).await?;
     match reply.word()?.as_str() {
-        "broken" => Ok(Broken::Broken(reply.word()?.parse().map_err(|_| garbled())?)),
+        "broken" => Ok(Broken::Done(reply.word()?.parse().map_err(|_| garbled())?)),
         "not held" => Ok(Broken::NotHeld),
         "foreign" => Ok(Broken::Foreign(reply.word()?)),
         _ => Err(garbled()),

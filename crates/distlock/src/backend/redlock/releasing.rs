@@ -149,14 +149,14 @@ pub(super) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted:
     .await;
     drop(race);
     let kept = owing.len();
-    pay_later(crew, parting.clone(), owing);
+    pay_later(crew, parting, owing);
     kept
 }
 
 /// Those who are late have the request already: they are asked again only if it comes to nothing.
 fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Race<Result<Release>>, mut owing: Vec<usize>) {
     if late.is_over() {
-        return pay_later(crew, parting, owing);
+        return pay_later(crew, &parting, owing);
     }
     let crew = crew.clone();
     // tidy-allow(spawn): the caller has its answer; a node that is late must be freed all the same
@@ -170,12 +170,12 @@ fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Race<Result<Rele
         })
         .await;
         late.behind().for_each(|at| crew.note(at, false));
-        pay_later(&crew, parting, owing);
+        pay_later(&crew, &parting, owing);
     });
 }
 
 /// Sends `parting` to each node that owes an answer, again and again until it is answered or the lease is over.
-pub(super) fn pay_later(crew: &Arc<Crew>, parting: Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
+pub(super) fn pay_later(crew: &Arc<Crew>, parting: &Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
     for at in owing {
         let (crew, parting) = (crew.clone(), parting.clone());
         // tidy-allow(spawn): one small task for a node that is out of reach, for a lease at the longest

@@ -180,7 +180,7 @@ fn settle(
         Some(Verdict::Lost) => {
             // What a minority still keeps of it would be in the way of the next one for a whole lease.
             if let Ok(parting) = Parting::of(crew, &lease.claim) {
-                releasing::pay_later(crew, parting, 0..crew.nodes.len());
+                releasing::pay_later(crew, &parting, 0..crew.nodes.len());
             }
             crew.attempts.forget(lease.claim.attempt);
             Ok(Renewal::Lost(LossReason::Revoked))
