@@ -2,7 +2,7 @@
 
 use crate::backend::DynBackend;
 #[cfg(feature = "etcd")]
-use crate::backend::etcd::Etcd;
+use crate::backend::etcd::{Etcd, EtcdBuilder};
 use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
@@ -66,7 +66,10 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
         #[cfg(feature = "etcd")]
-        Target::Etcd { hosts, credentials, tls } => Ok(Box::new(etcd(settings, hosts, credentials, *tls)?)),
+        Target::Etcd { hosts, credentials, tls, verbatim } => {
+            let builder = etcd(settings, hosts, credentials, *tls)?;
+            Ok(Box::new(if *verbatim { builder.verbatim_names() } else { builder }.build()?))
+        }
         other => Err(not_built_in(other.driver())),
     }
 }
@@ -113,7 +116,7 @@ fn encrypt_redis(engine: RedisBuilder, files: &TlsFiles) -> Result<RedisBuilder>
 }
 
 #[cfg(feature = "etcd")]
-fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<Etcd> {
+fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: bool) -> Result<EtcdBuilder> {
     let mut builder = Etcd::builder(hosts.iter().map(ToString::to_string))
         .prefix(&settings.prefix)
         .dial_timeout(settings.dial_timeout);
@@ -126,7 +129,7 @@ fn etcd(settings: &Settings, hosts: &[Host], credentials: &Credentials, tls: boo
             builder = builder.tls_identity(certificate, key);
         }
     }
-    builder.build()
+    Ok(builder)
 }
 
 #[cfg(any(feature = "etcd", feature = "redis"))]

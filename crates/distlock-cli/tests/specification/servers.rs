@@ -99,13 +99,38 @@ fn freezes_in_time() -> bool {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_69_within_the_connect_timeout() {
+fn a_redis_that_does_not_answer_is_69_within_the_connect_timeout() {
     let server = RedisServer::start();
-    let machine = Machine::with_server(server.url());
     server.stop();
+    check_silence(&Machine::with_server(server.url()));
+    server.cont();
+}
+
+#[test]
+fn an_etcd_that_does_not_answer_is_69_within_the_connect_timeout() {
+    let server = EtcdServer::start();
+    server.stop();
+    check_silence(&Machine::with_server(server.url()));
+    server.cont();
+}
+
+fn check_silence(machine: &Machine) {
     let start = Instant::now();
     let done = machine.run(&["run", "--connect-timeout", "1s", "job", "touch", "ran"]);
     assert_eq!(done.code, 69, "{}", done.stderr);
     assert!(start.elapsed() < Duration::from_secs(15) && !machine.path("ran").exists());
-    server.cont();
+}
+
+/// Names that other programs give their locks in the same etcd.
+#[test]
+fn the_url_says_that_names_are_verbatim() {
+    let server = EtcdServer::start();
+    let machine = Machine::with_server(format!("{}jobs/?names=verbatim", server.url()));
+    let mut holder = machine.hold("by/night");
+    let keys = server.etcdctl().run(&["get", "--prefix", "--keys-only", "jobs/by/night/"]);
+    assert_eq!(keys.lines().filter(|line| !line.is_empty()).count(), 1, "{keys}");
+    assert!(machine.run(&["ls", "by/"]).stdout.contains("by/night"));
+    let token = machine.show("by/night")["holder"]["token"].as_str().expect("a token").to_owned();
+    assert_eq!(machine.code(&["break", "by/night", "--if-token", &token, "--reason", "test"]), 0);
+    assert_eq!(code(holder.wait()), 79, "its holder was told");
 }

@@ -304,10 +304,12 @@ async fn f41_a_message_that_is_lost_costs_no_more_than_the_time_to_the_next_poll
         sleep(ms(5)).await;
     }
     bench.proxy.drop_replies();
+    let before = guard.fencing_token();
     guard.unlock().await.expect("released");
     sleep(ms(30)).await;
     bench.proxy.pass();
     let next = timeout(PATIENCE / 2, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(next.fencing_token() > before);
     next.unlock().await.expect("released");
 }
 
