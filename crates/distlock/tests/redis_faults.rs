@@ -19,6 +19,8 @@ mod guard;
 mod log;
 #[path = "redis_faults/partition.rs"]
 mod partition;
+#[path = "redis_faults/reference.rs"]
+mod reference;
 #[path = "redis_faults/sentinel.rs"]
 mod sentinel;
 #[path = "redis_faults/server.rs"]

@@ -199,8 +199,10 @@ async fn f31_without_memory_groups_are_renewed_and_left() {
         guards.push(ask(&locker, key).await.expect("granted"));
     }
     bench.command("CONFIG SET maxmemory 1");
-    let error = locker.clone().try_read("another").await.expect_err("no memory");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    for key in ["another", "r"] {
+        let error = locker.clone().try_read(key).await.expect_err("no memory");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{key}: {error}");
+    }
     for guard in guards {
         guard.extend(TTL).await.expect("renewed");
         guard.unlock().await.expect("released");
@@ -294,10 +296,10 @@ async fn one_of_several_is_broken_by_its_token_and_told() {
 #[tokio::test]
 async fn one_of_several_is_taken_over_with_its_slot_and_told() {
     let bench = Bench::start();
-    let (one, two) = (bench.direct().await, bench.direct().await);
+    let (one, two, third) = (bench.direct().await, bench.direct().await, bench.direct().await);
     for ask in MODES {
         let (stays, old) = (ask(&two, "a").await.expect("granted"), ask(&one, "a").await.expect("granted"));
-        let new = two.clone().adopt(&old.export()).await.expect("taken over");
+        let new = third.clone().adopt(&old.export()).await.expect("taken over");
         assert_eq!((new.fencing_token(), new.slot(), new.mode()), (old.fencing_token(), old.slot(), old.mode()));
         assert_eq!(timeout(PATIENCE, old.lost()).await.expect("told"), LossReason::Adopted);
         assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
@@ -335,6 +337,18 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
         guard.unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_lock_for_one_makes_the_same_calls_as_if_there_were_no_groups() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.command("CONFIG RESETSTAT");
+    locker.lock("a").ttl(PATIENCE).await.expect("granted").unlock().await.expect("released");
+    let calls = |name| bench.server.calls(name);
+    let pair = ["evalsha", "exists", "set", "getrange", "del"].map(calls);
+    assert_eq!(pair, [2, 1, 2, 1, 1]);
+    assert_eq!(["get", "zcard", "zrange", "hget", "hset", "zadd", "pexpire"].map(calls), [0; 7]);
 }
 
 /// What the number asks for, and as which owner: on each of three locks the modes that can meet there.

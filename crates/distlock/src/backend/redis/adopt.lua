@@ -43,6 +43,9 @@ if set.err then
   return set
 end
 if id == from then
+  if redis.call('EXISTS', queue) == 1 then
+    note_holder(wake)
+  end
   tell_adopted(channel)
 end
 return { nonce, now, 'adopted', '-' }

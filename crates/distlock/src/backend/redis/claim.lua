@@ -12,8 +12,11 @@ local function claim_free()
     return { nonce, now, 'foreign', waiters }
   end
   if word ~= 'x' then
-    -- What is left of a group whose lock was taken away by hand.
-    redis.call('DEL', holders, leases)
+    forget_group()
+  end
+  local take = word == 'x' and grant or join
+  if waiting == 0 then
+    return take(' ')
   end
   if silent then
     -- The last one that got the lock let its lease run out.
@@ -26,11 +29,7 @@ local function claim_free()
   end
   local granted
   if outcome == 'nobody' or outcome == 'mine' then
-    if word == 'x' then
-      granted = grant(redis.call('ZCARD', queue) > #gone and '+' or ' ')
-    else
-      granted = join()
-    end
+    granted = take(redis.call('ZCARD', queue) > #gone and '+' or ' ')
     if granted[3] ~= 'granted' then
       return granted
     end
@@ -63,8 +62,10 @@ if other_type then
   return { nonce, now, 'foreign', other_type }
 end
 if inside and inside == word then
-  purge(drop_expired(), wake)
-  if not settle_group() then
+  -- Nothing is written unless somebody is out: a server without memory refuses a new token only to who has not.
+  local silent, is_less = drop_expired()
+  purge(silent, wake)
+  if (is_less or redis.call('ZCARD', leases) == 0) and not settle_group() then
     held, inside = nil, nil
   end
 elseif held and not inside then

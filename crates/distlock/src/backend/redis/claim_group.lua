@@ -19,20 +19,27 @@ local function join_others()
     extend(attempt, tonumber(lease_ms))
     return { nonce, now, 'granted', tonumber(mine.token), mine.slot }
   end
+  local has_queue = redis.call('EXISTS', queue) == 1
+  if has_queue and type(redis.pcall('ZCARD', queue)) == 'table' then
+    return { nonce, now, 'foreign', queue }
+  elseif has_queue and type(redis.pcall('HGET', waiters, attempt)) == 'table' then
+    return { nonce, now, 'foreign', waiters }
+  end
   -- Its entries pass by the queue, whose head waits for them.
   local may_enter = string.sub(word, 1, 1) == 'r'
   local is_more = false
-  if not may_enter then
+  if not may_enter and has_queue then
     may_enter, is_more = let_in(word, attempt)
-    may_enter = may_enter or redis.call('EXISTS', queue) == 0 and redis.call('ZCARD', leases) < size_of(word)
+    has_queue = redis.call('EXISTS', queue) == 1
   end
+  may_enter = may_enter or not has_queue and redis.call('ZCARD', leases) < size_of(word)
   if is_more then
     poke()
   end
   local granted = may_enter and join()
-  if granted and granted[3] == 'granted' and redis.call('EXISTS', queue) == 1 then
+  if has_queue and granted and granted[3] == 'granted' then
     drop({ attempt })
-    note_holder(wake)
+    note_longest()
     make_room(word)
   end
   return granted or nil

@@ -54,6 +54,20 @@ local function settle_group()
   return true
 end
 
+-- Takes away what is left of a group whose lock was deleted by hand.
+local function forget_group()
+  if redis.call('EXISTS', holders, leases) > 0 then
+    redis.call('DEL', holders, leases)
+  end
+end
+
+-- Notes whose lease decides when the lock is free.
+local function note_longest()
+  local last = redis.call('ZRANGE', leases, -1, -1)[1]
+  local holder = last and read_holder(last)
+  note_holder(holder and holder.channel)
+end
+
 -- How many a group may have.
 local function size_of(word)
   return tonumber(string.match(word, '^p(%d+)$')) or math.huge
@@ -124,9 +138,9 @@ local function leave(id)
   redis.call('ZREM', leases, id)
 end
 
--- Takes those out whose lease is over, and answers their channels; the caller settles.
+-- Takes those out whose lease is over, and answers their channels, and whether there were any; the caller settles.
 local function drop_expired()
-  local silent = {}
+  local silent, is_less = {}, false
   local first = redis.call('ZRANGE', leases, 0, MOST_GONE - 1, 'WITHSCORES')
   for i = 1, #first, 2 do
     if tonumber(first[i + 1]) >= now_ms then
@@ -137,8 +151,9 @@ local function drop_expired()
       silent[holder.channel] = true
     end
     leave(first[i])
+    is_less = true
   end
-  return silent
+  return silent, is_less
 end
 
 -- A token that was made and that nobody has: the one it was for turned out to be gone.
@@ -196,7 +211,7 @@ local function let_in(word, me)
   local is_of_owner = string.sub(word, 1, 1) == 'r'
   local room = size_of(word) - redis.call('ZCARD', leases)
   local queued = redis.pcall('ZRANGE', queue, 0, MOST_GONE - 1)
-  local gone, channel, is_mine = {}, nil, false
+  local gone, is_mine = {}, false
   local is_more = not queued.err and #queued == MOST_GONE
   for _, id in ipairs(queued) do
     if room <= 0 or id == me then
@@ -222,12 +237,12 @@ local function let_in(word, me)
       break
     end
     if heard then
-      channel, room = waiter.channel, room - 1
+      room = room - 1
     end
   end
   if #gone > 0 then
     drop(gone)
-    note_holder(channel)
+    note_longest()
   end
   return is_mine, is_more
 end

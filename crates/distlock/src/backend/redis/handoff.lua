@@ -41,8 +41,7 @@ local function pass_on(me)
       if foreign_companion() then
         heard = nil
       else
-        -- What is left of a group whose lock was taken away by hand.
-        redis.call('DEL', holders, leases)
+        forget_group()
         heard = hand_place(waiter)
       end
     end
@@ -100,9 +99,13 @@ end
 
 -- After some have left a group: whoever may enter does. Answers as `give_away`. The process behind the channel `me` lives.
 local function follow(word, me)
-  purge(drop_expired(), me)
-  if settle_group() then
+  local silent = drop_expired()
+  purge(silent, me)
+  if not settle_group() then
+    return give_away()
+  elseif redis.call('EXISTS', queue) == 1 then
+    note_longest()
     return make_room(word)
   end
-  return give_away()
+  return ''
 end

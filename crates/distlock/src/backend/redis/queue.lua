@@ -53,11 +53,11 @@ end
 local function note_holder(channel)
   if redis.call('EXISTS', queue) == 0 then
     redis.call('DEL', waiters)
-  elseif channel and channel ~= '-' then
+  elseif channel and channel ~= '-' and redis.call('EXISTS', waiters) == 1 then
     -- Whoever finds this lease run out knows whose waiters not to try next.
-    redis.call('HSET', waiters, 'handed', channel)
+    redis.pcall('HSET', waiters, 'handed', channel)
   else
-    redis.call('HDEL', waiters, 'handed')
+    redis.pcall('HDEL', waiters, 'handed')
   end
 end
 
