@@ -46,6 +46,9 @@ pub(super) static CLAIM: Script = Script::new(
         include_str!("set_lock.lua"),
         include_str!("claim_free.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
+        include_str!("claim_group.lua"),
         include_str!("claim.lua")
     ),
 );
@@ -56,6 +59,8 @@ pub(super) static RELEASE: Script = Script::new(
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
         include_str!("release.lua")
     ),
 );
@@ -66,13 +71,36 @@ pub(super) static BREAK: Script = Script::new(
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
         include_str!("break.lua")
     ),
 );
+pub(super) static AMEND: Script = Script::new(
+    "amend",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("amend.lua")
+    ),
+);
+pub(super) static ADOPT: Script = Script::new(
+    "adopt",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("adopt.lua")
+    ),
+);
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
+pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 
-static ALL: [&Script; 5] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &SHOW];
+static ALL: [&Script; 8] = [&CLAIM, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
 
 impl Script {
     pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {
