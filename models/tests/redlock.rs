@@ -14,7 +14,7 @@ const CLIENTS: usize = 2;
 /// Clients' clocks show anything up to here; ballots that nodes tell may go beyond.
 const LATEST_CLOCK: u8 = 2;
 /// Bounds for memory and time: a model that needs more has not been explored, and its test fails.
-const MOST_STATES: usize = 3_000_000;
+const MOST_STATES: usize = 10_000_000;
 const MOST_TIME: Duration = Duration::from_secs(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
