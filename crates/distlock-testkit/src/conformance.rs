@@ -201,12 +201,14 @@ declare! { $
     several_locks_are_all_or_nothing []
     several_locks_are_lost_together [breaks]
     at_least_keeps_a_lock_that_is_left_early []
-    a_watchdog_that_is_not_fed_lets_go [leases]
+    closing_leaves_what_is_kept_to_its_lease [leases]
+    a_watchdog_that_is_not_fed_lets_go []
     a_lost_lock_rests_for_its_delay [delays]
     a_label_can_be_changed [amends, inspects]
     leaders_follow_each_other [inspects, fair]
     a_hold_is_taken_over [adopts]
     a_hold_that_has_ended_is_not_taken_over [adopts]
+    a_take_over_repeated_is_the_same_grant [adopts, leases]
     a_holder_that_is_asked_hands_over [inspects, fair]
 }
 
