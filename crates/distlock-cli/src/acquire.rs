@@ -12,8 +12,10 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
 use crate::plan::Wait;
-use crate::redact;
 use crate::signal_stream::Signals;
+
+/// The pause before a renewal that failed is tried again.
+const RENEW_PAUSE: Duration = Duration::from_millis(50);
 
 /// What to ask for.
 #[derive(Debug)]
@@ -92,7 +94,7 @@ pub async fn wait_for(
     let granted = async {
         match held_by_ancestor(engine, wanted.key).await {
             Some(error) => Err(error),
-            None => request(engine, wanted).await,
+            None => with_whole_lease(request(engine, wanted).await?, wanted.ttl).await,
         }
     };
     let outcome = tokio::select! {
@@ -103,6 +105,19 @@ pub async fn wait_for(
         let _ = engine.locker.close().await;
     }
     Ok((outcome?, clock.now().since(asked)))
+}
+
+/// A lock that was handed over begins with a short lease, which leaves no time to end a command before it is over: so
+/// nothing is started under it before it is renewed.
+async fn with_whole_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, Error> {
+    while guard.remaining().is_some_and(|left| left < ttl / 2) {
+        match guard.extend(ttl).await {
+            // The lease stands until its deadline, so there may be time for another try.
+            Err(error) if error.is_retryable() => tokio::time::sleep(RENEW_PAUSE).await,
+            outcome => return outcome.map(|()| guard),
+        }
+    }
+    Ok(guard)
 }
 
 /// Resolves when a signal ends the waiting. One that stops the process stops it here.
@@ -127,7 +142,7 @@ pub async fn interruption(signals: &mut Signals) -> Refusal {
 /// A lock that an ancestor still holds is not waited for: it would wait for us.
 async fn held_by_ancestor(engine: &Engine, key: &Key) -> Option<Error> {
     let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let token = chain.find(&redact::url(&engine.name), key)?;
+    let token = chain.find(&engine.name, key)?;
     let lock = engine.locker.inspect().get(key).await.ok()??;
     let holder = lock.holders.into_iter().find(|holder| holder.token == Some(token))?;
     let message = "the command that started this one runs under it already";

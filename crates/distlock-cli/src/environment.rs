@@ -3,10 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use distlock::{FencingToken, Key};
+use distlock::{FencingToken, Key, without_passwords};
 
 use crate::ancestry::{Ancestry, CHAIN, Held};
-use crate::redact;
 
 /// The engine's URL; it stays in the child's environment without its password.
 pub const URL: &str = "DISTLOCK_URL";
@@ -25,7 +24,7 @@ pub struct Identity<'a> {
     pub owner: &'a str,
     /// The lease; `None` when the engine has none.
     pub ttl: Option<Duration>,
-    /// The engine's URL; secrets in it are left out.
+    /// The engine's name, in which there are no secrets.
     pub engine: &'a str,
 }
 
@@ -41,14 +40,16 @@ impl Identity<'_> {
             // An outer lock may have one.
             None => command.env_remove("DISTLOCK_TTL_MS"),
         };
-        let engine = redact::url(self.engine);
-        let held = Held { engine, name: self.name.as_str().into(), token: self.token };
+        let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
         let ancestors = Ancestry::parse(&inherited(CHAIN).unwrap_or_default());
         command.env(CHAIN, ancestors.with(held).to_string());
         command.env_remove(PASSWORD);
         // Removed altogether, a nested distlock would lock on this machine only and tell nobody.
-        if let Some(url) = inherited(URL).filter(|url| redact::has_secret(url)) {
-            command.env(URL, redact::url(&url));
+        if let Some(url) = inherited(URL) {
+            let handed_on = without_passwords(&url);
+            if handed_on != url {
+                command.env(URL, handed_on);
+            }
         }
     }
 }
@@ -62,7 +63,8 @@ mod tests {
     fn environment_of(url: &'static str) -> BTreeMap<String, Option<String>> {
         let name = Key::new("nightly").unwrap();
         let ttl = Some(Duration::from_secs(30));
-        let identity = Identity { name: &name, token: FencingToken::new(7), owner: "me", ttl, engine: url };
+        let identity =
+            Identity { name: &name, token: FencingToken::new(7), owner: "me", ttl, engine: &distlock::redact(url) };
         let mut command = Command::new("true");
         identity.apply(&mut command, |name| (name == URL).then(|| url.into()));
         let text = |value: &std::ffi::OsStr| value.to_str().unwrap().to_string();

@@ -18,7 +18,6 @@ pub mod lock_view;
 pub mod note;
 pub mod plan;
 pub mod policy;
-pub mod redact;
 mod report;
 pub mod signal_name;
 pub mod signal_stream;

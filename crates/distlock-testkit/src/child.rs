@@ -4,6 +4,7 @@
 //! once, anywhere, `distlock_testkit::child!();` and then uses [`Child`].
 
 mod answer;
+mod fork;
 mod program;
 
 use std::fmt::Display;
@@ -130,6 +131,13 @@ impl Child {
         self.ask(format_args!("lost {key}"))
     }
 
+    /// Forks it, uses what it holds and its locker in the copy, and drops both there; answers what the copy saw: the
+    /// state of the hold, then how `check`, `extend`, `unlock` and another `try_lock` ended.
+    #[track_caller]
+    pub fn fork(&mut self, key: &str) -> Answer {
+        self.ask(format_args!("fork {key}"))
+    }
+
     /// Tells it something and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, order: impl Display) -> Answer {
@@ -138,7 +146,7 @@ impl Child {
     }
 
     /// Tells it something without waiting: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `unlock KEY`, `drop KEY`,
-    /// `state KEY` or `lost KEY`.
+    /// `state KEY`, `lost KEY` or `fork KEY`.
     #[track_caller]
     pub fn send(&mut self, order: impl Display) {
         let sent = writeln!(self.line.get_mut(), "{order}");

@@ -8,10 +8,11 @@
 //! ```
 //!
 //! The fault tests stand on [`servers`] (real ones, to kill, freeze and restart), a [`proxy`] in front of them, a second
-//! process that takes locks ([`mod@child`]), clocks that can be moved ([`clock_shim`]) and networks that can be taken
-//! apart ([`netns`]).
+//! process that takes locks ([`mod@child`]), lock clients of other languages ([`stranger`]), clocks that can be moved
+//! ([`clock_shim`]) and networks that can be taken apart ([`netns`]).
 
 pub mod broken;
+pub mod capability_table;
 pub mod cases;
 pub mod child;
 pub mod clock_shim;
@@ -22,6 +23,7 @@ mod polls;
 pub mod proxy;
 pub mod servers;
 mod setup;
+pub mod stranger;
 mod wire;
 
 pub use polls::poll_times;

@@ -45,3 +45,4 @@ pub use redis_options::RedisOptions;
 pub use reply::Reply;
 pub use resp::RespClient;
 pub use sentinel::{SERVICE, SentinelSetup};
+pub(crate) use spawner::{spawn, tied};

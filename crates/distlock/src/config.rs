@@ -16,7 +16,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAcces
 pub use driver::Driver;
 pub use duration::DEFAULT_DIAL_TIMEOUT;
 pub(crate) use secret::is_plain_name;
-pub use secret::{Secret, redact};
+pub use secret::{Secret, redact, without_passwords};
 pub(crate) use settings::Settings;
 pub(crate) use settings::check_prefix;
 use value::Value;

@@ -53,6 +53,8 @@ struct State {
     term: Term,
     /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
     deadline: Moment,
+    /// Whether the lease is still the short one of a handover: it is made whole once, also without a watchdog.
+    handed: bool,
     /// Renewals that failed since the last one that did not.
     failures: u32,
     /// Renewals begun since the last answer.
@@ -77,6 +79,7 @@ impl Hold {
                 ttl: claim.ttl,
                 term,
                 deadline,
+                handed: term.ttl < claim.ttl,
                 failures: 0,
                 unanswered: 0,
                 max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
@@ -179,7 +182,7 @@ impl Hold {
     /// Whether the watchdog keeps it at `now`.
     fn is_kept(&self, now: Moment) -> bool {
         let state = self.state();
-        state.parked || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
+        state.parked || state.handed || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
     }
 
     fn is_silent(&self, state: &State, now: Moment) -> bool {
@@ -214,6 +217,7 @@ impl Hold {
             None => state.term.start = now,
         }
         state.failures = 0;
+        state.handed = false;
         true
     }
 
@@ -243,7 +247,7 @@ impl Hold {
     fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
-        if self.watchdog.0 == Kind::Off && !state.parked {
+        if self.watchdog.0 == Kind::Off && !state.handed && !state.parked {
             return end;
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
@@ -702,6 +706,21 @@ mod tests {
         assert!(!hold.is_lost(START.after(silence)));
         assert!(hold.is_lost(fed.after(silence)));
         assert_eq!(hold.loss(), Some(&LossReason::Silent));
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_gets_its_whole_lease_once_also_without_a_watchdog() {
+        let options = Options { watchdog: Watchdog::off(), ..Options::default() };
+        let short = Term { start: START, ttl: TTL / 10 };
+        let claim = hold(&options).claim;
+        let grant = Grant::new(FencingToken::new(1), Some(short));
+        let handed = Hold::new(claim, grant, &options, 0.0, START);
+        let look = handed.next_look(START);
+        assert!(handed.is_kept(START) && look.since(START) < TTL / 20, "{look:?}");
+        assert!(handed.renewed(Some(Term { start: look, ttl: TTL }), look));
+        assert!(!handed.is_kept(look), "only once");
+        assert_eq!(handed.next_look(look), handed.end());
+        assert!(handed.end().since(START) > TTL.mul_f64(0.9));
     }
 
     #[test]

@@ -5,8 +5,18 @@
 mod ambiguity;
 #[path = "redis_faults/bench.rs"]
 mod bench;
+#[path = "redis_faults/clocks.rs"]
+mod clocks;
+#[path = "redis_faults/commands.rs"]
+mod commands;
+#[path = "redis_faults/log.rs"]
+mod log;
+#[path = "redis_faults/partition.rs"]
+mod partition;
 #[path = "redis_faults/server.rs"]
 mod server;
+#[path = "redis_faults/stale.rs"]
+mod stale;
 #[path = "redis_faults/strangers.rs"]
 mod strangers;
 #[path = "redis_faults/time.rs"]

@@ -22,7 +22,7 @@ use crate::hold_token::HoldToken;
 use crate::plan::{self, Wait};
 use crate::report::{Held, Report};
 use crate::signal_stream::Signals;
-use crate::{redact, sys};
+use crate::sys;
 
 /// The name under which `acquire` starts it; the words after it are `acquire`'s own.
 pub(super) const COMMAND: &str = "acquire-holder";
@@ -160,7 +160,7 @@ impl Holder {
         let report = Report::Held(Held {
             token: self.token,
             owner: self.guard.owner().to_string(),
-            engine: redact::url(&self.engine.name),
+            engine: self.engine.name.clone(),
             waited: self.waited,
             ttl: self.ttl,
         });

@@ -29,18 +29,49 @@ fn check_commands(machine: &Machine) {
     assert!(machine.run(&["ls"]).stdout.contains(&token));
     let mut watch = Wrapper::start(&mut machine.distlock(&["watch", "--json"]));
     assert!(watch.line().contains(&token));
+    let next = ["run", "--owner", "next", "job", "sh", "-c", "echo $DISTLOCK_TOKEN; read line; true"];
+    let mut waiter = Wrapper::start(machine.distlock(&next).stdin(Stdio::piped()));
+    machine.await_waiters("job", 1);
+    assert_eq!(machine.show("job")["waiters"][0]["owner"], "next");
     let wrong = ["break", "job", "--if-token", "1", "--reason", "test"];
     assert_eq!(machine.code(&wrong), 75, "another token");
     let right = ["break", "job", "--if-token", &token, "--reason", "test"];
     let done = machine.run(&right);
     assert!(done.code == 0 && done.stderr.contains("may still be running"), "{}", done.stderr);
     assert_eq!(code(holder.wait()), 79, "its holder was told");
+    let higher = waiter.line();
+    assert!(number(&higher) > number(&token), "{higher} after {token}");
+    assert_eq!(machine.show("job")["holder"]["token"], higher.trim());
+    while !watch.line().contains(higher.trim()) {}
+    drop(waiter.stdin());
+    assert_eq!(code(waiter.wait()), 0);
     assert!(machine.is_free("job"));
     let token = machine.run(&["acquire", "job"]).stdout;
     assert!(!machine.is_free("job"));
     assert_eq!(machine.code(&["release", "job", "--token", token.trim()]), 0);
     assert!(machine.is_free("job"));
     assert!(machine.lock_files().iter().all(|name| !name.ends_with(".lock")), "no lock of this machine");
+}
+
+fn number(token: &str) -> u64 {
+    token.trim().parse().expect("a token is a number")
+}
+
+#[test]
+fn a_key_of_another_program_is_respected_shown_and_never_broken() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    server.command(&["SET", "job", "stranger"]);
+    let refused = machine.run(&["run", "-n", "job", "touch", "ran"]);
+    assert!(refused.code == 75 && !machine.path("ran").exists(), "{}", refused.stderr);
+    assert!(refused.stderr.contains("not distlock"), "{}", refused.stderr);
+    assert!(machine.run(&["show", "job"]).stdout.contains("not distlock"), "{}", machine.run(&["show", "job"]).stdout);
+    assert_eq!(machine.show("job")["holder"]["token"], serde_json::Value::Null);
+    let broken = machine.run(&["break", "job", "--if-token", "1", "--reason", "test"]);
+    assert!(broken.code != 0, "{}", broken.stderr);
+    assert_eq!(server.command(&["GET", "job"]).text(), "stranger");
+    server.command(&["DEL", "job"]);
+    assert!(machine.is_free("job"));
 }
 
 #[test]

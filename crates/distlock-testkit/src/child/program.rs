@@ -1,6 +1,9 @@
 //! What runs in the child.
 
 use std::collections::HashMap;
+use std::future::{Future, IntoFuture};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use distlock::{Clock, Error, LockGuard, Locker, Moment};
@@ -9,6 +12,7 @@ use tokio::net::UnixStream;
 
 use super::VARIABLE;
 use super::answer::{Answer, Outcome};
+use super::fork::in_a_fork;
 
 /// Serves until the parent hangs up, if this process is a child at all. An error says which order was not understood.
 #[doc(hidden)]
@@ -19,6 +23,18 @@ pub fn serve() -> Result<(), String> {
         let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
         Program::default().obey(stream).await
     })
+}
+
+/// The outcome of what must be settled without waiting; nothing runs in a fork that could be waited for.
+fn at_once<T>(work: impl Future<Output = distlock::Result<T>>) -> distlock::Result<T> {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => Err(Error::unknown("it waits")),
+    }
+}
+
+fn ending(outcome: &distlock::Result<()>) -> String {
+    outcome.as_ref().map_or_else(|error| format!("{:?}", error.kind()), |()| "Ok".into())
 }
 
 #[derive(Default)]
@@ -68,9 +84,30 @@ impl Program {
             }
             ["drop", key] => Ok(self.guards.remove(key).map(|_| Ok(Outcome::Done)).ok_or_else(strange)?),
             ["state", key] => Ok(Ok(Outcome::State(format!("{:?}", guard(key)?.state())))),
+            ["fork", key] => {
+                let said = in_a_fork(|| self.as_a_fork(key))?;
+                Ok(Ok(Outcome::State(said)))
+            }
             ["lost", key] => Ok(Ok(Outcome::Lost(format!("{:?}", guard(key)?.lost().await)))),
             _ => Err(strange()),
         }
+    }
+
+    /// What the copy of this process does: it ends with it, and so does what is taken here.
+    fn as_a_fork(&mut self, key: &str) -> String {
+        let (Some(guard), Some(locker)) = (self.guards.remove(key), self.locker.take()) else {
+            return "nothing to use".into();
+        };
+        let said = [
+            format!("{:?}", guard.state()),
+            ending(&guard.check()),
+            ending(&at_once(guard.extend(Duration::from_secs(1)))),
+            ending(&at_once(guard.unlock())),
+            ending(&at_once(locker.try_lock("another").into_future()).map(drop)),
+        ];
+        self.guards.clear();
+        drop(locker);
+        said.join(" ")
     }
 
     async fn connect(&mut self, url: &str) -> Result<Outcome, Error> {

@@ -13,6 +13,7 @@ mod names;
 mod options;
 mod renewals;
 mod script;
+mod server_clock;
 mod session;
 mod value;
 mod waiting;

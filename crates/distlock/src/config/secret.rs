@@ -54,14 +54,45 @@ impl fmt::Debug for Secret {
 /// ```
 #[must_use]
 pub fn redact(url: &str) -> String {
+    written(url, |rest| rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
+}
+
+/// A URL to hand on to another program: as it is, but without its passwords. User names stay, so that whoever has the
+/// password from elsewhere reaches the same engine, and whoever has not is refused there.
+///
+/// What is no URL of ours is of no use to anybody, and comes out as [`redact`] prints it.
+///
+/// ```
+/// assert_eq!(distlock::without_passwords("redis://app:secret@db:6379/2?ttl=30s"), "redis://app@db:6379/2?ttl=30s");
+/// ```
+#[must_use]
+pub fn without_passwords(url: &str) -> String {
+    // Nothing is hidden in nothing, and an empty variable is one that is not set.
+    if url.is_empty() { String::new() } else { written(url, with_users_only) }
+}
+
+/// The URL with `known` of what stands behind its scheme, if it is one of ours; else as little of it as is safe.
+fn written(url: &str, known: fn(&str) -> String) -> String {
     match url.split_once("://") {
-        Some((scheme, rest)) if url::parse(url).is_ok() => {
-            format!("{scheme}://{}", rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
-        }
+        Some((scheme, rest)) if url::parse(url).is_ok() => format!("{scheme}://{}", known(rest)),
         Some((scheme, rest)) if is_plain_name(scheme) => format!("{scheme}://{}", redact_rest(rest)),
         _ if url.contains('@') => redact_rest(url),
         _ => "***".into(),
     }
+}
+
+/// In a URL that was understood, credentials stand before a host and nowhere else, and a comma is never part of them.
+fn with_users_only(rest: &str) -> String {
+    let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let with_user_only = |node: &str| match node.rsplit_once('@') {
+        Some((credentials, host)) => match credentials.split(':').next() {
+            Some(user) if !user.is_empty() => format!("{user}@{host}"),
+            _ => host.to_owned(),
+        },
+        None => node.to_owned(),
+    };
+    let nodes: Vec<String> = hosts.split(',').map(with_user_only).collect();
+    format!("{}{tail}", nodes.join(","))
 }
 
 /// An item of `endpoints`, which needs no scheme, as it may be printed.
@@ -151,6 +182,37 @@ mod tests {
         ];
         for (url, printed) in cases {
             assert_eq!(redact(url), printed, "{url:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_handed_on_has_users_and_no_passwords() {
+        let cases = [
+            ("redis://h:6379/0", "redis://h:6379/0"),
+            ("redis://user:pw@h/0", "redis://user@h/0"),
+            ("redis://user@h/0", "redis://user@h/0"),
+            ("redis://user:p:w@h/0?ttl=5s", "redis://user@h/0?ttl=5s"),
+            ("redis://:pw@h", "redis://h"),
+            ("redlock://u:p1@h1,u:p2@h2:7000,h3/1", "redlock://u@h1,u@h2:7000,h3/1"),
+            ("etcds://[::1]:2379,[::2]:2379/p", "etcds://[::1]:2379,[::2]:2379/p"),
+            ("redis+unix:///run/r.sock?db=1", "redis+unix:///run/r.sock?db=1"),
+            ("file:///a:b@c", "file:///a:b@c"),
+            ("mem://", "mem://"),
+            ("", ""),
+        ];
+        for (url, handed_on) in cases {
+            assert_eq!(without_passwords(url), handed_on, "{url:?}");
+        }
+        let broken = [
+            "hunter2",
+            "redis://u:hunter2/x@h/0",
+            "redis://u:a,hunter2@h1,h2",
+            "redis://h?password=hunter2",
+            "redis://u:hunter2",
+        ];
+        for url in broken {
+            assert_eq!(without_passwords(url), redact(url), "{url:?}");
+            assert!(!without_passwords(url).contains("hunter2"), "{url:?}");
         }
     }
 

@@ -31,7 +31,8 @@ async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
-    let error = locker.try_lock("a").await.expect_err("no answer");
+    // A lease that would outlast the test: only a withdrawal ends it in time.
+    let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     bench.proxy.pass();
     bench.expect_nothing_left().await;
@@ -93,10 +94,11 @@ async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
     let error = guard.unlock().await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     let other = bench.direct().await;
-    let next = other.try_lock("a").await.expect("no failure").expect("it was released");
+    let next = other.try_lock("a").ttl(PATIENCE).await.expect("no failure").expect("it was released");
+    let held = bench.command("GET a").text();
     bench.proxy.pass();
-    sleep(ms(300)).await;
-    next.check().expect("the repeated release ends nobody else's hold");
+    locker.close().await.expect("the release is repeated until it is confirmed");
+    assert_eq!(bench.command("GET a").text(), held, "the repeated release ends nobody else's hold");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
@@ -104,13 +106,20 @@ async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
 #[tokio::test]
 async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
     let bench = Bench::start();
+    let writes = || bench.server.calls("set");
+    let before = writes();
+    bench.direct().await;
+    let writes_of_a_grant = writes() - before;
     let mut last = 0;
     for bytes in [0, 1, 7, 20, 40] {
         let locker = bench.behind_proxy().await;
+        let before = writes();
         bench.proxy.cut_after(Direction::Replies, bytes);
-        let guard = locker.lock("a").wait(PATIENCE).await.expect("granted after a repeat");
+        // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
+        let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
+        assert_eq!(writes() - before, writes_of_a_grant, "granted twice");
         let token = guard.fencing_token().get();
-        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "granted twice");
+        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "not the last grant");
         assert!(token > last);
         last = token;
         guard.unlock().await.expect("released");
@@ -124,8 +133,12 @@ async fn f07_acquire_future_dropped() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(5));
-    for polls in 0..8 {
-        drop(poll_times(polls, locker.lock("a").ttl(PATIENCE).into_future()).await);
+    // Dropped at once, with the request on its way, and with an answer there that nobody has read.
+    for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
+        let mut request = Box::pin(locker.lock("a").ttl(PATIENCE).into_future());
+        let granted = poll_times(polls, &mut request).await;
+        sleep(pause).await;
+        drop((granted, request));
         let asked = now();
         let guard = other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn");
         assert!(now().since(asked) < PATIENCE / 4);
@@ -142,7 +155,8 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
     // Around the round trip of 20 ms, so that some are dropped with the answer on its way or just there.
     for wait in 15..27 {
         drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE).into_future()).await);
-        other.lock("a").wait(PATIENCE).await.expect("withdrawn").unlock().await.expect("released");
+        // Not so long that the lease of one that was not withdrawn could end.
+        other.lock("a").wait(PATIENCE / 2).await.expect("withdrawn").unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
 }
@@ -151,19 +165,46 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
 async fn f09_a_waiter_that_gives_up_stalls_nobody() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    let mut stalls = Vec::new();
     for wait in 0..10 {
         let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
-        let quits = tokio::spawn(timeout(ms(10 + wait), quitter.lock("a").into_future()));
+        // Some give up well before the release, some in the middle of it, some after it.
+        let quits = tokio::spawn(timeout(ms(8 + 2 * wait), quitter.lock("a").into_future()));
         let stays = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
-        sleep(ms(10)).await;
+        sleep(ms(20)).await;
         guard.unlock().await.expect("released");
         let released = now();
         drop(quits.await.expect("no panic"));
         let next = stays.await.expect("no panic").expect("granted");
-        assert!(now().since(released) < ms(1500), "stalled for {:?}", now().since(released));
+        stalls.push(now().since(released));
         next.unlock().await.expect("released");
     }
+    // A lock handed to somebody who has gone is lost for its first lease of a second. A busy machine may be as slow at
+    // times, but not nearly always.
+    assert!(stalls.iter().filter(|stall| **stall > ms(900)).count() < 3, "stalled for {stalls:?}");
     bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f09_a_waiter_whose_turn_it_is_passes_it_on_when_it_gives_up() {
+    let bench = Bench::start();
+    let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    let _guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let mut waiters = Vec::new();
+    for (place, locker) in [quitter, other].into_iter().enumerate() {
+        waiters.push(tokio::spawn(locker.lock("a").ttl(PATIENCE).into_future()));
+        while bench.command("ZCARD {a}:q").int() <= i64::try_from(place).unwrap() {
+            sleep(ms(5)).await;
+        }
+    }
+    // Free, and nobody was told: it is the turn of the first, which goes without having claimed.
+    bench.command("DEL a");
+    let freed = now();
+    waiters.remove(0).abort();
+    let next = timeout(PATIENCE, waiters.remove(0)).await.expect("in time").expect("no panic").expect("granted");
+    // By itself it would look again after a third of its heartbeat of 20 s.
+    assert!(now().since(freed) < ms(4000), "after {:?}", now().since(freed));
+    next.unlock().await.expect("released");
 }
 
 #[test]
@@ -186,12 +227,20 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
 async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
+    let writes = || bench.server.calls("set");
+    let before = writes();
     bench.proxy.hold_requests();
     let error = locker.lock("a").ttl(PATIENCE).wait(ms(200)).await.expect_err("no answer");
     assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unknown), "{error}");
     locker.close().await.expect_err("nobody confirms the withdrawal");
     sleep(ms(1500)).await;
+    let evals = bench.server.calls("evalsha");
     bench.proxy.pass();
+    while bench.server.calls("evalsha") == evals {
+        sleep(ms(5)).await;
+    }
     sleep(ms(300)).await;
-    assert_eq!(bench.keys(), [""; 0], "a claim that everybody had given up was carried out");
+    // Not only by the keys: a withdrawal that came behind it would have taken them away again.
+    assert_eq!(writes(), before, "a claim that everybody had given up was carried out");
+    assert_eq!(bench.keys(), [""; 0]);
 }

@@ -233,7 +233,8 @@ async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let guard = locker.lock("held").ttl(ms(6000)).await.expect("granted");
     bench.server.stop();
-    let error = other.try_lock("a").await.expect_err("no answer");
+    // With a lease that outlasts the test: only a withdrawal frees it.
+    let error = other.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     bench.server.cont();
     guard.extend(TTL).await.or(guard.extend(TTL).await).expect("renewed");
@@ -271,6 +272,44 @@ async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
     guard.unlock().await.expect("released");
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(released) < ms(1500), "told after {:?}", now().since(released));
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f41_what_was_said_while_nobody_listened_is_found_by_claiming_again() {
+    let bench = Bench::start();
+    let (holder, other) = (bench.direct().await, bench.direct().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(PATIENCE).into_future());
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    bench.command("CLIENT KILL TYPE pubsub");
+    // At once: nobody hears that it is free.
+    let released = now();
+    drop(guard.unlock().await);
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    // The poll behind the messages comes after a third of the heartbeat of 20 s.
+    assert!(now().since(released) < ms(4000), "after {:?}", now().since(released));
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f41_a_message_that_is_lost_costs_no_more_than_the_time_to_the_next_poll() {
+    let bench = Bench::start();
+    let (holder, other) = (bench.direct().await, bench.behind_proxy().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(ms(3000)).into_future());
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    bench.proxy.drop_replies();
+    let before = guard.fencing_token();
+    guard.unlock().await.expect("released");
+    sleep(ms(30)).await;
+    bench.proxy.pass();
+    let next = timeout(PATIENCE / 2, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(next.fencing_token() > before);
     next.unlock().await.expect("released");
 }
 

@@ -110,6 +110,23 @@ async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
 }
 
 #[tokio::test]
+async fn a_lock_that_was_handed_over_lasts_its_whole_lease_without_a_watchdog() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(TTL * 2).watchdog(false).into_future());
+    while bench.command("ZCARD {a}:q").int() < 1 {
+        sleep(ms(5)).await;
+    }
+    guard.unlock().await.expect("released");
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let granted = now();
+    assert_eq!(timeout(PATIENCE, next.lost()).await.expect("nobody renews it again"), LossReason::Expired);
+    let lasted = now().since(granted);
+    assert!(lasted > TTL * 2 - ms(50), "only {lasted:?}: the first lease of a handover");
+}
+
+#[tokio::test]
 async fn f17_a_suspended_machine_does_not_keep_its_lock() {
     let bench = Bench::start();
     let shim = ClockShim::new();

@@ -1,8 +1,8 @@
 //! One connection that was opened, and everything asked over it.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
@@ -16,8 +16,9 @@ use crate::backend::Attachment;
 use crate::backend::redis::fault::{Stage, classify, is_no_script};
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::script::{Reply, Script, ask_hashes, learn_hashes, nonce};
+use crate::backend::redis::server_clock::{Reading, ServerClock};
 use crate::backend::redis::waiting::Waiting;
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a request may take before it counts as unanswered.
@@ -35,9 +36,10 @@ pub(super) struct Session {
     dead: SetOnce<()>,
     in_flight: AtomicUsize,
     answers: AtomicU64,
-    drift: f64,
-    /// The server's clock: read no earlier than the moment beside it.
-    server_clock: Mutex<(Moment, u64)>,
+    clock: Clock,
+    server_clock: ServerClock,
+    /// Whom a leap of the server's clock concerns: those who wait by this connection.
+    waiting: Option<Arc<Waiting>>,
     /// Whether messages for waiters come in.
     pub(super) hears: bool,
     /// The second connection, where the protocol needs one to listen on.
@@ -111,7 +113,15 @@ impl Session {
         {
             return false;
         }
-        self.ask(&redis::cmd("PING")).await.is_ok()
+        // Not PING: this shows as well whether the server's clock leapt while nobody claimed anything.
+        let sent = self.clock.now();
+        match self.ask(&redis::cmd("TIME")).await.ok().map(read_time) {
+            Some(Ok(server_us)) => {
+                self.saw_clock(sent, server_us);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// How many requests are on their way.
@@ -139,14 +149,17 @@ impl Session {
 
     /// What the server's clock shows at the latest when a request sent now has timed out.
     pub(super) fn not_after(&self, now: Moment) -> u64 {
-        let (read, server_us) = *self.server_clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = now.since(read).mul_f64(1.0 + self.drift) + COMMAND_TIMEOUT;
-        server_us.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX))
+        self.server_clock.latest(now, COMMAND_TIMEOUT)
     }
 
-    /// The server's clock showed `server_us` in the answer to what was sent at `sent`.
+    /// The server's clock showed `server_us` in the answer that just came to what was sent at `sent`.
     pub(super) fn saw_clock(&self, sent: Moment, server_us: u64) {
-        *self.server_clock.lock().unwrap_or_else(PoisonError::into_inner) = (sent, server_us);
+        let leap = self.server_clock.saw(Reading { sent, received: self.clock.now(), server_us });
+        if let (Some(leap), Some(waiting)) = (leap, &self.waiting) {
+            tracing::warn!(target: "distlock", %leap, "the clock of redis was set: leases end at other times than agreed");
+            // Forward: the lease they wait for may be over.
+            waiting.wake_all();
+        }
     }
 }
 
@@ -234,8 +247,9 @@ async fn prepare(
     }
     let sent = attachment.clock.now();
     let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
+    let reading = Reading { sent, received: attachment.clock.now(), server_us: read_time(time)? };
     let (mut hears, mut listener, mut listening) = (false, None, None);
-    match (waiting, protocol) {
+    match (waiting.clone(), protocol) {
         (None, _) => {}
         (Some(_), Protocol::Resp3) => hears = may_listen(connection.subscribe(options.channel()).await)?,
         (Some(waiting), Protocol::Resp2) => {
@@ -254,8 +268,9 @@ async fn prepare(
         dead: SetOnce::new(),
         in_flight: AtomicUsize::new(0),
         answers: AtomicU64::new(0),
-        drift: attachment.drift,
-        server_clock: Mutex::new((sent, read_time(time)?)),
+        clock: attachment.clock.clone(),
+        server_clock: ServerClock::new(attachment.drift, reading),
+        waiting,
         hears,
         listener,
     };
