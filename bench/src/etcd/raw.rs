@@ -61,7 +61,7 @@ impl Raw {
     /// What the fastest lock would do: make a key if it is not there, delete it if it is.
     pub(super) async fn pair(&self, key: &str, lease: i64) {
         let value = vec![b'x'; 200];
-        let put = PutRequest { key: key.into(), value, lease, ignore_value: false };
+        let put = PutRequest { key: key.into(), value, lease, ..PutRequest::default() };
         let made = self.txn(vec![created(key, 0)], vec![Op::Put(put).into()]).await;
         let revision = made.header.expect("a header").revision;
         let delete = Op::DeleteRange(DeleteRangeRequest { key: key.into() });

@@ -1,5 +1,12 @@
-//! What Go's `concurrency.Mutex` does, request by request: make a key, find the one before it, watch that one from the
-//! revision of the answer on, and look at the own key before going on.
+//! What Go's `concurrency.Mutex` does, request by request, with the same stub, in the same process and with as many waiters
+//! as the engine has beside it.
+//!
+//! Each waiter has a session, which is a lease of its own, and its key is the lock's name with that lease: that is how Go
+//! tells its waiters apart, and why its keys are the same each time. To lock: one transaction makes the key and reads who
+//! is first. If that is somebody else, the last key before the own one is read, and watched from the revision of that
+//! answer on; all watches share one stream. When it is gone there is another such read, until nobody is before the own
+//! key, and a last look whether the own key is there. To unlock: one delete. Each request is the one that Go's client
+//! sends, but for metadata; nothing is added, and nothing waits that would not wait there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,8 +20,9 @@ use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic_prost::ProstCodec;
 
 use super::messages::{
-    DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, Request as Op, SortOrder, SortTarget,
-    WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
+    DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse, Request as Op, Response,
+    SortOrder, SortTarget, TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchOrder, WatchRequest,
+    WatchResponse,
 };
 use super::raw::{Raw, created};
 
@@ -22,7 +30,8 @@ use super::raw::{Raw, created};
 pub(super) struct Recipe {
     raw: Raw,
     name: String,
-    lease: i64,
+    /// The session of each waiter.
+    leases: Vec<i64>,
     orders: mpsc::UnboundedSender<WatchRequest>,
     waiting: Arc<Mutex<Waiting>>,
 }
@@ -34,29 +43,37 @@ struct Waiting {
 }
 
 impl Recipe {
-    pub(super) async fn connect(server: &EtcdServer, name: &str) -> Recipe {
+    pub(super) async fn connect(server: &EtcdServer, name: &str, waiters: usize) -> Recipe {
         let raw = Raw::connect(server).await;
-        let lease = raw.grant(60).await;
+        let mut leases = Vec::new();
+        for _ in 0..waiters {
+            leases.push(raw.grant(60).await);
+        }
         let waiting: Arc<Mutex<Waiting>> = Arc::default();
         let (orders, stream) = mpsc::unbounded_channel();
         tokio::spawn(follow(raw.clone(), stream, waiting.clone()));
-        Recipe { raw, name: name.into(), lease, orders, waiting }
+        Recipe { raw, name: name.into(), leases, orders, waiting }
     }
 
-    pub(super) async fn lock_and_unlock(&self, task: usize, turn: u64) {
-        let key = format!("{}/{task:x}.{turn:x}", self.name);
-        let put = PutRequest { key: key.as_bytes().into(), value: Vec::new(), lease: self.lease, ignore_value: false };
+    pub(super) async fn lock_and_unlock(&self, waiter: usize) {
+        let lease = self.leases[waiter];
+        let key = format!("{}/{lease:x}", self.name);
+        let put = PutRequest { key: key.as_bytes().into(), lease, ..PutRequest::default() };
         let first = RangeRequest { limit: 1, ..self.range(SortOrder::Ascend) };
         let made = self.raw.txn(vec![created(&key, 0)], vec![Op::Put(put).into(), Op::Range(first).into()]).await;
         let mine = made.header.expect("a header").revision;
-        while let Some((before, revision)) = self.before(mine).await {
-            self.deletion(before, revision).await;
+        assert!(made.succeeded, "the own key was not there");
+        if first_in(&made) != Some(mine) {
+            while let Some((before, revision)) = self.before(mine).await {
+                self.deletion(before, revision).await;
+            }
+            let own = RangeRequest { key: key.as_bytes().into(), ..RangeRequest::default() };
+            let own: RangeResponse = self.raw.call("/etcdserverpb.KV/Range", own).await;
+            assert_eq!(own.kvs.len(), 1, "the own key is there");
         }
-        let own = RangeRequest { key: key.as_bytes().into(), ..RangeRequest::default() };
-        let own: RangeResponse = self.raw.call("/etcdserverpb.KV/Range", own).await;
-        assert_eq!(own.kvs.len(), 1, "the own key is there");
-        let delete = Op::DeleteRange(DeleteRangeRequest { key: key.into() });
-        self.raw.txn(Vec::new(), vec![delete.into()]).await;
+        let delete = DeleteRangeRequest { key: key.into() };
+        let deleted: DeleteRangeResponse = self.raw.call("/etcdserverpb.KV/DeleteRange", delete).await;
+        assert_eq!(deleted.deleted, 1);
     }
 
     /// The key right before ours, and the revision at which it was.
@@ -96,6 +113,14 @@ impl Recipe {
             ..RangeRequest::default()
         }
     }
+}
+
+/// The create revision of the first key, as the answer shows it.
+fn first_in(made: &TxnResponse) -> Option<i64> {
+    made.responses.iter().find_map(|op| match &op.response {
+        Some(Response::Range(range)) => range.kvs.first().map(|first| first.create_revision),
+        _ => None,
+    })
 }
 
 async fn follow(raw: Raw, orders: mpsc::UnboundedReceiver<WatchRequest>, waiting: Arc<Mutex<Waiting>>) {

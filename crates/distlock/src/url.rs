@@ -69,7 +69,8 @@ const SCHEMES: [(&str, Shape, Wire); 15] = [
 impl Shape {
     fn options(self) -> &'static [&'static str] {
         match self {
-            Shape::Memory | Shape::File | Shape::Etcd => &["prefix", "ttl"],
+            Shape::Memory | Shape::File => &["prefix", "ttl"],
+            Shape::Etcd => &["prefix", "ttl", "names"],
             // A cluster has database 0 only.
             Shape::Cluster => &["prefix", "ttl", "restart_guard", "protocol"],
             Shape::Redis | Shape::Unix | Shape::Sentinel | Shape::Redlock => &OPTIONS,
@@ -189,7 +190,7 @@ fn build(shape: Shape, wire: Wire, parts: &Parts<'_>, options: &mut Options) -> 
         Shape::Etcd => {
             let (hosts, credentials) = parts.shared(ETCD_PORT)?;
             options.prefix_from(parts.path)?;
-            Target::Etcd { hosts, credentials, tls: wire == Wire::Tls }
+            Target::Etcd { hosts, credentials, tls: wire == Wire::Tls, verbatim: options.verbatim }
         }
     })
 }
@@ -246,6 +247,7 @@ struct Options {
     restart_guard: Option<bool>,
     protocol: Option<Protocol>,
     db: Option<u32>,
+    verbatim: bool,
 }
 
 impl Options {
@@ -291,6 +293,11 @@ impl Options {
                 "2" => self.protocol = Some(Protocol::Resp2),
                 "3" => self.protocol = Some(Protocol::Resp3),
                 _ => return Err("neither 2 nor 3".into()),
+            },
+            "names" => match value.as_str() {
+                "escaped" => self.verbatim = false,
+                "verbatim" => self.verbatim = true,
+                _ => return Err("neither escaped nor verbatim".into()),
             },
             _ => return Err("not known".into()),
         }

@@ -3,12 +3,14 @@
 #![cfg(feature = "etcd")]
 
 use std::future::IntoFuture;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use distlock::backend::etcd::Etcd;
+use distlock::backend::etcd::{Etcd, EtcdCompare};
 use distlock::{ErrorKind, LockGuard, Locker};
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::{EtcdServer, Etcdctl, eventually};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -34,19 +36,25 @@ async fn queued(server: &EtcdServer, prefix: &str, count: usize) {
 /// `etcdctl lock NAME`, which prints its key when it has the lock, and lets go when it is interrupted.
 struct Go {
     process: Child,
+    /// Kept open: it prints a second line, and dies without letting go of the lock when nobody takes it.
+    output: Option<Lines<BufReader<ChildStdout>>>,
 }
 
 impl Go {
     fn lock(server: &EtcdServer, name: &str, ttl: u32) -> Go {
         let mut command = server.etcdctl().command(&["lock", name, &format!("--ttl={ttl}")]);
-        Go { process: command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("etcdctl runs") }
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("etcdctl runs");
+        let output = process.stdout.take().map(|output| BufReader::new(output).lines());
+        Go { process, output }
     }
 
     /// Returns when it has the lock, with its key.
     async fn granted(&mut self) -> String {
-        let output = self.process.stdout.take().expect("its output");
-        let line = tokio::task::spawn_blocking(move || BufReader::new(output).lines().next());
-        timeout(PATIENCE, line).await.expect("in time").unwrap().expect("a line").expect("text")
+        let mut output = self.output.take().expect("its output");
+        let line = tokio::task::spawn_blocking(move || (output.next(), output));
+        let (line, output) = timeout(PATIENCE, line).await.expect("in time").unwrap();
+        self.output = Some(output);
+        line.expect("a line").expect("text")
     }
 
     fn is_waiting(&mut self) -> bool {
@@ -67,6 +75,15 @@ impl Drop for Go {
     }
 }
 
+/// An application's own transaction: writes `value` on the condition that the lock is held. Answers what etcd says.
+fn write(server: &EtcdServer, condition: &EtcdCompare, value: &str) -> String {
+    let key = String::from_utf8(condition.key.clone()).unwrap();
+    let script = format!("create(\"{key}\") = \"{}\"\n\nput data {value}\n\n\n", condition.create_revision);
+    let mut txn = server.etcdctl().command(&["txn"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut txn.stdin.take().unwrap(), script.as_bytes()).unwrap();
+    String::from_utf8(txn.wait_with_output().unwrap().stdout).unwrap()
+}
+
 fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuard>> {
     tokio::spawn(locker.clone().lock(name).wait(PATIENCE).into_future())
 }
@@ -74,13 +91,15 @@ fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuar
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_waits_for_us() {
     let server = EtcdServer::start();
-    let guard = locker(&server).lock("jobs/nightly").await.unwrap();
-    let mut go = Go::lock(&server, "jobs/nightly", 10);
-    queued(&server, "jobs/nightly/", 2).await;
+    // By the URL this once: whoever writes a configuration has no builder.
+    let locker = Locker::connect(&format!("{}jobs/?names=verbatim", server.url())).await.unwrap();
+    let guard = locker.lock("by/night").await.unwrap();
+    let mut go = Go::lock(&server, "jobs/by/night", 10);
+    queued(&server, "jobs/by/night/", 2).await;
     assert!(go.is_waiting());
     let released = Instant::now();
     guard.unlock().await.unwrap();
-    assert!(go.granted().await.starts_with("jobs/nightly/"));
+    assert!(go.granted().await.starts_with("jobs/by/night/"));
     assert!(released.elapsed() < Duration::from_secs(2));
 }
 
@@ -197,20 +216,38 @@ async fn a_transaction_can_depend_on_the_lock() {
     let locker = Locker::new(engine).unwrap();
     let guard = locker.lock("a").await.unwrap();
     let compare = handle.compare(guard.key(), guard.fencing_token()).expect("it is held");
-    let write = |value: &str| {
-        let key = String::from_utf8(compare.key.clone()).unwrap();
-        let script = format!("create(\"{key}\") = \"{}\"\n\nput data {value}\n\n\n", compare.create_revision);
-        let mut txn = server.etcdctl().command(&["txn"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        std::io::Write::write_all(&mut txn.stdin.take().unwrap(), script.as_bytes()).unwrap();
-        String::from_utf8(txn.wait_with_output().unwrap().stdout).unwrap()
-    };
-    assert!(write("in-time").starts_with("SUCCESS"));
+    assert!(write(&server, &compare, "in-time").starts_with("SUCCESS"));
     let token = guard.fencing_token();
     let key = guard.key().clone();
     guard.unlock().await.unwrap();
-    assert!(write("late").starts_with("FAILURE"));
+    assert!(write(&server, &compare, "late").starts_with("FAILURE"));
     assert!(server.etcdctl().run(&["get", "data"]).ends_with("in-time"));
     assert_eq!(handle.compare(&key, token), None);
+}
+
+/// A holder that does not know yet that its lock is gone cannot write any more; the one who has it now can.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_transaction_of_a_stale_holder_is_refused() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let client = |address: SocketAddr| {
+        let engine = Etcd::builder([address.to_string()]).build().unwrap();
+        (engine.handle(), Locker::builder().default_ttl(Duration::from_secs(60)).build(engine).unwrap())
+    };
+    let ((stale, first), (fresh, second)) = (client(proxy.address()), client(server.address()));
+    let guard = first.lock("a").await.unwrap();
+    let token = guard.fencing_token();
+    assert!(write(&server, &stale.compare(guard.key(), token).expect("it is held"), "first").starts_with("SUCCESS"));
+    proxy.set(Direction::Replies, Flow::Hold);
+    second.inspect().force_release("a", token, "it does not answer").await.unwrap();
+    let next = second.lock("a").wait(PATIENCE).await.unwrap();
+    assert!(!guard.is_lost(), "it believes that it holds the lock");
+    let late = stale.compare(guard.key(), token).expect("as far as it knows");
+    assert!(write(&server, &late, "late").starts_with("FAILURE"));
+    let condition = fresh.compare(next.key(), next.fencing_token()).expect("it is held");
+    assert!(write(&server, &condition, "second").starts_with("SUCCESS"));
+    assert!(server.etcdctl().run(&["get", "data"]).ends_with("second"));
+    next.unlock().await.unwrap();
 }
 
 /// A channel that the application has made.

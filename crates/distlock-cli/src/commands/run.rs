@@ -108,6 +108,7 @@ async fn run_locked(
         token: guard.fencing_token(),
         owner: guard.owner().as_str(),
         ttl: guard.deadline().map(|_| plan.ttl),
+        slot: guard.slot(),
         engine: &engine.name,
     };
     let mut turn = take_turn(plan, &guard, &identity, signals, notes).await;

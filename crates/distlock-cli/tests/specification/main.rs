@@ -17,6 +17,7 @@ mod election;
 mod exclusion;
 mod inspection;
 mod messages;
+mod modes;
 mod outcome;
 mod servers;
 mod signals;

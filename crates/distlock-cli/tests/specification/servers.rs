@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use distlock_testkit::servers::{EtcdServer, RedisServer};
+use distlock_testkit::servers::{EtcdServer, RedisServer, RedlockNodes};
 
 use crate::common::{Wrapper, await_gone, code};
 use crate::machine::Machine;
@@ -18,6 +18,13 @@ fn every_command_works_with_redis() {
 fn every_command_works_with_etcd() {
     let server = EtcdServer::start();
     check_commands(&Machine::with_server(server.url()));
+}
+
+#[test]
+fn every_command_works_with_redlock() {
+    let nodes = RedlockNodes::start(3);
+    nodes.settle();
+    check_commands(&Machine::with_server(nodes.url()));
 }
 
 fn check_commands(machine: &Machine) {
@@ -99,13 +106,38 @@ fn freezes_in_time() -> bool {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_69_within_the_connect_timeout() {
+fn a_redis_that_does_not_answer_is_69_within_the_connect_timeout() {
     let server = RedisServer::start();
-    let machine = Machine::with_server(server.url());
     server.stop();
+    check_silence(&Machine::with_server(server.url()));
+    server.cont();
+}
+
+#[test]
+fn an_etcd_that_does_not_answer_is_69_within_the_connect_timeout() {
+    let server = EtcdServer::start();
+    server.stop();
+    check_silence(&Machine::with_server(server.url()));
+    server.cont();
+}
+
+fn check_silence(machine: &Machine) {
     let start = Instant::now();
     let done = machine.run(&["run", "--connect-timeout", "1s", "job", "touch", "ran"]);
     assert_eq!(done.code, 69, "{}", done.stderr);
     assert!(start.elapsed() < Duration::from_secs(15) && !machine.path("ran").exists());
-    server.cont();
+}
+
+/// Names that other programs give their locks in the same etcd.
+#[test]
+fn the_url_says_that_names_are_verbatim() {
+    let server = EtcdServer::start();
+    let machine = Machine::with_server(format!("{}jobs/?names=verbatim", server.url()));
+    let mut holder = machine.hold("by/night");
+    let keys = server.etcdctl().run(&["get", "--prefix", "--keys-only", "jobs/by/night/"]);
+    assert_eq!(keys.lines().filter(|line| !line.is_empty()).count(), 1, "{keys}");
+    assert!(machine.run(&["ls", "by/"]).stdout.contains("by/night"));
+    let token = machine.show("by/night")["holder"]["token"].as_str().expect("a token").to_owned();
+    assert_eq!(machine.code(&["break", "by/night", "--if-token", &token, "--reason", "test"]), 0);
+    assert_eq!(code(holder.wait()), 79, "its holder was told");
 }

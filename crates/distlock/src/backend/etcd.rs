@@ -17,7 +17,10 @@ mod inspect;
 mod messages;
 mod names;
 mod queue;
+mod rides;
 mod session;
+mod slots;
+mod turn;
 mod watches;
 
 use std::sync::Arc;
@@ -135,8 +138,8 @@ impl Backend for Etcd {
         self.engine.get(key).await
     }
 
-    async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
-        self.engine.force_release(key, token).await
+    async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        self.engine.force_release(key, token, reason).await
     }
 
     async fn close(&self) -> Result<()> {

@@ -16,8 +16,8 @@ pub(crate) enum Target {
     Redis { servers: RedisServers, credentials: Credentials, options: RedisOptions },
     /// A majority of independent Redis nodes, an odd number of them.
     Redlock { nodes: Vec<Node>, options: RedisOptions },
-    /// An etcd cluster.
-    Etcd { hosts: Vec<Host>, credentials: Credentials, tls: bool },
+    /// An etcd cluster. With `verbatim` a slash in a name is one in the key.
+    Etcd { hosts: Vec<Host>, credentials: Credentials, tls: bool, verbatim: bool },
 }
 
 /// How a Redis is found.

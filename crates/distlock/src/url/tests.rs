@@ -89,12 +89,17 @@ fn redlock_nodes_have_their_own_credentials() {
 fn an_etcd_cluster_has_its_prefix_in_the_path() {
     let hosts = vec![host("h1", 2379), host("h2", 99)];
     let parsed = parse("etcd://root:pw@h1,h2:99/team%20a/locks/").unwrap();
-    let plain = Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false };
+    let plain =
+        Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
     assert_eq!(parsed, Parsed { target: plain, prefix: Some("team a/locks/".into()), ttl: None });
     let parsed = parse("etcds://h1,h2:99?prefix=/locks/").unwrap();
-    let tls = Target::Etcd { hosts, credentials: Credentials::default(), tls: true };
+    let tls = Target::Etcd { hosts, credentials: Credentials::default(), tls: true, verbatim: false };
     assert_eq!(parsed, Parsed { target: tls, prefix: Some("/locks/".into()), ttl: None });
     assert_eq!(parse("etcd://h1/").unwrap().prefix, None);
+    for (names, is_verbatim) in [("", false), ("?names=escaped", false), ("?names=verbatim", true)] {
+        let found = target(&format!("etcd://h1/p{names}"));
+        assert!(matches!(found, Target::Etcd { verbatim, .. } if verbatim == is_verbatim), "{names}");
+    }
 }
 
 #[test]
@@ -162,7 +167,9 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redlock://a,[::1],[0::1]:6379", "host 3 is host 2 again"),
         ("etcd://h1/a?prefix=b", "the prefix is given twice"),
         ("etcd://h1/%7Ba%7D", "the path is to be a prefix: a control character or a brace at byte 0"),
-        ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl"),
+        ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl, names"),
+        ("etcd://h1?names=raw", "option \"names\": neither escaped nor verbatim"),
+        ("redis://db?names=verbatim", "option \"names\" is not known here"),
         (
             "redis://db?password=x",
             "option \"password\" is not known here; known are prefix, ttl, restart_guard, protocol, db",

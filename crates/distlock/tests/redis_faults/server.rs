@@ -361,12 +361,3 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
     guard.unlock().await.expect("released");
     assert!(connected(bench.server.port()).await.try_lock("a").await.expect("no failure").is_some());
 }
-
-#[tokio::test]
-async fn what_cannot_be_given_is_refused_and_never_left_out() {
-    let urls = ["rediss://h", "redis+sentinel://h/service", "redis+cluster://h1,h2,h3", "redis://h?restart_guard=on"];
-    for url in urls {
-        let error = Locker::connect(url).await.expect_err("refused");
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{url}: {error}");
-    }
-}

@@ -3,15 +3,29 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
+use super::names::Names;
 use super::session::Session;
+use super::slots::Slots;
+use crate::backend::Claim;
 use crate::clock::Moment;
-use crate::owner::Holder;
-use crate::token::AttemptId;
+use crate::owner::{Holder, Record};
+use crate::token::{AttemptId, FencingToken};
+
+/// Whoever has had a lock for longer than this is not expected to release it right now.
+const HOT: Duration = Duration::from_millis(5);
+
+/// A key as it was made once: a later key of the same name is another one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Mark {
+    pub(super) key: Vec<u8>,
+    pub(super) created: i64,
+}
 
 /// One attempt to take a lock, and the hold that it may have become.
 #[derive(Debug)]
@@ -20,9 +34,15 @@ pub(super) struct Attempt {
     /// What all keys of the lock begin with.
     pub(super) lock: Vec<u8>,
     pub(super) key: Vec<u8>,
+    /// What others may read about it.
+    record: Arc<Record>,
+    /// The lease that names the key, and the number behind it.
+    named: (i64, u32),
+    /// What the attempts of this client pass one after the other when they join the queue.
+    pub(super) gate: Arc<Semaphore>,
     /// Something changed for the one who waits.
     pub(super) turn: Notify,
-    /// Held while the key is being made: it is deleted only when it is known whether it is there.
+    /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
     pub(super) making: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
@@ -37,14 +57,18 @@ pub(super) struct State {
     pub(super) phase: Phase,
     /// The key's create revision, which is the fencing token; 0 as long as it is not known.
     pub(super) created: i64,
+    /// The last revision at which a key of this name was seen to be deleted.
+    pub(super) deleted: i64,
     /// Up to here the queue was read.
     pub(super) revision: i64,
     /// The key right before ours in the queue, as of that revision.
-    pub(super) before: Option<Vec<u8>>,
+    pub(super) before: Option<Mark>,
     /// Who held the lock then, and the key of that hold.
-    pub(super) holder: Option<(Vec<u8>, Holder)>,
-    /// A request to make the key was never answered.
-    pub(super) doubtful: bool,
+    pub(super) holder: Option<(Mark, Holder)>,
+    /// The one before has left, and its answer from this revision showed our key, which is the first from then on.
+    pub(super) first_at: Option<i64>,
+    /// How many requests to make the key were never answered and may still make it.
+    pub(super) doubts: u32,
     /// The start of the term that the core knows.
     pub(super) known_start: Moment,
     /// After that the key is deleted.
@@ -67,28 +91,25 @@ pub(super) enum Phase {
 }
 
 impl Attempt {
-    pub(super) fn new(id: AttemptId, lock: Vec<u8>, key: Vec<u8>, session: Arc<Session>, keep_until: Moment) -> Self {
-        let known_start = session.term().start;
-        let state = State {
-            session,
-            next_session: None,
-            phase: Phase::Waiting,
-            created: 0,
-            revision: 0,
-            before: None,
-            holder: None,
-            doubtful: false,
-            known_start,
-            keep_until,
-            again: None,
-        };
-        let making = Arc::default();
-        Attempt { id, lock, key, turn: Notify::new(), making, state: Mutex::new(state) }
-    }
-
     /// What is known now.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Our key, once it is known when it was made.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        let created = self.state().created;
+        (created != 0).then(|| Mark { key: self.key.clone(), created })
+    }
+
+    /// It waits, and the queue as of `revision` has its key first. False: it does not wait, or not with that key.
+    pub(super) fn set_first(&self, created: i64, revision: i64) -> bool {
+        let mut state = self.state();
+        let waits = state.phase == Phase::Waiting && state.created == created;
+        if waits {
+            state.first_at = Some(revision);
+        }
+        waits
     }
 }
 
@@ -100,10 +121,13 @@ pub(super) struct Attempts(Mutex<Table>);
 struct Table {
     all: HashMap<AttemptId, Arc<Attempt>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
+    slots: Slots,
     /// When to look after which.
     agenda: BTreeSet<(Moment, AttemptId)>,
-    /// Who waits for the end of a key; the next in the queue, so there is only one.
-    behind: HashMap<Vec<u8>, AttemptId>,
+    /// Who waits for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
+    behind: BTreeMap<Mark, Vec<AttemptId>>,
+    /// The last attempt of this client that got a lock, until it has left.
+    holders: HashMap<Vec<u8>, AttemptId>,
 }
 
 impl Attempts {
@@ -112,51 +136,148 @@ impl Attempts {
     }
 
     /// Takes a new attempt in, to be looked after first at `look`.
-    pub(super) fn insert(&self, attempt: &Arc<Attempt>, look: Moment) {
+    pub(super) fn begin(
+        &self,
+        claim: &Claim,
+        lock: Vec<u8>,
+        session: Arc<Session>,
+        keep_until: Moment,
+        look: Moment,
+    ) -> Arc<Attempt> {
         let mut table = self.table();
+        let (slot, gate) = table.slots.take(session.id, &lock);
+        let named = (session.id, slot);
+        let key = Names::place(&lock, named.0, named.1);
+        let known_start = session.term().start;
+        let state = State {
+            session,
+            next_session: None,
+            phase: Phase::Waiting,
+            created: 0,
+            deleted: 0,
+            revision: 0,
+            before: None,
+            holder: None,
+            first_at: None,
+            doubts: 0,
+            known_start,
+            keep_until,
+            again: None,
+        };
+        let attempt = Arc::new(Attempt {
+            id: claim.attempt,
+            lock,
+            key,
+            record: claim.record.clone(),
+            named,
+            gate,
+            turn: Notify::new(),
+            making: Arc::default(),
+            state: Mutex::new(state),
+        });
         table.agenda.insert((look, attempt.id));
         table.by_key.insert(attempt.key.clone(), attempt.id);
         table.all.insert(attempt.id, attempt.clone());
+        attempt
     }
 
-    /// Forgets an attempt, unless another has taken its id since.
+    /// Forgets an attempt, and wakes who waits for its end.
     pub(super) fn remove(&self, attempt: &Attempt) {
         let mut table = self.table();
-        if table.all.get(&attempt.id).is_some_and(|other| other.key == attempt.key) {
-            table.all.remove(&attempt.id);
+        if !table.has(attempt) {
+            return;
         }
+        table.all.remove(&attempt.id);
         table.by_key.remove(&attempt.key);
-        if let Some(before) = &attempt.state().before {
-            table.unlink(before, attempt.id);
+        if table.holders.get(&attempt.lock) == Some(&attempt.id) {
+            table.holders.remove(&attempt.lock);
         }
+        let (before, created, doubts) = {
+            let state = attempt.state();
+            (state.before.clone(), state.created, state.doubts)
+        };
+        if let Some(before) = before {
+            table.unlink(&before, attempt.id);
+        }
+        if doubts == 0 {
+            table.slots.give_back(attempt.named.0, &attempt.lock, attempt.named.1);
+        }
+        table.wake_behind(&attempt.key, created + 1);
     }
 
     /// From now on the end of `before` is what `attempt` waits for.
-    pub(super) fn put_behind(&self, attempt: &Attempt, before: Option<Vec<u8>>) {
+    pub(super) fn put_behind(&self, attempt: &Attempt, before: Option<Mark>) {
         let mut table = self.table();
-        let mut state = attempt.state();
-        if state.before == before {
-            return;
+        let old = std::mem::replace(&mut attempt.state().before, before.clone());
+        if let Some(old) = old {
+            table.unlink(&old, attempt.id);
         }
-        if let Some(old) = &state.before {
-            table.unlink(old, attempt.id);
+        if let Some(before) = before
+            && table.has(attempt)
+        {
+            table.behind.entry(before).or_default().push(attempt.id);
         }
-        if let Some(before) = &before {
-            table.behind.insert(before.clone(), attempt.id);
-        }
-        state.before = before;
     }
 
-    /// A key was deleted: wakes who waits for that, and answers whose key it was.
-    pub(super) fn deleted(&self, key: &[u8]) -> Option<Arc<Attempt>> {
+    /// The one who waits in the queue of the same lock for the end of `mark`.
+    pub(super) fn next_after(&self, mark: &Mark, lock: &[u8]) -> Option<Arc<Attempt>> {
+        let table = self.table();
+        let mut waiters = table.behind.get(mark)?.iter().filter_map(|id| table.all.get(id));
+        waiters.find(|waiter| waiter.lock == lock).cloned()
+    }
+
+    /// Whether `mark` is the key of an attempt of this client, whose end wakes who waits for it.
+    pub(super) fn is_own(&self, mark: &Mark) -> bool {
+        self.owner_of(&mark.key).is_some_and(|attempt| attempt.state().created == mark.created)
+    }
+
+    /// Whether `mark` is just being deleted by this client: the answer says who is next.
+    pub(super) fn is_leaving(&self, mark: &Mark) -> bool {
+        self.owner_of(&mark.key).is_some_and(|attempt| {
+            let state = attempt.state();
+            state.created == mark.created && matches!(state.phase, Phase::Leaving { .. })
+        })
+    }
+
+    /// A key was deleted at `revision`: wakes who waits for that, and answers whose key it was.
+    pub(super) fn deleted(&self, key: &[u8], revision: i64) -> Option<Arc<Attempt>> {
         let mut table = self.table();
-        if let Some(next) = table.behind.remove(key)
-            && let Some(next) = table.all.get(&next)
-        {
-            next.turn.notify_one();
+        table.wake_behind(key, revision);
+        table.owner_of(key)
+    }
+
+    /// The key of `attempt` may be gone: wakes who waits for that.
+    pub(super) fn wake_behind(&self, attempt: &Attempt) {
+        // A key that is given up was made before any revision to come.
+        self.table().wake_behind(&attempt.key, i64::MAX);
+    }
+
+    /// `attempt` has the lock now.
+    pub(super) fn set_holder(&self, attempt: &Attempt) {
+        let mut table = self.table();
+        if table.has(attempt) {
+            table.holders.insert(attempt.lock.clone(), attempt.id);
         }
-        let own = table.by_key.get(key)?;
-        table.all.get(own).cloned()
+    }
+
+    /// Who has the lock at `lock`, if it is an attempt of this client.
+    pub(super) fn holder(&self, lock: &[u8]) -> Option<(Mark, Holder)> {
+        let table = self.table();
+        let attempt = table.all.get(table.holders.get(lock)?)?;
+        let mark = attempt.mark()?;
+        let token = FencingToken::new(mark.created.unsigned_abs());
+        Some((mark, Holder::new(Some(attempt.record.clone()), Some(token))))
+    }
+
+    /// Whether the lock at `lock` is just changing hands in this client, so that a release is on its way or soon will be.
+    pub(super) fn is_hot(&self, lock: &[u8], now: Moment) -> bool {
+        let table = self.table();
+        let holder = table.holders.get(lock).and_then(|id| table.all.get(id));
+        holder.is_some_and(|holder| match holder.state().phase {
+            Phase::Waiting | Phase::Leaving { .. } => true,
+            Phase::Held(since) => now.since(since) < HOT,
+            Phase::Gone => false,
+        })
     }
 
     /// Those that have to be looked after now.
@@ -174,7 +295,7 @@ impl Attempts {
     /// Looks after an attempt again, if it is still there.
     pub(super) fn look_again(&self, attempt: &Attempt, look: Moment) {
         let mut table = self.table();
-        if table.all.contains_key(&attempt.id) {
+        if table.has(attempt) {
             table.agenda.insert((look, attempt.id));
         }
     }
@@ -183,10 +304,19 @@ impl Attempts {
         self.table().all.values().cloned().collect()
     }
 
+    /// A lease is gone: no request can hang anything on it any more.
+    pub(super) fn forget_lease(&self, lease: i64) {
+        self.table().slots.forget(lease);
+    }
+
     /// The hold of the lock at `lock` that has this create revision.
     pub(super) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Attempt>> {
         let table = self.table();
         table.all.values().find(|attempt| attempt.lock == lock && attempt.state().created == created).cloned()
+    }
+
+    fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
+        self.table().owner_of(key)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -195,9 +325,31 @@ impl Attempts {
 }
 
 impl Table {
-    fn unlink(&mut self, before: &[u8], id: AttemptId) {
-        if self.behind.get(before) == Some(&id) {
-            self.behind.remove(before);
+    /// Whether this very attempt is here: another may have taken its id, or its key, since it was forgotten.
+    fn has(&self, attempt: &Attempt) -> bool {
+        self.all.get(&attempt.id).is_some_and(|other| std::ptr::eq(&raw const **other, attempt))
+    }
+
+    fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
+        self.all.get(self.by_key.get(key)?).cloned()
+    }
+
+    /// Wakes who waits for the end of a key of this name that was made before `revision`.
+    fn wake_behind(&mut self, key: &[u8], revision: i64) {
+        let made = |created| Mark { key: key.to_vec(), created };
+        let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(mark, _)| mark.clone()).collect();
+        for mark in ended {
+            let waiters = self.behind.remove(&mark).unwrap_or_default();
+            waiters.iter().filter_map(|id| self.all.get(id)).for_each(|next| next.turn.notify_one());
+        }
+    }
+
+    fn unlink(&mut self, before: &Mark, id: AttemptId) {
+        if let Some(waiters) = self.behind.get_mut(before) {
+            waiters.retain(|other| *other != id);
+            if waiters.is_empty() {
+                self.behind.remove(before);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::attempt::{Attempt, Attempts, Phase};
+use super::attempt::{Attempt, Attempts, Mark, Phase};
 use super::client::{Client, PATIENCE};
 use super::failure::{Failure, Fault};
 use super::horizon::Horizon;
@@ -14,10 +14,11 @@ use super::housekeeping::WATCH_AFTER;
 use super::messages::PutRequest;
 use super::names::Names;
 use super::queue::{self, View};
+use super::rides::Rides;
 use super::session::{self, Session, Sessions};
 use super::watches::Watches;
 use super::{EtcdCompare, entry};
-use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Lease, Losses, Release, Renewal, Wake};
+use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Lease, Losses, Renewal};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
@@ -28,6 +29,9 @@ use crate::token::FencingToken;
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
 const LONGEST_POLL: Duration = Duration::from_secs(20);
 
+/// How long a new place in the queue of a lock that changes hands quickly waits for the next release to go along with.
+const RIDE: Duration = Duration::from_millis(3);
+
 /// What all of one client's requests and tasks share.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -37,9 +41,10 @@ pub(super) struct Engine {
     pub(super) sessions: Sessions,
     pub(super) attempts: Attempts,
     pub(super) watches: Watches,
+    pub(super) rides: Rides,
+    pub(super) horizon: Horizon,
     losses: OnceLock<Losses>,
     dial_timeout: Duration,
-    horizon: Horizon,
     tasks: Mutex<Tasks>,
 }
 
@@ -48,15 +53,6 @@ struct Tasks {
     set: JoinSet<()>,
     started: bool,
     stopped: bool,
-}
-
-/// A task that ends when nobody waits for it any more.
-struct Running(AbortHandle);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Engine {
@@ -68,9 +64,10 @@ impl Engine {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             watches: Watches::default(),
+            rides: Rides::default(),
+            horizon: Horizon::default(),
             losses: OnceLock::new(),
             dial_timeout,
-            horizon: Horizon::default(),
             tasks: Mutex::default(),
         }
     }
@@ -115,7 +112,12 @@ impl Engine {
                 Ok(view) if view.own.is_none() && (created != 0 || claim.queue) => self.key_lost(&attempt),
                 Ok(view) => {
                     self.horizon.check(before, view.header)?;
-                    return Ok(self.answer(&attempt, claim, view));
+                    if !view.is_ours(&attempt.key) {
+                        return Ok(Claimed::Busy(self.line(&attempt, claim, view)));
+                    }
+                    if let Some(grant) = self.grant(&attempt, view.header.revision) {
+                        return Ok(Claimed::Granted(grant));
+                    }
                 }
             }
         }
@@ -149,10 +151,8 @@ impl Engine {
             return Ok(Some(attempt));
         }
         let lock = self.names.lock(&claim.key);
-        let key = Names::place(&lock, session.id, claim.attempt);
-        let attempt = Arc::new(Attempt::new(claim.attempt, lock, key, session, keep_until));
-        self.attempts.insert(&attempt, self.clock.now().after(WATCH_AFTER));
-        Ok(Some(attempt))
+        let look = self.clock.now().after(WATCH_AFTER);
+        Ok(Some(self.attempts.begin(claim, lock, session, keep_until, look)))
     }
 
     /// Makes the key. That goes on when the caller's future is dropped: only when its end is known can it be undone.
@@ -161,52 +161,96 @@ impl Engine {
         let session = attempt.state().session.clone();
         let ttl_ms = u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX);
         let value = entry::write(&claim.record, claim.attempt, ttl_ms, session.id);
-        let put = PutRequest { key: attempt.key.clone(), value, lease: session.id, ignore_value: false };
+        let put = PutRequest { key: attempt.key.clone(), value, lease: session.id, ..PutRequest::default() };
         let (tell, told) = oneshot::channel();
         let (engine, attempt, queue) = (self.clone(), attempt.clone(), claim.queue);
         self.run(async move {
-            let outcome = queue::join(&engine.client, &attempt.lock, put, queue, PATIENCE).await;
-            let mut state = attempt.state();
-            match &outcome {
-                Ok(view) => state.created = view.own.unwrap_or(0),
-                Err(failure) => state.doubtful |= failure.fault == Fault::Unknown,
+            let outcome = engine.join(&attempt, put, queue).await;
+            {
+                let mut state = attempt.state();
+                match &outcome {
+                    Ok(view) => {
+                        state.created = view.own.unwrap_or(0);
+                        // It was made by one of the requests that were not answered.
+                        let was_there = view.own.is_some() && !view.is_new;
+                        state.doubts = state.doubts.saturating_sub(u32::from(was_there));
+                    }
+                    Err(failure) => state.doubts += u32::from(failure.fault == Fault::Unknown),
+                }
             }
-            drop((state, making));
+            // At once, and not when the caller comes to it: the one before may leave right now.
+            if let Ok(view) = &outcome
+                && view.own.is_some()
+                && view.before.is_some()
+            {
+                engine.attempts.put_behind(&attempt, view.before.clone());
+            }
+            drop(making);
             let _ = tell.send(outcome);
         });
         told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")))
     }
 
-    /// What the queue means for the claim.
-    fn answer(&self, attempt: &Attempt, claim: &Claim, view: View) -> Claimed {
-        if view.is_ours(&attempt.key) {
-            return Claimed::Granted(self.grant(attempt, &view));
+    async fn join(&self, attempt: &Attempt, put: PutRequest, queue: bool) -> Result<View, Failure> {
+        // The gate is never closed.
+        let _passing = attempt.gate.acquire().await;
+        let is_fresh = attempt.state().doubts == 0;
+        // Another attempt of this client has the lock: who it is need not be asked.
+        if queue
+            && is_fresh
+            && self.attempts.holder(&attempt.lock).is_some()
+            && let Some(view) = self.line_up(attempt, put.clone()).await?
+        {
+            return Ok(view);
         }
-        let holder = holder_in(&view).map(|(_, holder)| holder);
-        let doubtful = attempt.state().doubtful;
+        queue::join(&self.client, &attempt.lock, put, queue, PATIENCE).await
+    }
+
+    /// Makes the key behind others: with the next release if the lock changes hands quickly, by a request of its own if not.
+    async fn line_up(&self, attempt: &Attempt, put: PutRequest) -> Result<Option<View>, Failure> {
+        if self.attempts.is_hot(&attempt.lock, self.clock.now()) {
+            let mut told = self.rides.offer(&attempt.lock, attempt.id, put.clone());
+            let arrival = tokio::time::timeout(RIDE, &mut told).await;
+            let arrival = match arrival {
+                Ok(arrival) => Some(arrival),
+                Err(_) if self.rides.withdraw(&attempt.lock, attempt.id) => None,
+                // It is on its way.
+                Err(_) => Some(told.await),
+            };
+            if let Some(arrival) = arrival {
+                return arrival.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
+            }
+        }
+        queue::line_up(&self.client, &attempt.lock, put, PATIENCE).await
+    }
+
+    /// The lock is not ours: keeps a place in the queue, or none.
+    fn line(&self, attempt: &Attempt, claim: &Claim, view: View) -> Busy {
+        let doubts = attempt.state().doubts;
+        let holder = self.holder_in(attempt, &view).map(|(_, holder)| holder);
         if claim.queue {
             self.note(attempt, view);
-        } else if !doubtful {
+        } else if doubts == 0 {
             self.attempts.remove(attempt);
         }
-        Claimed::Busy(busy(holder, claim))
+        busy(holder, claim)
     }
 
     /// Asks only whether anything has changed for an attempt that waits: reading a long queue costs the server
     /// something, and everybody in it asks from time to time. `None`: read the queue.
-    async fn glance(&self, attempt: &Attempt, claim: &Claim) -> Result<Option<Busy>> {
-        let (created, before, holder) = {
+    pub(super) async fn glance(&self, attempt: &Attempt, claim: &Claim) -> Result<Option<Busy>> {
+        let (own, before, holder) = {
             let state = attempt.state();
+            let own = Mark { key: attempt.key.clone(), created: state.created };
             match (state.phase, &state.before, &state.holder) {
-                (Phase::Waiting, Some(before), Some(holder)) => (state.created, before.clone(), holder.clone()),
+                (Phase::Waiting, Some(before), Some(holder)) => (own, before.clone(), holder.clone()),
                 _ => return Ok(None),
             }
         };
         let horizon = self.horizon.now();
-        let others = [before.as_slice(), holder.0.as_slice()];
-        let (own, others, header) = queue::glance(&self.client, &attempt.key, created, others).await?;
+        let (are_there, header) = queue::glance(&self.client, [&own, &before, &holder.0]).await?;
         self.horizon.check(horizon, header)?;
-        if !own || others != [true, true] {
+        if are_there.contains(&false) {
             return Ok(None);
         }
         let mut state = attempt.state();
@@ -214,81 +258,46 @@ impl Engine {
         Ok(Some(busy(Some(holder.1), claim)))
     }
 
-    /// The lock is ours.
-    fn grant(&self, attempt: &Attempt, view: &View) -> Grant {
+    /// The lock is ours, as of `revision`; `None` when it is known that it was lost or given up since.
+    pub(super) fn grant(&self, attempt: &Attempt, revision: i64) -> Option<Grant> {
         let mut state = attempt.state();
-        let term = state.session.term();
-        if !matches!(state.phase, Phase::Held(_)) {
-            state.phase = Phase::Held(self.clock.now());
+        if state.deleted > state.created {
+            drop(state);
+            self.key_lost(attempt);
+            return None;
         }
-        state.revision = state.revision.max(view.header.revision);
+        let term = state.session.term();
+        match state.phase {
+            Phase::Held(_) => {}
+            Phase::Waiting => state.phase = Phase::Held(self.clock.now()),
+            Phase::Leaving { .. } | Phase::Gone => return None,
+        }
+        state.revision = state.revision.max(revision);
         state.known_start = term.start;
         state.keep_until = state.keep_until.max(term.start.after(term.ttl));
         let token = FencingToken::new(state.created.unsigned_abs());
         drop(state);
         self.attempts.put_behind(attempt, None);
-        Grant::new(token, Some(term))
+        self.attempts.set_holder(attempt);
+        Some(Grant::new(token, Some(term)))
     }
 
     /// Keeps what was read of the queue for the wait that follows.
-    fn note(&self, attempt: &Attempt, view: View) {
+    pub(super) fn note(&self, attempt: &Attempt, view: View) {
+        let holder = self.holder_in(attempt, &view);
         {
             let mut state = attempt.state();
             state.revision = view.header.revision;
-            state.holder = holder_in(&view);
+            state.holder = holder;
         }
         self.attempts.put_behind(attempt, view.before);
     }
 
-    /// Waits on the keeper's runtime, where the watch and the connection are: between the end of one hold and the
-    /// beginning of the next there is no other thread to wake.
-    pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
-        let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
-        let (tell, told) = oneshot::channel();
-        let (engine, claim) = (self.clone(), claim.clone());
-        let waiting = self.run(async move {
-            let _ = tell.send(engine.wait_for_turn(&attempt, &claim).await);
-        });
-        let _waiting = waiting.map(Running);
-        told.await.unwrap_or(Wake::Retry)
-    }
-
-    async fn wait_for_turn(&self, attempt: &Attempt, claim: &Claim) -> Wake {
-        loop {
-            let (revision, created, before) = {
-                let state = attempt.state();
-                if state.phase != Phase::Waiting || state.created == 0 {
-                    return Wake::Retry;
-                }
-                (state.revision, state.created, state.before.clone())
-            };
-            let mut sight = self.watches.watch(&attempt.lock, 0, self.clock.now());
-            let is_my_turn = before.is_none_or(|before| self.watches.saw_deletion(&attempt.lock, &before));
-            if !is_my_turn && sight.misses(revision) {
-                // The watch began after we looked.
-                match self.glance(attempt, claim).await {
-                    Ok(Some(_)) => continue,
-                    Ok(None) => {}
-                    Err(_) => return Wake::Retry,
-                }
-            } else if !is_my_turn {
-                tokio::select! {
-                    () = attempt.turn.notified() => {}
-                    () = sight.missed(revision) => continue,
-                }
-                if attempt.state().phase != Phase::Waiting {
-                    return Wake::Retry;
-                }
-            }
-            let horizon = self.horizon.now();
-            match queue::look(&self.client, &attempt.lock, &attempt.key, created).await {
-                Ok(view) if self.horizon.check(horizon, view.header).is_err() => return Wake::Retry,
-                Ok(view) if view.is_ours(&attempt.key) => return Wake::Granted(self.grant(attempt, &view)),
-                Ok(view) if view.own.is_some() => self.note(attempt, view),
-                // The claim that follows finds out what to do about it.
-                Ok(_) | Err(_) => return Wake::Retry,
-            }
-        }
+    /// Who has the lock, by the key of that hold; as this client knows it where the answer does not tell.
+    fn holder_in(&self, attempt: &Attempt, view: &View) -> Option<(Mark, Holder)> {
+        let Some(first) = &view.first else { return self.attempts.holder(&attempt.lock) };
+        let mark = Mark { key: first.key.clone(), created: first.create_revision };
+        Some((mark, holder_of(&first.value, first.create_revision)))
     }
 
     pub(super) async fn renew(self: &Arc<Self>, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -349,32 +358,6 @@ impl Engine {
         Ok(Some(session))
     }
 
-    pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
-        let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
-        let _made = attempt.making.lock().await;
-        let (created, was_held, repeated) = {
-            let mut state = attempt.state();
-            let repeated = matches!(state.phase, Phase::Leaving { .. });
-            let was_held = matches!(state.phase, Phase::Held(_) | Phase::Leaving { was_held: true });
-            state.phase = Phase::Leaving { was_held };
-            (state.created, was_held, repeated)
-        };
-        let deleted = queue::leave(&self.client, &attempt.key, created).await?;
-        let doubtful = attempt.state().doubtful && created == 0;
-        if doubtful && !deleted {
-            // The request that makes the key may still be on its way: housekeeping deletes it when it comes.
-            let mut state = attempt.state();
-            let now = self.clock.now();
-            state.again.get_or_insert((now, now));
-            state.session.retire();
-        } else {
-            self.attempts.remove(&attempt);
-        }
-        // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
-        let by_us = deleted || (repeated && !attempt.state().session.is_gone());
-        Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
-    }
-
     pub(super) async fn close(&self) -> Result<()> {
         let held = |attempt: &Arc<Attempt>| {
             let state = attempt.state();
@@ -414,16 +397,21 @@ impl Engine {
                 self.key_lost(&attempt);
             }
         }
+        self.attempts.forget_lease(session.id);
     }
 
-    /// The key of an attempt is gone.
+    /// The key of an attempt is gone, with its lease or by somebody's hand.
     pub(super) fn key_lost(&self, attempt: &Attempt) {
+        self.key_lost_to(attempt, LossReason::Revoked);
+    }
+
+    fn key_lost_to(&self, attempt: &Attempt, reason: LossReason) {
         let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
         self.attempts.remove(attempt);
         match phase {
             Phase::Held(_) => {
                 if let Some(losses) = self.losses.get() {
-                    losses.push(attempt.id, LossReason::Revoked);
+                    losses.push(attempt.id, reason);
                 }
             }
             Phase::Waiting => attempt.turn.notify_one(),
@@ -432,12 +420,28 @@ impl Engine {
     }
 
     /// A watch saw that a key was deleted.
-    fn deleted(&self, key: &[u8], revision: i64) {
-        let Some(attempt) = self.attempts.deleted(key) else { return };
+    fn deleted(self: &Arc<Self>, key: &[u8], revision: i64) {
+        let Some(attempt) = self.attempts.deleted(key, revision) else { return };
+        let (created, phase) = {
+            let mut state = attempt.state();
+            state.deleted = state.deleted.max(revision);
+            (state.created, state.phase)
+        };
         // An older key of the same name says nothing about this one.
-        let is_this_one = { (1..revision).contains(&attempt.state().created) };
-        if is_this_one {
-            self.key_lost(&attempt);
+        if !(1..revision).contains(&created) {
+            return;
+        }
+        match phase {
+            Phase::Held(_) => {
+                let engine = self.clone();
+                self.run(async move {
+                    let broken = queue::was_broken(&engine.client, &attempt.key, created, revision).await;
+                    engine.key_lost_to(&attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
+                });
+            }
+            Phase::Waiting => self.key_lost(&attempt),
+            // What we delete ourselves is no loss.
+            Phase::Leaving { .. } | Phase::Gone => {}
         }
     }
 
@@ -474,10 +478,6 @@ impl Engine {
 /// Who has a lock, by the value and the create revision of the first key.
 pub(super) fn holder_of(value: &[u8], created: i64) -> Holder {
     Holder::new(entry::read(value), Some(FencingToken::new(created.max(0).unsigned_abs())))
-}
-
-fn holder_in(view: &View) -> Option<(Vec<u8>, Holder)> {
-    view.first.as_ref().map(|first| (first.key.clone(), holder_of(&first.value, first.create_revision)))
 }
 
 fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {

@@ -10,6 +10,9 @@ use crate::token::AttemptId;
 /// Longer values are not ours: owner, label, host and user are short.
 const MAX_BYTES: usize = 4096;
 
+/// The field of a hold that is ended by force. Its old holder finds it in the history.
+const BROKEN: &str = "broken";
+
 /// The value of a key.
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
@@ -26,6 +29,21 @@ pub(super) fn write(record: &Record, attempt: AttemptId, ttl_ms: u64, lease: i64
     let entry = Entry { record: record.clone(), attempt: attempt.to_string(), ttl_ms, lease: format!("{lease:x}") };
     // Text and numbers always have a JSON form.
     serde_json::to_vec(&entry).unwrap_or_default()
+}
+
+/// The same value with a mark that the hold is ended by force, and why; `None` when it is not one of ours.
+pub(super) fn mark_broken(value: &[u8], reason: &str) -> Option<Vec<u8>> {
+    read(value)?;
+    let mut entry: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(value).ok()?;
+    let reason: String = reason.chars().filter(|c| !c.is_control()).take(MAX_TEXT_BYTES / 4).collect();
+    entry.insert(BROKEN.into(), reason.into());
+    serde_json::to_vec(&entry).ok()
+}
+
+/// Whether a value has that mark.
+pub(super) fn is_broken(value: &[u8]) -> bool {
+    let entry: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(value).ok();
+    entry.is_some_and(|entry| entry.contains_key(BROKEN))
 }
 
 /// Reads a value; `None` when it is not one of ours. It may come from anybody, so nothing in it is believed but text to
@@ -59,6 +77,10 @@ mod tests {
         );
         let value = write(&record, AttemptId::random(), 10_000, 0x2a);
         assert_eq!(*read(&value).unwrap(), record);
+        let broken = mark_broken(&value, "stuck\n").unwrap();
+        assert_eq!(*read(&broken).unwrap(), record, "it is still readable");
+        assert!(is_broken(&broken) && !is_broken(&value));
+        assert_eq!(mark_broken(b"", "stuck"), None);
         assert!(String::from_utf8(value).unwrap().contains(r#""lease":"2a""#));
     }
 

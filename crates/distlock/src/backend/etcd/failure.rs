@@ -7,7 +7,7 @@ use tonic::{Code, ConnectError, Status};
 use crate::error::{Error, ErrorKind};
 
 /// Why a request failed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Failure {
     pub(super) fault: Fault,
     message: String,

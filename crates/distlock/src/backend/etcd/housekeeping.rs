@@ -56,9 +56,9 @@ impl Engine {
                 return now.after(TICK);
             }
             Phase::Waiting => {
-                // Who waits keeps its watch; who has not come to wait yet opens none.
-                let waits = attempt.state().before.is_some();
-                if waits {
+                // Who waits for another client keeps its watch; who has not come to wait yet opens none.
+                let before = attempt.state().before.clone();
+                if before.is_some_and(|before| !self.attempts.is_own(&before)) {
                     self.watches.watch(&attempt.lock, 0, now);
                 }
             }
@@ -97,14 +97,9 @@ impl Engine {
         self.run(async move {
             // The one before is still at it.
             let Ok(_alone) = attempt.making.try_lock() else { return };
-            let (created, doubtful) = {
-                let state = attempt.state();
-                (state.created, state.doubtful)
-            };
-            if let Ok(deleted) = queue::leave(&engine.client, &attempt.key, created).await
-                && (deleted || created != 0 || !doubtful)
-            {
-                engine.attempts.remove(&attempt);
+            let created = attempt.state().created;
+            if let Ok(left) = queue::leave(&engine.client, &attempt.key, created, None).await {
+                engine.has_left(&attempt, created, left.deleted);
             }
         });
     }

@@ -35,7 +35,7 @@ impl Engine {
         self.show(key.clone(), queue, &mut HashMap::new()).await
     }
 
-    pub(super) async fn force_release(&self, key: &Key, token: FencingToken) -> Result<()> {
+    pub(super) async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let lock = self.names.lock(key);
         let mut queue = queue::list(&self.client, &lock).await?;
         queue.sort_by_key(|kv| kv.create_revision);
@@ -43,10 +43,15 @@ impl Engine {
         let first = queue.first().filter(|first| first.create_revision.unsigned_abs() == token.get());
         let first = first.ok_or_else(not_held)?;
         let place = self.names.parse(&first.key);
-        if entry::read(&first.value).is_none() && place.is_none_or(|place| place.attempt.is_some()) {
+        if entry::read(&first.value).is_none() && place.is_none_or(|place| place.is_ours) {
             return Err(Error::new(ErrorKind::Foreign, "what holds it was not written by a lock client"));
         }
-        if queue::leave(&self.client, &first.key, first.create_revision).await? { Ok(()) } else { Err(not_held()) }
+        // The mark tells the old holder what its lock was lost to. A server that is full refuses it, and still deletes.
+        if let Some(value) = entry::mark_broken(&first.value, reason) {
+            let _ = queue::rewrite(&self.client, &first.key, first.create_revision, value).await;
+        }
+        let left = queue::leave(&self.client, &first.key, first.create_revision, None).await?;
+        if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 
     /// Puts a queue into words. The time that is left of each lease is asked for once.

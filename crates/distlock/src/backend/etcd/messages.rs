@@ -80,6 +80,8 @@ pub(super) struct PutRequest {
     pub(super) lease: i64,
     #[prost(bool, tag = "5")]
     pub(super) ignore_value: bool,
+    #[prost(bool, tag = "6")]
+    pub(super) ignore_lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -102,7 +104,7 @@ pub(super) struct DeleteRangeResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
     pub(super) request: Option<Request>,
 }
 
@@ -114,6 +116,8 @@ pub(super) enum Request {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     DeleteRange(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 impl From<Request> for RequestOp {
@@ -124,7 +128,7 @@ impl From<Request> for RequestOp {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Response", tags = "1, 2, 3")]
+    #[prost(oneof = "Response", tags = "1, 2, 3, 4")]
     pub(super) response: Option<Response>,
 }
 
@@ -136,6 +140,8 @@ pub(super) enum Response {
     Put(PutResponse),
     #[prost(message, tag = "3")]
     DeleteRange(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]

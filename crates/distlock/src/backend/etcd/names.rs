@@ -1,11 +1,10 @@
-//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + attempt id`.
+//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`.
 //!
 //! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
 //! were made, so they queue with us. Names nest there: who waits for `a` also counts the keys of `a/b`. So a slash in a
 //! name is escaped, unless names are to be taken verbatim.
 
 use crate::key::Key;
-use crate::token::AttemptId;
 
 /// The layout of one client's keys.
 #[derive(Debug, Clone)]
@@ -18,8 +17,8 @@ pub(super) struct Names {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) key: Key,
-    /// `None`: a key in the layout of Go's client.
-    pub(super) attempt: Option<AttemptId>,
+    /// Whether it is in our own layout, and not in that of Go's client.
+    pub(super) is_ours: bool,
 }
 
 impl Names {
@@ -43,10 +42,11 @@ impl Names {
         all.into_bytes()
     }
 
-    /// The key of one attempt.
-    pub(super) fn place(lock: &[u8], lease: i64, attempt: AttemptId) -> Vec<u8> {
+    /// The key of one attempt. Two of one lease must not have the same number at the same time: whoever makes a key that
+    /// is there already takes it for its own.
+    pub(super) fn place(lock: &[u8], lease: i64, slot: u32) -> Vec<u8> {
         let mut key = lock.to_vec();
-        key.extend_from_slice(format!("{lease:x}-{attempt}").as_bytes());
+        key.extend_from_slice(format!("{lease:x}-{slot:x}").as_bytes());
         key
     }
 
@@ -54,14 +54,14 @@ impl Names {
     pub(super) fn parse(&self, key: &[u8]) -> Option<Place> {
         let text = std::str::from_utf8(key).ok()?.strip_prefix(self.prefix.as_str())?;
         let (name, tail) = text.rsplit_once('/')?;
-        let (lease, attempt) = match tail.split_once('-') {
-            Some((lease, attempt)) => (lease, Some(attempt.parse().ok()?)),
-            None => (tail, None),
+        let (lease, slot) = tail.split_once('-').map_or((tail, None), |(lease, slot)| (lease, Some(slot)));
+        let is_hex = |text: &str, longest: usize| {
+            (1..=longest).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
         };
-        let is_hex = !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_place = is_hex(lease, 16) && slot.is_none_or(|slot| is_hex(slot, 8));
+        is_place.then_some(())?;
         let name = if self.verbatim { name.to_owned() } else { unescape(name) };
-        is_hex.then_some(())?;
-        Some(Place { key: Key::new(name).ok()?, attempt })
+        Some(Place { key: Key::new(name).ok()?, is_ours: slot.is_some() })
     }
 }
 
@@ -95,13 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_prefix_name_lease_and_attempt() {
-        let attempt: AttemptId = "000102030405060708090a0b0c0d0e0f".parse().unwrap();
+    fn a_key_is_prefix_name_lease_and_number() {
         let lock = names("locks/", false).lock(&key("a/b"));
         assert_eq!(lock, b"locks/a%2Fb/");
-        let place = Names::place(&lock, 0x1f, attempt);
-        assert_eq!(place, b"locks/a%2Fb/1f-000102030405060708090a0b0c0d0e0f");
-        assert_eq!(names("locks/", false).parse(&place), Some(Place { key: key("a/b"), attempt: Some(attempt) }));
+        let place = Names::place(&lock, 0x1f, 10);
+        assert_eq!(place, b"locks/a%2Fb/1f-a");
+        assert_eq!(names("locks/", false).parse(&place), Some(Place { key: key("a/b"), is_ours: true }));
         assert_eq!(names("", true).lock(&key("a/b")), b"a/b/");
     }
 
@@ -111,7 +110,7 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for name in all {
             let lock = names("p", false).lock(&key(name));
-            let place = Names::place(&lock, 7, AttemptId::random());
+            let place = Names::place(&lock, 7, 0);
             assert_eq!(names("p", false).parse(&place).unwrap().key, key(name), "{name}");
             assert!(seen.insert(lock));
         }
@@ -120,8 +119,10 @@ mod tests {
     #[test]
     fn go_keys_are_known_and_strangers_are_not() {
         let names = names("", true);
-        assert_eq!(names.parse(b"a/b/694d7c3b5a9f1c02"), Some(Place { key: key("a/b"), attempt: None }));
-        for other in ["config", "a/readme", "a/12-xyz", "a/-1", "a/", "/12", "a/11112222333344445"] {
+        assert_eq!(names.parse(b"a/b/694d7c3b5a9f1c02"), Some(Place { key: key("a/b"), is_ours: false }));
+        for other in
+            ["config", "a/readme", "a/12-xyz", "a/12-", "a/12-123456789", "a/-1", "a/", "/12", "a/11112222333344445"]
+        {
             assert_eq!(names.parse(other.as_bytes()), None, "{other}");
         }
     }

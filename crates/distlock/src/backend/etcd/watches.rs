@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
+use super::attempt::Mark;
 use super::client::Client;
 use super::failure::{Failure, Fault};
 use super::messages::{
@@ -51,8 +52,8 @@ struct LockWatch {
     /// Where to go on when the stream is opened again; 0: from now on.
     next: i64,
     used: Moment,
-    /// The keys that were deleted last.
-    deleted: VecDeque<Vec<u8>>,
+    /// The keys that were deleted last, and when.
+    deleted: VecDeque<(Vec<u8>, i64)>,
 }
 
 /// One lock's watch, for who depends on it.
@@ -89,9 +90,10 @@ impl Watches {
         Sight(sight)
     }
 
-    /// Whether `key` of `lock` was deleted a moment ago.
-    pub(super) fn saw_deletion(&self, lock: &[u8], key: &[u8]) -> bool {
-        self.table().by_lock.get(lock).is_some_and(|watch| watch.deleted.iter().any(|deleted| deleted == key))
+    /// Whether the key `mark` of `lock` was deleted a moment ago.
+    pub(super) fn saw_deletion(&self, lock: &[u8], mark: &Mark) -> bool {
+        let is_its_end = |(key, revision): &(Vec<u8>, i64)| *key == mark.key && *revision > mark.created;
+        self.table().by_lock.get(lock).is_some_and(|watch| watch.deleted.iter().any(is_its_end))
     }
 
     /// Ends the watches that nobody has needed for a while.
@@ -214,7 +216,7 @@ impl Watches {
             if watch.deleted.len() == REMEMBERED {
                 watch.deleted.pop_front();
             }
-            watch.deleted.push_back(kv.key.clone());
+            watch.deleted.push_back((kv.key.clone(), kv.mod_revision));
             keys.push(kv);
         }
         drop(table);

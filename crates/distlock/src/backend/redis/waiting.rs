@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,11 +20,15 @@ pub(super) struct Waiting {
     drift: f64,
     losses: Losses,
     table: Mutex<HashMap<AttemptId, Place>>,
+    /// How often everybody had to claim again, perhaps from another server with another clock.
+    era: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Place {
     turn: Arc<Notify>,
+    /// The era of the last claim.
+    era: u64,
     /// The last claim that was answered.
     asked: Option<Asked>,
     handed: Option<Handed>,
@@ -42,30 +47,36 @@ struct Handed {
     token: FencingToken,
     granted_us: u64,
     lease: Duration,
+    slot: Option<u32>,
     received: Moment,
 }
 
 impl Waiting {
     pub(super) fn new(attachment: &Attachment) -> Self {
         let Attachment { clock, drift, losses, .. } = attachment.clone();
-        Waiting { clock, drift, losses, table: Mutex::default() }
+        Waiting { clock, drift, losses, table: Mutex::default(), era: AtomicU64::new(0) }
     }
 
     /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
     pub(super) fn enlist(&self, attempt: AttemptId) {
-        let place = || Place { turn: Arc::new(Notify::new()), asked: None, handed: None };
-        self.table().entry(attempt).or_insert_with(place);
+        let place = || Place { turn: Arc::new(Notify::new()), era: 0, asked: None, handed: None };
+        self.table().entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
     }
 
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
     pub(super) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
-        if let Some(place) = self.table().get_mut(&attempt) {
+        let era = self.era.load(Ordering::Acquire);
+        if let Some(place) = self.table().get_mut(&attempt).filter(|place| place.era == era) {
             place.asked = Some(Asked { sent, server_us });
         }
     }
 
     pub(super) fn forget(&self, attempt: AttemptId) {
         self.table().remove(&attempt);
+    }
+
+    pub(super) fn is_enlisted(&self, attempt: AttemptId) -> bool {
+        self.table().contains_key(&attempt)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -93,9 +104,15 @@ impl Waiting {
         }
     }
 
-    /// Everybody claims again: after a reconnect nobody knows what was said in between.
+    /// Everybody claims again: after a reconnect nobody knows what was said in between, nor whose clock the last answer
+    /// was by.
     pub(super) fn wake_all(&self) {
-        self.table().values().for_each(|place| place.turn.notify_one());
+        let mut table = self.table();
+        self.era.fetch_add(1, Ordering::AcqRel);
+        for place in table.values_mut() {
+            place.asked = None;
+            place.turn.notify_one();
+        }
     }
 
     /// Takes a message of our channel; what is not understood is nothing, for the slow poll stands behind it.
@@ -122,6 +139,11 @@ impl Waiting {
                     self.losses.push(attempt, LossReason::Broken);
                 }
             }
+            Some("adopted") => {
+                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
+                    self.losses.push(attempt, LossReason::Adopted);
+                }
+            }
             _ => {}
         }
     }
@@ -131,13 +153,14 @@ impl Waiting {
     }
 }
 
-/// `attempt token granted_us lease_ms`.
+/// `attempt token granted_us lease_ms`, and the slot of a semaphore.
 fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -> Option<(AttemptId, Handed)> {
     let attempt = words.next()?.parse().ok()?;
     let token = words.next()?.parse().ok()?;
     let granted_us = words.next()?.parse().ok()?;
     let lease = Duration::from_millis(words.next()?.parse().ok()?);
-    words.next().is_none().then_some((attempt, Handed { token, granted_us, lease, received }))
+    let slot = words.next().map(str::parse).transpose().ok()?;
+    words.next().is_none().then_some((attempt, Handed { token, granted_us, lease, slot, received }))
 }
 
 impl Handed {
@@ -147,7 +170,7 @@ impl Handed {
     fn grant(self, asked: Asked, drift: f64) -> Grant {
         let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
         let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
-        Grant::new(self.token, Some(Term { start, ttl: self.lease }))
+        Grant { token: self.token, term: Some(Term { start, ttl: self.lease }), slot: self.slot }
     }
 }
 
@@ -209,6 +232,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_answer_by_the_clock_of_an_earlier_server_counts_for_no_grant() {
+        let (clock, _hand) = Clock::manual();
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        waiting.enlist(attempt);
+        waiting.wake_all();
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        assert!(waiting.turn(attempt).await.is_none(), "claims again");
+        waiting.enlist(attempt);
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        assert!(waiting.turn(attempt).await.is_some());
+    }
+
+    #[tokio::test]
     async fn what_is_not_understood_is_ignored() {
         let (clock, _hand) = Clock::manual();
         let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
@@ -219,6 +257,8 @@ mod tests {
             format!("grant {attempt} 42 1"),
             format!("grant {attempt} 42 1 1000 x"),
             format!("grant {attempt} -1 1 1000"),
+            format!("grant {attempt} 42 1 1000 2 x"),
+            "adopted".into(),
             "retry x".into(),
             "lost".into(),
         ];

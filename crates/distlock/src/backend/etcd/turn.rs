@@ -1,0 +1,213 @@
+//! From one holder to the next: waiting for one's turn, and handing the lock over.
+//!
+//! Among the waiters of one client the answer to a release is enough. It says that the holder's key is gone and, as of
+//! the same revision, that the key right behind it is there: keys are only ever added at the end of a queue, so that one
+//! is the first from then on. Whoever waits for the key of another client is told by a watch, and reads the queue itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::attempt::{Attempt, Mark, Phase};
+use super::engine::Engine;
+use super::failure::{Failure, Fault};
+use super::queue::{self, Left, View};
+use super::rides::{Arrival, Ride};
+use crate::backend::{Claim, Release, Wake};
+use crate::error::Result;
+
+/// How long to wait for the answer to our own release when the watch was faster: the answer saves a request.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// A task that ends when nobody waits for it any more.
+struct Running(AbortHandle);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Engine {
+    /// Waits on the keeper's runtime, where the watch and the connection are: between the end of one hold and the
+    /// beginning of the next there is no other thread to wake.
+    pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
+        let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
+        let (tell, told) = oneshot::channel();
+        let (engine, claim) = (self.clone(), claim.clone());
+        let waiting = self.run(async move {
+            let _ = tell.send(engine.wait_for_turn(&attempt, &claim).await);
+        });
+        let _waiting = waiting.map(Running);
+        told.await.unwrap_or(Wake::Retry)
+    }
+
+    async fn wait_for_turn(&self, attempt: &Attempt, claim: &Claim) -> Wake {
+        loop {
+            let (revision, created, before, first_at) = {
+                let state = attempt.state();
+                if state.phase != Phase::Waiting || state.created == 0 {
+                    return Wake::Retry;
+                }
+                (state.revision, state.created, state.before.clone(), state.first_at)
+            };
+            if let Some(revision) = first_at {
+                return self.grant(attempt, revision).map_or(Wake::Retry, Wake::Granted);
+            }
+            if let Some(before) = before {
+                match self.wait_for_end(attempt, &before, revision, claim).await {
+                    Told::Look => {}
+                    Told::Again => continue,
+                    Told::Nothing => return Wake::Retry,
+                }
+            }
+            let horizon = self.horizon.now();
+            match queue::look(&self.client, &attempt.lock, &attempt.key, created).await {
+                Ok(view) if self.horizon.check(horizon, view.header).is_err() => return Wake::Retry,
+                Ok(view) if view.is_ours(&attempt.key) => {
+                    return self.grant(attempt, view.header.revision).map_or(Wake::Retry, Wake::Granted);
+                }
+                Ok(view) if view.own.is_some() => self.note(attempt, view),
+                // The claim that follows finds out what to do about it.
+                Ok(_) | Err(_) => return Wake::Retry,
+            }
+        }
+    }
+
+    /// Waits until the key right before ours is gone, as far as anybody tells.
+    async fn wait_for_end(&self, attempt: &Attempt, before: &Mark, revision: i64, claim: &Claim) -> Told {
+        if self.attempts.is_own(before) {
+            // Whatever becomes of it, this client hears of it first and wakes us: no watch is needed for that.
+            attempt.turn.notified().await;
+            if attempt.state().first_at.is_none() && self.attempts.is_leaving(before) {
+                let _ = tokio::time::timeout(GRACE, attempt.turn.notified()).await;
+            }
+            let state = attempt.state();
+            return if state.first_at.is_some() || state.phase != Phase::Waiting { Told::Again } else { Told::Look };
+        }
+        let mut sight = self.watches.watch(&attempt.lock, 0, self.clock.now());
+        if self.watches.saw_deletion(&attempt.lock, before) {
+            return Told::Look;
+        }
+        if sight.misses(revision) {
+            // The watch began after we looked.
+            return match self.glance(attempt, claim).await {
+                Ok(Some(_)) => Told::Again,
+                Ok(None) => Told::Look,
+                Err(_) => Told::Nothing,
+            };
+        }
+        tokio::select! {
+            () = attempt.turn.notified() => {}
+            () = sight.missed(revision) => return Told::Again,
+        }
+        let state = attempt.state();
+        if state.first_at.is_some() || state.phase != Phase::Waiting { Told::Again } else { Told::Look }
+    }
+
+    /// Releases on the keeper's runtime: the one who waits there goes on without a detour, also when the caller's future
+    /// is dropped.
+    pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
+        let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
+        let (tell, told) = oneshot::channel();
+        let engine = self.clone();
+        self.run(async move {
+            let _ = tell.send(engine.leave(&attempt).await);
+        });
+        let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
+        Ok(told.await.unwrap_or_else(closed)?)
+    }
+
+    async fn leave(&self, attempt: &Attempt) -> Result<Release, Failure> {
+        let _made = attempt.making.lock().await;
+        let (created, was_held, is_first, repeated) = {
+            let mut state = attempt.state();
+            let repeated = matches!(state.phase, Phase::Leaving { .. });
+            let was_held = matches!(state.phase, Phase::Held(_) | Phase::Leaving { was_held: true });
+            state.phase = Phase::Leaving { was_held };
+            (state.created, was_held, was_held || state.first_at.is_some(), repeated)
+        };
+        let next = attempt.mark().filter(|_| is_first);
+        let next = next.and_then(|mark| self.attempts.next_after(&mark, &attempt.lock));
+        let next = next.and_then(|next| Some((next.mark()?, next)));
+        let horizon = self.horizon.now();
+        let sent = self.send_leave(attempt, created, next.as_ref().map(|next| &*next.0.key)).await;
+        let (left, passenger) = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
+        if let Some((mark, next)) = next
+            && self.horizon.check(horizon, left.header).is_ok()
+        {
+            self.hand_over(&left, &mark, &next);
+        }
+        self.has_left(attempt, created, left.deleted);
+        if let Some((tell, view)) = passenger {
+            let _ = tell.send(Ok(view));
+        }
+        // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
+        let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
+        Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
+    }
+
+    /// Deletes the key of `attempt`, and makes that of another on the way if one waits for it.
+    async fn send_leave(&self, attempt: &Attempt, created: i64, next: Option<&[u8]>) -> Result<Sent, Failure> {
+        if let Some(Ride { put, tell }) = self.rides.take(&attempt.lock) {
+            let leaver = (attempt.key.as_slice(), created);
+            match queue::leave_and_line_up(&self.client, &attempt.lock, leaver, next, put).await {
+                Ok((left, view)) => return Ok((left, Some((tell, view)))),
+                Err(failure) => {
+                    let _ = tell.send(Err(failure.clone()));
+                    // Refused for both, though what was refused may have been the other's.
+                    if failure.fault == Fault::Unknown {
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+        Ok((queue::leave(&self.client, &attempt.key, created, next).await?, None))
+    }
+
+    /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
+    fn hand_over(&self, left: &Left, mark: &Mark, next: &Attempt) {
+        let is_first = left.deleted && left.next == Some(mark.created);
+        if is_first && next.set_first(mark.created, left.header.revision) {
+            self.attempts.set_holder(next);
+        }
+    }
+
+    /// The key of an attempt that is given up was deleted, or was not there.
+    pub(super) fn has_left(&self, attempt: &Attempt, created: i64, deleted: bool) {
+        let doubtful = {
+            let mut state = attempt.state();
+            if created == 0 && deleted {
+                state.doubts = state.doubts.saturating_sub(1);
+            }
+            if state.doubts > 0 {
+                // A request that makes the key may still be on its way: housekeeping deletes it when it comes.
+                let now = self.clock.now();
+                state.created = 0;
+                state.again.get_or_insert((now, now));
+                state.session.retire();
+            }
+            state.doubts > 0
+        };
+        if doubtful {
+            self.attempts.wake_behind(attempt);
+        } else {
+            self.attempts.remove(attempt);
+        }
+    }
+}
+
+/// The answer to a release, and what became of the one that went along.
+type Sent = (Left, Option<(oneshot::Sender<Arrival>, Option<View>)>);
+
+/// What ended a wait for the key before ours.
+enum Told {
+    /// It is gone, or may be.
+    Look,
+    /// Something else has changed.
+    Again,
+    /// The server did not answer.
+    Nothing,
+}
