@@ -18,6 +18,8 @@ pub use duration::DEFAULT_DIAL_TIMEOUT;
 pub(crate) use secret::is_plain_name;
 pub use secret::{Secret, redact, without_passwords};
 pub(crate) use settings::Settings;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) use settings::TlsFiles;
 pub(crate) use settings::check_prefix;
 use value::Value;
 

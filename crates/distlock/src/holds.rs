@@ -676,7 +676,7 @@ mod tests {
     fn a_lock_that_was_handed_over_gets_its_whole_lease_once_also_without_a_watchdog() {
         let options = Options { watchdog: Watchdog::off(), ..Options::default() };
         let short = Term { start: START, ttl: TTL / 10 };
-        let claim = hold(&options).claim.clone();
+        let claim = hold(&options).claim;
         let grant = Grant::new(FencingToken::new(1), Some(short));
         let handed = Hold::new(claim, grant, &options, 0.0, START);
         let look = handed.next_look(START);

@@ -46,6 +46,8 @@ mod owner;
 mod request;
 mod semaphore;
 mod ticket;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod tls;
 mod token;
 mod url;
 mod wait;

@@ -7,12 +7,18 @@ mod ambiguity;
 mod bench;
 #[path = "redis_faults/clocks.rs"]
 mod clocks;
+#[path = "redis_faults/cluster.rs"]
+mod cluster;
 #[path = "redis_faults/commands.rs"]
 mod commands;
+#[path = "redis_faults/guard.rs"]
+mod guard;
 #[path = "redis_faults/log.rs"]
 mod log;
 #[path = "redis_faults/partition.rs"]
 mod partition;
+#[path = "redis_faults/sentinel.rs"]
+mod sentinel;
 #[path = "redis_faults/server.rs"]
 mod server;
 #[path = "redis_faults/stale.rs"]

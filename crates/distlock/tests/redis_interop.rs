@@ -59,7 +59,7 @@ async fn granted(waiter: JoinHandle<distlock::Result<LockGuard>>) -> LockGuard {
     timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted")
 }
 
-async fn each_excludes_the_other(library: Library) {
+async fn check_each_excludes_the_other(library: Library) {
     let mut there = Encounter::with(library);
     assert!(there.theirs.try_lock("a", Some(LONG)));
     assert!(there.ours.try_lock("a").await.unwrap().is_none(), "theirs");
@@ -79,7 +79,7 @@ async fn each_excludes_the_other(library: Library) {
     assert!(there.ours.try_lock("a").await.unwrap().is_none(), "theirs again");
 }
 
-async fn they_do_not_delete_our_key(library: Library) {
+async fn check_they_do_not_delete_our_key(library: Library) {
     let mut there = Encounter::with(library);
     assert!(there.theirs.try_lock("a", Some(LONG)));
     there.expire();
@@ -92,7 +92,7 @@ async fn they_do_not_delete_our_key(library: Library) {
     guard.unlock().await.expect("ours to the end");
 }
 
-async fn we_do_not_delete_their_key(library: Library) {
+async fn check_we_do_not_delete_their_key(library: Library) {
     let mut there = Encounter::with(library);
     let guard = there.ours.try_lock("a").ttl(PATIENCE).await.unwrap().expect("free");
     there.expire();
@@ -138,7 +138,7 @@ fn seen_until(monitor: &mut RespClient, last: &str) -> Vec<Seen> {
     }
 }
 
-async fn our_waiter_follows_them(library: Library) {
+async fn check_our_waiter_follows_them(library: Library) {
     let mut there = Encounter::with(library);
     assert!(there.theirs.try_lock("a", Some(LONG)));
     let waiter = there.waiter();
@@ -165,7 +165,7 @@ async fn our_waiter_follows_them(library: Library) {
     guard.unlock().await.unwrap();
 }
 
-async fn never_two_at_once(library: Library) {
+async fn check_never_two_at_once(library: Library) {
     const TIMES: u32 = 30;
     let mut there = Encounter::with(library);
     there.theirs.meet("a", TIMES);
@@ -202,27 +202,27 @@ macro_rules! encounters {
 
             #[tokio::test(flavor = "multi_thread")]
             async fn each_excludes_the_other() {
-                super::each_excludes_the_other($which).await;
+                super::check_each_excludes_the_other($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
             async fn they_do_not_delete_our_key() {
-                super::they_do_not_delete_our_key($which).await;
+                super::check_they_do_not_delete_our_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
             async fn we_do_not_delete_their_key() {
-                super::we_do_not_delete_their_key($which).await;
+                super::check_we_do_not_delete_their_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
             async fn our_waiter_follows_them_within_two_retry_intervals() {
-                super::our_waiter_follows_them($which).await;
+                super::check_our_waiter_follows_them($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
             async fn never_two_at_once() {
-                super::never_two_at_once($which).await;
+                super::check_never_two_at_once($which).await;
             }
         }
     )+};

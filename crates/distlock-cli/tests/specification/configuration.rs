@@ -79,7 +79,7 @@ fn an_engine_that_is_configured_and_not_there_is_an_error_and_never_a_local_lock
     // Port 1 is nobody's. 69 when the engine is part of this build, 78 when it is not.
     let urls = [
         (69, "redis://u:hunter2@127.0.0.1:1/"),
-        (78, "rediss://:hunter2@127.0.0.1:1/"),
+        (69, "rediss://:hunter2@127.0.0.1:1/"),
         (78, "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"),
         (69, "etcd://127.0.0.1:1/"),
     ];

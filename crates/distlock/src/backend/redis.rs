@@ -5,16 +5,25 @@
 //! process by a message. See `docs/backends/redis.md`.
 
 mod builder;
+mod cluster;
 mod dial;
+mod ears;
+mod encryption;
 mod fault;
+mod guard;
 mod inspect;
 mod link;
 mod names;
+pub(in crate::backend) mod node;
 mod options;
+mod pair;
 mod renewals;
-mod script;
+pub(in crate::backend) mod script;
+mod sentinels;
 mod server_clock;
+mod servers;
 mod session;
+mod slots;
 mod value;
 mod waiting;
 
@@ -23,14 +32,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 pub use self::builder::RedisBuilder;
-use self::link::Link;
+use self::cluster::Cluster;
+use self::dial::Address;
 use self::names::Names;
 use self::options::Options;
 pub use self::options::Protocol;
+use self::pair::Pair;
 use self::renewals::{Item, Renewals};
 use self::script::{CLAIM, RELEASE, Reply, garbled};
+use self::servers::Servers;
 use self::session::Session;
 use self::waiting::Waiting;
 use crate::backend::{
@@ -67,6 +80,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// ```
 pub struct Redis {
     options: Arc<Options>,
+    /// Some nodes of a cluster, if it is one.
+    seeds: Vec<Address>,
     links: OnceLock<Links>,
 }
 
@@ -74,27 +89,30 @@ pub struct Redis {
 struct Links {
     clock: Clock,
     waiting: Arc<Waiting>,
-    /// Claims, releases and messages.
-    main: Link,
-    /// Renewals, and releases when the other one is down: they never wait behind claims.
-    reserved: Arc<Link>,
+    servers: Arc<Servers>,
     renewals: Renewals,
+    /// Listens to the sentinels, if there are any.
+    _sentinels: Option<JoinSet<()>>,
 }
 
 impl Redis {
-    fn new(options: Options) -> Redis {
-        Redis { options: Arc::new(options), links: OnceLock::new() }
+    fn new(options: Options, seeds: Vec<Address>) -> Redis {
+        Redis { options: Arc::new(options), seeds, links: OnceLock::new() }
     }
 
     fn start(&self, attachment: &Attachment) -> Links {
-        // The callers' runtime, if there is one. Should it end or block, the link moves to the keeper's.
-        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
         let waiting = Arc::new(Waiting::new(attachment));
-        let main = Link::start(self.options.clone(), Some(waiting.clone()), attachment, home);
-        let reserved = Link::start(self.options.clone(), None, attachment, attachment.runtime.clone());
-        let reserved = Arc::new(reserved);
-        let renewals = Renewals::start(reserved.clone(), attachment);
-        Links { clock: attachment.clock.clone(), waiting, main, reserved, renewals }
+        let servers = match self.options.is_cluster {
+            false => Servers::One(Arc::new(Pair::alone(&self.options, &waiting, attachment))),
+            true => {
+                let (seeds, options) = (self.seeds.clone(), self.options.clone());
+                Servers::Cluster(Box::new(Cluster::new(seeds, options, waiting.clone(), attachment.clone())))
+            }
+        };
+        let servers = Arc::new(servers);
+        let renewals = Renewals::start(servers.clone(), attachment);
+        let sentinels = self.options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment));
+        Links { clock: attachment.clock.clone(), waiting, servers, renewals, _sentinels: sentinels }
     }
 
     /// Without a locker the connections run where the first call comes from.
@@ -106,15 +124,22 @@ impl Redis {
         Names::new(&self.options.prefix, key)
     }
 
-    async fn ask_claim(&self, session: &Session, claim: &Claim, sent: Moment) -> Result<Reply> {
-        let Names { lock, queue, waiters, fence } = self.names(&claim.key)?;
+    async fn ask_claim(
+        &self,
+        session: &Session,
+        names: &Names,
+        claim: &Claim,
+        sent: Moment,
+        hears: bool,
+    ) -> Result<Reply> {
+        let Names { lock, queue, waiters, fence } = names;
         let record = value::write_record(&claim.record)?;
-        let wake = if session.hears { self.options.wake.to_string() } else { "-".into() };
+        let wake = if hears { self.options.wake.to_string() } else { "-".into() };
         let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
         let not_after = session.not_after(sent);
         session
             .run(&CLAIM, |command, nonce| {
-                command.arg(4).arg(&lock).arg(&queue).arg(&waiters).arg(&fence).arg(nonce);
+                command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce);
                 command.arg(claim.attempt.to_string()).arg(millis(claim.ttl)).arg(&record).arg(&wake);
                 command.arg(heartbeat).arg(not_after);
             })
@@ -123,12 +148,39 @@ impl Redis {
 
     async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
         let links = self.links();
-        let session = links.main.session(PATIENCE).await?;
+        if let Some(guard) = &self.options.guard {
+            guard.note(claim.ttl);
+        }
+        let names = self.names(&claim.key)?;
+        let mut route = links.servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            match self.claim_from(&pair, &names, claim).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn claim_from(&self, pair: &Pair, names: &Names, claim: &Claim) -> Result<Claimed> {
+        let session = pair.main.session(PATIENCE).await?;
+        let hears = pair.hears(&session, names);
+        let claimed = self.claim_over(&session, names, claim, hears).await?;
+        // Whoever gets the lock at once needs no channel for it.
+        let must_wait = claim.queue && matches!(claimed, Claimed::Busy(_));
+        if must_wait && !hears && pair.begin_to_hear(names).await {
+            return self.claim_over(&session, names, claim, true).await;
+        }
+        Ok(claimed)
+    }
+
+    async fn claim_over(&self, session: &Session, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
+        let links = self.links();
         if claim.queue {
             links.waiting.enlist(claim.attempt);
         }
         let sent = links.clock.now();
-        let mut reply = self.ask_claim(&session, claim, sent).await?;
+        let mut reply = self.ask_claim(session, names, claim, sent, hears).await?;
         let server_us = reply.unsigned()?;
         session.saw_clock(sent, server_us);
         match reply.word()?.as_str() {
@@ -138,26 +190,22 @@ impl Redis {
             }
             "busy" => {
                 links.waiting.answered(claim.attempt, sent, server_us);
-                read_busy(reply, claim, session.hears, server_us).map(Claimed::Busy)
+                read_busy(reply, claim, hears, server_us).map(Claimed::Busy)
             }
             "late" => Err(Error::unavailable("redis: the claim arrived after its time and was refused")),
             "fence" => Err(Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
                 .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key")),
+            "quarantined" => {
+                let left = Duration::from_millis(reply.unsigned()?);
+                Err(Error::unavailable(format!("redis: quarantined for another {left:?}")).with_help(
+                    "the server was restarted, promoted, emptied or is new, and leases from before may last",
+                ))
+            }
             "foreign" => {
                 let key = reply.word()?;
                 Err(Error::new(ErrorKind::Foreign, format!("redis: {key:?} is not a queue of ours")))
             }
             _ => Err(garbled()),
-        }
-    }
-
-    /// The connection for a release: the one its claim went over, so that it comes after it; the reserved one when that
-    /// is not there.
-    async fn release_session(&self) -> Result<Arc<Session>> {
-        let links = self.links();
-        match links.main.now().or_else(|| links.reserved.now()) {
-            Some(session) => Ok(session),
-            None => links.main.session(PATIENCE).await,
         }
     }
 }
@@ -168,7 +216,7 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let hears = self.links.get().and_then(|links| links.main.now()).is_none_or(|session| session.hears);
+        let hears = self.links.get().is_none_or(|links| links.servers.hears());
         let all = Capabilities::new(Scope::Cluster);
         Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all }
     }
@@ -181,8 +229,7 @@ impl Backend for Redis {
         let links = self.links();
         // Dialling itself is bounded; this bounds a runtime that does not run.
         let patience = self.options.dial_timeout + PATIENCE;
-        links.main.first(patience).await?;
-        links.reserved.first(patience).await
+        links.servers.first(patience).await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
@@ -204,6 +251,9 @@ impl Backend for Redis {
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
         let items: Result<Vec<_>> =
             leases.iter().map(|lease| Ok(Item::new(self.names(&lease.claim.key)?.lock, lease))).collect();
+        if let Some(guard) = &self.options.guard {
+            leases.iter().for_each(|lease| guard.note(lease.claim.ttl));
+        }
         match items {
             Ok(items) => self.links().renewals.renew(items).await,
             Err(error) => leases.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),
@@ -212,13 +262,21 @@ impl Backend for Redis {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.links().waiting.forget(claim.attempt);
-        let Names { lock, queue, waiters, fence } = self.names(&claim.key)?;
-        let session = self.release_session().await?;
+        let names = self.names(&claim.key)?;
+        let Names { lock, queue, waiters, fence } = &names;
         let fill = |command: &mut redis::Cmd, nonce| {
-            command.arg(4).arg(&lock).arg(&queue).arg(&waiters).arg(&fence);
+            command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence);
             command.arg(nonce).arg(claim.attempt.to_string());
         };
-        let mut reply = session.run(&RELEASE, fill).await?;
+        let mut route = self.links().servers.route(lock);
+        let mut reply = loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.for_release(PATIENCE).await?;
+            match session.run(&RELEASE, fill).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => break outcome?,
+            }
+        };
         let outcome = match reply.word()?.as_str() {
             "released" => Release::Released,
             "not ours" => Release::NotOurs,
@@ -232,24 +290,45 @@ impl Backend for Redis {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let session = self.links().main.session(PATIENCE).await?;
-        inspect::list(&session, &self.options.prefix, prefix).await
+        let mut locks = Vec::new();
+        for pair in self.links().servers.all().await? {
+            let session = pair.main.session(PATIENCE).await?;
+            locks.extend(inspect::list(&session, &self.options.prefix, prefix).await?);
+        }
+        locks.sort_by(|one: &LockInfo, other| one.key.cmp(&other.key));
+        Ok(locks)
     }
 
     async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        let session = self.links().main.session(PATIENCE).await?;
-        inspect::get(&session, &self.options.prefix, key).await
+        // A name that cannot be a lock here is nobody's.
+        let Ok(names) = self.names(key) else { return Ok(None) };
+        let mut route = self.links().servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            match inspect::get(&session, &self.options.prefix, key).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
-        let session = self.links().main.session(PATIENCE).await?;
-        inspect::force_release(&session, &self.names(key)?, token).await
+        let names = self.names(key)?;
+        let mut route = self.links().servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            match inspect::force_release(&session, &names, token).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     async fn close(&self) -> Result<()> {
         if let Some(links) = self.links.get() {
-            links.main.close();
-            links.reserved.close();
+            links.servers.close();
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use distlock::backend::redis::{Protocol, Redis, RedisBuilder};
 use distlock_testkit::Setup;
-use distlock_testkit::servers::{RedisOptions, RedisServer};
+use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE, SentinelSetup};
 
 /// The least that a user of the engine needs, as docs/backends/redis.md says.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
@@ -40,16 +40,19 @@ impl<K: Kind> Setup for Server<K> {
     }
 
     async fn leftovers(&self) -> Vec<String> {
-        let databases = ["0", "3"];
-        let keys = databases.iter().flat_map(|database| {
-            let mut client = self.server.client().expect("the kit's own connection");
-            client.command(&["SELECT", database]).expect("a database");
-            let keys = client.command(&["KEYS", "*"]).expect("keys");
-            keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
-        });
-        // The fence outlives the lock, for a week: that is what makes tokens rise.
-        keys.filter(|key| !key.ends_with(":f")).collect()
+        left_on(&self.server, &["0", "3"])
     }
+}
+
+fn left_on(server: &RedisServer, databases: &[&str]) -> Vec<String> {
+    let keys = databases.iter().flat_map(|database| {
+        let mut client = server.client().expect("the kit's own connection");
+        client.command(&["SELECT", database]).expect("a database");
+        let keys = client.command(&["KEYS", "*"]).expect("keys");
+        keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
+    });
+    // The fence outlives the lock, for a week: that is what makes tokens rise.
+    keys.filter(|key| !key.ends_with(":f")).collect()
 }
 
 /// The best protocol there is.
@@ -91,5 +94,76 @@ impl Kind for NoChannel {
     }
     fn client(builder: RedisBuilder) -> RedisBuilder {
         builder.username("deaf").password("deaf")
+    }
+}
+
+/// Encrypted, on a server that asks for our certificate, too.
+#[cfg(feature = "tls")]
+pub(crate) struct Tls {
+    server: RedisServer,
+    certs: distlock_testkit::servers::Certs,
+}
+
+#[cfg(feature = "tls")]
+impl Setup for Tls {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        let certs = distlock_testkit::servers::Certs::new();
+        let server = RedisServer::options().tls(&certs).config("tls-auth-clients yes").start();
+        Tls { server, certs }
+    }
+
+    async fn client(&self) -> Redis {
+        let read = |file: std::path::PathBuf| std::fs::read(file).expect("a certificate");
+        Redis::tcp("localhost", self.server.port())
+            .tls(Some(read(self.certs.ca())))
+            .tls_identity(read(self.certs.client_cert()), read(self.certs.client_key()))
+            .build()
+            .expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        left_on(&self.server, &["0"])
+    }
+}
+
+/// A master with replicas, found by its sentinels.
+pub(crate) struct Sentinel(SentinelSetup);
+
+impl Setup for Sentinel {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        Sentinel(SentinelSetup::start())
+    }
+
+    async fn client(&self) -> Redis {
+        let ports = self.0.sentinels().iter().map(|sentinel| ("127.0.0.1", sentinel.port()));
+        Redis::sentinel(ports, SERVICE).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        left_on(&self.0.servers()[0], &["0"])
+    }
+}
+
+/// Three masters that share the locks.
+pub(crate) struct Cluster(RedisCluster);
+
+impl Setup for Cluster {
+    type Engine = Redis;
+
+    async fn start() -> Self {
+        Cluster(RedisCluster::start())
+    }
+
+    async fn client(&self) -> Redis {
+        // One is enough to find the others.
+        Redis::cluster([("127.0.0.1", self.0.nodes()[0].port())]).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.0.nodes().iter().flat_map(|node| left_on(node, &["0"])).collect()
     }
 }

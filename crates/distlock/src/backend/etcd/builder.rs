@@ -8,10 +8,11 @@ use tonic::transport::Channel;
 
 use super::Etcd;
 use super::client::{Client, Login};
-use super::endpoint::{Endpoint, Tls};
+use super::endpoint::Endpoint;
 use super::engine::Engine;
 use super::names::Names;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tls::Tls;
 
 /// How long to try to reach a server.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);

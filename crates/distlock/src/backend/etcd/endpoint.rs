@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint as Dial};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::tls::Tls;
 
 /// etcd closes connections that ping more often than every 5 s.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -34,15 +35,6 @@ struct Link {
     channel: Option<Channel>,
     /// Which connection in a row this is.
     number: u64,
-}
-
-/// How to encrypt connections.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Tls {
-    /// PEM; `None`: what the system trusts.
-    pub(super) ca: Option<Vec<u8>>,
-    /// PEM: our certificate and its key.
-    pub(super) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Endpoint {
@@ -113,8 +105,7 @@ fn encrypted(dial: Dial, tls: &Tls) -> Result<Dial> {
 
 #[cfg(not(feature = "tls"))]
 fn encrypted(_dial: Dial, _tls: &Tls) -> Result<Dial> {
-    Err(Error::new(ErrorKind::Unsupported, "encrypted connections are not part of this build")
-        .with_help("turn on the feature \"tls\" of the crate distlock"))
+    Err(crate::tls::not_built_in())
 }
 
 /// Runs connections on one runtime, so that they outlive the one that a lock was asked for in.

@@ -12,6 +12,8 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::backend::redis::encryption::Encryption;
+
 /// The kernel gives a connection up when sent data stays unacknowledged for so long.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
@@ -50,9 +52,16 @@ impl Dialer {
         Dialer { dial: Arc::new(dial), place: place.into() }
     }
 
-    pub(super) fn tcp(host: &str, port: u16) -> Dialer {
-        let host: Arc<str> = host.into();
-        Dialer::new(&format!("{host}:{port}"), move || open_tcp(host.clone(), port))
+    /// A server by its name or address, over an encrypted stream if need be.
+    pub(super) fn tcp(address: &Address, encryption: Option<&Encryption>) -> Dialer {
+        let (place, address) = (address.to_string(), address.clone());
+        match encryption.cloned() {
+            None => Dialer::new(&place, move || open_tcp(address.clone())),
+            Some(encryption) => Dialer::new(&place, move || {
+                let (address, encryption) = (address.clone(), encryption.clone());
+                async move { encryption.over(&address.host, open_tcp(address.clone()).await?).await }
+            }),
+        }
     }
 
     pub(super) fn unix(path: PathBuf) -> Dialer {
@@ -70,8 +79,29 @@ impl fmt::Debug for Dialer {
     }
 }
 
-async fn open_tcp(host: Arc<str>, port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((&*host, port)).await?;
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Address {
+    /// A name or an address; an IPv6 address without brackets.
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Address {
+    pub(super) fn new(host: &str, port: u16) -> Address {
+        Address { host: host.into(), port }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Address { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+async fn open_tcp(address: Address) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((&*address.host, address.port)).await?;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_AFTER)?;

@@ -43,6 +43,11 @@ pub(super) fn is_no_script(error: &RedisError) -> bool {
     error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
+/// Whether the server says that it is no master.
+pub(super) fn is_demoted(error: &RedisError) -> bool {
+    error.kind() == redis::ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
 fn of_server(kind: ServerErrorKind, error: &RedisError) -> ErrorKind {
     match kind {
         ServerErrorKind::BusyLoading

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::backend::Attachment;
 use crate::backend::redis::options::Options;
+use crate::backend::redis::sentinels::Sentinels;
 use crate::backend::redis::session::Session;
 use crate::backend::redis::waiting::Waiting;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,6 +23,8 @@ const HOME_TIMEOUT: Duration = Duration::from_millis(50);
 /// Ticks between two pings while somebody waits for a message, and while nobody does.
 const PING_WHEN_WAITING: u32 = 3;
 const PING_WHEN_IDLE: u32 = 10;
+/// Ticks between two looks at the restart guard's canary.
+const CANARY_EVERY: u32 = 10;
 /// The pause before dialling again: doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(400);
@@ -200,14 +203,21 @@ impl Supervisor {
     /// Returns when the connection is of no more use.
     async fn watch(&self, session: &Session, task: &mut JoinHandle<()>) -> End {
         let mut seen = session.answers();
-        let mut quiet = 0;
+        let (mut quiet, mut ticks) = (0, 0_u32);
+        let mut switches = self.options.sentinels.as_ref().map(Sentinels::switches);
         loop {
             tokio::select! {
                 ended = &mut *task => {
                     return if ended.is_err() { End::Homeless } else { End::Died };
                 }
                 () = session.died() => return End::Died,
+                () = session.demoted(), if switches.is_some() => return End::Died,
+                () = changed(&mut switches) => if self.has_moved(session).await { return End::Died },
                 () = tokio::time::sleep(TICK) => {}
+            }
+            ticks = ticks.wrapping_add(1);
+            if ticks.is_multiple_of(CANARY_EVERY) {
+                let _ = tokio::time::timeout(PING_TIMEOUT, session.watch_canary()).await;
             }
             let answers = session.answers();
             quiet = if std::mem::replace(&mut seen, answers) == answers { quiet + 1 } else { 0 };
@@ -223,12 +233,26 @@ impl Supervisor {
         }
     }
 
+    /// Whether somebody else is the master now.
+    async fn has_moved(&self, session: &Session) -> bool {
+        self.options.find().await.is_ok_and(|server| server.place != session.place)
+    }
+
     /// Whether the runtime that drives the connection runs at all, or a task of the application blocks it.
     async fn home_runs(&self) -> bool {
         // tidy-allow(spawn): a probe that ends at once
         let mut probe = Running(self.home.spawn(async {}));
         matches!(tokio::time::timeout(HOME_TIMEOUT, &mut probe.0).await, Ok(Ok(())))
     }
+}
+
+async fn changed(switches: &mut Option<watch::Receiver<()>>) {
+    if let Some(switches) = switches
+        && switches.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// A task that ends when it is dropped.

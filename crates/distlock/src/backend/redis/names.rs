@@ -14,14 +14,21 @@ pub(super) struct Names {
 
 /// What the companions end in.
 const SUFFIXES: [&str; 3] = [":q", ":w", ":f"];
+/// What the restart guard's key ends in.
+const CANARY_SUFFIX: &str = ":g";
+
+/// The key of the restart guard for all locks behind a prefix.
+pub(super) fn canary(prefix: &str) -> String {
+    format!("{{{prefix}distlock}}{CANARY_SUFFIX}")
+}
 
 impl Names {
     /// The lock's key is its name behind the prefix and nothing else: that is where other libraries look, too.
     pub(super) fn new(prefix: &str, key: &Key) -> Result<Names> {
         let lock = format!("{prefix}{key}");
         let has_tag = lock.contains('{');
-        if has_tag && SUFFIXES.iter().any(|suffix| lock.ends_with(suffix)) {
-            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w or :f here")
+        if has_tag && SUFFIXES.iter().chain(&[CANARY_SUFFIX]).any(|suffix| lock.ends_with(suffix)) {
+            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f or :g here")
                 .with_help("these are the keys of another lock's queue"));
         }
         let stem = if has_tag { lock.clone() } else { format!("{{{lock}}}") };
@@ -80,7 +87,7 @@ mod tests {
 
     #[test]
     fn names_that_are_another_locks_queue_are_refused() {
-        for key in ["{foo}:q", "{foo}:w", "user:{42}:f"] {
+        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }

@@ -1,9 +1,15 @@
 //! How a Redis is reached and spoken to.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::redis::dial::Dialer;
+use crate::backend::redis::encryption::Encryption;
+use crate::backend::redis::guard::Guard;
+use crate::backend::redis::script::Dialect;
+use crate::backend::redis::sentinels::Sentinels;
+use crate::error::Result;
 use crate::token::AttemptId;
 
 /// The version of the Redis protocol.
@@ -19,7 +25,14 @@ pub enum Protocol {
 /// Everything that the connections of an engine need.
 #[derive(Clone)]
 pub(super) struct Options {
+    /// How the server is reached.
     pub(super) dialer: Dialer,
+    /// Who knows which server it is, if that changes.
+    pub(super) sentinels: Option<Sentinels>,
+    /// Whether it is one of several that share the locks.
+    pub(super) is_cluster: bool,
+    /// For servers that are only known by their addresses.
+    pub(super) encryption: Option<Encryption>,
     pub(super) prefix: String,
     pub(super) database: u32,
     pub(super) username: Option<String>,
@@ -27,11 +40,34 @@ pub(super) struct Options {
     /// `None`: the best that the server speaks.
     pub(super) protocol: Option<Protocol>,
     pub(super) dial_timeout: Duration,
+    /// Holds grants back after the server may have forgotten leases.
+    pub(super) guard: Option<Arc<Guard>>,
     /// Names the channel on which this engine hears of its turns.
     pub(super) wake: AttemptId,
 }
 
 impl Options {
+    /// The server to connect to now.
+    pub(super) async fn find(&self) -> Result<Dialer> {
+        match &self.sentinels {
+            None => Ok(self.dialer.clone()),
+            Some(sentinels) => Ok(Dialer::tcp(&sentinels.master().await?, self.encryption.as_ref())),
+        }
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        match self.guard {
+            Some(_) => Dialect::Guarded,
+            None if self.is_cluster => Dialect::Sharded,
+            None => Dialect::Plain,
+        }
+    }
+
+    /// The channel for the lock with this fence, in the slot of both.
+    pub(super) fn sharded_channel(&self, fence: &str) -> String {
+        format!("distlock:wake:{fence}:{}", self.wake)
+    }
+
     pub(super) fn channel(&self) -> String {
         format!("distlock:wake:{}", self.wake)
     }
@@ -42,12 +78,15 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("dialer", &self.dialer)
+            .field("sentinels", &self.sentinels)
+            .field("encrypted", &self.encryption.is_some())
             .field("prefix", &self.prefix)
             .field("database", &self.database)
             .field("username", &self.username)
             .field("password", &self.password.as_ref().map(|_| "***"))
             .field("protocol", &self.protocol)
             .field("dial_timeout", &self.dial_timeout)
+            .field("guard", &self.guard)
             .finish_non_exhaustive()
     }
 }

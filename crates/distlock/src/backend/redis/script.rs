@@ -1,5 +1,6 @@
 //! The scripts: their text, their hashes, and the nonce that ties an answer to its question.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,11 +10,33 @@ use crate::error::{Error, Result};
 
 /// A script that the server runs in one go.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(in crate::backend) struct Script {
     pub(super) name: &'static str,
-    pub(super) text: &'static str,
+    pub(in crate::backend) text: &'static str,
+    /// By dialect.
+    wordings: [OnceLock<Wording>; 3],
+}
+
+/// What the servers of an engine need to be told beyond the plain scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Plain,
+    /// With the restart guard.
+    Guarded,
+    /// Messages go over channels that have slots.
+    Sharded,
+}
+
+/// A script in a dialect.
+#[derive(Debug)]
+struct Wording {
+    text: Cow<'static, str>,
     sha: OnceLock<String>,
 }
+
+const FENCE: &str = include_str!("fence.lua");
+const GUARD: &str = include_str!("guard.lua");
+const GUARD_LONGEST: &str = include_str!("guard_longest.lua");
 
 pub(super) static CLAIM: Script = Script::new(
     "claim",
@@ -52,51 +75,83 @@ pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 static ALL: [&Script; 5] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &SHOW];
 
 impl Script {
-    const fn new(name: &'static str, text: &'static str) -> Script {
-        Script { name, text, sha: OnceLock::new() }
+    pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {
+        Script { name, text, wordings: [const { OnceLock::new() }; 3] }
     }
 
     /// The call by hash; by text as long as no server has told the hash.
-    pub(super) fn by_hash(&self) -> Cmd {
-        match self.sha.get() {
+    pub(super) fn by_hash(&self, dialect: Dialect) -> Cmd {
+        match self.wording(dialect).sha.get() {
             Some(sha) => {
                 let mut command = redis::cmd("EVALSHA");
                 command.arg(sha);
                 command
             }
-            None => self.by_text(),
+            None => self.by_text(dialect),
         }
     }
 
-    pub(super) fn by_text(&self) -> Cmd {
+    pub(super) fn by_text(&self, dialect: Dialect) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(self.text);
+        command.arg(&*self.wording(dialect).text);
         command
+    }
+
+    fn wording(&self, dialect: Dialect) -> &Wording {
+        self.wordings[dialect as usize].get_or_init(|| Wording { text: dialect.reword(self), sha: OnceLock::new() })
     }
 }
 
+impl Dialect {
+    fn reword(self, script: &Script) -> Cow<'static, str> {
+        match self {
+            Dialect::Plain => script.text.into(),
+            // Every grant needs a token, so that is where the guard stands.
+            Dialect::Guarded if script.text.contains(FENCE) => {
+                script.text.replace(FENCE, &[FENCE, GUARD].concat()).into()
+            }
+            Dialect::Guarded if script.name == RENEW.name => [GUARD_LONGEST, script.text].concat().into(),
+            Dialect::Guarded => script.text.into(),
+            Dialect::Sharded => script.text.replace("'PUBLISH', 'distlock:wake:' ..", SHARDED_PUBLISH).into(),
+        }
+    }
+}
+
+/// The fence's key has the tag of the lock, so the channel has its slot.
+const SHARDED_PUBLISH: &str = "'SPUBLISH', 'distlock:wake:' .. fence .. ':' ..";
+
 /// Asks the server for the hashes of all scripts: it must have the function, and we need none of our own. `None` when
 /// they are known.
-pub(super) fn ask_hashes() -> Option<Cmd> {
-    if ALL.iter().all(|script| script.sha.get().is_some()) {
+pub(super) fn ask_hashes(dialect: Dialect) -> Option<Cmd> {
+    ask_hashes_of(&ALL, dialect)
+}
+
+/// The same for some scripts only.
+pub(super) fn ask_hashes_of(scripts: &[&Script], dialect: Dialect) -> Option<Cmd> {
+    if scripts.iter().all(|script| script.wording(dialect).sha.get().is_some()) {
         return None;
     }
     let mut command = redis::cmd("EVAL");
     command.arg("local r = {} for i, text in ipairs(ARGV) do r[i] = redis.sha1hex(text) end return r").arg(0);
-    ALL.iter().for_each(|script| {
-        command.arg(script.text);
+    scripts.iter().for_each(|script| {
+        command.arg(&*script.wording(dialect).text);
     });
     Some(command)
 }
 
 /// Takes the answer to [`ask_hashes`]. A wrong one costs a round trip per call, nothing more.
-pub(super) fn learn_hashes(answer: &Value) {
+pub(super) fn learn_hashes(dialect: Dialect, answer: &Value) {
+    learn_hashes_of(&ALL, dialect, answer);
+}
+
+/// Takes the answer to [`ask_hashes_of`].
+pub(super) fn learn_hashes_of(scripts: &[&Script], dialect: Dialect, answer: &Value) {
     let Value::Array(hashes) = answer else { return };
-    for (script, hash) in ALL.iter().zip(hashes) {
+    for (script, hash) in scripts.iter().zip(hashes) {
         if let Value::BulkString(hash) = hash
             && let Ok(hash) = std::str::from_utf8(hash)
         {
-            let _ = script.sha.set(hash.to_owned());
+            let _ = script.wording(dialect).sha.set(hash.to_owned());
         }
     }
 }
@@ -109,7 +164,7 @@ pub(super) fn nonce() -> u64 {
 
 /// The parts of a script's answer, behind the nonce.
 #[derive(Debug)]
-pub(super) struct Reply(std::vec::IntoIter<Value>);
+pub(in crate::backend) struct Reply(std::vec::IntoIter<Value>);
 
 impl Reply {
     /// Checks that the answer is to the question with `nonce`.
@@ -126,25 +181,25 @@ impl Reply {
         Ok(reply)
     }
 
-    pub(super) fn int(&mut self) -> Result<i64> {
+    pub(in crate::backend) fn int(&mut self) -> Result<i64> {
         match self.0.next() {
             Some(Value::Int(number)) => Ok(number),
             _ => Err(garbled()),
         }
     }
 
-    pub(super) fn unsigned(&mut self) -> Result<u64> {
+    pub(in crate::backend) fn unsigned(&mut self) -> Result<u64> {
         u64::try_from(self.int()?).map_err(|_| garbled())
     }
 
-    pub(super) fn bytes(&mut self) -> Result<Vec<u8>> {
+    pub(in crate::backend) fn bytes(&mut self) -> Result<Vec<u8>> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(bytes),
             _ => Err(garbled()),
         }
     }
 
-    pub(super) fn word(&mut self) -> Result<String> {
+    pub(in crate::backend) fn word(&mut self) -> Result<String> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| garbled()),
             Some(Value::SimpleString(text)) => Ok(text),
@@ -153,13 +208,13 @@ impl Reply {
     }
 
     /// Whether everything was read.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::backend) fn is_empty(&self) -> bool {
         self.0.as_slice().is_empty()
     }
 }
 
 /// The script ran, and its answer makes no sense.
-pub(super) fn garbled() -> Error {
+pub(in crate::backend) fn garbled() -> Error {
     Error::unknown("redis: a script's answer is not understood")
 }
 
@@ -174,6 +229,19 @@ mod tests {
         assert_eq!(Reply::check(answer("41"), 41).unwrap().int().unwrap(), 7);
         for wrong in [answer("42"), answer(""), Value::Nil, Value::Array(vec![]), Value::Int(41)] {
             assert_eq!(Reply::check(wrong, 41).unwrap_err().kind(), ErrorKind::Unknown);
+        }
+    }
+
+    #[test]
+    fn every_grant_passes_the_guard_and_every_message_its_slot() {
+        for script in [&CLAIM, &RELEASE, &BREAK] {
+            assert!(script.wording(Dialect::Guarded).text.contains(GUARD), "{}", script.name);
+            assert!(script.wording(Dialect::Sharded).text.contains("'SPUBLISH'"), "{}", script.name);
+        }
+        assert!(RENEW.wording(Dialect::Guarded).text.contains(GUARD_LONGEST));
+        for script in ALL {
+            assert!(!script.wording(Dialect::Sharded).text.contains("'PUBLISH'"), "{}", script.name);
+            assert_eq!(script.wording(Dialect::Plain).text, script.text);
         }
     }
 

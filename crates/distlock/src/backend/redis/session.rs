@@ -13,9 +13,11 @@ use redis::{
 use tokio::sync::SetOnce;
 
 use crate::backend::Attachment;
-use crate::backend::redis::fault::{Stage, classify, is_no_script};
+use crate::backend::redis::dial::{BoxStream, Dialer};
+use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
+use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
-use crate::backend::redis::script::{Reply, Script, ask_hashes, learn_hashes, nonce};
+use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, learn_hashes, nonce};
 use crate::backend::redis::server_clock::{Reading, ServerClock};
 use crate::backend::redis::waiting::Waiting;
 use crate::clock::{Clock, Moment};
@@ -40,10 +42,16 @@ pub(super) struct Session {
     server_clock: ServerClock,
     /// Whom a leap of the server's clock concerns: those who wait by this connection.
     waiting: Option<Arc<Waiting>>,
+    /// Which server it is.
+    pub(super) place: Arc<str>,
+    /// Set when the server says that it is no master any more.
+    demoted: SetOnce<()>,
     /// Whether messages for waiters come in.
     pub(super) hears: bool,
     /// The second connection, where the protocol needs one to listen on.
     listener: Option<tokio::sync::Mutex<PubSubSink>>,
+    dialect: Dialect,
+    guard: Option<Arc<Guard>>,
 }
 
 impl Session {
@@ -54,11 +62,12 @@ impl Session {
         waiting: Option<Arc<Waiting>>,
         attachment: &Attachment,
     ) -> Result<(Arc<Session>, Driver)> {
+        let server = options.find().await?;
         match options.protocol {
-            Some(protocol) => open_as(options, waiting, attachment, protocol).await,
-            None => match open_as(options, waiting.clone(), attachment, Protocol::Resp3).await {
+            Some(protocol) => open_as(options, &server, waiting, attachment, protocol).await,
+            None => match open_as(options, &server, waiting.clone(), attachment, Protocol::Resp3).await {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    open_as(options, waiting, attachment, Protocol::Resp2).await
+                    open_as(options, &server, waiting, attachment, Protocol::Resp2).await
                 }
                 outcome => outcome,
             },
@@ -68,13 +77,19 @@ impl Session {
     /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
     pub(super) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
         let nonce = nonce();
-        let mut command = script.by_hash();
-        fill(&mut command, nonce);
+        let fill = |command: &mut Cmd| {
+            fill(command, nonce);
+            if let Some(guard) = &self.guard {
+                guard.fill(command);
+            }
+        };
+        let mut command = script.by_hash(self.dialect);
+        fill(&mut command);
         let answer = match self.ask(&command).await {
             Err(Failure::Redis(error)) if is_no_script(&error) => {
                 // The same call on the same connection: nothing of it was carried out.
-                let mut command = script.by_text();
-                fill(&mut command, nonce);
+                let mut command = script.by_text(self.dialect);
+                fill(&mut command);
                 self.ask(&command).await
             }
             answer => answer,
@@ -85,6 +100,26 @@ impl Session {
             tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
             self.kill();
         })
+    }
+
+    /// Like [`run`](Session::run), for a node that a request was sent to although it does not serve the slot yet.
+    pub(super) async fn run_asking(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        let nonce = nonce();
+        // By text: one that the node does not know could not be sent again, for the permission is used up by then.
+        let mut command = script.by_text(self.dialect);
+        fill(&mut command, nonce);
+        let mut both = redis::pipe();
+        both.cmd("ASKING").ignore().add_command(command);
+        let _in_flight = InFlight::enter(&self.in_flight);
+        let mut connection = self.connection.clone();
+        let answers = tokio::select! {
+            biased;
+            answers = connection.send_packed_commands(&both, 0, 2) => answers,
+            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name)),
+        };
+        let answer = answers.and_then(|mut answers| answers.pop().unwrap_or(Value::Nil).extract_error());
+        let answer = answer.map_err(|error| Failure::Redis(error).of(script.name))?;
+        Reply::check(answer, nonce).inspect_err(|_| self.kill())
     }
 
     /// Sends one command.
@@ -103,7 +138,16 @@ impl Session {
         if !answer.as_ref().is_err_and(RedisError::is_io_error) {
             self.answers.fetch_add(1, Ordering::Relaxed);
         }
-        answer.and_then(Value::extract_error).map_err(Failure::Redis)
+        let answer = answer.and_then(Value::extract_error);
+        if answer.as_ref().is_err_and(is_demoted) {
+            let _ = self.demoted.set(());
+        }
+        answer.map_err(Failure::Redis)
+    }
+
+    /// Returns when the server has said that it is no master any more.
+    pub(super) async fn demoted(&self) {
+        self.demoted.wait().await;
     }
 
     /// Whether the connection answers, the listening one included.
@@ -121,6 +165,15 @@ impl Session {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Looks how long the leases of others are, if that matters.
+    pub(super) async fn watch_canary(&self) {
+        if let Some(guard) = &self.guard
+            && let Ok(canary) = self.ask(&guard.ask()).await
+        {
+            guard.learn(&canary);
         }
     }
 
@@ -194,6 +247,7 @@ impl Drop for InFlight<'_> {
 
 async fn open_as(
     options: &Options,
+    server: &Dialer,
     waiting: Option<Arc<Waiting>>,
     attachment: &Attachment,
     protocol: Protocol,
@@ -207,12 +261,12 @@ async fn open_as(
             Ok(())
         });
     }
-    let stream = dial(options).await?;
+    let stream = dial(server).await?;
     let (connection, driver) =
         MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
-        session = prepare(options, waiting, attachment, protocol, connection) => session?,
+        session = prepare(options, server, waiting, attachment, protocol, connection) => session?,
         () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
     };
     let (session, listening) = session;
@@ -236,14 +290,19 @@ fn alongside(driver: Driver, listening: Option<Driver>) -> Driver {
 /// What is asked before the connection is open for use.
 async fn prepare(
     options: &Options,
+    server: &Dialer,
     waiting: Option<Arc<Waiting>>,
     attachment: &Attachment,
     protocol: Protocol,
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
     check_role(&mut connection).await?;
-    if let Some(ask) = ask_hashes() {
-        learn_hashes(&query(&mut connection, &ask).await.map_err(opening_failed)?);
+    let dialect = options.dialect();
+    if let Some(ask) = ask_hashes(dialect) {
+        learn_hashes(dialect, &query(&mut connection, &ask).await.map_err(opening_failed)?);
+    }
+    if let Some(guard) = &options.guard {
+        guard.learn(&query(&mut connection, &guard.ask()).await.map_err(opening_failed)?);
     }
     let sent = attachment.clock.now();
     let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
@@ -254,7 +313,7 @@ async fn prepare(
         (Some(_), Protocol::Resp3) => hears = may_listen(connection.subscribe(options.channel()).await)?,
         (Some(waiting), Protocol::Resp2) => {
             let mut second =
-                PubSub::new(&login(options, protocol), dial(options).await?).await.map_err(opening_failed)?;
+                PubSub::new(&login(options, protocol), dial(server).await?).await.map_err(opening_failed)?;
             hears = may_listen(second.subscribe(options.channel()).await)?;
             if hears {
                 let (sink, stream) = second.split();
@@ -271,19 +330,23 @@ async fn prepare(
         clock: attachment.clock.clone(),
         server_clock: ServerClock::new(attachment.drift, reading),
         waiting,
+        place: server.place.clone(),
+        demoted: SetOnce::new(),
         hears,
         listener,
+        dialect,
+        guard: options.guard.clone(),
     };
     Ok((session, listening))
 }
 
-async fn dial(options: &Options) -> Result<crate::backend::redis::dial::BoxStream> {
-    options.dialer.open().await.map_err(|error| {
-        Error::unavailable(format!("redis: cannot reach {}: {error}", options.dialer.place)).with_source(error)
+pub(super) async fn dial(server: &Dialer) -> Result<BoxStream> {
+    server.open().await.map_err(|error| {
+        Error::unavailable(format!("redis: cannot reach {}: {error}", server.place)).with_source(error)
     })
 }
 
-fn login(options: &Options, protocol: Protocol) -> RedisConnectionInfo {
+pub(super) fn login(options: &Options, protocol: Protocol) -> RedisConnectionInfo {
     let version = match protocol {
         Protocol::Resp2 => ProtocolVersion::RESP2,
         Protocol::Resp3 => ProtocolVersion::RESP3,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,11 +20,15 @@ pub(super) struct Waiting {
     drift: f64,
     losses: Losses,
     table: Mutex<HashMap<AttemptId, Place>>,
+    /// How often everybody had to claim again, perhaps from another server with another clock.
+    era: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Place {
     turn: Arc<Notify>,
+    /// The era of the last claim.
+    era: u64,
     /// The last claim that was answered.
     asked: Option<Asked>,
     handed: Option<Handed>,
@@ -48,24 +53,29 @@ struct Handed {
 impl Waiting {
     pub(super) fn new(attachment: &Attachment) -> Self {
         let Attachment { clock, drift, losses, .. } = attachment.clone();
-        Waiting { clock, drift, losses, table: Mutex::default() }
+        Waiting { clock, drift, losses, table: Mutex::default(), era: AtomicU64::new(0) }
     }
 
     /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
     pub(super) fn enlist(&self, attempt: AttemptId) {
-        let place = || Place { turn: Arc::new(Notify::new()), asked: None, handed: None };
-        self.table().entry(attempt).or_insert_with(place);
+        let place = || Place { turn: Arc::new(Notify::new()), era: 0, asked: None, handed: None };
+        self.table().entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
     }
 
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
     pub(super) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
-        if let Some(place) = self.table().get_mut(&attempt) {
+        let era = self.era.load(Ordering::Acquire);
+        if let Some(place) = self.table().get_mut(&attempt).filter(|place| place.era == era) {
             place.asked = Some(Asked { sent, server_us });
         }
     }
 
     pub(super) fn forget(&self, attempt: AttemptId) {
         self.table().remove(&attempt);
+    }
+
+    pub(super) fn is_enlisted(&self, attempt: AttemptId) -> bool {
+        self.table().contains_key(&attempt)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -93,9 +103,15 @@ impl Waiting {
         }
     }
 
-    /// Everybody claims again: after a reconnect nobody knows what was said in between.
+    /// Everybody claims again: after a reconnect nobody knows what was said in between, nor whose clock the last answer
+    /// was by.
     pub(super) fn wake_all(&self) {
-        self.table().values().for_each(|place| place.turn.notify_one());
+        let mut table = self.table();
+        self.era.fetch_add(1, Ordering::AcqRel);
+        for place in table.values_mut() {
+            place.asked = None;
+            place.turn.notify_one();
+        }
     }
 
     /// Takes a message of our channel; what is not understood is nothing, for the slow poll stands behind it.
@@ -206,6 +222,21 @@ mod tests {
         waiting.hear(message(attempt, 7).as_bytes());
         waiting.answered(attempt, clock.now(), 5);
         assert_eq!(waiting.turn(attempt).await.expect("a grant").token, FencingToken::new(42));
+    }
+
+    #[tokio::test]
+    async fn an_answer_by_the_clock_of_an_earlier_server_counts_for_no_grant() {
+        let (clock, _hand) = Clock::manual();
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        waiting.enlist(attempt);
+        waiting.wake_all();
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        assert!(waiting.turn(attempt).await.is_none(), "claims again");
+        waiting.enlist(attempt);
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        assert!(waiting.turn(attempt).await.is_some());
     }
 
     #[tokio::test]

@@ -1,0 +1,232 @@
+//! Several masters that share the locks by their slots.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisError, Value};
+
+use crate::backend::Attachment;
+use crate::backend::redis::dial::{Address, Dialer};
+use crate::backend::redis::fault::{Stage, classify};
+use crate::backend::redis::options::{Options, Protocol};
+use crate::backend::redis::pair::Pair;
+use crate::backend::redis::session::{dial, login};
+use crate::backend::redis::slots::{Slots, redirected, slot_of};
+use crate::backend::redis::waiting::Waiting;
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long one node may take to say who serves what.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The shortest time between two such questions.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How long a request is sent again while its slot moves, and how often.
+const MOVING: Duration = Duration::from_millis(1500);
+const MOVING_PAUSE: Duration = Duration::from_millis(20);
+/// How many redirections in a row are followed.
+const MOST_REDIRECTIONS: u32 = 8;
+
+/// The masters, each with connections from the first time that it is needed.
+pub(super) struct Cluster {
+    seeds: Vec<Address>,
+    options: Arc<Options>,
+    waiting: Arc<Waiting>,
+    attachment: Attachment,
+    known: Mutex<Known>,
+    /// One question at a time; when it was last answered.
+    asking: tokio::sync::Mutex<Option<Moment>>,
+}
+
+#[derive(Default)]
+struct Known {
+    slots: Slots,
+    pairs: HashMap<Address, Arc<Pair>>,
+}
+
+impl Cluster {
+    pub(super) fn new(
+        seeds: Vec<Address>,
+        options: Arc<Options>,
+        waiting: Arc<Waiting>,
+        attachment: Attachment,
+    ) -> Cluster {
+        let (known, asking) = (Mutex::default(), tokio::sync::Mutex::default());
+        Cluster { seeds, options, waiting, attachment, known, asking }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connections to the node at `address`.
+    fn pair_at(&self, address: &Address) -> Arc<Pair> {
+        let start = || {
+            let dialer = Dialer::tcp(address, self.options.encryption.as_ref());
+            let options = Arc::new(Options { dialer, ..(*self.options).clone() });
+            Arc::new(Pair::of_cluster(&options, &self.waiting, &self.attachment))
+        };
+        self.known().pairs.entry(address.clone()).or_insert_with(start).clone()
+    }
+
+    /// Who serves `slot`.
+    async fn owner(&self, slot: u16) -> Result<Address> {
+        if let Some(owner) = self.known().slots.owner(slot) {
+            return Ok(owner.clone());
+        }
+        self.learn().await?;
+        let owner = self.known().slots.owner(slot).cloned();
+        owner.ok_or_else(|| Error::unavailable(format!("redis: no node of the cluster serves slot {slot}")))
+    }
+
+    /// Asks the nodes, one after the other, who serves what, unless they have just been asked.
+    pub(super) async fn learn(&self) -> Result<()> {
+        let mut asking = self.asking.lock().await;
+        let now = self.attachment.clock.now();
+        if asking.is_some_and(|last| now.since(last) < ASK_AGAIN) {
+            return Ok(());
+        }
+        let mut nodes: Vec<Address> = self.known().slots.owners().into_iter().collect();
+        nodes.extend(self.seeds.iter().filter(|seed| !nodes.contains(seed)).cloned().collect::<Vec<_>>());
+        let mut trouble = Error::unavailable("redis: no node of the cluster is known");
+        for node in nodes {
+            let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.ask(&node)).await;
+            match answer.unwrap_or_else(|_| Err(Error::unavailable(format!("redis: {node} does not answer")))) {
+                Ok(slots) => {
+                    *asking = Some(self.attachment.clock.now());
+                    self.take(slots);
+                    return Ok(());
+                }
+                Err(error) => trouble = error,
+            }
+        }
+        Err(trouble)
+    }
+
+    async fn ask(&self, node: &Address) -> Result<Slots> {
+        let stream = dial(&Dialer::tcp(node, self.options.encryption.as_ref())).await?;
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
+        let login = login(&self.options, Protocol::Resp2);
+        let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (mut connection, driver) = opened.map_err(|error| classify(&error, Stage::Opening))?;
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        let answer = tokio::select! {
+            answer = connection.send_packed_command(&question) => answer.and_then(Value::extract_error),
+            () = driver => return Err(Error::unavailable(format!("redis: {node} closed the connection"))),
+        };
+        let answer = answer.map_err(|error| classify(&error, Stage::Opening))?;
+        Slots::read(&answer, node)
+            .ok_or_else(|| Error::unavailable(format!("redis: {node} does not say who serves which slot")))
+    }
+
+    /// Nodes that serve nothing any more are left.
+    fn take(&self, slots: Slots) {
+        let mut known = self.known();
+        let owners = slots.owners();
+        known.pairs.retain(|address, _| owners.contains(address));
+        known.slots = slots;
+    }
+
+    /// Every master that serves a slot.
+    pub(super) async fn all(&self) -> Result<Vec<Arc<Pair>>> {
+        self.learn().await?;
+        let owners = self.known().slots.owners();
+        Ok(owners.iter().map(|owner| self.pair_at(owner)).collect())
+    }
+
+    pub(super) fn route(&self, key: &str) -> Route<'_> {
+        let until = self.attachment.clock.now().after(MOVING);
+        Route { cluster: self, slot: slot_of(key), at: None, asks: false, followed: 0, until }
+    }
+
+    pub(super) fn close(&self) {
+        self.known().pairs.values().for_each(|pair| pair.close());
+    }
+}
+
+/// One request on its way to the node that serves its slot.
+pub(super) struct Route<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    /// Where it goes next, when a node said so, and where it went last.
+    at: Option<Address>,
+    /// Whether it goes there by an ASK.
+    asks: bool,
+    followed: u32,
+    until: Moment,
+}
+
+impl Route<'_> {
+    /// The connections to use, and whether the node must be told that it was asked for.
+    pub(super) async fn next(&mut self) -> Result<(Arc<Pair>, bool)> {
+        if !self.asks {
+            self.at = Some(self.cluster.owner(self.slot).await?);
+        }
+        let at = self.at.as_ref().ok_or_else(|| Error::unavailable("redis: no node to ask"))?;
+        Ok((self.cluster.pair_at(at), self.asks))
+    }
+
+    /// Whether to send the request again after it failed: only when it certainly was not carried out, and because its
+    /// slot is elsewhere or moving. `follows_ask`: an ASK is of use to a request with one key; the new node refuses one
+    /// with several until all of them are there.
+    pub(super) async fn again(&mut self, error: &Error, follows_ask: bool) -> bool {
+        let asked = std::mem::take(&mut self.asks);
+        let Some(redirection) = Redirection::of(error) else {
+            // It may have failed since the node is no master any more.
+            if error.kind() == ErrorKind::Unavailable {
+                let _ = self.cluster.learn().await;
+            }
+            return false;
+        };
+        self.followed += 1;
+        let place = redirection.place.zip(self.at.as_ref()).and_then(|(place, at)| redirected(place, at));
+        match (redirection.kind, place) {
+            (Kind::Moved, Some(owner)) if self.followed <= MOST_REDIRECTIONS => {
+                self.cluster.known().slots.set(self.slot, owner);
+                true
+            }
+            (Kind::Ask, Some(owner)) if follows_ask && !asked && self.followed <= MOST_REDIRECTIONS => {
+                (self.at, self.asks) = (Some(owner), true);
+                true
+            }
+            _ => self.pause().await,
+        }
+    }
+
+    /// Waits a little for a slot to arrive.
+    async fn pause(&self) -> bool {
+        tokio::time::sleep(MOVING_PAUSE).await;
+        self.cluster.attachment.clock.now() < self.until
+    }
+}
+
+/// Whether the slot of a request is on its way to another node.
+pub(super) fn is_moving(error: &Error) -> bool {
+    matches!(Redirection::of(error), Some(Redirection { kind: Kind::Ask | Kind::TryAgain, .. }))
+}
+
+struct Redirection<'a> {
+    kind: Kind,
+    place: Option<&'a str>,
+}
+
+enum Kind {
+    Moved,
+    Ask,
+    TryAgain,
+}
+
+impl<'a> Redirection<'a> {
+    fn of(error: &'a Error) -> Option<Redirection<'a>> {
+        let error = std::error::Error::source(error)?.downcast_ref::<RedisError>()?;
+        let kind = match error.code()? {
+            "MOVED" => Kind::Moved,
+            "ASK" => Kind::Ask,
+            "TRYAGAIN" => Kind::TryAgain,
+            _ => return None,
+        };
+        Some(Redirection { kind, place: error.redirect_node().map(|(place, _)| place) })
+    }
+}

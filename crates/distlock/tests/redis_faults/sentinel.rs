@@ -1,0 +1,81 @@
+//! Masters that change, by word of their sentinels.
+
+use std::future::IntoFuture;
+
+use distlock::{Config, ErrorKind, HoldState, Locker};
+use distlock_testkit::servers::{RedisServer, SentinelSetup};
+use tokio::time::timeout;
+
+use crate::bench::{PATIENCE, TTL, ms, now, sleep};
+
+async fn connected(setup: &SentinelSetup) -> Locker {
+    let mut config = Config::from_url(&setup.url()).expect("a good URL");
+    (config.default_ttl, config.max_retries) = (Some(TTL), Some(100));
+    let locker = Locker::from_config(&config).await.expect("connected");
+    locker.lock("warm").await.expect("granted").unlock().await.expect("released");
+    locker
+}
+
+async fn expect_queue(server: &RedisServer) {
+    let until = now().after(PATIENCE);
+    while server.command(&["EXISTS", "{a}:q"]).int() == 0 {
+        assert!(now() < until, "nobody waits");
+        sleep(ms(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f25_a_failover_that_loses_the_lock_is_told_and_tokens_still_rise() {
+    let mut setup = SentinelSetup::start();
+    let (locker, other) = (connected(&setup).await, connected(&setup).await);
+    // Stopped and cut off: what the master writes from now on never reaches them.
+    setup.servers()[1..].iter().for_each(|replica| replica.stop());
+    setup.servers()[0].command(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+    expect_queue(&setup.servers()[0]).await;
+    setup.servers_mut()[0].kill9();
+    setup.servers()[1..].iter().for_each(|replica| replica.cont());
+    timeout(PATIENCE, guard.lost()).await.expect("told by the new master");
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("claimed again");
+    assert!(next.fencing_token() > guard.fencing_token());
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f27_a_demoted_master_is_left_for_the_new_one_and_the_lock_is_kept() {
+    let setup = SentinelSetup::start();
+    let (locker, other) = (connected(&setup).await, connected(&setup).await);
+    let guard = locker.lock("a").await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+    expect_queue(&setup.servers()[0]).await;
+    let new = tokio::task::block_in_place(|| setup.failover());
+    let until = now().after(PATIENCE);
+    while setup.servers()[new].calls("evalsha") + setup.servers()[new].calls("eval") == 0 {
+        assert!(now() < until, "nobody came to the new master");
+        sleep(ms(5)).await;
+    }
+    assert_eq!(guard.state(), HoldState::Held, "the lock moved with its data");
+    guard.unlock().await.expect("released on the new master");
+    timeout(PATIENCE, waiter)
+        .await
+        .expect("in time")
+        .expect("no panic")
+        .expect("granted")
+        .unlock()
+        .await
+        .expect("released");
+    assert_eq!(setup.servers()[new].command(&["EXISTS", "a"]).int(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minority_of_sentinels_names_no_master() {
+    let mut setup = SentinelSetup::start();
+    let url = setup.url();
+    setup.sentinels_mut()[..2].iter_mut().for_each(|sentinel| sentinel.kill9());
+    let error = Locker::connect(&url).await.expect_err("one of three is no majority");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("do not agree on a master"), "{error}");
+    let error = Locker::connect(&url.replace("/locks", "/nobody")).await.expect_err("no such service");
+    assert!(error.to_string().contains("does not know the service"), "{error}");
+}
