@@ -75,6 +75,10 @@ impl Waiting {
         self.table().remove(&attempt);
     }
 
+    pub(super) fn is_enlisted(&self, attempt: AttemptId) -> bool {
+        self.table().contains_key(&attempt)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.table().is_empty()
     }
