@@ -11,8 +11,10 @@ const BEGIN: &str = "<!-- capabilities begin -->\n";
 const END: &str = "<!-- capabilities end -->";
 
 /// Every engine there is, without the servers that it would need.
-fn engines() -> [(&'static str, Capabilities); 4] {
+fn engines() -> [(&'static str, Capabilities); 5] {
     let redis = distlock::backend::redis::Redis::tcp("127.0.0.1", 1).build().expect("an engine");
+    let nodes = [1, 2, 3].map(|port| distlock::backend::redis::Redis::tcp("127.0.0.1", port));
+    let redlock = distlock::backend::redlock::Redlock::of(nodes).build().expect("an engine");
     let etcd = distlock::backend::etcd::Etcd::builder(["127.0.0.1:1"]).build().expect("an engine");
     let file = distlock::backend::file::FileBackend::host("/nowhere");
     let memory = distlock::backend::memory::Memory::new();
@@ -20,6 +22,7 @@ fn engines() -> [(&'static str, Capabilities); 4] {
         (memory.name(), memory.capabilities()),
         (file.name(), file.capabilities()),
         (redis.name(), redis.capabilities()),
+        (redlock.name(), redlock.capabilities()),
         (etcd.name(), etcd.capabilities()),
     ]
 }

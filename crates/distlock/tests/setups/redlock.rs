@@ -1,5 +1,7 @@
 //! Sets of independent Redis nodes, each a set-up of the conformance suite.
 
+use std::time::Duration;
+
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
 use distlock_testkit::Setup;
@@ -22,6 +24,11 @@ impl<const ALL: usize, const ALIVE: usize> Setup for Nodes<ALL, ALIVE> {
 
     async fn client(&self) -> Redlock {
         Redlock::of(self.nodes.ports().map(|port| Redis::tcp("127.0.0.1", port))).build().expect("an engine")
+    }
+
+    /// A node may take a fifth of it to answer, and a machine is busy with many of them here.
+    fn ttl(&self) -> Duration {
+        Duration::from_secs(2)
     }
 
     async fn leftovers(&self) -> Vec<String> {
