@@ -4,6 +4,7 @@ mod core;
 mod etcd;
 mod process;
 mod redis;
+mod redlock;
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
@@ -11,8 +12,9 @@ fn main() {
         "core" => core::run(),
         "etcd" => etcd::run(),
         "redis" => redis::run(),
+        "redlock" => redlock::run(),
         _ => {
-            eprintln!("usage: cargo xtask bench core|redis|etcd");
+            eprintln!("usage: cargo xtask bench core|redis|redlock|etcd");
             std::process::exit(64);
         }
     }

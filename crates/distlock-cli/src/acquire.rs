@@ -1,8 +1,9 @@
 //! Waiting for a lock, with an ear for signals.
 
+use std::fmt::Write;
 use std::time::Duration;
 
-use distlock::{Error, ErrorKind, Key, LockGuard, LockRequest};
+use distlock::{Error, ErrorKind, Holder, Key, LockGuard, LockRequest, Mode};
 use rustix::process::Signal;
 
 use crate::ancestry::{Ancestry, CHAIN};
@@ -26,7 +27,7 @@ pub struct Wanted<'a> {
     pub ttl: Duration,
     /// How long to wait.
     pub wait: Wait,
-    /// Owner, label and the code for a lock that is taken.
+    /// Mode, owner, label and the code for a lock that is taken.
     pub flags: &'a flags::Lock,
     /// What the lock is for, unless the flags say.
     pub purpose: &'a str,
@@ -50,6 +51,19 @@ impl Refusal {
             (code, _) => code.into(),
         };
         Refusal { exit, message: Some(error.to_string()) }
+    }
+
+    /// Adds how many others hold the lock, where there can be others: the error names one.
+    async fn naming_all(mut self, engine: &Engine, error: &Error) -> Refusal {
+        let record = error.holder().and_then(|holder| holder.record.as_ref());
+        let Some((key, message)) = error.key().zip(self.message.as_mut()) else { return self };
+        if record.is_some_and(|record| record.mode != Mode::Exclusive)
+            && let Ok(Some(lock)) = engine.locker.inspect().get(key).await
+            && lock.holders.len() > 1
+        {
+            let _ = write!(message, "; and {} more", lock.holders.len() - 1);
+        }
+        self
     }
 
     /// Says it.
@@ -92,13 +106,28 @@ pub async fn wait_for(
     let clock = distlock::Clock::system();
     let asked = clock.now();
     let granted = async {
-        match held_by_ancestor(engine, wanted.key).await {
-            Some(error) => Err(error),
-            None => with_whole_lease(request(engine, wanted).await?, wanted.ttl).await,
+        let granted = match held_by_ancestor(engine, wanted).await {
+            Some(Nested { holder, by: Beside::Nobody }) => Err(holder_is_ancestor(wanted.key, holder)),
+            // Behind a writer that waits for our ancestor, a reader would wait for itself.
+            Some(Nested { holder, by: Beside::Readers }) => {
+                let once = request(engine, wanted).wait(Duration::ZERO).await;
+                once.map_err(|error| match error.kind() {
+                    ErrorKind::Timeout => holder_is_ancestor(wanted.key, holder),
+                    _ => error,
+                })
+            }
+            None => request(engine, wanted).await,
+        };
+        match granted {
+            Ok(guard) => with_whole_lease(guard, wanted.ttl).await,
+            Err(error) => Err(error),
         }
     };
     let outcome = tokio::select! {
-        granted = granted => granted.map_err(|error| Refusal::new(&error, wanted.flags)),
+        granted = granted => match granted {
+            Ok(guard) => Ok(guard),
+            Err(error) => Err(Refusal::new(&error, wanted.flags).naming_all(engine, &error).await),
+        },
         stopped = stop => Err(stopped),
     };
     if outcome.is_err() {
@@ -139,14 +168,43 @@ pub async fn interruption(signals: &mut Signals) -> Refusal {
     }
 }
 
-/// A lock that an ancestor still holds is not waited for: it would wait for us.
-async fn held_by_ancestor(engine: &Engine, key: &Key) -> Option<Error> {
+/// A lock that an ancestor of this process still holds.
+struct Nested {
+    holder: Holder,
+    by: Beside,
+}
+
+/// Whom such a lock lets in beside its holder.
+enum Beside {
+    Nobody,
+    Readers,
+}
+
+/// Whether to wait for the lock would be to wait for an ancestor, which waits for us.
+async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Option<Nested> {
     let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let token = chain.find(&engine.name, key)?;
-    let lock = engine.locker.inspect().get(key).await.ok()??;
-    let holder = lock.holders.into_iter().find(|holder| holder.token == Some(token))?;
+    let tokens = chain.tokens(&engine.name, wanted.key);
+    if tokens.is_empty() {
+        return None;
+    }
+    let lock = engine.locker.inspect().get(wanted.key).await.ok()??;
+    let is_ancestor = |holder: &Holder| holder.token.is_some_and(|token| tokens.contains(&token));
+    let mut ancestors: Vec<Holder> = lock.holders.into_iter().filter(is_ancestor).collect();
+    let holder = ancestors.pop()?;
+    let held = holder.record.as_ref().map_or(Mode::Exclusive, |record| record.mode);
+    match (held, wanted.flags.mode()) {
+        (Mode::Shared, Mode::Shared) => Some(Nested { holder, by: Beside::Readers }),
+        // Somebody who is not an ancestor has a permit, or nobody has: one comes back in any case.
+        (Mode::Slot { of }, Mode::Slot { .. }) if ancestors.len() + 1 < of as usize => None,
+        // The engine refuses what does not agree.
+        (held, wanted) if !held.agrees_with(wanted) => None,
+        _ => Some(Nested { holder, by: Beside::Nobody }),
+    }
+}
+
+fn holder_is_ancestor(key: &Key, holder: Holder) -> Error {
     let message = "the command that started this one runs under it already";
-    Some(Error::new(ErrorKind::AlreadyHeld, message).with_key(key).with_holder(Some(holder)))
+    Error::new(ErrorKind::AlreadyHeld, message).with_key(key).with_holder(Some(holder))
 }
 
 /// Says why the lock was not acquired, in one line, with the code for it.
@@ -155,7 +213,12 @@ pub fn refused(error: &Error, flags: &flags::Lock, notes: &mut Notes) -> Exit {
 }
 
 fn request(engine: &Engine, wanted: &Wanted<'_>) -> LockRequest {
-    let request = engine.locker.lock(wanted.key).ttl(wanted.ttl).label(label(wanted));
+    let request = match wanted.flags.mode() {
+        Mode::Shared => engine.locker.read(wanted.key),
+        Mode::Slot { of } => engine.locker.semaphore(wanted.key, of).acquire(),
+        _ => engine.locker.lock(wanted.key),
+    };
+    let request = request.ttl(wanted.ttl).label(label(wanted));
     let request = match &wanted.flags.owner {
         Some(owner) => request.owner(owner),
         None => request,

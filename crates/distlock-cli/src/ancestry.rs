@@ -30,10 +30,11 @@ impl Ancestry {
         Ancestry(chain.split(' ').filter_map(parse_link).collect())
     }
 
-    /// The token with which an ancestor holds `name`, if it still holds it.
+    /// The tokens with which ancestors hold `name`, if they still hold it.
     #[must_use]
-    pub fn find(&self, engine: &str, name: &Key) -> Option<FencingToken> {
-        self.0.iter().rev().find(|held| held.engine == engine && held.name == name.as_str()).map(|held| held.token)
+    pub fn tokens(&self, engine: &str, name: &Key) -> Vec<FencingToken> {
+        let held = self.0.iter().filter(|held| held.engine == engine && held.name == name.as_str());
+        held.map(|held| held.token).collect()
     }
 
     /// The chain for a child that runs under one more lock.
@@ -84,9 +85,12 @@ mod tests {
             .with(held("file:///run/x", "a", u64::MAX));
         let read = Ancestry::parse(&chain.to_string());
         assert_eq!(read, chain);
-        let token = read.find("redis://u@h/0", &Key::new("a b#c%20@d").unwrap());
-        assert_eq!(token, Some(FencingToken::new(7)));
-        assert_eq!(read.find("file:///run/x", &Key::new("a b#c%20@d").unwrap()), None, "another engine");
+        let tokens = read.tokens("redis://u@h/0", &Key::new("a b#c%20@d").unwrap());
+        assert_eq!(tokens, [FencingToken::new(7)]);
+        assert_eq!(read.tokens("file:///run/x", &Key::new("a b#c%20@d").unwrap()), [], "another engine");
+        let twice = read.with(held("file:///run/x", "a", 9));
+        let tokens = twice.tokens("file:///run/x", &Key::new("a").unwrap());
+        assert_eq!(tokens, [FencingToken::new(u64::MAX), FencingToken::new(9)], "two permits of a semaphore");
     }
 
     #[test]
@@ -94,6 +98,6 @@ mod tests {
         for text in ["", " ", "x", "7@", "7@a", "seven@a#b", "@#", "7@a#%FF"] {
             assert_eq!(Ancestry::parse(text), Ancestry::default(), "{text:?}");
         }
-        assert_eq!(Ancestry::parse("junk 7@a#b").find("a", &Key::new("b").unwrap()), Some(FencingToken::new(7)));
+        assert_eq!(Ancestry::parse("junk 7@a#b").tokens("a", &Key::new("b").unwrap()), [FencingToken::new(7)]);
     }
 }

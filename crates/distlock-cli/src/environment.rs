@@ -24,6 +24,8 @@ pub struct Identity<'a> {
     pub owner: &'a str,
     /// The lease; `None` when the engine has none.
     pub ttl: Option<Duration>,
+    /// Which slot of a semaphore it is.
+    pub slot: Option<u32>,
     /// The engine's name, in which there are no secrets.
     pub engine: &'a str,
 }
@@ -39,6 +41,11 @@ impl Identity<'_> {
             Some(ttl) => command.env("DISTLOCK_TTL_MS", ttl.as_millis().to_string()),
             // An outer lock may have one.
             None => command.env_remove("DISTLOCK_TTL_MS"),
+        };
+        match self.slot {
+            Some(slot) => command.env("DISTLOCK_SLOT", slot.to_string()),
+            // An outer lock may be a semaphore.
+            None => command.env_remove("DISTLOCK_SLOT"),
         };
         let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
         let ancestors = Ancestry::parse(&inherited(CHAIN).unwrap_or_default());
@@ -63,8 +70,14 @@ mod tests {
     fn environment_of(url: &'static str) -> BTreeMap<String, Option<String>> {
         let name = Key::new("nightly").unwrap();
         let ttl = Some(Duration::from_secs(30));
-        let identity =
-            Identity { name: &name, token: FencingToken::new(7), owner: "me", ttl, engine: &distlock::redact(url) };
+        let identity = Identity {
+            name: &name,
+            token: FencingToken::new(7),
+            owner: "me",
+            ttl,
+            slot: Some(2),
+            engine: &distlock::redact(url),
+        };
         let mut command = Command::new("true");
         identity.apply(&mut command, |name| (name == URL).then(|| url.into()));
         let text = |value: &std::ffi::OsStr| value.to_str().unwrap().to_string();
@@ -80,6 +93,7 @@ mod tests {
             ("DISTLOCK_OWNER", "me"),
             ("DISTLOCK_TTL_MS", "30000"),
             ("DISTLOCK_HELD", "1"),
+            ("DISTLOCK_SLOT", "2"),
             ("DISTLOCK_CHAIN", "7@redis://h/#nightly"),
         ];
         for (name, value) in expected {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use distlock::{MAX_SLOTS, Mode};
 use rustix::process::Signal;
 
 use crate::{duration, policy, signal_name};
@@ -76,6 +77,15 @@ pub enum Scope {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Lock")]
 pub struct Lock {
+    /// Share the lock with others who share it: readers
+    #[arg(short = 's', long, conflicts_with_all = ["exclusive", "slots"])]
+    pub shared: bool,
+    /// Have the lock alone; the default
+    #[arg(short = 'x', long, conflicts_with = "slots")]
+    pub exclusive: bool,
+    /// Let up to N hold it at a time: a semaphore; everybody who uses it says the same N
+    #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
+    pub slots: Option<u32>,
     /// Fail at once if somebody else has the lock
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub nonblock: bool,
@@ -97,6 +107,18 @@ pub struct Lock {
     /// Add a label that others can read; may be repeated
     #[arg(long = "label", value_name = "K=V", value_parser = label)]
     pub labels: Vec<(String, String)>,
+}
+
+impl Lock {
+    /// Who may hold it at the same time.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match self.slots {
+            Some(of) => Mode::Slot { of },
+            None if self.shared => Mode::Shared,
+            None => Mode::Exclusive,
+        }
+    }
 }
 
 /// What is said, where and how.
@@ -372,5 +394,19 @@ mod tests {
         {
             assert!(run(line).is_err(), "{line}");
         }
+        for line in ["-s -x job true", "-s -j 2 job true", "-x -j 2 job true", "-j 0 job true", "-j 1025 job true"] {
+            assert!(run(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_exclusive_unless_the_flags_say_otherwise() {
+        let mode = |line| run(line).unwrap().lock.mode();
+        assert_eq!([mode("job true"), mode("-x job true"), mode("--exclusive job true")], [Mode::Exclusive; 3]);
+        assert_eq!([mode("-s job true"), mode("--shared job true")], [Mode::Shared; 2]);
+        assert_eq!(
+            [mode("-j 3 job true"), mode("-j3 job true"), mode("--slots 3 job true")],
+            [Mode::Slot { of: 3 }; 3]
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use distlock::backend::LockInfo;
-use distlock::{Holder, Record};
+use distlock::{Holder, Mode, Record};
 use serde_json::{Value, json};
 
 /// A lock as one JSON object.
@@ -43,13 +43,13 @@ fn record_json(record: &Record) -> Value {
 /// Locks as a table with a heading, one line each.
 #[must_use]
 pub fn table(locks: &[LockInfo]) -> String {
-    const HEADING: [&str; 7] = ["NAME", "HOLDER", "HELD", "LEASE", "WAITERS", "TOKEN", "LABEL"];
-    let rows: Vec<[String; 7]> = locks.iter().map(row).collect();
+    const HEADING: [&str; 8] = ["NAME", "MODE", "HOLDER", "HELD", "LEASE", "WAITERS", "TOKEN", "LABEL"];
+    let rows: Vec<[String; 8]> = locks.iter().map(row).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([HEADING[column].len()]).max().unwrap_or(0)
     };
-    let widths: [usize; 7] = std::array::from_fn(width);
+    let widths: [usize; 8] = std::array::from_fn(width);
     let mut text = String::new();
     for row in std::iter::once(HEADING.map(str::to_owned)).chain(rows) {
         let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
@@ -58,7 +58,7 @@ pub fn table(locks: &[LockInfo]) -> String {
     text
 }
 
-fn row(lock: &LockInfo) -> [String; 7] {
+fn row(lock: &LockInfo) -> [String; 8] {
     let holder = lock.holder();
     let record = holder.and_then(|holder| holder.record.as_deref());
     let who = match (holder, record) {
@@ -71,6 +71,7 @@ fn row(lock: &LockInfo) -> [String; 7] {
         |time: Option<Duration>| time.map_or_else(|| "-".to_owned(), |time| format!("{:.1}s", time.as_secs_f64()));
     [
         lock.key.to_string(),
+        record.map_or_else(|| "-".to_owned(), |record| mode(record.mode, lock.holders.len())),
         who,
         seconds(holder.and_then(|holder| holder.held_for)),
         seconds(holder.and_then(|holder| holder.ttl_left)),
@@ -78,6 +79,15 @@ fn row(lock: &LockInfo) -> [String; 7] {
         holder.and_then(|holder| holder.token).map_or_else(|| "-".to_owned(), |token| token.to_string()),
         record.and_then(|record| record.label.as_deref()).unwrap_or("-").to_owned(),
     ]
+}
+
+fn mode(mode: Mode, holders: usize) -> String {
+    match mode {
+        Mode::Shared => "shared".to_owned(),
+        Mode::Reentrant => "reentrant".to_owned(),
+        Mode::Slot { of } => format!("{holders} of {of}"),
+        _ => "exclusive".to_owned(),
+    }
 }
 
 /// A lock in full, with its waiters in order.

@@ -24,6 +24,8 @@ pub(crate) struct Held {
     pub(crate) owner: String,
     /// The engine, without secrets.
     pub(crate) engine: String,
+    /// Which slot of a semaphore it is.
+    pub(crate) slot: Option<u32>,
     pub(crate) waited: Duration,
     /// The lease.
     pub(crate) ttl: Duration,
@@ -34,10 +36,11 @@ impl Report {
     pub(crate) fn encode(&self) -> String {
         let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let fields = match self {
-            Report::Held(Held { token, owner, engine, waited, ttl }) => json!({
+            Report::Held(Held { token, owner, engine, slot, waited, ttl }) => json!({
                 "token": token.to_string(),
                 "owner": owner,
                 "engine": engine,
+                "slot": slot,
                 "waited_ms": milliseconds(waited),
                 "ttl_ms": milliseconds(ttl),
             }),
@@ -67,7 +70,8 @@ impl Report {
         }
         let token = text("token")?.parse().ok()?;
         let (waited, ttl) = (time("waited_ms")?, time("ttl_ms")?);
-        Some(Report::Held(Held { token, owner: text("owner")?, engine: text("engine")?, waited, ttl }))
+        let slot = fields["slot"].as_u64().and_then(|slot| u32::try_from(slot).ok());
+        Some(Report::Held(Held { token, owner: text("owner")?, engine: text("engine")?, slot, waited, ttl }))
     }
 }
 
@@ -84,6 +88,7 @@ mod tests {
             token: HoldToken::new(FencingToken::new(7)),
             owner: "me \"and\" you".into(),
             engine: "file:///x".into(),
+            slot: Some(2),
             waited: Duration::from_millis(12),
             ttl: Duration::from_secs(30),
         });

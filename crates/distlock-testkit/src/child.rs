@@ -145,8 +145,8 @@ impl Child {
         self.receive()
     }
 
-    /// Tells it something without waiting: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `unlock KEY`, `drop KEY`,
-    /// `state KEY`, `lost KEY` or `fork KEY`.
+    /// Tells it something without waiting: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `read KEY TTL_MS`,
+    /// `permit KEY TTL_MS SLOTS`, `enter KEY TTL_MS OWNER`, `unlock KEY`, `drop KEY`, `state KEY`, `lost KEY` or `fork KEY`.
     #[track_caller]
     pub fn send(&mut self, order: impl Display) {
         let sent = writeln!(self.line.get_mut(), "{order}");

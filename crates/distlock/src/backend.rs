@@ -9,6 +9,8 @@ pub mod etcd;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
 
 use std::fmt;
 use std::future::Future;

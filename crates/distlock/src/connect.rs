@@ -7,16 +7,20 @@ use crate::backend::file::{FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
 use crate::backend::redis::{self, Redis, RedisBuilder};
+#[cfg(feature = "redis")]
+use crate::backend::redlock::Redlock;
+#[cfg(any(test, not(all(feature = "etcd", feature = "redis"))))]
+use crate::config::Driver;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 use crate::config::TlsFiles;
-use crate::config::{Config, Driver, Settings};
+use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locker::Locker;
 use crate::url::Target;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 use crate::url::{Credentials, Host};
 #[cfg(feature = "redis")]
-use crate::url::{Protocol, RedisOptions, RedisServers};
+use crate::url::{Node, Protocol, RedisOptions, RedisServers};
 
 impl Locker {
     /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
@@ -65,11 +69,14 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
             let engine = if options.tls { encrypt_redis(engine, &settings.tls)? } else { engine };
             Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
         }
+        #[cfg(feature = "redis")]
+        Target::Redlock { nodes, options } => Ok(Box::new(redlock(settings, nodes, options)?)),
         #[cfg(feature = "etcd")]
         Target::Etcd { hosts, credentials, tls, verbatim } => {
             let builder = etcd(settings, hosts, credentials, *tls)?;
             Ok(Box::new(if *verbatim { builder.verbatim_names() } else { builder }.build()?))
         }
+        #[cfg(not(all(feature = "etcd", feature = "redis")))]
         other => Err(not_built_in(other.driver())),
     }
 }
@@ -113,6 +120,15 @@ fn encrypt_redis(engine: RedisBuilder, files: &TlsFiles) -> Result<RedisBuilder>
         Some((certificate, key)) => engine.tls_identity(certificate, key),
         None => engine,
     })
+}
+
+#[cfg(feature = "redis")]
+fn redlock(settings: &Settings, nodes: &[Node], options: &RedisOptions) -> Result<Redlock> {
+    // The guard is the engine's own here, not that of each node.
+    let each = RedisOptions { restart_guard: None, ..options.clone() };
+    let builder = |node: &Node| speak_redis(Redis::tcp(&node.host.name, node.host.port), &node.credentials, &each);
+    let engine = Redlock::of(nodes.iter().map(builder)).prefix(&settings.prefix).dial_timeout(settings.dial_timeout);
+    if options.restart_guard == Some(false) { engine.without_restart_guard().build() } else { engine.build() }
 }
 
 #[cfg(feature = "etcd")]
@@ -159,12 +175,14 @@ fn refuse_prefix(settings: &Settings) -> Result<()> {
     Err(Error::new(ErrorKind::Config, format!("prefix: the {driver} engine has none")))
 }
 
+#[cfg(any(test, not(all(feature = "etcd", feature = "redis"))))]
 fn not_built_in(driver: Driver) -> Error {
     let error = Error::new(ErrorKind::Unsupported, format!("the {driver} engine is not part of this build"));
-    match driver {
-        Driver::Redlock => error.with_help("this version has none yet; etcd locks among several servers too"),
-        _ => error.with_help(format!("turn on the feature \"{driver}\" of the crate distlock")),
-    }
+    let feature = match driver {
+        Driver::Redlock => "redis",
+        _ => driver.as_str(),
+    };
+    error.with_help(format!("turn on the feature \"{feature}\" of the crate distlock"))
 }
 
 #[cfg(test)]
@@ -173,11 +191,10 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_not_built_in_names_its_feature() {
-        for driver in [Driver::Redis, Driver::Etcd] {
+        for (driver, feature) in [(Driver::Redis, "redis"), (Driver::Redlock, "redis"), (Driver::Etcd, "etcd")] {
             let error = not_built_in(driver);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.to_string().contains(&format!("feature \"{driver}\"")), "{error}");
+            assert!(error.to_string().contains(&format!("feature \"{feature}\"")), "{error}");
         }
-        assert!(!not_built_in(Driver::Redlock).to_string().contains("feature"), "no feature would help");
     }
 }

@@ -139,6 +139,9 @@ impl fmt::Display for Record {
         if let Some(label) = &self.label {
             write!(f, ", {label:?}")?;
         }
+        if self.mode != Mode::Exclusive {
+            write!(f, ", {}", self.mode)?;
+        }
         f.write_str(")")
     }
 }
@@ -224,5 +227,8 @@ mod tests {
         assert!(text.contains("owner req-7"), "{text}");
         assert!(text.contains(&format!("pid {pid}, \"eod\")")), "{text}");
         assert!(text.ends_with("for 3.0 s, lease ends in 2.5 s, token 9"), "{text}");
+        let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::now());
+        let text = record.with_mode(Mode::Slot { of: 3 }).to_string();
+        assert!(text.ends_with(&format!("pid {pid}, a semaphore of 3)")), "{text}");
     }
 }

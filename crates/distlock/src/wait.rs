@@ -79,8 +79,11 @@ fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
     match options.mode {
         Mode::Exclusive if options.reentrant && able.reenters => Ok(Mode::Reentrant),
         mode if able.allows(mode) => Ok(mode),
-        mode => Err(Error::new(ErrorKind::Unsupported, format!("the {} engine has no {mode}", family.backend.name()))
-            .with_help("Locker::capabilities() says what an engine can do")),
+        mode => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the {} engine cannot be asked for {mode}", family.backend.name()),
+        )
+        .with_help("Locker::capabilities() says what an engine can do")),
     }
 }
 

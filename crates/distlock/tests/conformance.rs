@@ -5,6 +5,9 @@ mod file_setup;
 #[cfg(feature = "redis")]
 #[path = "setups/redis.rs"]
 mod redis_setups;
+#[cfg(feature = "redis")]
+#[path = "setups/redlock.rs"]
+mod redlock_setups;
 
 use distlock_testkit::MemorySetup;
 use file_setup::FileSetup;
@@ -23,6 +26,9 @@ distlock_testkit::conformance! {
     redis_no_channel: redis_setups::Server<redis_setups::NoChannel>,
     redis_sentinel: redis_setups::Sentinel,
     redis_cluster: redis_setups::Cluster,
+    redlock_3: redlock_setups::Nodes<3, 3>,
+    redlock_5: redlock_setups::Nodes<5, 5>,
+    redlock_3_of_5: redlock_setups::Nodes<5, 3>,
 }
 
 #[cfg(all(feature = "redis", feature = "tls"))]

@@ -11,12 +11,16 @@ mod clocks;
 mod cluster;
 #[path = "redis_faults/commands.rs"]
 mod commands;
+#[path = "redis_faults/groups.rs"]
+mod groups;
 #[path = "redis_faults/guard.rs"]
 mod guard;
 #[path = "redis_faults/log.rs"]
 mod log;
 #[path = "redis_faults/partition.rs"]
 mod partition;
+#[path = "redis_faults/reference.rs"]
+mod reference;
 #[path = "redis_faults/sentinel.rs"]
 mod sentinel;
 #[path = "redis_faults/server.rs"]

@@ -84,7 +84,7 @@ async fn withdraw(mut holder: UnixStream) {
 }
 
 fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
-    let Held { token, owner, engine, ttl, .. } = held;
+    let Held { token, owner, engine, slot, ttl, .. } = held;
     let line = if as_json {
         let (name, fencing) = (key.as_str(), token.fencing.to_string());
         json!({
@@ -93,6 +93,7 @@ fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
             "fencing_token": fencing,
             "owner": owner,
             "engine": engine,
+            "slot": slot,
             "ttl_s": ttl.as_secs_f64(),
         })
         .to_string()

@@ -62,9 +62,19 @@ fn print(guard: &LockGuard, engine: &Engine, as_json: bool) {
     let (name, token, owner) = (guard.key(), guard.fencing_token(), guard.owner());
     let line = if as_json {
         let (name, owner) = (name.as_str(), owner.as_str());
-        json!({"name": name, "token": token.to_string(), "owner": owner, "engine": engine.name}).to_string()
+        let (mode, slot) = (guard.mode(), guard.slot());
+        json!({
+            "name": name,
+            "token": token.to_string(),
+            "owner": owner,
+            "mode": mode,
+            "slot": slot,
+            "engine": engine.name,
+        })
+        .to_string()
     } else {
-        format!("{name} token {token} owner {owner}")
+        let slot = guard.slot().map(|slot| format!(" slot {slot}")).unwrap_or_default();
+        format!("{name} token {token} owner {owner}{slot}")
     };
     let mut stdout = io::stdout();
     // Whoever does not read it does not need it.

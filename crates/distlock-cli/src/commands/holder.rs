@@ -161,6 +161,7 @@ impl Holder {
             token: self.token,
             owner: self.guard.owner().to_string(),
             engine: self.engine.name.clone(),
+            slot: self.guard.slot(),
             waited: self.waited,
             ttl: self.ttl,
         });

@@ -69,6 +69,7 @@ async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Sig
         token: guard.fencing_token(),
         owner: guard.owner().as_str(),
         ttl: guard.deadline().map(|_| plan.ttl),
+        slot: guard.slot(),
         engine: &engine.name,
     };
     let exit = run_held(plan, &guard, &identity, signals, notes).await;

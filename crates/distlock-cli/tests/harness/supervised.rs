@@ -87,8 +87,14 @@ async fn run() -> Result<Exit, String> {
     LazyLock::force(&START);
     let hold = FakeHold::new();
     let ttl = duration("LEASE_MS");
-    let identity =
-        Identity { name: &plan.key, token: FencingToken::new(7), owner: "tester", ttl, engine: "mem://secret:pw@x/" };
+    let identity = Identity {
+        name: &plan.key,
+        token: FencingToken::new(7),
+        owner: "tester",
+        ttl,
+        slot: None,
+        engine: "mem://secret:pw@x/",
+    };
     let exit = run_held(&plan, &hold, &identity, &mut signals, &mut notes).await;
     if let Ok(path) = std::env::var("RELEASED") {
         std::fs::write(path, "released").map_err(|error| error.to_string())?;

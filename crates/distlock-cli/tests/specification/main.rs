@@ -16,6 +16,7 @@ mod configuration;
 mod exclusion;
 mod inspection;
 mod messages;
+mod modes;
 mod outcome;
 mod servers;
 mod signals;

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use distlock_testkit::servers::{EtcdServer, RedisServer};
+use distlock_testkit::servers::{EtcdServer, RedisServer, RedlockNodes};
 
 use crate::common::{Wrapper, await_gone, code};
 use crate::machine::Machine;
@@ -18,6 +18,13 @@ fn every_command_works_with_redis() {
 fn every_command_works_with_etcd() {
     let server = EtcdServer::start();
     check_commands(&Machine::with_server(server.url()));
+}
+
+#[test]
+fn every_command_works_with_redlock() {
+    let nodes = RedlockNodes::start(3);
+    nodes.settle();
+    check_commands(&Machine::with_server(nodes.url()));
 }
 
 fn check_commands(machine: &Machine) {

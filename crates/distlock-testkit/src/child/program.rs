@@ -74,6 +74,19 @@ impl Program {
                 let guard = locker()?.lock(key).ttl(ttl()?).await;
                 Ok(guard.map(|guard| self.keep(key, guard)))
             }
+            ["read", key, _] => {
+                let guard = locker()?.read(key).ttl(ttl()?).await;
+                Ok(guard.map(|guard| self.keep(key, guard)))
+            }
+            ["permit", key, _, of] => {
+                let of = of.parse().map_err(|_| strange())?;
+                let guard = locker()?.semaphore(key, of).acquire().ttl(ttl()?).await;
+                Ok(guard.map(|guard| self.keep(key, guard)))
+            }
+            ["enter", key, _, owner] => {
+                let guard = locker()?.lock(key).ttl(ttl()?).owner(owner).reentrant().await;
+                Ok(guard.map(|guard| self.keep(key, guard)))
+            }
             ["try", key, _] => {
                 let guard = locker()?.try_lock(key).ttl(ttl()?).await;
                 Ok(guard.map(|guard| guard.map_or(Outcome::Busy, |guard| self.keep(key, guard))))

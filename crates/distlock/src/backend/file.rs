@@ -27,6 +27,7 @@ use waiter::{Queue, Waiter};
 mod fault;
 mod hold;
 mod home;
+mod inside;
 mod inspect;
 mod kernel_locks;
 mod ledger;
@@ -128,6 +129,7 @@ impl Backend for FileBackend {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::new(Scope::Host);
         (can.fair, can.wakes, can.inspects) = (true, true, true);
+        (can.shares, can.slots) = (true, true);
         can
     }
 
@@ -136,13 +138,23 @@ impl Backend for FileBackend {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        if let Some(waiter) = self.0.queue.waiter(claim.attempt) {
-            waiter.beat(self.0.clock.now());
-        }
-        match self.0.attempt(claim).map_err(|error| error.with_key(&claim.key))? {
-            Outcome::Granted(grant) => Ok(Claimed::Granted(grant)),
-            Outcome::Busy(poll_after) => Ok(Claimed::Busy(Busy { holder: self.0.probable_holder(claim), poll_after })),
-        }
+        let waiter = self.0.queue.waiter(claim.attempt);
+        waiter.iter().for_each(|waiter| waiter.beat(self.0.clock.now()));
+        let claimed = match self.0.attempt(claim) {
+            Ok(Outcome::Granted(grant)) => Ok(Claimed::Granted(grant)),
+            Ok(Outcome::Busy(poll_after)) => self
+                .0
+                .refuse_disagreement(claim, waiter.is_none())
+                .map(|()| Claimed::Busy(Busy { holder: self.0.probable_holder(claim), poll_after })),
+            Err(error) => Err(error),
+        };
+        claimed.map_err(|error| {
+            // What failed was not carried out: not even a place in the queue is left. One that was there before stays.
+            if waiter.is_none() {
+                self.0.queue.leave(claim.attempt);
+            }
+            error.with_key(&claim.key)
+        })
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
@@ -235,7 +247,7 @@ impl Engine {
     /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.
     async fn settled(&self, look: impl Fn(Inspector<'_>) -> Result<Vec<LockInfo>>) -> Result<Vec<LockInfo>> {
         let found = look(self.inspector())?;
-        if found.iter().all(|info| info.holder().is_none_or(|holder| holder.record.is_some())) {
+        if found.iter().all(|info| info.holders.iter().all(|holder| holder.record.is_some())) {
             return Ok(found);
         }
         tokio::time::sleep(AFTER_A_HINT[0]).await;
@@ -284,7 +296,7 @@ impl Engine {
             let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
             return Ok(Some(Outcome::Busy(Some(poll))));
         }
-        match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), stuck)?, waiter) {
+        match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), claim.mode(), stuck)?, waiter) {
             (Standing::Gone, _) => {
                 self.queue.leave(claim.attempt);
                 Ok(None)
@@ -344,6 +356,25 @@ impl Engine {
                 None => Ok(Some(Outcome::Busy(Some(UNTOLD_FIRST_POLL)))),
             },
         }
+    }
+
+    /// Refuses a claim that has to wait, and uses the lock in another way than those who hold it or wait for it. Who is
+    /// in the queue and not the first agreed with them all when it came.
+    fn refuse_disagreement(&self, claim: &Claim, is_new: bool) -> Result<()> {
+        let (place, mode) = (self.places.find(&claim.key)?, claim.mode());
+        let waiter = self.queue.waiter(claim.attempt);
+        let against = {
+            let kept = waiter.as_ref().map(|waiter| waiter.file());
+            match kept.as_ref().and_then(|kept| kept.as_ref()) {
+                None if !is_new => return Ok(()),
+                kept => self.inspector().disagreeing_holder(&place, kept, mode)?,
+            }
+        };
+        let against = match against {
+            None if is_new => Line::at(&place.line).disagreeing(mode, claim.attempt)?,
+            against => against,
+        };
+        against.map_or(Ok(()), |other| Err(mode.disagrees(other)))
     }
 
     fn probable_holder(&self, claim: &Claim) -> Option<Holder> {

@@ -11,13 +11,15 @@ mod ears;
 mod encryption;
 mod fault;
 mod guard;
+mod holding;
 mod inspect;
 mod link;
 mod names;
+pub(in crate::backend) mod node;
 mod options;
 mod pair;
 mod renewals;
-mod script;
+pub(in crate::backend) mod script;
 mod sentinels;
 mod server_clock;
 mod servers;
@@ -53,7 +55,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::options::DEFAULT_RETRY_INTERVAL;
-use crate::token::FencingToken;
+use crate::token::{AttemptId, FencingToken};
 
 /// How long a waiter keeps its place without a sign of life: as long as its lease, within these bounds.
 const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
@@ -123,6 +125,11 @@ impl Redis {
         Names::new(&self.options.prefix, key)
     }
 
+    /// The channel for messages to this process.
+    fn wake(&self, hears: bool) -> String {
+        if hears { self.options.wake.to_string() } else { "-".into() }
+    }
+
     async fn ask_claim(
         &self,
         session: &Session,
@@ -131,16 +138,16 @@ impl Redis {
         sent: Moment,
         hears: bool,
     ) -> Result<Reply> {
-        let Names { lock, queue, waiters, fence } = names;
         let record = value::write_record(&claim.record)?;
-        let wake = if hears { self.options.wake.to_string() } else { "-".into() };
+        let wake = self.wake(hears);
         let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
         let not_after = session.not_after(sent);
+        let word = value::word(&claim.record);
         session
             .run(&CLAIM, |command, nonce| {
-                command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce);
-                command.arg(claim.attempt.to_string()).arg(millis(claim.ttl)).arg(&record).arg(&wake);
-                command.arg(heartbeat).arg(not_after);
+                names.fill(command);
+                command.arg(nonce).arg(claim.attempt.to_string()).arg(millis(claim.lease())).arg(&record).arg(&wake);
+                command.arg(heartbeat).arg(not_after).arg(&word).arg(millis(claim.delay));
             })
             .await
     }
@@ -148,7 +155,7 @@ impl Redis {
     async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
         let links = self.links();
         if let Some(guard) = &self.options.guard {
-            guard.note(claim.ttl);
+            guard.note(claim.lease());
         }
         let names = self.names(&claim.key)?;
         let mut route = links.servers.route(&names.lock);
@@ -185,12 +192,14 @@ impl Redis {
         match reply.word()?.as_str() {
             "granted" => {
                 let token = FencingToken::new(reply.unsigned()?);
-                Ok(Claimed::Granted(Grant::new(token, Some(Term { start: sent, ttl: claim.ttl }))))
+                let slot = if reply.is_empty() { None } else { read_slot(&mut reply)? };
+                Ok(Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }), slot }))
             }
             "busy" => {
                 links.waiting.answered(claim.attempt, sent, server_us);
                 read_busy(reply, claim, hears, server_us).map(Claimed::Busy)
             }
+            "disagrees" => Err(claim.mode().disagrees(value::mode_of(&reply.word()?).ok_or_else(garbled)?)),
             "late" => Err(Error::unavailable("redis: the claim arrived after its time and was refused")),
             "fence" => Err(Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
                 .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key")),
@@ -217,7 +226,9 @@ impl Backend for Redis {
     fn capabilities(&self) -> Capabilities {
         let hears = self.links.get().is_none_or(|links| links.servers.hears());
         let all = Capabilities::new(Scope::Cluster);
-        Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all }
+        let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
+        let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
+        Capabilities { delays: true, amends: true, adopts: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -249,9 +260,9 @@ impl Backend for Redis {
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
         let items: Result<Vec<_>> =
-            leases.iter().map(|lease| Ok(Item::new(self.names(&lease.claim.key)?.lock, lease))).collect();
+            leases.iter().map(|lease| Ok(Item::new(self.names(&lease.claim.key)?, lease))).collect();
         if let Some(guard) = &self.options.guard {
-            leases.iter().for_each(|lease| guard.note(lease.claim.ttl));
+            leases.iter().for_each(|lease| guard.note(lease.claim.lease()));
         }
         match items {
             Ok(items) => self.links().renewals.renew(items).await,
@@ -262,12 +273,11 @@ impl Backend for Redis {
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.links().waiting.forget(claim.attempt);
         let names = self.names(&claim.key)?;
-        let Names { lock, queue, waiters, fence } = &names;
         let fill = |command: &mut redis::Cmd, nonce| {
-            command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence);
+            names.fill(command);
             command.arg(nonce).arg(claim.attempt.to_string());
         };
-        let mut route = self.links().servers.route(lock);
+        let mut route = self.links().servers.route(&names.lock);
         let mut reply = loop {
             let (pair, _) = route.next().await?;
             let session = pair.for_release(PATIENCE).await?;
@@ -286,6 +296,38 @@ impl Backend for Redis {
             self.links().waiting.wake(next);
         }
         Ok(outcome)
+    }
+
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        let names = self.names(&lease.claim.key)?;
+        let mut route = self.links().servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            match holding::amend(&session, &names, &lease.claim).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        if let Some(guard) = &self.options.guard {
+            guard.note(claim.lease());
+        }
+        let links = self.links();
+        let names = self.names(&claim.key)?;
+        let mut route = links.servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            let wake = self.wake(pair.hears(&session, &names));
+            let sent = links.clock.now();
+            match holding::adopt(&session, &names, &wake, (from, token), claim, sent).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -346,6 +388,14 @@ fn millis(length: Duration) -> u64 {
 
 fn heartbeat(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)
+}
+
+/// Reads the slot of a semaphore; `-` where there are none.
+fn read_slot(reply: &mut Reply) -> Result<Option<u32>> {
+    match reply.word()?.as_str() {
+        "-" => Ok(None),
+        slot => slot.parse().map(Some).map_err(|_| garbled()),
+    }
 }
 
 /// Reads `pttl_ms, place, value, type`.

@@ -1,16 +1,19 @@
 //! A lock that is ours.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::super::{Claim, Grant, Release};
 use super::fault::fault;
+use super::inside::{Inside, Number, Slot};
 use super::ledger::{Content, Entry, Ledger};
 use super::lock_file::{Links, LockFile};
 use super::place::Place;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mode::Mode;
 use crate::token::{AttemptId, FencingToken};
 
 /// A lock that is ours. Dropping it frees the lock.
@@ -20,13 +23,25 @@ pub(super) struct Hold {
     token: FencingToken,
     place: Place,
     // Freed before the lock itself: the next one needs all, and waits for the lock.
+    share: Share,
     anchor: Option<LockFile>,
-    side: Option<LockFile>,
     file: LockFile,
+}
+
+/// How much of the lock is ours.
+#[derive(Debug)]
+enum Share {
+    /// All of it. The file beside the lock's file, where that is used.
+    Whole(Option<LockFile>),
+    /// What every reader has.
+    Reader(Number),
+    /// A slot of a semaphore. The number only has to last as long as the slot.
+    Slot(Slot, #[expect(dead_code, reason = "dropped with the slot")] Number),
 }
 
 /// What became of a try.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment, and a hold is moved once")]
 pub(super) enum Taking {
     Taken(Hold),
     /// Somebody has it. The file, to try again without closing it: a close would wake who watches it, ourselves too.
@@ -36,11 +51,13 @@ pub(super) enum Taking {
 }
 
 impl Hold {
-    /// Takes the lock if it is free.
+    /// Takes the lock if it is free for the claim.
     ///
     /// Killed anywhere in here, the kernel frees what was locked; a raised counter only leaves a gap in the tokens.
     pub(super) fn take(claim: &Claim, place: &Place, file: LockFile, clock: &Clock) -> Result<Taking> {
-        let locked = file.try_lock().map_err(|error| fault("lock", &place.lock, error))?;
+        let is_alone = matches!(claim.mode(), Mode::Exclusive | Mode::Reentrant);
+        let lock = |file: &LockFile| if is_alone { file.try_lock() } else { file.try_share() };
+        let locked = lock(&file).map_err(|error| fault("lock", &place.lock, error))?;
         // Locked or not: a file that was removed or replaced says nothing about the lock.
         if !place.has(&file)? {
             return Ok(Taking::Moved);
@@ -51,7 +68,7 @@ impl Hold {
         warn_of_nfs(&file, place);
         let anchor = place.open_anchor();
         if let Some(anchor) = &anchor {
-            if !anchor.try_lock().map_err(|error| fault("lock the anchor of", &place.lock, error))? {
+            if !lock(anchor).map_err(|error| fault("lock the anchor of", &place.lock, error))? {
                 // Somebody removed the lock's file under its holder, who goes on in the old one.
                 file.unlock();
                 return Ok(Taking::Busy(file));
@@ -60,39 +77,47 @@ impl Hold {
                 return Ok(Taking::Moved);
             }
         }
-        let side = match side(place, &file)? {
-            Side::NotNeeded => None,
-            Side::Locked(side) => Some(side),
-            Side::Busy => {
-                file.unlock();
-                return Ok(Taking::Busy(file));
-            }
+        let entering = Entering { claim, place, file: &file, clock };
+        let share = if is_alone { entering.take_whole()? } else { entering.take_share()? };
+        let Some((share, token)) = share else {
+            file.unlock();
+            return Ok(Taking::Busy(file));
         };
-        let ledger = Ledger::of(side.as_ref().unwrap_or(&file).contents());
-        let now = clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // The clock as floor lets tokens rise also when the file was removed, and the counter with it.
-        let floor = u64::try_from(now.as_micros()).unwrap_or(0).max(elsewhere(place, &file, side.is_some())?);
-        let token = ledger.advance(floor).map_err(|error| fault("write the counter of", &place.lock, error))?;
-        let granted_ms = u64::try_from(now.as_millis()).unwrap_or(0);
-        if let Err(error) = ledger.enter(&Entry::new(claim.attempt, token, granted_ms, &claim.record)) {
-            // The lock is ours all the same; others will not see whose it is.
-            tracing::debug!(target: "distlock", %error, "the holder of a lock could not be written down");
-        }
-        Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), anchor, side, file }))
+        Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), share, anchor, file }))
     }
 
     pub(super) fn grant(&self) -> Grant {
-        Grant::new(self.token, None)
+        let slot = match &self.share {
+            Share::Slot(slot, _) => Some(slot.number()),
+            Share::Whole(_) | Share::Reader(_) => None,
+        };
+        Grant { slot, ..Grant::new(self.token, None) }
     }
 
-    /// Whether the lock is still ours alone: one of the files that we have locked must still be in its place.
+    /// Whether the lock still keeps others out: one of the files that we have locked must still be in its place. Only
+    /// its own file keeps the others out of a slot.
     pub(super) fn is_intact(&self) -> Result<bool> {
+        let broken = |error| fault("look at", &self.place.inside, error);
+        let by_name = match &self.share {
+            Share::Slot(slot, _) => return slot.is_in_place().map_err(broken),
+            Share::Reader(number) => number.is_in_place(),
+            Share::Whole(_) => false,
+        };
         let is_anchored = |anchor: &LockFile| self.place.has_anchor(anchor);
-        Ok(self.place.has(&self.file)? || self.anchor.as_ref().is_some_and(is_anchored))
+        Ok(by_name || self.place.has(&self.file)? || self.anchor.as_ref().is_some_and(is_anchored))
     }
 
+    /// What keeps our part of the lock as long as a copy is open.
     pub(super) fn descriptor(&self) -> Result<OwnedFd> {
-        self.file.copy().map_err(|error| fault("copy the descriptor of", &self.place.lock, error))
+        let file = match &self.share {
+            Share::Slot(slot, _) => slot.file(),
+            Share::Whole(_) | Share::Reader(_) => &self.file,
+        };
+        let copy = file.copy().map_err(|error| fault("copy the descriptor of", &self.place.lock, error))?;
+        if let Share::Reader(number) = &self.share {
+            number.stay();
+        }
+        Ok(copy)
     }
 
     /// Frees the lock.
@@ -101,12 +126,117 @@ impl Hold {
             return Release::NotOurs;
         }
         // A child that has the descriptor goes on as the holder, under our name.
-        if !self.file.is_inherited() {
-            let written = self.side.as_ref().unwrap_or(&self.file).contents();
+        if let Share::Whole(side) = &self.share
+            && !self.file.is_inherited()
+        {
+            let written = side.as_ref().unwrap_or(&self.file).contents();
             // Should that fail, the kernel still knows that nobody holds the lock.
             let _ = Ledger::of(written).strike(self.attempt);
         }
         Release::Released
+    }
+}
+
+/// One who has the lock's file and the anchor locked, and wants its part of the lock.
+struct Entering<'a> {
+    claim: &'a Claim,
+    place: &'a Place,
+    file: &'a LockFile,
+    clock: &'a Clock,
+}
+
+impl Entering<'_> {
+    /// The lock alone; `None` when somebody is inside though the lock's file is ours.
+    fn take_whole(&self) -> Result<Option<(Share, FencingToken)>> {
+        let inside = self.inside()?;
+        // As with the anchor: its file was removed, or a child goes on in a slot.
+        if inside.is_occupied().map_err(|error| self.broken(error))? {
+            return Ok(None);
+        }
+        let side = match side(self.place, self.file)? {
+            Side::NotNeeded => None,
+            Side::Locked(side) => Some(side),
+            Side::Busy => return Ok(None),
+        };
+        let ledger = Ledger::of(side.as_ref().unwrap_or(self.file).contents());
+        let floor = self.clock_floor().max(elsewhere(self.place, self.file, side.is_some())?).max(inside.floor());
+        let advanced = ledger.advance(floor);
+        let token = advanced.map_err(|error| fault("write the counter of", &self.place.lock, error))?;
+        inside.clear();
+        said(ledger.enter(&self.entry(token)));
+        Ok(Some((Share::Whole(side), token)))
+    }
+
+    /// A part of the lock; `None` when all slots are taken.
+    fn take_share(&self) -> Result<Option<(Share, FencingToken)>> {
+        let mode = self.claim.mode();
+        if self.place.side.is_none() {
+            refuse_foreign(self.place, self.file)?;
+        }
+        self.refuse_disagreement()?;
+        let slot = match mode {
+            Mode::Slot { of } => {
+                let slot = Slot::take(&self.place.inside, of).map_err(|error| self.broken(error))?;
+                let Some(slot) = slot else { return Ok(None) };
+                Some(slot)
+            }
+            _ => None,
+        };
+        let counters = elsewhere(self.place, self.file, true)?.max(elsewhere(self.place, self.file, false)?);
+        let floor = self.clock_floor().max(counters);
+        let number = Number::take(&self.place.inside, floor, slot.is_none()).map_err(|error| self.broken(error))?;
+        let token = number.token();
+        // Who entered at the same moment and does not agree sees us by now, or we see it.
+        self.refuse_disagreement()?;
+        let entry = self.entry(token);
+        let share = match slot {
+            Some(slot) => {
+                said(slot.sign(&entry));
+                Share::Slot(slot, number)
+            }
+            None => {
+                said(number.sign(&entry));
+                Share::Reader(number)
+            }
+        };
+        Ok(Some((share, token)))
+    }
+
+    fn refuse_disagreement(&self) -> Result<()> {
+        let mode = self.claim.mode();
+        match self.inside()?.disagreeing(mode).map_err(|error| self.broken(error))? {
+            Some(other) => Err(mode.disagrees(other)),
+            None => Ok(()),
+        }
+    }
+
+    fn inside(&self) -> Result<Inside> {
+        Inside::read(&self.place.inside).map_err(|error| self.broken(error))
+    }
+
+    fn broken(&self, error: io::Error) -> Error {
+        fault("create lock file in", &self.place.inside, error)
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    }
+
+    /// The clock as floor lets tokens rise also when the file was removed, and the counter with it.
+    fn clock_floor(&self) -> u64 {
+        u64::try_from(self.now().as_micros()).unwrap_or(0)
+    }
+
+    fn entry(&self, token: FencingToken) -> Entry {
+        let granted_ms = u64::try_from(self.now().as_millis()).unwrap_or(0);
+        Entry::new(self.claim.attempt, token, granted_ms, &self.claim.record)
+    }
+}
+
+/// The lock is ours all the same when that failed; others will not see whose it is.
+fn said(written: io::Result<()>) {
+    if let Err(error) = written {
+        tracing::debug!(target: "distlock", %error, "the holder of a lock could not be written down");
     }
 }
 
@@ -126,8 +256,8 @@ fn side(place: &Place, file: &LockFile) -> Result<Side> {
         return Ok(Side::NotNeeded);
     }
     let Some(path) = &place.side else {
-        let what = if content == Content::Foreign { "has contents that are not ours" } else { "cannot be written to" };
-        return Err(Error::new(ErrorKind::Foreign, format!("{} {what}", place.lock.display())));
+        refuse_foreign(place, file)?;
+        return Err(Error::new(ErrorKind::Foreign, format!("{} cannot be written to", place.lock.display())));
     };
     for _ in 0..super::TRIES {
         let side = LockFile::open(path, Links::Refuse).map_err(|error| fault("create lock file", path, error))?;
@@ -145,6 +275,18 @@ fn side(place: &Place, file: &LockFile) -> Result<Side> {
         };
     }
     Err(Error::unavailable(format!("{} keeps changing", path.display())))
+}
+
+/// Where only our files belong, one with other contents is not ours to use.
+fn refuse_foreign(place: &Place, file: &LockFile) -> Result<()> {
+    match Ledger::of(file.contents()).content() {
+        Ok(Content::Foreign) => {
+            let message = format!("{} has contents that are not ours", place.lock.display());
+            Err(Error::new(ErrorKind::Foreign, message))
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(fault("read", &place.lock, error)),
+    }
 }
 
 /// The least token that the other counter allows: whether the file or the one beside it has the counter depends on the
@@ -173,7 +315,6 @@ fn warn_of_nfs(file: &LockFile, place: &Place) {
 mod tests {
     use std::fs;
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::super::place::Places;
     use super::super::tests::Scratch;

@@ -9,6 +9,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use super::super::LockInfo;
 use super::fault::fault;
+use super::inside::Inside;
 use super::kernel_locks::KernelLocks;
 use super::ledger::{Entry, Ledger};
 use super::line::Line;
@@ -18,6 +19,7 @@ use super::place::{Place, Places};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::owner::{Holder, Process};
 use crate::token::FencingToken;
 
@@ -52,22 +54,35 @@ impl<'a> Inspector<'a> {
 
     /// Why the lock cannot be taken from its holder.
     pub(super) fn refuse_to_break(&self, key: &Key, token: FencingToken) -> Result<()> {
-        let holder = self.get(key)?.and_then(|info| info.holders.into_iter().next());
-        let Some(holder) = holder else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
-        let pids = self.pids(key)?.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let (kind, message) = match holder.token {
-            None => (ErrorKind::Foreign, format!("the holder, process {pids}, is not distlock")),
-            Some(held) if held != token => (ErrorKind::NotHeld, format!("it is held with token {held}, not {token}")),
-            Some(_) => {
-                (ErrorKind::Unsupported, format!("the kernel's lock of a live process, {pids}, cannot be broken"))
+        let mut holders = self.get(key)?.map(|info| info.holders).unwrap_or_default();
+        if let Some(meant) = holders.iter().position(|holder| holder.token == Some(token)) {
+            holders.swap(0, meant);
+        }
+        let first = holders.into_iter().next();
+        let Some(holder) = first else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
+        let (kind, message) = match (holder.token, &holder.record) {
+            (Some(held), _) if held != token => {
+                (ErrorKind::NotHeld, format!("it is held with token {held}, not {token}"))
+            }
+            (Some(_), Some(record)) => {
+                let pid = record.process.pid;
+                (ErrorKind::Unsupported, format!("the kernel's lock of a live process, {pid}, cannot be broken"))
+            }
+            _ => {
+                let pids = self.pids(key)?.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                (ErrorKind::Foreign, format!("the holder, process {pids}, is not distlock"))
             }
         };
         let error = Error::new(kind, message).with_holder(Some(holder));
         Err(if kind == ErrorKind::NotHeld { error } else { error.with_help("the lock is free when that process ends") })
     }
 
-    /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives.
+    /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives. Of several, the
+    /// one that came first.
     pub(super) fn probable_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
+        if let Some(occupant) = self.first_inside(place) {
+            return Some(occupant);
+        }
         let entry = entry(place, file).ok()?;
         if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
             return Some(self.holder(entry));
@@ -76,10 +91,40 @@ impl<'a> Inspector<'a> {
         self.who(entry.as_ref(), &pids)
     }
 
-    /// The same from the lock's file alone.
+    /// The same without the kernel's list.
     pub(super) fn recorded_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
+        if let Some(occupant) = self.first_inside(place) {
+            return Some(occupant);
+        }
         let entry = entry(place, file).ok()??;
         is_alive(&entry.record.process).then(|| self.holder(&entry))
+    }
+
+    fn first_inside(&self, place: &Place) -> Option<Holder> {
+        let occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).ok()?;
+        occupants.iter().find(|occupant| occupant.is_live).map(|occupant| self.holder(&occupant.entry))
+    }
+
+    /// How a holder uses the lock that does not agree with `mode`. `file` is the lock's, if it is open already.
+    pub(super) fn disagreeing_holder(
+        &self,
+        place: &Place,
+        file: Option<&LockFile>,
+        mode: Mode,
+    ) -> Result<Option<Mode>> {
+        let broken = |error| fault("read lock file", &place.lock, error);
+        let inside = Inside::read(&place.inside).and_then(|inside| inside.disagreeing(mode)).map_err(broken)?;
+        if inside.is_some() || mode.agrees_with(Mode::Exclusive) {
+            return Ok(inside);
+        }
+        let opened = if file.is_some() { None } else { place.look()? };
+        let Some(file) = file.or(opened.as_ref()) else { return Ok(None) };
+        // What one who crashed wrote about itself counts for nothing, whoever has its process id now.
+        if file.probe().map_err(broken)? {
+            return Ok(None);
+        }
+        let entry = entry(place, file).map_err(broken)?;
+        Ok(entry.filter(|entry| is_alive(&entry.record.process)).map(|entry| entry.record.mode))
     }
 
     /// Those of the locks that somebody holds or waits for.
@@ -94,14 +139,32 @@ impl<'a> Inspector<'a> {
         let locks = KernelLocks::read()?;
         let mut infos = Vec::new();
         for (key, place, mut waiters) in queues {
-            let holder = self.holder_now(&place, &locks)?;
-            let holds = holder.as_ref().and_then(|holder| holder.record.as_ref());
-            waiters.retain(|waiter| Some(waiter) != holds);
-            if holder.is_some() || !waiters.is_empty() {
-                infos.push(LockInfo::new(key, holder, waiters));
+            let mut holders = self.sharing_now(&place, &locks)?;
+            if holders.is_empty() {
+                holders.extend(self.holder_now(&place, &locks)?);
+            }
+            waiters.retain(|waiter| holders.iter().all(|holder| holder.record.as_ref() != Some(waiter)));
+            if !holders.is_empty() || !waiters.is_empty() {
+                infos.push(LockInfo::new(key, holders, waiters));
             }
         }
         Ok(infos)
+    }
+
+    /// Those who hold the lock beside each other, ours and strangers. Empty when nobody of ours does.
+    fn sharing_now(&self, place: &Place, locks: &KernelLocks) -> Result<Vec<Holder>> {
+        let broken = |error| fault("read lock file", &place.inside, error);
+        let mut occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).map_err(broken)?;
+        if occupants.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pids = place.look()?.map_or(Vec::new(), |file| locks.pids(file.id()));
+        // A child may go on as a reader after the process that took the lock has died.
+        occupants.retain(|occupant| occupant.is_live || pids.contains(&occupant.entry.record.process.pid));
+        let is_stranger = |pid: &&u32| !occupants.iter().any(|occupant| can_be(&occupant.entry, &[**pid]));
+        let strangers = if occupants.is_empty() { 0 } else { pids.iter().filter(is_stranger).count() };
+        let ours = occupants.iter().map(|occupant| self.holder(&occupant.entry));
+        Ok(ours.chain((0..strangers).map(|_| Holder::new(None, None))).collect())
     }
 
     fn holder_now(&self, place: &Place, locks: &KernelLocks) -> Result<Option<Holder>> {

@@ -47,6 +47,20 @@ impl Entry {
     pub(super) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> Entry {
         Entry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
     }
+
+    /// Writes it into `file`, over what is there.
+    pub(super) fn write_at(&self, file: &File, offset: usize) -> io::Result<()> {
+        let json = serde_json::to_string(self)?;
+        let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
+        // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
+        // all the rest.
+        file.write_all_at(line.as_bytes(), offset as u64)
+    }
+
+    /// Reads it from `file`; `None` when there is none, or not all of it.
+    pub(super) fn read_at(file: &File, offset: usize) -> io::Result<Option<Entry>> {
+        Ok(parse_entry(&read_at(file, offset, LONGEST_ENTRY)?))
+    }
 }
 
 /// The contents of an open file, read and written in place.
@@ -62,7 +76,7 @@ impl<'a> Ledger<'a> {
         if !self.0.metadata()?.is_file() {
             return Ok(Content::Foreign);
         }
-        let start = self.read_at(0, SLOT)?;
+        let start = read_at(self.0, 0, SLOT)?;
         Ok(match start.as_slice() {
             [] => Content::Nothing,
             start if start == HEADER => Content::Ours,
@@ -101,11 +115,7 @@ impl<'a> Ledger<'a> {
 
     /// Writes down who holds the lock.
     pub(super) fn enter(self, entry: &Entry) -> io::Result<()> {
-        let json = serde_json::to_string(entry)?;
-        let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
-        // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
-        // all the rest.
-        self.0.write_all_at(line.as_bytes(), ENTRY as u64)
+        entry.write_at(self.0, ENTRY)
     }
 
     /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
@@ -121,29 +131,29 @@ impl<'a> Ledger<'a> {
         if self.content()? != Content::Ours {
             return Ok(None);
         }
-        Ok(parse_entry(&self.read_at(ENTRY, LONGEST_ENTRY)?))
+        Entry::read_at(self.0, ENTRY)
     }
 
     fn slots(self) -> io::Result<[Option<u64>; 2]> {
-        let bytes = self.read_at(SLOT, 2 * SLOT)?;
+        let bytes = read_at(self.0, SLOT, 2 * SLOT)?;
         let (first, second) = bytes.split_at(bytes.len().min(SLOT));
         Ok([parse_slot(first), parse_slot(second)])
     }
+}
 
-    fn read_at(self, offset: usize, length: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        let mut filled = 0;
-        while filled < length {
-            match self.0.read_at(&mut bytes[filled..], (offset + filled) as u64) {
-                Ok(0) => break,
-                Ok(more) => filled += more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let mut filled = 0;
+    while filled < length {
+        match file.read_at(&mut bytes[filled..], (offset + filled) as u64) {
+            Ok(0) => break,
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        bytes.truncate(filled);
-        Ok(bytes)
     }
+    bytes.truncate(filled);
+    Ok(bytes)
 }
 
 fn slot(counter: u64) -> Vec<u8> {
@@ -249,7 +259,7 @@ mod tests {
         let ledger = Ledger::of(&file);
         ledger.advance(0).unwrap();
         ledger.enter(&entry(AttemptId::random(), "label")).unwrap();
-        let whole = ledger.read_at(ENTRY, LONGEST_ENTRY).unwrap();
+        let whole = read_at(&file, ENTRY, LONGEST_ENTRY).unwrap();
         for cut in 0..whole.len() - 1 {
             assert!(parse_entry(&whole[..cut]).is_none(), "{cut}");
         }

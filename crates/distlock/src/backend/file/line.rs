@@ -4,6 +4,7 @@
 //! (a session), whose flock shows that the process lives. When a process is killed the kernel frees that flock, and
 //! with it all its tickets are void at once. One descriptor per process and lock, however many tasks wait.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -18,6 +19,7 @@ use super::fault::fault;
 use super::lock_file::{Links, LockFile};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::mode::Mode;
 use crate::owner::Record;
 use crate::token::AttemptId;
 
@@ -35,9 +37,9 @@ pub(super) struct Line {
 /// Where a claim stands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// No live waiter is before it.
+    /// No live waiter is before it that it has to wait for.
     First,
-    /// The nearest live waiter before it, and how many tickets are before it.
+    /// The nearest live waiter before it that must have its turn first, and how many tickets are before it.
     Behind(TicketName, usize),
     /// Somebody removed its ticket.
     Gone,
@@ -48,9 +50,14 @@ impl Line {
         Line { dir: dir.to_owned() }
     }
 
-    /// Where the claim with the ticket `mine` stands, or one that has none yet. Removes what the dead left on the way,
-    /// and passes over whoever lives but is `stuck`.
-    pub(super) fn standing(&self, mine: Option<TicketName>, stuck: impl Fn(TicketName) -> bool) -> Result<Standing> {
+    /// Where the claim in `mode` with the ticket `mine` stands, or one that has none yet. Removes what the dead left on
+    /// the way, and passes over whoever lives but is `stuck`. Readers do not wait for readers.
+    pub(super) fn standing(
+        &self,
+        mine: Option<TicketName>,
+        mode: Mode,
+        stuck: impl Fn(TicketName) -> bool,
+    ) -> Result<Standing> {
         let listed = self.listed()?;
         if mine.is_some_and(|mine| listed.tickets.binary_search(&mine).is_err()) {
             return Ok(Standing::Gone);
@@ -61,7 +68,7 @@ impl Line {
         for (place, ticket) in before.iter().enumerate().rev() {
             if !living.has(ticket.session) {
                 self.discard(&ticket.to_string());
-            } else if !stuck(*ticket) {
+            } else if [mode, ticket.mode] != [Mode::Shared; 2] && !stuck(*ticket) {
                 return Ok(Standing::Behind(*ticket, place + 1));
             }
         }
@@ -72,6 +79,14 @@ impl Line {
             self.vanish();
         }
         Ok(Standing::First)
+    }
+
+    /// How a live waiter other than `attempt` uses the lock that does not agree with `mode`.
+    pub(super) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
+        let mut living = Living::new(self, None);
+        let others = self.listed()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
+        let mut against = others.filter(|ticket| !ticket.mode.agrees_with(mode));
+        Ok(against.find(|ticket| living.has(ticket.session)).map(|ticket| ticket.mode))
     }
 
     /// Whether both tickets are there and the process of the one before lives.
@@ -177,16 +192,40 @@ impl<'a> Living<'a> {
 }
 
 /// The name of a waiter's file: sorted, the names are the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct TicketName {
     number: u64,
     attempt: AttemptId,
     pub(super) session: AttemptId,
+    mode: Mode,
+}
+
+impl TicketName {
+    fn order(&self) -> (u64, AttemptId, AttemptId) {
+        (self.number, self.attempt, self.session)
+    }
+}
+
+impl Ord for TicketName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl PartialOrd for TicketName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl fmt::Display for TicketName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.session)
+        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.session)?;
+        match self.mode {
+            Mode::Exclusive | Mode::Reentrant => Ok(()),
+            Mode::Shared => f.write_str("-s"),
+            Mode::Slot { of } => write!(f, "-{of}"),
+        }
     }
 }
 
@@ -194,11 +233,20 @@ impl FromStr for TicketName {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let parts: Vec<&str> = text.split('-').collect();
-        let [number, attempt, session] = parts[..] else { return Err(Error::invalid("ticket", text)) };
-        let number = number.parse().map_err(|error| Error::invalid("ticket", error))?;
-        let name = TicketName { number, attempt: attempt.parse()?, session: session.parse()? };
+        let (number, attempt, session, mode) = match parts[..] {
+            [number, attempt, session] => (number, attempt, session, Mode::Exclusive),
+            [number, attempt, session, "s"] => (number, attempt, session, Mode::Shared),
+            [number, attempt, session, of] => (number, attempt, session, Mode::Slot { of: number_in(of)? }),
+            _ => return Err(Error::invalid("ticket", text)),
+        };
+        let name =
+            TicketName { number: number_in(number)?, attempt: attempt.parse()?, session: session.parse()?, mode };
         if name.to_string() == text { Ok(name) } else { Err(Error::invalid("ticket", text)) }
     }
+}
+
+fn number_in<N: FromStr<Err: fmt::Display>>(text: &str) -> Result<N> {
+    text.parse().map_err(|error| Error::invalid("ticket", error))
 }
 
 /// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
@@ -274,7 +322,7 @@ impl Ticket {
     pub(super) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
         let last = session.line.listed()?.tickets.last().map_or(0, |last| last.number);
         let number = now.as_nanos().max(last.saturating_add(1));
-        let name = TicketName { number, attempt, session: session.id };
+        let name = TicketName { number, attempt, session: session.id, mode: record.mode };
         let path = session.line.ticket_path(name);
         let json = serde_json::to_vec(record).unwrap_or_default();
         let ticket = Ticket { name, session };
@@ -341,13 +389,13 @@ mod tests {
         let (line, session) = line(&scratch);
         let other = Arc::new(Session::open(&line).unwrap());
         let (a, b, c) = (ticket(&session, "a"), ticket(&other, "b"), ticket(&session, "c"));
-        assert_eq!(line.standing(Some(a.name()), |_| false).unwrap(), Standing::First);
-        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(b.name(), 2));
-        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::Behind(c.name(), 3));
+        assert_eq!(line.standing(Some(a.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(b.name(), 2));
+        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::Behind(c.name(), 3));
         let owners: Vec<_> = line.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
         assert_eq!(owners, ["a", "b", "c"]);
         drop((b, other));
-        assert_eq!(line.standing(Some(c.name()), |_| false).unwrap(), Standing::Behind(a.name(), 1));
+        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(a.name(), 1));
         drop((a, c, session));
         assert!(!line.dir.exists());
     }
@@ -361,7 +409,7 @@ mod tests {
         session.file.unlock();
         std::mem::forget(dead);
         assert_eq!(line.waiters().unwrap().len(), 1);
-        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
         drop(mine);
         assert!(!line.dir.exists());
     }
@@ -372,7 +420,7 @@ mod tests {
         let (line, session) = line(&scratch);
         session.file.unlock();
         std::mem::forget(ticket(&session, "dead"));
-        assert_eq!(line.standing(None, |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::First);
         assert!(!line.dir.exists());
     }
 
@@ -382,7 +430,7 @@ mod tests {
         let (line, session) = line(&scratch);
         let mine = ticket(&session, "mine");
         std::fs::remove_dir_all(&line.dir).unwrap();
-        assert_eq!(line.standing(Some(mine.name()), |_| false).unwrap(), Standing::Gone);
+        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Gone);
         assert!(!session.is_intact());
     }
 
@@ -399,10 +447,37 @@ mod tests {
 
     #[test]
     fn only_names_as_we_write_them_are_tickets() {
-        let name = TicketName { number: 7, attempt: AttemptId::random(), session: AttemptId::random() };
-        assert_eq!(name.to_string().parse::<TicketName>().unwrap(), name);
-        for bad in ["", "7", "x-y-z", &name.to_string()[1..], &format!("{name}-1")] {
-            assert!(bad.parse::<TicketName>().is_err(), "{bad}");
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { of: 3 }] {
+            let name = TicketName { number: 7, attempt: AttemptId::random(), session: AttemptId::random(), mode };
+            assert_eq!(name.to_string().parse::<TicketName>().unwrap(), name);
+            let text = name.to_string();
+            for bad in ["", "7", "x-y-z", &text[1..], &format!("{text}-x"), &format!("{text}-03"), &format!("{text}-")]
+            {
+                assert!(bad.parse::<TicketName>().is_err(), "{bad}");
+            }
         }
+    }
+
+    #[test]
+    fn readers_pass_by_readers_and_nobody_else() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let take = |mode| {
+            let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()).with_mode(mode);
+            Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+        };
+        let (first, second) = (take(Mode::Shared), take(Mode::Shared));
+        let (writer, late) = (take(Mode::Exclusive), take(Mode::Shared));
+        let standing = |ticket: &Ticket| line.standing(Some(ticket.name()), ticket.name().mode, |_| false).unwrap();
+        assert_eq!((standing(&first), standing(&second)), (Standing::First, Standing::First));
+        assert_eq!(standing(&writer), Standing::Behind(second.name(), 2));
+        assert_eq!(standing(&late), Standing::Behind(writer.name(), 3));
+        assert_eq!(line.standing(None, Mode::Shared, |_| false).unwrap(), Standing::Behind(writer.name(), 3));
+        let slots = Mode::Slot { of: 2 };
+        assert_eq!(line.disagreeing(slots, AttemptId::random()).unwrap(), Some(Mode::Shared));
+        assert_eq!(line.disagreeing(Mode::Shared, AttemptId::random()).unwrap(), None);
+        drop((first, second, writer));
+        assert_eq!(standing(&late), Standing::First);
+        assert_eq!(line.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
     }
 }

@@ -66,6 +66,12 @@ impl LockFile {
         .map_err(io::Error::from)
     }
 
+    /// Makes the file. One that is there already is an error, and stays as it is.
+    pub(super) fn create_new(path: &Path) -> io::Result<LockFile> {
+        let access = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        Self::open_with(path, Links::Refuse, access).map_err(io::Error::from)
+    }
+
     /// Opens the file for reading if it is there.
     pub(super) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDONLY) {
@@ -103,9 +109,14 @@ impl LockFile {
         answer(self.file.try_lock())
     }
 
-    /// Whether nobody has the lock. For the blink of an eye it is ours, shared: others may find it busy.
+    /// Takes the lock together with all who share it, unless somebody has it alone.
+    pub(super) fn try_share(&self) -> io::Result<bool> {
+        answer(self.file.try_lock_shared())
+    }
+
+    /// Whether nobody has the lock alone. For the blink of an eye it is ours, shared: others may find it busy.
     pub(super) fn probe(&self) -> io::Result<bool> {
-        let free = answer(self.file.try_lock_shared())?;
+        let free = self.try_share()?;
         self.file.unlock()?;
         Ok(free)
     }

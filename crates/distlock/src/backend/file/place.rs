@@ -23,6 +23,8 @@ pub(super) struct Place {
     pub(super) side: Option<PathBuf>,
     /// The directory of those who wait.
     pub(super) line: PathBuf,
+    /// The directory of those who hold the lock beside others.
+    pub(super) inside: PathBuf,
     /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
     /// this one keeps the next out. `None` for paths too long to have one.
     pub(super) anchor: Option<PathBuf>,
@@ -99,8 +101,9 @@ impl Places {
         }
         let lock = self.dir.join(name::path_of(key));
         let line = ending(&lock, name::LOCK, name::LINE);
+        let inside = ending(&lock, name::LOCK, name::INSIDE);
         let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
-        Ok(Place { lock, side: None, line, anchor, links: Links::Refuse })
+        Ok(Place { lock, side: None, line, inside, anchor, links: Links::Refuse })
     }
 
     fn at_path(&self, key: &Key) -> Result<Place> {
@@ -116,10 +119,11 @@ impl Places {
             return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
         }
         let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
+        let inside = ending(&real, "", ".distlock.in");
         let anchor = Key::escape(real.as_os_str().as_bytes())
             .ok()
             .map(|path| ending(&self.dir.join(PATHS).join(name::path_of(&path)), name::LOCK, name::ANCHOR));
-        Ok(Place { lock, side: Some(side), line, anchor, links: Links::Follow })
+        Ok(Place { lock, side: Some(side), line, inside, anchor, links: Links::Follow })
     }
 }
 

@@ -16,6 +16,7 @@ use second::{Second, Shell};
 
 mod queueing;
 mod second;
+mod sharing;
 
 /// A directory of its own for a test, removed at the end.
 pub(super) struct Scratch(PathBuf);

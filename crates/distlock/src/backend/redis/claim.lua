@@ -1,17 +1,8 @@
--- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt, ttl_ms, record, wake, heartbeat_ms (0: no queue), not_after_us; reply: nonce, now_us, outcome, ...
--- Outcomes: 'granted', token | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key.
-local held, held_type = read_lock()
-if held then
-  local holder, token = read_value(held)
-  if holder == attempt then
-    -- A repeat, or the first the waiter hears of a handoff. A lease is never made shorter.
-    if redis.call('PTTL', lock) < tonumber(ttl_ms) then
-      redis.call('PEXPIRE', lock, ttl_ms)
-    end
-    return { nonce, now, 'granted', tonumber(token) }
-  end
-else
-  -- Free, but somebody waits: nobody is passed over.
+-- KEYS: lock, queue, waiters, fence, holders, leases; ARGV: nonce, attempt, lease_ms, record, wake, heartbeat_ms (0: no queue), not_after_us, word (group.lua), delay_ms (a part of lease_ms); reply: nonce, now_us, outcome, ...
+-- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key | 'disagrees', word.
+
+-- The lock is free: takes it, or gives it to whoever came before. Nil when somebody else has it then.
+local function claim_free()
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) == 'table' then
     return { nonce, now, 'foreign', queue }
@@ -20,33 +11,90 @@ else
   if type(silent) == 'table' then
     return { nonce, now, 'foreign', waiters }
   end
-  -- The last one that got the lock let its lease run out: its process is frozen or gone, and each of its waiters would
-  -- cost a first lease more. Not so if it is the one that asks.
-  local purged = silent and silent ~= wake and all_behind(silent) or {}
-  local outcome, gone, holder_wake = pass_on(attempt, #purged > 0 and silent)
+  if word ~= 'x' then
+    forget_group()
+  end
+  local take = word == 'x' and grant or join
+  if waiting == 0 then
+    return take(' ')
+  end
+  if silent then
+    -- The last one that got the lock let its lease run out.
+    purge({ [silent] = true }, wake)
+  end
+  -- Somebody waits: nobody is passed over.
+  local outcome, gone, taker = pass_on(attempt)
   if outcome == 'mine' then
     gone[#gone + 1] = attempt
   end
-  for _, id in ipairs(purged) do
-    gone[#gone + 1] = id
-  end
   local granted
   if outcome == 'nobody' or outcome == 'mine' then
-    granted = grant(waiting > #gone and '+' or ' ')
+    granted = take(redis.call('ZCARD', queue) > #gone and '+' or ' ')
     if granted[3] ~= 'granted' then
       return granted
     end
-    holder_wake = wake
   end
-  drop(gone, holder_wake)
-  if #purged > 0 then
-    -- In case it lives after all.
-    redis.pcall('PUBLISH', 'distlock:wake:' .. silent, 'retry ' .. table.concat(purged, ' '))
+  drop(gone)
+  note_holder(granted and wake or taker and taker.channel)
+  local entered = granted and word or taker and taker.word
+  if entered and entered ~= 'x' then
+    make_room(entered)
   end
-  if granted then
-    return granted
+  return granted
+end
+
+-- The word that this claim does not agree with, if there is one: a semaphore is one for everybody who holds or waits.
+local function disagreement(held, inside)
+  local other = inside or held and read_value(held) and 'x'
+  if not other then
+    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+    local waiter = first and first ~= attempt and read_waiter(first)
+    other = waiter and waiter.word or word
+  end
+  local has_slots = string.sub(other, 1, 1) == 'p' or string.sub(word, 1, 1) == 'p'
+  return has_slots and other ~= word and other
+end
+
+local held, held_type = read_lock()
+local inside = held and read_group(held)
+local other_type = word ~= 'x' and foreign_companion()
+if other_type then
+  return { nonce, now, 'foreign', other_type }
+end
+if inside and inside == word then
+  -- Nothing is written unless somebody is out: a server without memory refuses a new token only to who has not.
+  local silent, is_less = drop_expired()
+  purge(silent, wake)
+  if (is_less or redis.call('ZCARD', leases) == 0) and not settle_group() then
+    held, inside = nil, nil
+  end
+elseif held and not inside then
+  local holder, token = read_value(held)
+  if holder == attempt then
+    -- A repeat, or the first the waiter hears of a handoff. A lease is never made shorter.
+    if redis.call('PTTL', lock) < tonumber(lease_ms) then
+      redis.call('PEXPIRE', lock, lease_ms)
+    end
+    return { nonce, now, 'granted', tonumber(token) }
+  end
+end
+if not held then
+  local answer = claim_free()
+  if answer then
+    return answer
   end
   held, held_type = read_lock()
+  inside = held and read_group(held)
+end
+if inside and inside == word then
+  local answer = join_others()
+  if answer then
+    return answer
+  end
+end
+local other_word = disagreement(held, inside)
+if other_word then
+  return { nonce, now, 'disagrees', other_word }
 end
 
 local place = -1
@@ -56,7 +104,8 @@ if heartbeat_ms > 0 then
     return { nonce, now, 'foreign', queue }
   end
   local ticket = math.max((tonumber(last[2]) or 0) + 1, now)
-  local entry = string.format('%s %.0f %s %s', ttl_ms, now / 1000 + heartbeat_ms, wake, record)
+  local ttl_ms, alive_until = tonumber(lease_ms) - tonumber(ARGV[9]), now / 1000 + heartbeat_ms
+  local entry = string.format('%.0f %.0f %s %s %s ', ttl_ms, alive_until, wake, ARGV[9], word) .. record
   -- A repeat keeps its place.
   redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), attempt)
   if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
@@ -73,4 +122,10 @@ if heartbeat_ms > 0 then
     redis.call('SETRANGE', lock, 32, '+')
   end
 end
-return { nonce, now, 'busy', redis.call('PTTL', lock), place, held or '', held_type }
+local left = redis.call('PTTL', lock)
+if inside then
+  -- Room comes with the first lease that ends; to those who need the lock for themselves, with the last.
+  local shown, ends = show_one(inside == word and 0 or -1)
+  held, left = shown or held, ends or left
+end
+return { nonce, now, 'busy', left, place, held or '', held_type }

@@ -8,17 +8,18 @@ use redis::Value;
 
 use crate::backend::LockInfo;
 use crate::backend::redis::names::Names;
-use crate::backend::redis::script::{BREAK, SHOW, garbled};
+use crate::backend::redis::script::{BREAK, Reply, SHOW, garbled};
 use crate::backend::redis::session::Session;
 use crate::backend::redis::value;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::owner::Holder;
 use crate::token::FencingToken;
 
 /// How many keys the server looks at in one step of a scan.
 const SCAN_COUNT: usize = 1000;
-/// How many waiters of one lock are shown.
-const MOST_WAITERS: usize = 1000;
+/// How many holders and waiters of one lock are shown.
+const MOST_SHOWN: usize = 1000;
 
 /// The locks whose names begin with `start`. A key of somebody else that only looks like a lock's name is not listed.
 pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
@@ -51,29 +52,51 @@ pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result
 /// One lock; `None` when nobody holds it or waits for it.
 pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
     // A name that cannot be a lock here is nobody's.
-    let Ok(Names { lock, queue, waiters, .. }) = Names::new(prefix, key) else { return Ok(None) };
+    let Ok(Names { lock, queue, waiters, holders, leases, .. }) = Names::new(prefix, key) else { return Ok(None) };
     let fill = |command: &mut redis::Cmd, nonce| {
-        command.arg(3).arg(&lock).arg(&queue).arg(&waiters).arg(nonce).arg(MOST_WAITERS);
+        command.arg(5).arg(&lock).arg(&queue).arg(&waiters).arg(&holders).arg(&leases).arg(nonce).arg(MOST_SHOWN);
     };
     let mut reply = session.run(&SHOW, fill).await?;
     let now_us = reply.unsigned()?;
     let is_held = reply.word()? != "none";
     let held = reply.bytes()?;
-    let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
+    let ttl_left = read_left(&mut reply)?;
+    let holders = match value::is_group(&held) {
+        true => read_group(&mut reply, now_us)?,
+        false => {
+            reply.int()?;
+            is_held.then(|| value::holder(&held, ttl_left, now_us)).into_iter().collect()
+        }
+    };
     let mut waiting = Vec::new();
     while !reply.is_empty() {
         waiting.extend(value::waiter(&reply.bytes()?).map(Arc::new));
     }
-    let holder = is_held.then(|| value::holder(&held, ttl_left, now_us));
-    let is_there = holder.is_some() || !waiting.is_empty();
-    Ok(is_there.then(|| LockInfo::new(key.clone(), holder, waiting)))
+    let is_there = !holders.is_empty() || !waiting.is_empty();
+    Ok(is_there.then(|| LockInfo::new(key.clone(), holders, waiting)))
+}
+
+fn read_left(reply: &mut Reply) -> Result<Option<Duration>> {
+    Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
+}
+
+/// Those who are inside together, the one that entered first first.
+fn read_group(reply: &mut Reply, now_us: u64) -> Result<Vec<Holder>> {
+    let mut inside = Vec::new();
+    for _ in 0..reply.unsigned()? {
+        let entry = reply.bytes()?;
+        let ttl_left = read_left(reply)?;
+        inside.extend(value::group_holder(&entry, ttl_left, now_us));
+    }
+    inside.sort_by_key(|holder| (std::cmp::Reverse(holder.held_for), holder.token));
+    Ok(inside)
 }
 
 /// Ends the hold with `token`.
 pub(super) async fn force_release(session: &Session, names: &Names, token: FencingToken) -> Result<()> {
-    let Names { lock, queue, waiters, fence } = names;
     let fill = |command: &mut redis::Cmd, nonce| {
-        command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(token.get());
+        names.fill(command);
+        command.arg(nonce).arg(token.get());
     };
     let mut reply = session.run(&BREAK, fill).await?;
     match reply.word()?.as_str() {

@@ -10,10 +10,14 @@ pub(super) struct Names {
     pub(super) queue: String,
     pub(super) waiters: String,
     pub(super) fence: String,
+    /// Who is inside, when several are.
+    pub(super) holders: String,
+    /// When their leases end.
+    pub(super) leases: String,
 }
 
 /// What the companions end in.
-const SUFFIXES: [&str; 3] = [":q", ":w", ":f"];
+const SUFFIXES: [&str; 5] = [":q", ":w", ":f", ":h", ":e"];
 /// What the restart guard's key ends in.
 const CANARY_SUFFIX: &str = ":g";
 
@@ -28,12 +32,18 @@ impl Names {
         let lock = format!("{prefix}{key}");
         let has_tag = lock.contains('{');
         if has_tag && SUFFIXES.iter().chain(&[CANARY_SUFFIX]).any(|suffix| lock.ends_with(suffix)) {
-            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f or :g here")
+            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e or :g here")
                 .with_help("these are the keys of another lock's queue"));
         }
         let stem = if has_tag { lock.clone() } else { format!("{{{lock}}}") };
-        let [queue, waiters, fence] = SUFFIXES.map(|suffix| format!("{stem}{suffix}"));
-        Ok(Names { lock, queue, waiters, fence })
+        let [queue, waiters, fence, holders, leases] = SUFFIXES.map(|suffix| format!("{stem}{suffix}"));
+        Ok(Names { lock, queue, waiters, fence, holders, leases })
+    }
+
+    /// Adds how many keys a script gets, and the keys.
+    pub(super) fn fill(&self, command: &mut redis::Cmd) {
+        let Names { lock, queue, waiters, fence, holders, leases } = self;
+        command.arg(6).arg(lock).arg(queue).arg(waiters).arg(fence).arg(holders).arg(leases);
     }
 
     /// The lock's name, given the key of the lock or of its queue.
@@ -66,9 +76,9 @@ mod tests {
     fn companions_share_the_slot_of_the_lock() {
         let keys = ["a", "invoice:42", "a b", "user:{42}:mail", "{x}", "%7B", "a:q", "日本語"];
         for (prefix, key) in ["", "app:"].into_iter().flat_map(|prefix| keys.map(|key| (prefix, key))) {
-            let Names { lock, queue, waiters, fence } = names(prefix, key);
+            let Names { lock, queue, waiters, fence, holders, leases } = names(prefix, key);
             assert_eq!(lock, format!("{prefix}{key}"), "verbatim");
-            for companion in [&queue, &waiters, &fence] {
+            for companion in [&queue, &waiters, &fence, &holders, &leases] {
                 assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
             }
         }
@@ -87,7 +97,7 @@ mod tests {
 
     #[test]
     fn names_that_are_another_locks_queue_are_refused() {
-        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", &canary("")] {
+        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", "{foo}:h", "{foo}:e", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }

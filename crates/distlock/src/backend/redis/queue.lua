@@ -1,8 +1,8 @@
--- What claim, release and break do with those who wait. KEYS, ARGV: as in head.lua; reply: none.
+-- The lock and those who wait for it. KEYS, ARGV: as in head.lua; reply: none.
 
 -- A grant that was handed over lasts this long at first, so that a frozen process costs the others little.
 local FIRST_LEASE_MS = 1000
--- How many waiters that are gone one call drops.
+-- How many waiters that are gone one call drops, and how many it lets in.
 local MOST_GONE = 32
 
 -- What the lock holds: nil when it is free, and its type. Not all of it: somebody may keep a film there.
@@ -24,124 +24,63 @@ local function read_value(value)
   end
 end
 
--- Every attempt that waits behind one wake-up channel.
-local function all_behind(channel)
-  local found = {}
-  local entries = redis.call('HGETALL', waiters)
-  for i = 1, #entries, 2 do
-    if string.match(entries[i + 1], '^%d+ %d+ (%S+) ') == channel then
-      found[#found + 1] = entries[i]
-    end
+-- What a waiter asked for; nil when it is gone. The second answer says that its key is of another type.
+local function read_waiter(id)
+  local entry = redis.pcall('HGET', waiters, id)
+  if type(entry) == 'table' then
+    return nil, true
   end
-  return found
+  local ttl, alive_until, channel, delay, word, text
+  if entry then
+    ttl, alive_until, channel, delay, word, text = string.match(entry, '^(%d+) (%d+) (%S+) (%d+) (%S+) ({.*)$')
+  end
+  if ttl and tonumber(alive_until) * 1000 > now then
+    local first_ms = math.min(tonumber(ttl), FIRST_LEASE_MS)
+    return { id = id, first_ms = first_ms, delay_ms = tonumber(delay), channel = channel, word = word, text = text }
+  end
 end
 
--- Takes places away, and notes who has the lock now. Without any place left, nothing of the queue stays.
-local function drop(gone, holder_wake)
+-- Takes places away.
+local function drop(gone)
   for from = 1, #gone, 500 do
     local till = math.min(from + 499, #gone)
     redis.call('ZREM', queue, unpack(gone, from, till))
     redis.call('HDEL', waiters, unpack(gone, from, till))
   end
+end
+
+-- Notes who got the lock last. Without any place left, nothing of the queue stays.
+local function note_holder(channel)
   if redis.call('EXISTS', queue) == 0 then
     redis.call('DEL', waiters)
-  elseif holder_wake and holder_wake ~= '-' then
+  elseif channel and channel ~= '-' and redis.call('EXISTS', waiters) == 1 then
     -- Whoever finds this lease run out knows whose waiters not to try next.
-    redis.call('HSET', waiters, 'handed', holder_wake)
+    redis.pcall('HSET', waiters, 'handed', channel)
   else
-    redis.call('HDEL', waiters, 'handed')
+    redis.pcall('HDEL', waiters, 'handed')
   end
 end
 
--- Looks for the next waiter that lives and gives it the lock, which must be free or the caller's own. Reads before it
--- writes: what it finds of another type ends it. Answers:
---   'handed'  a waiter has the lock and was told
---   'mine'    the next is `me`; nothing is set for it yet
---   'left'    the next one only polls, or cannot be given the lock now; the lock is free for it
---   'nobody'  nobody waits
--- and the waiters that are gone, which the caller drops. Those behind the channel `skip` the caller knows.
-local function pass_on(me, skip)
-  local gone, set = {}, false
-  local outcome, holder_wake = 'nobody', nil
-  local token
-  for place = 0, MOST_GONE - 1 do
-    -- Two, to see whether somebody is behind the one.
-    local found = redis.pcall('ZRANGE', queue, place, place + 1)
-    local id = found[1]
-    if found.err or not id then
-      break
-    end
-    if id == me then
-      outcome = 'mine'
-      break
-    end
-    local entry = redis.pcall('HGET', waiters, id)
-    if type(entry) == 'table' then
-      outcome = 'left'
-      break
-    end
-    local ttl, alive_until, channel, text
-    if entry then
-      ttl, alive_until, channel, text = string.match(entry, '^(%d+) (%d+) (%S+) ({.*)$')
-    end
-    local is_skipped = skip and channel == skip
-    if ttl and tonumber(alive_until) * 1000 > now and not is_skipped then
-      if channel == '-' then
-        outcome = 'left'
-        break
-      end
-      token = token or next_token()
-      local lease = math.min(tonumber(ttl), FIRST_LEASE_MS)
-      if not token or set_lock(id, found[2] and '+' or ' ', token, channel, text, lease).err then
-        outcome = 'left'
-        break
-      end
-      set = true
-      local message = string.format('grant %s %.0f %.0f %d', id, token, now, lease)
-      local heard = redis.pcall('PUBLISH', 'distlock:wake:' .. channel, message)
-      if type(heard) == 'table' then
-        outcome = 'left'
-        break
-      end
-      if heard > 0 then
-        gone[#gone + 1] = id
-        outcome, holder_wake = 'handed', channel
-        break
-      end
-    end
-    if not is_skipped then
-      gone[#gone + 1] = id
+-- Takes the places of those who let a lease run out, given their channels: their processes are frozen or gone, and each
+-- of their waiters would cost a first lease more. Not those of `me`, who lives.
+local function purge(silent, me)
+  silent[me], silent['-'] = nil, nil
+  if not next(silent) then
+    return
+  end
+  local places, all = {}, {}
+  local entries = redis.pcall('HGETALL', waiters)
+  for i = 1, entries.err and 0 or #entries, 2 do
+    local channel = string.match(entries[i + 1], '^%d+ %d+ (%S+) ')
+    if channel and silent[channel] then
+      places[channel] = places[channel] or {}
+      table.insert(places[channel], entries[i])
+      all[#all + 1] = entries[i]
     end
   end
-  if set and outcome ~= 'handed' then
-    redis.call('DEL', lock)
+  drop(all)
+  for channel, ids in pairs(places) do
+    -- In case it lives after all.
+    redis.pcall('PUBLISH', 'distlock:wake:' .. channel, 'retry ' .. table.concat(ids, ' '))
   end
-  return outcome, gone, holder_wake
-end
-
--- Tells the first waiter that the lock is free, when it could not be handed over. Answers who that is.
-local function poke()
-  local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
-  local entry = first and redis.pcall('HGET', waiters, first)
-  local channel = type(entry) == 'string' and string.match(entry, '^%d+ %d+ (%x+) ')
-  if channel then
-    redis.pcall('PUBLISH', 'distlock:wake:' .. channel, 'retry ' .. first)
-  end
-  return first or ''
-end
-
--- Ends the hold that the caller has checked: the next waiter gets the lock, or it is free. Answers who must claim it
--- then without having been told.
-local function give_away()
-  local outcome, gone, holder_wake = pass_on(nil, nil)
-  if outcome ~= 'handed' then
-    redis.call('DEL', lock)
-  end
-  if #gone > 0 then
-    drop(gone, holder_wake)
-  end
-  if outcome == 'left' or outcome == 'nobody' and #gone > 0 then
-    return poke()
-  end
-  return ''
 end

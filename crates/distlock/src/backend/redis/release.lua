@@ -1,6 +1,16 @@
--- KEYS: lock, queue, waiters, fence; ARGV: nonce, attempt; reply: nonce, 'released' | 'not ours', attempt to wake or ''
+-- KEYS: lock, queue, waiters, fence, holders, leases; ARGV: nonce, attempt; reply: nonce, 'released' | 'not ours', attempt to wake or ''
 if held == attempt .. '+' then
   return { nonce, 'released', give_away() }
+end
+local value = read_lock()
+local inside = value and read_group(value)
+if inside and foreign_companion() then
+  inside = nil
+end
+local mine = inside and read_inside(attempt)
+if mine then
+  leave(attempt)
+  return { nonce, 'released', follow(inside, mine.channel) }
 end
 
 -- Not ours: the attempt's own place is all that is given up. What is of another type is nobody's place.
@@ -10,9 +20,12 @@ if type(place) == 'number' and type(redis.pcall('HDEL', waiters, attempt)) == 'n
   redis.call('ZREM', queue, attempt)
   if redis.call('EXISTS', queue) == 0 then
     redis.call('DEL', waiters)
-  elseif place == 0 and redis.call('EXISTS', lock) == 0 then
+  elseif place == 0 and not value then
     -- It was its turn, so it is the next one's now.
     next_up = give_away()
+  elseif place == 0 and inside then
+    -- Those behind it may join those who are inside.
+    next_up = follow(inside, '-')
   end
 end
 return { nonce, 'not ours', next_up }

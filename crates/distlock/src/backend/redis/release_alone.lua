@@ -1,5 +1,5 @@
 -- Releases a lock for which nobody waits. KEYS, ARGV, reply: as in release.lua.
-local lock, queue, waiters, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lock, queue, waiters, fence, holders, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, attempt = ARGV[1], ARGV[2]
 
 local held = redis.pcall('GETRANGE', lock, 0, 32)

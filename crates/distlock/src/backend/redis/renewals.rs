@@ -8,7 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::backend::redis::cluster::is_moving;
-use crate::backend::redis::script::{RENEW, garbled};
+use crate::backend::redis::names::Names;
+use crate::backend::redis::script::{RENEW, RENEW_GROUP, garbled};
 use crate::backend::redis::servers::Servers;
 use crate::backend::redis::session::Session;
 use crate::backend::{Attachment, Lease, Renewal, Term};
@@ -40,14 +41,19 @@ struct Ask {
 /// What is sent of a lease.
 #[derive(Debug)]
 pub(super) struct Item {
-    lock: String,
+    names: Names,
     attempt: String,
     ttl: Duration,
+    lease: Duration,
+    /// Whether others may be inside: such a hold is renewed by another script.
+    is_shared: bool,
 }
 
 impl Item {
-    pub(super) fn new(lock: String, lease: &Lease) -> Item {
-        Item { lock, attempt: lease.claim.attempt.to_string(), ttl: lease.claim.ttl }
+    pub(super) fn new(names: Names, lease: &Lease) -> Item {
+        let claim = &lease.claim;
+        let is_shared = !claim.mode().is_exclusive();
+        Item { names, attempt: claim.attempt.to_string(), ttl: claim.ttl, lease: claim.lease(), is_shared }
     }
 }
 
@@ -98,9 +104,9 @@ async fn run(servers: Arc<Servers>, clock: Clock, mut asked: mpsc::UnboundedRece
 
 /// Renews as many in one call as the servers take, and calls several servers at once.
 async fn renew_all(servers: &Arc<Servers>, clock: &Clock, items: &[Arc<Item>]) -> Vec<Result<Renewal>> {
-    let mut groups = BTreeMap::<u16, Vec<usize>>::new();
+    let mut groups = BTreeMap::<(u16, bool), Vec<usize>>::new();
     for (at, item) in items.iter().enumerate() {
-        groups.entry(servers.group(&item.lock)).or_default().push(at);
+        groups.entry((servers.group(&item.names.lock), item.is_shared)).or_default().push(at);
     }
     let mut chunks = groups.values().flat_map(|group| group.chunks(CHUNK)).map(<[usize]>::to_vec);
     let mut answers: Vec<Option<Result<Renewal>>> = items.iter().map(|_| None).collect();
@@ -143,7 +149,7 @@ async fn renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Vec<Res
 
 async fn try_renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Result<Vec<Renewal>> {
     let Some(first) = items.first() else { return Ok(Vec::new()) };
-    let mut route = servers.route(&first.lock);
+    let mut route = servers.route(&first.names.lock);
     let is_single = items.len() == 1;
     loop {
         let (pair, asks) = route.next().await?;
@@ -165,20 +171,26 @@ async fn try_renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Res
 }
 
 async fn renew_over(session: &Session, clock: &Clock, items: &[Arc<Item>], asks: bool) -> Result<Vec<Renewal>> {
+    // All items of a call are of one kind.
+    let is_shared = items.first().is_some_and(|item| item.is_shared);
     let start = clock.now();
     let fill = |command: &mut redis::Cmd, nonce: u64| {
-        command.arg(items.len());
+        command.arg(if is_shared { items.len() * 3 } else { items.len() });
         items.iter().for_each(|item| {
-            command.arg(&item.lock);
+            command.arg(&item.names.lock);
+            if is_shared {
+                command.arg(&item.names.holders).arg(&item.names.leases);
+            }
         });
         command.arg(nonce);
         items.iter().for_each(|item| {
-            command.arg(&item.attempt).arg(super::millis(item.ttl));
+            command.arg(&item.attempt).arg(super::millis(item.lease));
         });
     };
+    let script = if is_shared { &RENEW_GROUP } else { &RENEW };
     let mut reply = match asks {
-        true => session.run_asking(&RENEW, fill).await?,
-        false => session.run(&RENEW, fill).await?,
+        true => session.run_asking(script, fill).await?,
+        false => session.run(script, fill).await?,
     };
     let renewals = items
         .iter()

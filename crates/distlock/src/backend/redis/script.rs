@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 
 /// A script that the server runs in one go.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(in crate::backend) struct Script {
     pub(super) name: &'static str,
-    pub(super) text: &'static str,
+    pub(in crate::backend) text: &'static str,
     /// By dialect.
     wordings: [OnceLock<Wording>; 3],
 }
@@ -46,6 +46,9 @@ pub(super) static CLAIM: Script = Script::new(
         include_str!("set_lock.lua"),
         include_str!("claim_free.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
+        include_str!("claim_group.lua"),
         include_str!("claim.lua")
     ),
 );
@@ -56,6 +59,8 @@ pub(super) static RELEASE: Script = Script::new(
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
         include_str!("release.lua")
     ),
 );
@@ -66,16 +71,39 @@ pub(super) static BREAK: Script = Script::new(
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("handoff.lua"),
         include_str!("break.lua")
     ),
 );
+pub(super) static AMEND: Script = Script::new(
+    "amend",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("amend.lua")
+    ),
+);
+pub(super) static ADOPT: Script = Script::new(
+    "adopt",
+    concat!(
+        include_str!("head.lua"),
+        include_str!("set_lock.lua"),
+        include_str!("queue.lua"),
+        include_str!("group.lua"),
+        include_str!("adopt.lua")
+    ),
+);
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
+pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 
-static ALL: [&Script; 5] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &SHOW];
+static ALL: [&Script; 8] = [&CLAIM, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
 
 impl Script {
-    const fn new(name: &'static str, text: &'static str) -> Script {
+    pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {
         Script { name, text, wordings: [const { OnceLock::new() }; 3] }
     }
 
@@ -123,12 +151,17 @@ const SHARDED_PUBLISH: &str = "'SPUBLISH', 'distlock:wake:' .. fence .. ':' ..";
 /// Asks the server for the hashes of all scripts: it must have the function, and we need none of our own. `None` when
 /// they are known.
 pub(super) fn ask_hashes(dialect: Dialect) -> Option<Cmd> {
-    if ALL.iter().all(|script| script.wording(dialect).sha.get().is_some()) {
+    ask_hashes_of(&ALL, dialect)
+}
+
+/// The same for some scripts only.
+pub(super) fn ask_hashes_of(scripts: &[&Script], dialect: Dialect) -> Option<Cmd> {
+    if scripts.iter().all(|script| script.wording(dialect).sha.get().is_some()) {
         return None;
     }
     let mut command = redis::cmd("EVAL");
     command.arg("local r = {} for i, text in ipairs(ARGV) do r[i] = redis.sha1hex(text) end return r").arg(0);
-    ALL.iter().for_each(|script| {
+    scripts.iter().for_each(|script| {
         command.arg(&*script.wording(dialect).text);
     });
     Some(command)
@@ -136,8 +169,13 @@ pub(super) fn ask_hashes(dialect: Dialect) -> Option<Cmd> {
 
 /// Takes the answer to [`ask_hashes`]. A wrong one costs a round trip per call, nothing more.
 pub(super) fn learn_hashes(dialect: Dialect, answer: &Value) {
+    learn_hashes_of(&ALL, dialect, answer);
+}
+
+/// Takes the answer to [`ask_hashes_of`].
+pub(super) fn learn_hashes_of(scripts: &[&Script], dialect: Dialect, answer: &Value) {
     let Value::Array(hashes) = answer else { return };
-    for (script, hash) in ALL.iter().zip(hashes) {
+    for (script, hash) in scripts.iter().zip(hashes) {
         if let Value::BulkString(hash) = hash
             && let Ok(hash) = std::str::from_utf8(hash)
         {
@@ -154,7 +192,7 @@ pub(super) fn nonce() -> u64 {
 
 /// The parts of a script's answer, behind the nonce.
 #[derive(Debug)]
-pub(super) struct Reply(std::vec::IntoIter<Value>);
+pub(in crate::backend) struct Reply(std::vec::IntoIter<Value>);
 
 impl Reply {
     /// Checks that the answer is to the question with `nonce`.
@@ -171,25 +209,25 @@ impl Reply {
         Ok(reply)
     }
 
-    pub(super) fn int(&mut self) -> Result<i64> {
+    pub(in crate::backend) fn int(&mut self) -> Result<i64> {
         match self.0.next() {
             Some(Value::Int(number)) => Ok(number),
             _ => Err(garbled()),
         }
     }
 
-    pub(super) fn unsigned(&mut self) -> Result<u64> {
+    pub(in crate::backend) fn unsigned(&mut self) -> Result<u64> {
         u64::try_from(self.int()?).map_err(|_| garbled())
     }
 
-    pub(super) fn bytes(&mut self) -> Result<Vec<u8>> {
+    pub(in crate::backend) fn bytes(&mut self) -> Result<Vec<u8>> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(bytes),
             _ => Err(garbled()),
         }
     }
 
-    pub(super) fn word(&mut self) -> Result<String> {
+    pub(in crate::backend) fn word(&mut self) -> Result<String> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| garbled()),
             Some(Value::SimpleString(text)) => Ok(text),
@@ -198,13 +236,13 @@ impl Reply {
     }
 
     /// Whether everything was read.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::backend) fn is_empty(&self) -> bool {
         self.0.as_slice().is_empty()
     }
 }
 
 /// The script ran, and its answer makes no sense.
-pub(super) fn garbled() -> Error {
+pub(in crate::backend) fn garbled() -> Error {
     Error::unknown("redis: a script's answer is not understood")
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::mode::Mode;
 use crate::owner::{Holder, OwnerId, Process, Record, check_text};
 use crate::token::{AttemptId, FencingToken};
 
@@ -32,6 +33,45 @@ pub(super) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> H
     }
 }
 
+/// How a claim asks for a lock, as the scripts know it: claims with the same word may be inside together, unless it is
+/// that of a lock for one.
+pub(super) fn word(record: &Record) -> String {
+    match record.mode {
+        Mode::Exclusive => "x".into(),
+        Mode::Shared => "s".into(),
+        Mode::Slot { of } => format!("p{of}"),
+        // In hex: a name may have spaces.
+        Mode::Reentrant => record.owner.as_str().bytes().fold("r".into(), |word, byte| format!("{word}{byte:02x}")),
+    }
+}
+
+/// The mode that a [`word`] means.
+pub(super) fn mode_of(word: &str) -> Option<Mode> {
+    match word.split_at_checked(1)? {
+        ("x", "") => Some(Mode::Exclusive),
+        ("s", "") => Some(Mode::Shared),
+        ("p", of) => Some(Mode::Slot { of: of.parse().ok()? }),
+        ("r", _) => Some(Mode::Reentrant),
+        _ => None,
+    }
+}
+
+/// Whether a value says that several are inside; who they are stands elsewhere.
+pub(super) fn is_group(value: &[u8]) -> bool {
+    value.starts_with(b"distlock group ")
+}
+
+/// `token slot since_us wake record` of one who is inside with others.
+pub(super) fn group_holder(entry: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Option<Holder> {
+    let text = std::str::from_utf8(entry).ok()?;
+    let mut parts = text.splitn(5, ' ');
+    let token = parts.next()?.parse().ok()?;
+    let since_us = parts.nth(1)?.parse().ok()?;
+    let record = read_record(parts.nth(1)?)?;
+    let held_for = now_us.checked_sub(since_us).map(Duration::from_micros);
+    Some(Holder::new(Some(Arc::new(record)), Some(token)).with_held_for(held_for).with_ttl_left(ttl_left))
+}
+
 /// `attempt token wake record`, strictly: whatever else stands there may be anything. The byte behind the attempt is
 /// `+` when somebody waits.
 fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
@@ -47,10 +87,10 @@ fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
     Some((token, read_record(parts.next()?)?))
 }
 
-/// `ttl alive_until wake record` of a waiter.
+/// `ttl alive_until wake delay word record` of a waiter.
 pub(super) fn waiter(entry: &[u8]) -> Option<Record> {
     let text = std::str::from_utf8(entry).ok()?;
-    read_record(text.splitn(4, ' ').nth(3)?)
+    read_record(text.splitn(6, ' ').nth(5)?)
 }
 
 fn read_record(text: &str) -> Option<Record> {
@@ -83,7 +123,29 @@ mod tests {
         assert_eq!(holder.token, Some(FencingToken::new(1_763_000_000_000_001)));
         assert_eq!(holder.record.as_deref(), Some(&record));
         assert_eq!(holder.held_for, Some(Duration::from_secs(2)));
-        assert_eq!(waiter(format!("900 1763 - {json}").as_bytes()), Some(record));
+        assert_eq!(waiter(format!("900 1763 - 0 x {json}").as_bytes()), Some(record));
+    }
+
+    #[test]
+    fn one_of_several_is_read_back() {
+        let record = record();
+        let json = write_record(&record).unwrap();
+        let entry = format!("1763000000000001 - 1763000001000001 {} {json}", AttemptId::random());
+        let holder = group_holder(entry.as_bytes(), None, 1_763_000_002_000_001).unwrap();
+        assert_eq!(holder.token, Some(FencingToken::new(1_763_000_000_000_001)));
+        assert_eq!((holder.record.as_deref(), holder.held_for), (Some(&record), Some(Duration::from_secs(1))));
+        for wrong in ["", "1763 - 1", "x - 1 - {}", "1763 - 1 - {}"] {
+            assert_eq!(group_holder(wrong.as_bytes(), None, 0), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_word_says_the_mode_and_whose_entry_it_is() {
+        let modes = [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 12 }];
+        let words = modes.map(|mode| word(&record().with_mode(mode)));
+        assert_eq!(words, ["x", "s", "r7265712d37", "p12"]);
+        assert_eq!(words.map(|word| mode_of(&word)), modes.map(Some));
+        assert!(["", "y", "sx", "p", "p-1"].iter().all(|word| mode_of(word).is_none()));
     }
 
     #[test]

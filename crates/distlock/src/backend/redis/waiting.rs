@@ -47,6 +47,7 @@ struct Handed {
     token: FencingToken,
     granted_us: u64,
     lease: Duration,
+    slot: Option<u32>,
     received: Moment,
 }
 
@@ -72,6 +73,10 @@ impl Waiting {
 
     pub(super) fn forget(&self, attempt: AttemptId) {
         self.table().remove(&attempt);
+    }
+
+    pub(super) fn is_enlisted(&self, attempt: AttemptId) -> bool {
+        self.table().contains_key(&attempt)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -134,6 +139,11 @@ impl Waiting {
                     self.losses.push(attempt, LossReason::Broken);
                 }
             }
+            Some("adopted") => {
+                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
+                    self.losses.push(attempt, LossReason::Adopted);
+                }
+            }
             _ => {}
         }
     }
@@ -143,13 +153,14 @@ impl Waiting {
     }
 }
 
-/// `attempt token granted_us lease_ms`.
+/// `attempt token granted_us lease_ms`, and the slot of a semaphore.
 fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -> Option<(AttemptId, Handed)> {
     let attempt = words.next()?.parse().ok()?;
     let token = words.next()?.parse().ok()?;
     let granted_us = words.next()?.parse().ok()?;
     let lease = Duration::from_millis(words.next()?.parse().ok()?);
-    words.next().is_none().then_some((attempt, Handed { token, granted_us, lease, received }))
+    let slot = words.next().map(str::parse).transpose().ok()?;
+    words.next().is_none().then_some((attempt, Handed { token, granted_us, lease, slot, received }))
 }
 
 impl Handed {
@@ -159,7 +170,7 @@ impl Handed {
     fn grant(self, asked: Asked, drift: f64) -> Grant {
         let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
         let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
-        Grant::new(self.token, Some(Term { start, ttl: self.lease }))
+        Grant { token: self.token, term: Some(Term { start, ttl: self.lease }), slot: self.slot }
     }
 }
 
@@ -246,6 +257,8 @@ mod tests {
             format!("grant {attempt} 42 1"),
             format!("grant {attempt} 42 1 1000 x"),
             format!("grant {attempt} -1 1 1000"),
+            format!("grant {attempt} 42 1 1000 2 x"),
+            "adopted".into(),
             "retry x".into(),
             "lost".into(),
         ];

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::*;
+use crate::mode::Mode;
 
 const ORDERS: &str = "DISTLOCK_TEST_SECOND_PROCESS";
 
@@ -16,9 +17,14 @@ pub(super) struct Second {
 
 impl Second {
     pub(super) fn start(dir: &Path, key: &str, owner: &str) -> Second {
+        Second::start_in(Mode::Exclusive, dir, key, owner)
+    }
+
+    pub(super) fn start_in(mode: Mode, dir: &Path, key: &str, owner: &str) -> Second {
+        let mode = serde_json::to_string(&mode).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["backend::file::tests::second::a_second_process_takes_its_lock", "--exact", "--nocapture"])
-            .env(ORDERS, format!("{}\n{key}\n{owner}", dir.display()))
+            .env(ORDERS, format!("{}\n{key}\n{owner}\n{mode}", dir.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -122,10 +128,12 @@ async fn a_second_process_takes_its_lock() {
         assert!(second.granted() > 0);
         return second.release();
     };
-    let [dir, key, owner] = orders.split('\n').collect::<Vec<_>>()[..] else { panic!("orders: {orders}") };
+    let [dir, key, owner, mode] = orders.split('\n').collect::<Vec<_>>()[..] else { panic!("orders: {orders}") };
     let engine = FileBackend::host(dir);
     engine.attach(Attachment::standalone(&Handle::current()));
     let claim = claim(&Key::new(key).unwrap(), owner);
+    let record = Record::clone(&claim.record).with_mode(serde_json::from_str(mode).unwrap());
+    let claim = Claim { record: Arc::new(record), ..claim };
     if matches!(engine.claim(&claim).await.unwrap(), Claimed::Busy(_)) {
         say("waits", "");
     }

@@ -1,0 +1,204 @@
+//! One server of several: what an engine that locks on a majority of independent servers needs of each.
+//!
+//! The face of this engine's connections towards the Redlock engine, which knows nothing else of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::backend::redis::builder::RedisBuilder;
+use crate::backend::redis::inspect;
+use crate::backend::redis::link::Link;
+use crate::backend::redis::names::Names;
+use crate::backend::redis::options::Options;
+use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes_of, learn_hashes_of};
+use crate::backend::redis::session::Session;
+use crate::backend::redis::value;
+use crate::backend::redis::waiting::Waiting;
+use crate::backend::{Attachment, LockInfo};
+use crate::clock::Moment;
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::{Holder, Record};
+use crate::token::AttemptId;
+
+/// How to reach and speak to one node.
+#[derive(Debug, Clone)]
+pub(in crate::backend) struct NodeOptions(Arc<Options>);
+
+impl NodeOptions {
+    /// The node that `builder` describes, with what all nodes of an engine have in common.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming what is not acceptable.
+    pub(in crate::backend) fn new(
+        builder: RedisBuilder,
+        prefix: &str,
+        dial_timeout: Duration,
+        wake: AttemptId,
+    ) -> Result<NodeOptions> {
+        let engine = builder.prefix(prefix).dial_timeout(dial_timeout).build()?;
+        let mut options = (*engine.options).clone();
+        options.wake = wake;
+        Ok(NodeOptions(Arc::new(options)))
+    }
+
+    /// Where the node is, for messages: never with credentials.
+    pub(in crate::backend) fn place(&self) -> &str {
+        &self.0.dialer.place
+    }
+}
+
+/// The connections to one node: one for claims, releases and messages, one for renewals.
+pub(in crate::backend) struct Node {
+    options: NodeOptions,
+    waiting: Arc<Waiting>,
+    main: Link,
+    reserved: Link,
+}
+
+/// Which connection of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) enum Lane {
+    /// Claims and releases: what is sent later arrives later.
+    Main,
+    /// Renewals: driven by the keeper's runtime.
+    Reserved,
+}
+
+impl Node {
+    /// Begins to connect.
+    pub(in crate::backend) fn start(options: &NodeOptions, attachment: &Attachment) -> Node {
+        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let waiting = Arc::new(Waiting::new(attachment));
+        let main = Link::start(options.0.clone(), Some(waiting.clone()), attachment, home);
+        let reserved = Link::start(options.0.clone(), None, attachment, attachment.runtime.clone());
+        Node { options: options.clone(), waiting, main, reserved }
+    }
+
+    pub(in crate::backend) fn place(&self) -> &str {
+        self.options.place()
+    }
+
+    /// The connection, if it is open now.
+    pub(in crate::backend) fn now(&self, lane: Lane) -> Option<Connection> {
+        self.link(lane).now().map(Connection)
+    }
+
+    /// The connection, once it is open; waits for `patience` at the longest.
+    pub(in crate::backend) async fn connection(&self, lane: Lane, patience: Duration) -> Result<Connection> {
+        self.link(lane).session(patience).await.map(Connection)
+    }
+
+    /// Returns when the connection is open or the first attempt to open it has failed.
+    pub(in crate::backend) async fn first(&self, lane: Lane, patience: Duration) -> Result<()> {
+        self.link(lane).first(patience).await
+    }
+
+    /// Messages for `attempt` are kept from now on; those that came before are not.
+    pub(in crate::backend) fn listen(&self, attempt: AttemptId) {
+        self.waiting.forget(attempt);
+        self.waiting.enlist(attempt);
+    }
+
+    pub(in crate::backend) fn forget(&self, attempt: AttemptId) {
+        self.waiting.forget(attempt);
+    }
+
+    /// Returns when the node has sent a message for `attempt`; never when nobody listens for it.
+    pub(in crate::backend) async fn hint(&self, attempt: AttemptId) {
+        if self.waiting.is_enlisted(attempt) {
+            self.waiting.turn(attempt).await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(in crate::backend) fn close(&self) {
+        self.main.close();
+        self.reserved.close();
+    }
+
+    fn link(&self, lane: Lane) -> &Link {
+        match lane {
+            Lane::Main => &self.main,
+            Lane::Reserved => &self.reserved,
+        }
+    }
+}
+
+/// One open connection to a node.
+#[derive(Clone)]
+pub(in crate::backend) struct Connection(Arc<Session>);
+
+impl Connection {
+    /// Runs one of `scripts`; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
+    pub(in crate::backend) async fn run(
+        &self,
+        scripts: &[&'static Script],
+        script: &Script,
+        fill: impl Fn(&mut Cmd, u64),
+    ) -> Result<Reply> {
+        if let Some(ask) = ask_hashes_of(scripts, Dialect::Plain) {
+            learn_hashes_of(scripts, Dialect::Plain, &self.0.send(&ask).await?);
+        }
+        self.0.run(script, fill).await
+    }
+
+    /// Whether messages for waiters come in.
+    pub(in crate::backend) fn hears(&self) -> bool {
+        self.0.hears
+    }
+
+    /// What the node's clock shows at the latest when a request sent now has timed out.
+    pub(in crate::backend) fn not_after(&self, now: Moment) -> u64 {
+        self.0.not_after(now)
+    }
+
+    /// The node's clock showed `server_us` in the answer to what was sent at `sent`.
+    pub(in crate::backend) fn saw_clock(&self, sent: Moment, server_us: u64) {
+        self.0.saw_clock(sent, server_us);
+    }
+
+    /// The locks of this node whose names begin with `start`.
+    pub(in crate::backend) async fn list(&self, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
+        inspect::list(&self.0, prefix, start).await
+    }
+
+    /// One lock as this node sees it.
+    pub(in crate::backend) async fn get(&self, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
+        inspect::get(&self.0, prefix, key).await
+    }
+}
+
+/// The keys of one lock on every node.
+#[derive(Debug, Clone)]
+pub(in crate::backend) struct Keys {
+    pub(in crate::backend) lock: String,
+    pub(in crate::backend) queue: String,
+    pub(in crate::backend) waiters: String,
+    pub(in crate::backend) fence: String,
+}
+
+impl Keys {
+    pub(in crate::backend) fn new(prefix: &str, key: &Key) -> Result<Keys> {
+        let Names { lock, queue, waiters, fence } = Names::new(prefix, key)?;
+        Ok(Keys { lock, queue, waiters, fence })
+    }
+}
+
+/// The record as it is stored: JSON on one line.
+pub(in crate::backend) fn write_record(record: &Record) -> Result<String> {
+    value::write_record(record)
+}
+
+/// Who has a lock, from its value and what is left of its lease.
+pub(in crate::backend) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Holder {
+    value::holder(value, ttl_left, now_us)
+}
+
+/// Whole milliseconds for the server, rounded up.
+pub(in crate::backend) fn millis(length: Duration) -> u64 {
+    super::millis(length)
+}

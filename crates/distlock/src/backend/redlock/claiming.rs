@@ -1,0 +1,254 @@
+//! One round of claims: the same ballot to every node at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::backend::redis::node::{self, Keys, Lane};
+use crate::backend::redis::script::{Reply, garbled};
+use crate::backend::redlock::attempts::Attempt;
+use crate::backend::redlock::crew::{Crew, GRACE, Member, run};
+use crate::backend::redlock::quarantine;
+use crate::backend::redlock::race::Race;
+use crate::backend::redlock::releasing::{self, Parting};
+use crate::backend::redlock::scripts::CLAIM;
+use crate::backend::redlock::vote::{Held, Tally, Vote};
+use crate::backend::redlock::{SHORTEST_HEARTBEAT, heartbeat};
+use crate::backend::{Busy, Claim, Claimed, Grant, Term};
+use crate::clock::{Moment, deadline};
+use crate::error::{Error, ErrorKind, Result};
+use crate::token::{AttemptId, FencingToken};
+
+/// How much of the lease must be left when a majority has granted it.
+const LEAST_VALIDITY_PART: u32 = 4;
+/// The pause after split votes. Whoever came first tries again at once, when the others have taken theirs back; they try
+/// again later, up to twice as late with every split in a row.
+const FIRST_SPLIT: Duration = Duration::from_millis(2);
+const LATER_SPLIT: Duration = Duration::from_millis(10);
+const MOST_DOUBLINGS: u32 = 4;
+/// How much later than the one before it a waiter looks when a lease ends, so that they do not split the votes.
+const STAGGER: Duration = Duration::from_millis(15);
+const MOST_STAGGERS: u32 = 20;
+/// How often a node that does not vote yet is asked again at the least.
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+/// What is sent to every node.
+struct Request {
+    keys: Keys,
+    node_key: String,
+    attempt: String,
+    state: Attempt,
+    ttl_ms: u64,
+    /// `wake record`, and the same for a node whose messages do not reach us.
+    told: String,
+    untold: String,
+    heartbeat_ms: u64,
+    guard: u8,
+    sent: Moment,
+}
+
+impl Request {
+    fn new(crew: &Crew, claim: &Claim, state: Attempt, sent: Moment) -> Result<Request> {
+        let record = node::write_record(&claim.record)?;
+        Ok(Request {
+            keys: crew.keys(&claim.key)?,
+            node_key: crew.options.node_key(),
+            attempt: claim.attempt.to_string(),
+            state,
+            ttl_ms: node::millis(claim.ttl),
+            told: format!("{} {record}", crew.options.wake),
+            untold: format!("- {record}"),
+            heartbeat_ms: if claim.queue { node::millis(heartbeat(claim.ttl)) } else { 0 },
+            guard: u8::from(crew.options.restart_guard),
+            sent,
+        })
+    }
+
+    /// Asks one node.
+    async fn ask(&self, member: &Member) -> Result<Vote> {
+        let connection = member.connection(Lane::Main)?;
+        let not_after = connection.not_after(self.sent);
+        let Keys { lock, queue, waiters, fence } = &self.keys;
+        let rest = if connection.hears() { &self.told } else { &self.untold };
+        let fill = |command: &mut Cmd, nonce| {
+            command.arg(5).arg(lock).arg(queue).arg(waiters).arg(fence).arg(&self.node_key).arg(nonce);
+            command.arg(&self.attempt).arg(self.state.ballot).arg(self.ttl_ms).arg(rest).arg(self.heartbeat_ms);
+            command.arg(self.state.ticket).arg(u8::from(self.state.waits)).arg(not_after).arg(self.guard);
+        };
+        let mut reply = run(&connection, &CLAIM, fill).await?;
+        let now_us = reply.unsigned()?;
+        connection.saw_clock(self.sent, now_us);
+        read_vote(reply, now_us, connection.hears())
+    }
+}
+
+fn read_vote(mut reply: Reply, now_us: u64, hears: bool) -> Result<Vote> {
+    Ok(match reply.word()?.as_str() {
+        "ack" => Vote::Granted,
+        "low" => Vote::Low(reply.word()?.parse().map_err(|_| garbled())?),
+        "held" => {
+            let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
+            let place = u32::try_from(reply.int()?).ok();
+            let holder = node::holder(&reply.bytes()?, ttl_left, now_us);
+            let tells = hears && holder.record.is_some();
+            Vote::Held(Held { holder, place, tells })
+        }
+        "fresh" => Vote::Fresh,
+        "quarantined" => Vote::Quarantined(Duration::from_millis(reply.unsigned()?)),
+        "late" => Vote::Refused(Error::unavailable("the claim arrived after its time and was refused")),
+        "ahead" => Vote::Refused(
+            Error::new(ErrorKind::Foreign, "the ballot is more than a day ahead of the node's clock")
+                .with_help("a clock is wrong by days, or somebody wrote the lock's fence by hand"),
+        ),
+        "foreign" => Vote::Refused(Error::new(ErrorKind::Foreign, format!("{:?} is not ours", reply.word()?))),
+        _ => return Err(garbled()),
+    })
+}
+
+/// What a failed request says about the claim.
+fn vote_of(outcome: Result<Vote>) -> Vote {
+    match outcome {
+        Ok(vote) => vote,
+        Err(error) if error.may_be_applied() => Vote::Unanswered,
+        Err(error) => Vote::Refused(error),
+    }
+}
+
+/// Claims the lock: one round, and another if only the ballot was too low.
+pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
+    let mut state = crew.attempts.begin(claim, crew.clock.wall(), crew.now());
+    if claim.queue {
+        crew.nodes.iter().for_each(|member| member.node.listen(claim.attempt));
+    }
+    for is_last in [false, true] {
+        let sent = crew.now();
+        let request = Arc::new(Request::new(crew, claim, state, sent)?);
+        let tally = round(crew, claim, &request).await;
+        if tally.is_granted() {
+            let left = deadline(sent, claim.ttl, crew.drift).since(crew.now());
+            if left >= claim.ttl / LEAST_VALIDITY_PART {
+                let waits = |vote: &Vote| matches!(vote, Vote::Held(_) | Vote::Unanswered);
+                crew.attempts.granted(claim.attempt, claim.queue && !tally.nodes(waits).is_empty());
+                let term = Some(Term { start: sent, ttl: claim.ttl });
+                return Ok(Claimed::Granted(Grant::new(FencingToken::new(state.ballot), term)));
+            }
+        }
+        if tally.is_low() && !is_last {
+            state.ballot = crew.attempts.raise(claim.attempt, tally.highest_ballot(), crew.clock.wall());
+            continue;
+        }
+        return refuse(crew, claim, &tally, state.ballot).await;
+    }
+    Err(garbled())
+}
+
+/// Asks all nodes and waits until it is decided. What comes later is looked after in the background.
+async fn round(crew: &Arc<Crew>, claim: &Claim, request: &Arc<Request>) -> Tally {
+    let runners = crew.nodes.iter().enumerate().map(|(at, member)| {
+        let (request, member) = (request.clone(), member.clone());
+        (at, async move { vote_of(request.ask(&member).await) })
+    });
+    let mut tally = Tally::new(crew.nodes.len());
+    let mut race = Race::new(runners);
+    let timeout = Crew::node_timeout(claim.ttl);
+    race.run(timeout, GRACE, |at, vote| {
+        observe(crew, at, &vote, claim);
+        tally.set(at, vote);
+        tally.is_decided()
+    })
+    .await;
+    if !race.is_over() {
+        let parting = Parting::of_round(crew, claim, request.state.ballot).ok().filter(|_| !tally.is_granted());
+        see_off(crew, claim, race, timeout, parting);
+    }
+    tally
+}
+
+fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
+    crew.note(at, !matches!(vote, Vote::Unanswered | Vote::Refused(_)));
+    if matches!(vote, Vote::Fresh) {
+        quarantine::begin(crew, at, claim.ttl);
+    }
+}
+
+/// Nodes that are late: what they answer is noted. If the claim was not granted, whatever they did is taken back.
+fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Duration, parting: Option<Arc<Parting>>) {
+    let (crew, claim) = (crew.clone(), claim.clone());
+    // tidy-allow(spawn): the caller has its answer; what is still on its way ends with the node's timeout
+    crew.runtime.clone().spawn(async move {
+        let behind: Vec<_> = late.behind().collect();
+        let mut clear = Vec::new();
+        late.run(timeout, timeout, |at, vote| {
+            observe(&crew, at, &vote, &claim);
+            if !matches!(vote, Vote::Granted | Vote::Unanswered) {
+                clear.push(at);
+            }
+            false
+        })
+        .await;
+        late.behind().for_each(|at| crew.note(at, false));
+        if let Some(parting) = parting {
+            let owing = behind.into_iter().filter(|at| !clear.contains(at));
+            releasing::pay_later(&crew, &parting, owing);
+        }
+    });
+}
+
+/// The claim was not granted: takes back what a minority granted, and says why.
+async fn refuse(crew: &Arc<Crew>, claim: &Claim, tally: &Tally, ballot: u64) -> Result<Claimed> {
+    let parting = Parting::of_round(crew, claim, ballot)?;
+    let is_split = tally.is_contested() && !tally.is_held();
+    let splits = crew.attempts.refused(claim.attempt, claim.queue && tally.held().next().is_some(), is_split);
+    let granted = tally.nodes(|vote| matches!(vote, Vote::Granted));
+    let kept = releasing::take_back(crew, &parting, &granted).await;
+    let unanswered = tally.nodes(|vote| matches!(vote, Vote::Unanswered)).len() + kept;
+    tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?tally }, "a redlock round was not granted");
+    let places = crew.places();
+    if unanswered >= crew.nodes.len() + 1 - crew.quorum() && !tally.is_held() {
+        return Err(tally.error(ErrorKind::Unknown, &places));
+    }
+    if tally.is_granted() {
+        let slow = format!("redlock: the votes took longer than a lease of {:?} allows", claim.ttl);
+        return Err(Error::unavailable(slow).with_help("ask for a longer ttl"));
+    }
+    if tally.is_contested() {
+        return Ok(Claimed::Busy(busy(claim, tally, ballot, splits)));
+    }
+    match tally.quarantine() {
+        // It is over by itself: whoever waits, waits for it.
+        Some(left) if claim.queue => {
+            let poll_after = Some(left.clamp(LATER_SPLIT, LONGEST_LOOK));
+            Ok(Claimed::Busy(Busy { holder: None, poll_after }))
+        }
+        _ => {
+            crew.attempts.forget(claim.attempt);
+            Err(tally.error(tally.kind(), &places))
+        }
+    }
+}
+
+fn busy(claim: &Claim, tally: &Tally, ballot: u64, splits: u32) -> Busy {
+    // The one that most nodes, or the last one of them, keep it for.
+    let newest = tally.held().max_by_key(|held| held.holder.token.map(FencingToken::get));
+    let holder = newest.map(|held| held.holder.clone());
+    let jitter = AttemptId::random().fraction();
+    let poll_after = if !claim.queue {
+        None
+    } else if !tally.is_held() {
+        let window = f64::from(1 << splits.min(MOST_DOUBLINGS));
+        Some(match tally.is_first(ballot) {
+            true => FIRST_SPLIT.mul_f64(0.5 + jitter),
+            false => LATER_SPLIT.mul_f64(0.5 + jitter * window),
+        })
+    } else if tally.held().filter(|held| held.tells).count() < tally.quorum() {
+        // Nobody will tell: the caller's own retry interval.
+        None
+    } else {
+        let place = tally.held().filter_map(|held| held.place).min().unwrap_or(0).min(MOST_STAGGERS);
+        let turn = STAGGER.mul_f64(f64::from(place) + jitter / 2.0) + Duration::from_millis(1);
+        let beat = heartbeat(claim.ttl).max(SHORTEST_HEARTBEAT) / 3;
+        Some(tally.free_in().map_or(beat, |left| (left + turn).min(beat)))
+    };
+    Busy { holder, poll_after }
+}

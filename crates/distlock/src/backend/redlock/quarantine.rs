@@ -1,0 +1,101 @@
+//! A node that has forgotten its locks and ballots does not vote until every lease it may have known of is over.
+//!
+//! Each node keeps a note of the server's life that it was written in. A restart gives the server another id, a flush
+//! takes the note away: either way the next claim finds a node that cannot know what it granted. The other nodes know
+//! how far the leases reach.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::backend::redis::node::Lane;
+use crate::backend::redlock::crew::{Crew, Member, run};
+use crate::backend::redlock::race::Race;
+use crate::backend::redlock::scripts::{BIRTH, HORIZON};
+use crate::error::Result;
+
+/// How long the other nodes may take to tell.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A claim that the node voted for before it forgot may be on its way to the others, who do not know of its lease yet. A
+/// claim is refused a second after it was sent; this is longer.
+const LAST_ROUND: Duration = Duration::from_millis(1500);
+/// What the granularity of expiry may cost.
+const MARGIN: Duration = Duration::from_millis(5);
+
+/// Puts a node that knows nothing into quarantine. `ttl` is the lease that somebody asked for.
+pub(super) fn begin(crew: &Arc<Crew>, at: usize, ttl: Duration) {
+    let member = crew.nodes[at].clone();
+    if member.birth.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let crew = crew.clone();
+    // tidy-allow(spawn): the caller goes on with the other nodes
+    crew.runtime.clone().spawn(async move {
+        let outcome = enter(&crew, at, ttl).await;
+        member.birth.store(false, Ordering::Release);
+        let place = member.node.place();
+        match outcome {
+            Ok(left) => tracing::warn!(
+                target: "distlock",
+                { lock.backend = "redlock", node = place, left_s = left.as_secs_f64() },
+                "node is new, or was restarted or flushed: it does not vote until older leases are over"
+            ),
+            Err(error) => {
+                tracing::debug!(target: "distlock", { node = place, error = %error }, "node not in quarantine yet");
+            }
+        }
+    });
+}
+
+async fn enter(crew: &Arc<Crew>, at: usize, ttl: Duration) -> Result<Duration> {
+    // Until then it does not vote, either: it is as new to everybody as to us.
+    tokio::time::sleep(LAST_ROUND).await;
+    let older = oldest_lease(crew, at, ttl).await;
+    let connection = crew.nodes[at].connection(Lane::Main)?;
+    let quarantine = older.mul_f64(1.0 + crew.drift) + MARGIN;
+    let key = crew.options.node_key();
+    let fill = |command: &mut Cmd, nonce| {
+        command.arg(1).arg(&key).arg(nonce).arg(u64::try_from(quarantine.as_millis()).unwrap_or(u64::MAX));
+    };
+    let mut reply = run(&connection, &BIRTH, fill).await?;
+    reply.unsigned().map(Duration::from_millis)
+}
+
+/// How long the leases that the node may have forgotten last from now on at the longest.
+///
+/// Each of them stands on a majority, so also on one of any such number of the other nodes, which have noted how far
+/// their leases reach. When fewer of them tell, or none has a past, there is nothing better than the lease that was
+/// asked for.
+async fn oldest_lease(crew: &Arc<Crew>, forgetful: usize, ttl: Duration) -> Duration {
+    let key: Arc<str> = crew.options.node_key().into();
+    let others = crew.nodes.iter().enumerate().filter(|(at, _)| *at != forgetful);
+    let mut race = Race::new(others.map(|(at, member)| {
+        let (member, key) = (member.clone(), key.clone());
+        (at, async move { horizon(&member, &key).await })
+    }));
+    let (mut answers, mut known) = (0, None);
+    race.run(PATIENCE, PATIENCE, |_, answer| {
+        if let Ok(horizon) = answer {
+            answers += 1;
+            known = known.max(horizon);
+        }
+        false
+    })
+    .await;
+    match known {
+        Some(known) if answers >= crew.quorum() => known,
+        known => known.unwrap_or_default().max(ttl),
+    }
+}
+
+/// How long the leases that a node knows of last; `None` when it has no past.
+async fn horizon(member: &Member, key: &str) -> Result<Option<Duration>> {
+    let connection = member.connection(Lane::Main)?;
+    let mut reply = run(&connection, &HORIZON, |command, nonce| {
+        command.arg(1).arg(key).arg(nonce);
+    })
+    .await?;
+    Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
+}

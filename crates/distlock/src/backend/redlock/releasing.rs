@@ -1,0 +1,198 @@
+//! Giving a lock back on every node, now or as soon as a node can be reached.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::backend::redis::node::{Keys, Lane};
+use crate::backend::redis::script::garbled;
+use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer, run};
+use crate::backend::redlock::race::Race;
+use crate::backend::redlock::scripts::RELEASE;
+use crate::backend::redlock::vote::list;
+use crate::backend::{Claim, Release};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::token::AttemptId;
+
+/// The pause before a node is asked again.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is sent to every node to end an attempt there.
+#[derive(Debug)]
+pub(super) struct Parting {
+    keys: Keys,
+    attempt: String,
+    /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
+    ballot: u64,
+    waits: bool,
+    timeout: Duration,
+    /// When the lease is over in any case.
+    until: Moment,
+}
+
+impl Parting {
+    /// Ends whatever `claim` has become.
+    pub(super) fn of(crew: &Crew, claim: &Claim) -> Result<Arc<Parting>> {
+        let known = crew.attempts.get(claim.attempt);
+        let waits = known.map_or(claim.queue, |known| known.places);
+        Parting::with(crew, claim, known.map_or(0, |known| known.ballot), waits)
+    }
+
+    /// Takes back one round of `claim`, which goes on with another ballot and keeps its place.
+    pub(super) fn of_round(crew: &Crew, claim: &Claim, ballot: u64) -> Result<Arc<Parting>> {
+        Parting::with(crew, claim, ballot, false)
+    }
+
+    fn with(crew: &Crew, claim: &Claim, ballot: u64, waits: bool) -> Result<Arc<Parting>> {
+        Ok(Arc::new(Parting {
+            keys: crew.keys(&claim.key)?,
+            attempt: claim.attempt.to_string(),
+            ballot,
+            waits,
+            timeout: Crew::node_timeout(claim.ttl),
+            until: crew.now().after(claim.ttl),
+        }))
+    }
+
+    /// Ends the hold that somebody else's attempt has with `ballot`.
+    pub(super) fn forced(keys: Keys, attempt: AttemptId, ballot: u64, now: Moment) -> Arc<Parting> {
+        let timeout = Crew::node_timeout(Duration::MAX);
+        let until = now.after(LONGEST_PAUSE * 10);
+        Arc::new(Parting { keys, attempt: attempt.to_string(), ballot, waits: false, timeout, until })
+    }
+
+    async fn ask(&self, member: &Member, wake: bool) -> Result<Release> {
+        let connection = member.connection(Lane::Main).or_else(|_| member.connection(Lane::Reserved))?;
+        let Keys { lock, queue, waiters, fence } = &self.keys;
+        let fill = |command: &mut Cmd, nonce| {
+            command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(&self.attempt);
+            command.arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
+        };
+        match run(&connection, &RELEASE, fill).await?.word()?.as_str() {
+            "released" => Ok(Release::Released),
+            "not ours" => Ok(Release::NotOurs),
+            _ => Err(garbled()),
+        }
+    }
+}
+
+/// Ends a hold, or gives up a place, on all nodes; answered when a majority has.
+pub(super) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> {
+    let parting = Parting::of(crew, claim)?;
+    let outcome = everywhere(crew, &parting).await?;
+    crew.attempts.forget(claim.attempt);
+    Ok(outcome)
+}
+
+/// Sends `parting` to all nodes; answered when a majority has, and paid later where it was not.
+pub(super) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Result<Release> {
+    let quorum = crew.quorum();
+    let mut outcomes: Vec<Result<Release>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
+    let mut race = race(crew, parting, 0..crew.nodes.len(), true);
+    race.run(parting.timeout, GRACE, |at, outcome| {
+        crew.note(at, outcome.is_ok());
+        outcomes[at] = outcome;
+        outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= quorum
+    })
+    .await;
+    let count =
+        |wanted: Release| outcomes.iter().filter(|outcome| matches!(outcome, Ok(was) if *was == wanted)).count();
+    let (released, not_ours) = (count(Release::Released), count(Release::NotOurs));
+    if released + not_ours < quorum {
+        // Whoever asked asks again.
+        return Err(unconfirmed(crew, &outcomes));
+    }
+    let owing: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err()).map(|(at, _)| at).collect();
+    pay_after(crew, parting.clone(), race, owing);
+    Ok(if not_ours >= quorum || released == 0 { Release::NotOurs } else { Release::Released })
+}
+
+fn unconfirmed(crew: &Crew, outcomes: &[Result<Release>]) -> Error {
+    let may_be = outcomes.iter().any(|outcome| match outcome {
+        Ok(_) => true,
+        Err(error) => error.may_be_applied(),
+    });
+    let said = outcomes.iter().map(|outcome| match outcome {
+        Ok(Release::Released) => "released".to_owned(),
+        Ok(Release::NotOurs) => "not ours".to_owned(),
+        Err(error) => error.to_string(),
+    });
+    let votes = list(&crew.places(), said);
+    let kind = if may_be { ErrorKind::Unknown } else { ErrorKind::Unavailable };
+    Error::new(kind, format!("redlock: no majority has confirmed the release: {votes}"))
+}
+
+fn race(crew: &Crew, parting: &Arc<Parting>, nodes: impl Iterator<Item = usize>, wake: bool) -> Race<Result<Release>> {
+    Race::new(nodes.map(|at| {
+        let (parting, member) = (parting.clone(), crew.nodes[at].clone());
+        (at, async move { parting.ask(&member, wake).await })
+    }))
+}
+
+/// Takes back what some nodes granted. Answers how many of them have not confirmed it; they are asked again later.
+pub(super) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted: &[usize]) -> usize {
+    if granted.is_empty() {
+        return 0;
+    }
+    let mut owing = granted.to_vec();
+    // Those who wait for a holder would wake up for nothing, unless this one looked like a holder.
+    let mut race = race(crew, parting, granted.iter().copied(), granted.len() >= crew.quorum());
+    race.run(parting.timeout, GRACE, |at, outcome| {
+        if outcome.is_ok() {
+            owing.retain(|node| *node != at);
+        }
+        false
+    })
+    .await;
+    drop(race);
+    let kept = owing.len();
+    pay_later(crew, parting, owing);
+    kept
+}
+
+/// Those who are late have the request already: they are asked again only if it comes to nothing.
+fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Race<Result<Release>>, mut owing: Vec<usize>) {
+    if late.is_over() {
+        return pay_later(crew, &parting, owing);
+    }
+    let crew = crew.clone();
+    // tidy-allow(spawn): the caller has its answer; a node that is late must be freed all the same
+    crew.runtime.clone().spawn(async move {
+        late.run(parting.timeout, GRACE, |at, outcome| {
+            crew.note(at, outcome.is_ok());
+            if outcome.is_ok() {
+                owing.retain(|node| *node != at);
+            }
+            false
+        })
+        .await;
+        late.behind().for_each(|at| crew.note(at, false));
+        pay_later(&crew, &parting, owing);
+    });
+}
+
+/// Sends `parting` to each node that owes an answer, again and again until it is answered or the lease is over.
+pub(super) fn pay_later(crew: &Arc<Crew>, parting: &Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
+    for at in owing {
+        let (crew, parting) = (crew.clone(), parting.clone());
+        // tidy-allow(spawn): one small task for a node that is out of reach, for a lease at the longest
+        crew.runtime.clone().spawn(pay(Arc::downgrade(&crew), at, parting));
+    }
+}
+
+async fn pay(crew: Weak<Crew>, at: usize, parting: Arc<Parting>) {
+    let mut pause = FIRST_PAUSE;
+    // Without an engine there are no connections, either.
+    while let Some(crew) = crew.upgrade() {
+        let answer = tokio::time::timeout(parting.timeout, parting.ask(&crew.nodes[at], true)).await;
+        if matches!(answer, Ok(Ok(_))) || crew.now().after(pause) >= parting.until {
+            return;
+        }
+        drop(crew);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}

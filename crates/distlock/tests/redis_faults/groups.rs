@@ -1,0 +1,416 @@
+//! Locks that several hold: readers, permits, entries of one owner; and holds that are amended or taken over.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+
+use distlock::{ErrorKind, LockRequest, Locker, LossReason, Mode};
+use distlock_testkit::child::Child;
+use distlock_testkit::history::{History, Hold};
+use distlock_testkit::poll_times;
+use distlock_testkit::servers::{Data, RedisServer};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+
+/// A request in a mode that several can hold.
+type Ask = fn(&Locker, &str) -> LockRequest;
+
+/// One in each such mode.
+const MODES: [Ask; 3] = [
+    |locker, key| locker.read(key),
+    |locker, key| locker.semaphore(key, 3).acquire(),
+    |locker, key| locker.lock(key).owner("order-7").reentrant(),
+];
+
+/// How many wait for the lock `a`.
+async fn expect_waiters(bench: &Bench, count: i64) {
+    while bench.command("ZCARD {a}:q").int() != count {
+        sleep(ms(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_others_stay() {
+    let bench = Bench::start();
+    let (locker, writer) = (bench.direct().await, bench.direct().await);
+    for (order, ask) in ["read a 1500", "permit a 1500 3", "enter a 1500 order-7"].into_iter().zip(MODES) {
+        let mut child = Child::start();
+        child.connect(&bench.server.url());
+        child.ask(order).token();
+        let living = ask(&locker, "a").await.expect("beside it");
+        assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
+        child.kill9();
+        let killed = now();
+        let until = killed.after(PATIENCE);
+        // Whoever joins sees the dead one out; one that leaves again at once changes nothing else.
+        while bench.command("ZCARD {a}:e").int() > 1 {
+            assert!(now() < until, "{order}: it never left");
+            let joined = ask(&writer.clone(), "a").owner("order-7").await;
+            joined.expect("joined").unlock().await.expect("left");
+            sleep(ms(20)).await;
+        }
+        assert!(now().since(killed) > ms(500), "{order}: out before its lease was over");
+        living.check().expect("the living one stays");
+        if !order.starts_with("permit") {
+            assert!(writer.try_lock("a").await.expect("no failure").is_none(), "{order}: one is inside");
+        }
+        living.unlock().await.expect("released");
+        writer.lock("a").wait(PATIENCE).await.expect("free").unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f01_a_group_claim_whose_reply_is_lost_counts_once() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    for ask in MODES {
+        bench.proxy.drop_replies();
+        let waiting = tokio::spawn(ask(&locker, "a").ttl(PATIENCE).into_future());
+        while bench.keys().is_empty() {
+            sleep(ms(5)).await;
+        }
+        let fence = bench.command("GET {a}:f").int();
+        bench.proxy.pass();
+        let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+        assert_eq!(guard.fencing_token().get().to_string(), fence.to_string(), "another grant than the first");
+        assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "counted twice");
+        assert!(guard.slot().is_none_or(|slot| slot == 0));
+        guard.unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f04_a_group_release_whose_reply_is_lost_takes_nobody_else_out() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
+    for ask in MODES {
+        let stays = ask(&other, "a").ttl(PATIENCE).await.expect("granted");
+        let guard = ask(&locker, "a").ttl(PATIENCE).await.expect("granted");
+        bench.proxy.drop_replies();
+        let error = guard.unlock().await.expect_err("no answer");
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "it left");
+        bench.proxy.pass();
+        // The release is repeated in the background: a moment for it, then the other one must still be inside.
+        ask(&locker, "b").wait(PATIENCE).await.expect("connected again").unlock().await.expect("released");
+        sleep(ms(300)).await;
+        stays.extend(PATIENCE).await.expect("still inside");
+        stays.unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f07_a_reader_cancelled_at_any_poll_leaves_no_place_and_no_reader() {
+    let bench = Bench::start();
+    let (locker, writer) = (bench.behind_proxy().await, bench.direct().await);
+    bench.proxy.delay(ms(3));
+    for (polls, pause) in (0..5).flat_map(|polls| [0, 5, 20].map(|pause| (polls, ms(pause)))) {
+        let writing = writer.lock("a").ttl(PATIENCE).await.expect("granted");
+        let mut reading = Box::pin(locker.read("a").ttl(PATIENCE * 2).into_future());
+        let granted = poll_times(polls, &mut reading).await;
+        sleep(pause).await;
+        // The handoff may be on its way to the one that is about to go.
+        writing.unlock().await.expect("released");
+        drop((granted, reading));
+        let asked = now();
+        let guard = writer.lock("a").wait(PATIENCE).await.expect("the cancelled reader is out");
+        assert!(now().since(asked) < PATIENCE / 4);
+        guard.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f09_a_writer_that_gives_up_lets_the_readers_behind_it_in() {
+    let bench = Bench::start();
+    let (one, two, writer) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    let inside = one.read("a").ttl(PATIENCE).await.expect("granted");
+    let writing = tokio::spawn(writer.lock("a").ttl(PATIENCE).into_future());
+    expect_waiters(&bench, 1).await;
+    let reading = tokio::spawn(two.read("a").ttl(PATIENCE).into_future());
+    expect_waiters(&bench, 2).await;
+    let gave_up = now();
+    writing.abort();
+    let second = timeout(PATIENCE, reading).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(gave_up) < PATIENCE / 4, "told, not found by a poll");
+    second.unlock().await.expect("released");
+    inside.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
+    let bench = Bench::start();
+    let (holder, writer) = (bench.direct().await, bench.direct().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let mut child = Child::start();
+    child.connect(&bench.server.url());
+    child.send("read a 20000");
+    expect_waiters(&bench, 1).await;
+    let writing = tokio::spawn(writer.lock("a").ttl(PATIENCE).into_future());
+    expect_waiters(&bench, 2).await;
+    child.stop();
+    let released = now();
+    guard.unlock().await.expect("released");
+    let guard = timeout(PATIENCE, writing).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(released) < ms(10_000), "as long as a whole lease: {:?}", now().since(released));
+    child.cont();
+    // It wakes up with a message that says it was let in: a lease that is over.
+    assert!(writer.clone().try_read("a").await.expect("no failure").is_none(), "a writer is inside");
+    guard.unlock().await.expect("released");
+    child.receive().token();
+    child.unlock("a");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_without() {
+    let mut bench = Bench::with(RedisServer::options().persistent());
+    let locker = bench.direct().await;
+    let mut guards = Vec::new();
+    for (ask, key) in MODES.into_iter().zip(["r", "p", "e"]) {
+        guards.push(ask(&locker, key).ttl(PATIENCE).await.expect("granted"));
+    }
+    bench.server.restart(Data::Kept);
+    for guard in &guards {
+        guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed on a new connection");
+    }
+    bench.server.restart(Data::Lost);
+    for guard in guards {
+        // A renewal says so, the next one in time or this.
+        while guard.extend(PATIENCE).await.is_err_and(|error| error.kind() != ErrorKind::Lost) {
+            sleep(ms(20)).await;
+        }
+        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f31_without_memory_groups_are_renewed_and_left() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let mut guards = Vec::new();
+    for (ask, key) in MODES.into_iter().zip(["r", "p", "e"]) {
+        guards.push(ask(&locker, key).await.expect("granted"));
+    }
+    bench.command("CONFIG SET maxmemory 1");
+    for key in ["another", "r"] {
+        let error = locker.clone().try_read(key).await.expect_err("no memory");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{key}: {error}");
+    }
+    for guard in guards {
+        guard.extend(TTL).await.expect("renewed");
+        guard.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_written() {
+    let bench = Bench::start();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    for (companion, ask) in ["{a}:h", "{a}:e"].into_iter().flat_map(|companion| MODES.map(|ask| (companion, ask))) {
+        bench.command(&format!("LPUSH {companion} x"));
+        let error = ask(&locker, "a").wait(PATIENCE).await.expect_err("nobody can be put there");
+        assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+        assert_eq!(bench.keys(), [companion], "nothing was written");
+        // A lock for one does not need them, and cannot be handed to those who do.
+        let guard = locker.lock("a").ttl(TTL).await.expect("granted");
+        let waiting = tokio::spawn(ask(&other, "a").wait(PATIENCE).into_future());
+        let outcome = timeout(PATIENCE, async {
+            sleep(ms(50)).await;
+            guard.unlock().await.expect("released all the same");
+            waiting.await.expect("no panic")
+        });
+        assert!(outcome.await.expect("in time").is_err());
+        assert_eq!(bench.command(&format!("LRANGE {companion} 0 -1")).array().len(), 1, "left alone");
+        bench.command(&format!("DEL {companion}"));
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
+    let bench = Bench::start();
+    let (one, two) = (bench.direct().await, bench.direct().await);
+    for ask in MODES {
+        let (first, second) = (ask(&one, "a").await.expect("granted"), ask(&two, "a").await.expect("granted"));
+        let foreign = || bench.command("SET a mine NX PX 60000").to_string();
+        assert_ne!(foreign(), "OK", "two are inside");
+        first.unlock().await.expect("released");
+        assert_ne!(foreign(), "OK", "one is inside");
+        // As long as the longest lease: a renewal must not let the key run out before it.
+        sleep(TTL * 2).await;
+        assert_ne!(foreign(), "OK", "one is inside, and was renewed");
+        second.unlock().await.expect("released");
+        assert_eq!(foreign(), "OK", "nobody is inside");
+        let error = ask(&one, "a").wait(ms(200)).await.expect_err("the foreign client has it");
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert_eq!(bench.command("GET a").text(), "mine");
+        bench.command("DEL a");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f24_a_group_whose_lock_was_deleted_by_hand_is_lost_and_begins_anew() {
+    let bench = Bench::start();
+    let (one, two) = (bench.direct().await, bench.direct().await);
+    for ask in MODES {
+        let old = ask(&one, "a").ttl(PATIENCE).await.expect("granted");
+        bench.command("DEL a");
+        let new = ask(&two, "a").ttl(PATIENCE).await.expect("it is free");
+        assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "the old one is not counted");
+        assert_eq!(old.extend(PATIENCE).await.expect_err("gone").kind(), ErrorKind::Lost);
+        new.extend(PATIENCE).await.expect("untouched");
+        new.unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn one_of_several_is_broken_by_its_token_and_told() {
+    let bench = Bench::start();
+    let (one, two) = (bench.direct().await, bench.direct().await);
+    let (first, second) = (one.read("a").await.expect("granted"), two.read("a").await.expect("granted"));
+    let waiting = tokio::spawn(two.clone().lock("a").wait(PATIENCE).into_future());
+    expect_waiters(&bench, 1).await;
+    let shown = one.inspect().get("a").await.expect("shown").expect("held");
+    let tokens: Vec<_> = shown.holders.iter().filter_map(|holder| holder.token).collect();
+    assert_eq!(tokens, [first.fencing_token(), second.fencing_token()]);
+    two.inspect().force_release("a", first.fencing_token(), "stuck").await.expect("broken");
+    assert_eq!(timeout(PATIENCE, first.lost()).await.expect("told"), LossReason::Broken);
+    second.check().expect("only the other one");
+    assert!(!waiting.is_finished(), "one is inside");
+    one.inspect().force_release("a", second.fencing_token(), "stuck").await.expect("broken");
+    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn one_of_several_is_taken_over_with_its_slot_and_told() {
+    let bench = Bench::start();
+    let (one, two, third) = (bench.direct().await, bench.direct().await, bench.direct().await);
+    for ask in MODES {
+        let (stays, old) = (ask(&two, "a").await.expect("granted"), ask(&one, "a").await.expect("granted"));
+        let new = third.clone().adopt(&old.export()).await.expect("taken over");
+        assert_eq!((new.fencing_token(), new.slot(), new.mode()), (old.fencing_token(), old.slot(), old.mode()));
+        assert_eq!(timeout(PATIENCE, old.lost()).await.expect("told"), LossReason::Adopted);
+        assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
+        sleep(TTL * 2).await;
+        new.check().expect("it is renewed in its new place");
+        stays.check().expect("untouched");
+        new.relabel("half way").await.expect("changed");
+        let shown = one.inspect().get("a").await.expect("shown").expect("held");
+        let labels = shown.holders.iter().filter_map(|holder| holder.record.as_ref()?.label.as_deref());
+        assert_eq!(labels.collect::<Vec<_>>(), ["half way"]);
+        new.unlock().await.expect("released");
+        stays.unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn more_readers_than_one_call_lets_in_all_enter() {
+    let bench = Bench::start();
+    let (holder, readers) = (bench.direct().await, bench.direct().await);
+    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let mut waiting = JoinSet::new();
+    for _ in 0..100 {
+        waiting.spawn(readers.clone().read("a").ttl(PATIENCE * 3).wait(PATIENCE).into_future());
+    }
+    expect_waiters(&bench, 100).await;
+    let released = now();
+    guard.unlock().await.expect("released");
+    let inside = timeout(PATIENCE, waiting.join_all()).await.expect("in time");
+    // Their heartbeat is 30 s: found by polls it would take a third of that.
+    assert!(now().since(released) < ms(8_000), "{:?}", now().since(released));
+    let inside: Vec<_> = inside.into_iter().map(|granted| granted.expect("granted")).collect();
+    assert_eq!(bench.command("ZCARD {a}:e").int(), 100, "all at once");
+    for guard in inside {
+        guard.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_lock_for_one_makes_the_same_calls_as_if_there_were_no_groups() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.command("CONFIG RESETSTAT");
+    locker.lock("a").ttl(PATIENCE).await.expect("granted").unlock().await.expect("released");
+    let calls = |name| bench.server.calls(name);
+    let pair = ["evalsha", "exists", "set", "getrange", "del"].map(calls);
+    assert_eq!(pair, [2, 1, 2, 1, 1]);
+    assert_eq!(["get", "zcard", "zrange", "hget", "hset", "zadd", "pexpire"].map(calls), [0; 7]);
+}
+
+/// What the number asks for, and as which owner: on each of three locks the modes that can meet there.
+fn any_request(locker: &Locker, number: u32) -> (LockRequest, u32, &'static str) {
+    match number % 6 {
+        0 => (locker.lock("a"), 100 + number, "a"),
+        1 | 2 => (locker.read("a"), 200 + number, "a"),
+        3 => (locker.semaphore("b", 2).acquire(), 300 + number, "b"),
+        4 => (locker.lock("c").owner("one").reentrant(), 1, "c"),
+        _ => (locker.lock("c").owner("two").reentrant(), 2, "c"),
+    }
+}
+
+#[tokio::test]
+async fn f09_a_thousand_operations_under_kills_and_cancels_keep_a_clean_history() {
+    const CLIENTS: u32 = 12;
+    const ROUNDS: u32 = 84;
+    let bench = Bench::start();
+    let history = Arc::new(History::default());
+    let mut tasks = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (locker, history) = (bench.behind_proxy().await, history.clone());
+        tasks.spawn(async move {
+            let mut held = 0;
+            for round in 0..ROUNDS {
+                let asked = now();
+                let (request, client, key) = any_request(&locker, number + round);
+                let patience = if (number + round) % 3 == 0 { ms(3) } else { PATIENCE };
+                let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
+                // A cut connection in the middle is an error now and then; it must never be two holders.
+                let Ok(guard) = granted else { continue };
+                let (granted, token) = (now(), guard.fencing_token().get());
+                let (mode, slot) = (guard.mode(), guard.slot());
+                if mode == Mode::Exclusive {
+                    history.write(key, token, true);
+                }
+                tokio::task::yield_now().await;
+                let end = if guard.check().is_ok() { now() } else { granted };
+                if round % 2 == 0 {
+                    drop(guard);
+                } else {
+                    drop(guard.unlock().await);
+                }
+                let key = key.to_owned();
+                history.hold(Hold { key, client, mode, slot, asked, queued: None, granted, token, end });
+                held += 1;
+            }
+            held
+        });
+    }
+    // Meanwhile processes are killed with locks in their hands, and connections cut.
+    for order in ["read a 1500", "permit b 1500 2", "enter c 1500 one", "lock a 1500"] {
+        let mut child = Child::start();
+        child.connect(&bench.server.url());
+        child.send(order);
+        sleep(ms(150)).await;
+        child.kill9();
+        bench.proxy.cut();
+    }
+    let held = timeout(PATIENCE * 4, tasks.join_all()).await.expect("everybody had all turns");
+    let held: u32 = held.into_iter().sum();
+    assert!(held > CLIENTS * ROUNDS / 3, "only {held} of {} were granted", CLIENTS * ROUNDS);
+    history.check().expect("a clean history");
+    bench.expect_nothing_left().await;
+}

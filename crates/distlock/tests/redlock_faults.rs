@@ -1,0 +1,15 @@
+//! The rows of the failure catalogue that concern a majority of Redis nodes, on three and five real ones.
+#![cfg(feature = "redis")]
+
+#[path = "redlock_faults/ambiguity.rs"]
+mod ambiguity;
+#[path = "redlock_faults/bench.rs"]
+mod bench;
+#[path = "redlock_faults/memory.rs"]
+mod memory;
+#[path = "redlock_faults/nodes.rs"]
+mod nodes;
+#[path = "redlock_faults/time.rs"]
+mod time;
+
+distlock_testkit::child!();

@@ -1,0 +1,104 @@
+//! Nodes that forget: restarted empty, flushed, or new.
+
+use distlock::backend::redlock::RedlockBuilder;
+use distlock::{ErrorKind, Locker, LossReason};
+use distlock_testkit::proxy::Door;
+use distlock_testkit::servers::{Data, RedisServer};
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep, unlock};
+
+/// How one node of the holder's two forgets everything.
+fn forget(bench: &mut Bench, how: &str) {
+    match how {
+        "restart" => bench.nodes[1].restart(Data::Lost),
+        _ => drop(bench.nodes[1].command(&["FLUSHALL"])),
+    }
+}
+
+/// Somebody holds the lock on the nodes 0 and 1 of three; then node 1 forgets it.
+async fn a_majority_forgets(how: &str, guarded: fn(RedlockBuilder) -> RedlockBuilder) -> bool {
+    let mut bench = Bench::start(3);
+    let holder = locker_of(guarded(bench.engine(&[2]))).await;
+    bench.proxies[2].door(Door::Refuse);
+    bench.proxies[2].cut();
+    let other = locker_of(guarded(bench.engine(&[]))).await;
+    let guard = holder.lock("a").ttl(TTL * 2).watchdog(false).await.expect("two of three");
+    assert!(!bench.has(2, "a"), "the holder cannot reach it");
+    let deadline = guard.deadline().expect("a lease");
+    forget(&mut bench, how);
+    let next = other.lock("a").wait(PATIENCE).await.expect("granted in the end");
+    let is_exclusive = now() > deadline && guard.is_lost();
+    assert!(next.fencing_token() > guard.fencing_token());
+    unlock(next).await;
+    is_exclusive
+}
+
+#[tokio::test]
+async fn f46_a_node_that_restarts_empty_does_not_vote_while_older_leases_last() {
+    assert!(a_majority_forgets("restart", |engine| engine).await, "two holders");
+}
+
+#[tokio::test]
+async fn f46_a_node_that_is_flushed_does_not_vote_while_older_leases_last() {
+    assert!(a_majority_forgets("flush", |engine| engine).await, "two holders");
+}
+
+#[tokio::test]
+async fn f46_without_the_guard_a_node_that_forgets_gives_two_holders_which_is_why_there_is_one() {
+    assert!(!a_majority_forgets("flush", RedlockBuilder::without_restart_guard).await, "the guard does nothing");
+}
+
+#[tokio::test]
+async fn f46_an_empty_node_learns_from_the_others_how_long_the_longest_lease_lasts() {
+    let bench = Bench::start(3);
+    let (holder, other) = (bench.direct().await, bench.direct().await);
+    let long = holder.lock("long").ttl(TTL * 4).watchdog(false).await.expect("granted");
+    let deadline = long.deadline().expect("a lease");
+    bench.nodes[2].command(&["FLUSHALL"]);
+    // Its own lease is short: it must not take that for the measure.
+    while now() < deadline.before(TTL / 2) {
+        let guard = other.lock("short").wait(PATIENCE).await.expect("two of three vote");
+        assert!(!bench.has(2, "short"), "it voted before the long lease was over");
+        unlock(guard).await;
+        sleep(ms(100)).await;
+    }
+    let until = now().after(PATIENCE);
+    loop {
+        let guard = other.lock("short").wait(PATIENCE).await.expect("granted");
+        let votes = bench.has(2, "short");
+        unlock(guard).await;
+        if votes {
+            break;
+        }
+        assert!(now() < until, "it never votes again");
+        sleep(ms(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant_and_say_so() {
+    let bench = Bench::with(vec![RedisServer::options(); 3]);
+    let locker = Locker::connect(&bench.nodes.url()).await.expect("connected");
+    let asked = now();
+    let error = locker.try_lock("a").ttl(TTL).await.expect_err("no node votes yet");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("quarantined"), "{error}");
+    let guard = locker.lock("a").ttl(TTL).wait(PATIENCE).await.expect("then it is granted");
+    let waited = now().since(asked);
+    assert!(waited >= TTL && waited < TTL + ms(6000), "{waited:?}");
+    unlock(guard).await;
+}
+
+#[tokio::test]
+async fn f46_when_all_nodes_forget_the_holder_is_told() {
+    let bench = Bench::start(3);
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").watchdog(false).await.expect("granted");
+    let token = guard.fencing_token();
+    (0..3).for_each(|at| drop(bench.nodes[at].command(&["FLUSHALL"])));
+    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+    let next = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    assert!(next.fencing_token() > token, "tokens rise though every ballot was lost");
+    unlock(next).await;
+}

@@ -1,0 +1,213 @@
+//! Nodes that are dead, frozen, slow, or come back; votes that are split.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+
+use distlock::backend::redis::Redis;
+use distlock::backend::redlock::Redlock;
+use distlock::{ErrorKind, HoldState, Locker, LossReason, Mode};
+use distlock_testkit::history::{History, Hold};
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
+use distlock_testkit::servers::{Data, RedisServer};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, TTL, eventually, locker_of, ms, now, sleep, unlock};
+
+#[tokio::test]
+async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
+    let bench = Bench::start(3);
+    // Each client's nearest node is another one, so that each of them has one vote before it hears of the others.
+    let clients: Vec<Vec<Proxy>> = (0..3).map(|_| proxies(&bench)).collect();
+    let mut lockers = Vec::new();
+    for (number, ways) in clients.iter().enumerate() {
+        lockers.push(locker_of(Redlock::of(ways.iter().map(|way| Redis::tcp("127.0.0.1", way.port())))).await);
+        ways.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, way)| {
+            way.set(Direction::Requests, Flow::Delay(ms(60)));
+        });
+    }
+    let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE).into_future()));
+    for tried in tries.collect::<Vec<_>>() {
+        assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote of three is no majority");
+    }
+    assert_eq!(bench.keys(&[0, 1, 2]), [""; 0], "a vote was kept");
+    let history = Arc::new(History::default());
+    let mut tasks = JoinSet::new();
+    for (number, locker) in lockers.into_iter().enumerate() {
+        let history = history.clone();
+        tasks.spawn(async move {
+            for _ in 0..3 {
+                let asked = now();
+                let guard = locker.lock("a").ttl(PATIENCE).wait(PATIENCE * 2).await.expect("granted");
+                let (granted, token) = (now(), guard.fencing_token().get());
+                tokio::task::yield_now().await;
+                let end = now();
+                unlock(guard).await;
+                history.hold(Hold {
+                    key: "a".into(),
+                    client: number as u32,
+                    asked,
+                    queued: None,
+                    granted,
+                    token,
+                    end,
+                    mode: Mode::Exclusive,
+                    slot: None,
+                });
+            }
+        });
+    }
+    timeout(PATIENCE * 3, tasks.join_all()).await.expect("everybody had all turns");
+    assert_eq!(history.holds(), 9);
+    history.check().expect("a clean history");
+    bench.expect_nothing_left(&[0, 1, 2]).await;
+}
+
+fn proxies(bench: &Bench) -> Vec<Proxy> {
+    bench.nodes.ports().map(|port| Proxy::start(([127, 0, 0, 1], port).into())).collect()
+}
+
+#[tokio::test]
+async fn f45_when_a_node_of_an_exact_majority_dies_the_others_have_been_healed() {
+    let mut bench = Bench::start(5);
+    bench.nodes[3].kill9();
+    bench.nodes[4].kill9();
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let guard = locker.lock("a").await.expect("three of five are enough");
+    bench.nodes[3].restart(Data::Lost);
+    bench.nodes[4].restart(Data::Lost);
+    eventually("the nodes that came back have the lock", || bench.has(3, "a") && bench.has(4, "a")).await;
+    bench.nodes[0].kill9();
+    bench.nodes[1].kill9();
+    sleep(TTL * 2).await;
+    assert_eq!(guard.state(), HoldState::Held, "it stands on the nodes that were healed");
+    assert!(other.try_lock("a").await.is_ok_and(|guard| guard.is_none()), "two holders");
+    unlock(guard).await;
+    bench.expect_nothing_left(&[2, 3, 4]).await;
+}
+
+#[tokio::test]
+async fn two_of_five_frozen_nodes_cost_neither_time_nor_locks() {
+    let bench = Bench::start(5);
+    let locker = bench.direct().await;
+    let held = locker.lock("held").ttl(PATIENCE).await.expect("granted");
+    bench.nodes[1].stop();
+    bench.nodes[3].stop();
+    for round in 0..20 {
+        let asked = now();
+        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        let took = now().since(asked);
+        assert!(took < NODE_TIMEOUT.mul_f64(1.2), "round {round}: {took:?}");
+        unlock(guard).await;
+    }
+    held.extend(PATIENCE).await.expect("renewed");
+    bench.nodes[1].cont();
+    bench.nodes[3].cont();
+    unlock(held).await;
+    // What lay in the frozen nodes has run by now, each claim before its release.
+    bench.expect_nothing_left(&[0, 1, 2, 3, 4]).await;
+}
+
+#[tokio::test]
+async fn a_slow_node_slows_nobody() {
+    let bench = Bench::start(3);
+    let locker = bench.behind(&[2]).await;
+    bench.proxies[2].delay(ms(150));
+    let mut times = Vec::new();
+    for _ in 0..9 {
+        let asked = now();
+        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        unlock(guard).await;
+        times.push(now().since(asked));
+    }
+    times.sort();
+    assert!(times[4] < ms(150), "{times:?}");
+    bench.proxies[2].pass();
+    bench.expect_nothing_left(&[0, 1, 2]).await;
+}
+
+#[tokio::test]
+async fn a_node_that_answers_after_its_timeout_keeps_nothing() {
+    let bench = Bench::start(3);
+    let locker = bench.behind(&[1, 2]).await;
+    // Requests arrive, and what the nodes say comes far too late.
+    bench.proxies[1].set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2));
+    bench.proxies[2].set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2));
+    let error = locker.try_lock("a").ttl(PATIENCE).await.expect_err("one vote is no majority");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let text = error.to_string();
+    for (at, vote) in [(0, "granted"), (1, "not answered in time"), (2, "not answered in time")] {
+        let port = if at == 0 { bench.nodes[0].port() } else { bench.proxies[at].port() };
+        assert!(text.contains(&format!("127.0.0.1:{port}: {vote}")), "{text}");
+    }
+    bench.proxies[1].pass();
+    bench.proxies[2].pass();
+    bench.expect_nothing_left(&[0, 1, 2]).await;
+}
+
+#[tokio::test]
+async fn with_a_majority_down_nothing_is_granted_and_the_holder_is_told() {
+    let mut bench = Bench::start(3);
+    let locker = bench.direct().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.nodes[0].kill9();
+    bench.nodes[2].kill9();
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("told");
+    assert_eq!(reason, LossReason::Expired);
+    let asked = now();
+    let error = locker.try_lock("b").await.expect_err("one of three");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(now().since(asked) < ms(3000));
+    let text = error.to_string();
+    assert!(text.contains("redlock: ") && text.contains("2 must"), "{text}");
+    for port in bench.nodes.ports() {
+        assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn all_down_is_a_clear_error_and_nodes_that_come_back_serve_again() {
+    let mut bench = Bench::with(vec![RedisServer::options().persistent(); 3]);
+    bench.nodes.settle();
+    let locker = bench.direct().await;
+    (0..3).for_each(|at| bench.nodes[at].kill9());
+    let error = locker.try_lock("a").await.expect_err("nobody is there");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error}");
+    let error = Locker::connect(&bench.nodes.url()).await.expect_err("nobody is there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("0 of 3 nodes are connected"), "{error}");
+    (0..3).for_each(|at| bench.nodes[at].restart(Data::Kept));
+    let guard = locker.lock("a").wait(PATIENCE).await.expect("they are back and their quarantine is over");
+    unlock(guard).await;
+}
+
+#[tokio::test]
+async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
+    let options = ["one", "two", "three"].map(|password| RedisServer::options().password(password)).to_vec();
+    let bench = Bench::with(options);
+    bench.nodes.settle();
+    let ports: Vec<_> = bench.nodes.ports().collect();
+    let url = |third: &str| {
+        format!("redlock://:one@127.0.0.1:{},:two@127.0.0.1:{},:{third}@127.0.0.1:{}", ports[0], ports[1], ports[2])
+    };
+    let locker = Locker::connect(&url("three")).await.expect("connected");
+    unlock(locker.lock("a").await.expect("granted")).await;
+    let wrong = url("wrong").replace(":one@", ":wrong@");
+    let error = Locker::connect(&wrong).await.expect_err("two of three refuse");
+    assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+    assert!(!format!("{error} {error:?}").contains("wrong@"), "{error}");
+}
+
+#[tokio::test]
+async fn a_number_of_nodes_that_makes_no_sense_is_refused_before_anything_is_dialled() {
+    for (url, reason) in [
+        ("redlock://a,b", "below 3"),
+        ("redlock://a,b,c,d", "even"),
+        ("redlock://a,b,c,d,e,f,g,h,i,j,k", "round trip"),
+        ("redlock://a,b,a", "one vote"),
+    ] {
+        let error = Locker::connect(url).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}

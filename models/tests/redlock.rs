@@ -1,0 +1,404 @@
+//! The Redlock protocol as a model: every order of messages, pauses, losses, lapses and memory loss within small bounds.
+//!
+//! What the engine does holds; what other Redlocks do, and what this one would be without its quarantine, does not, and
+//! the checker must find out how.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+const NODES: usize = 3;
+const QUORUM: usize = 2;
+const CLIENTS: usize = 2;
+/// Clients' clocks show anything up to here; ballots that nodes tell may go beyond.
+const LATEST_CLOCK: u8 = 2;
+/// Bounds for memory and time: a model that needs more has not been explored, and its test fails.
+const MOST_STATES: usize = 10_000_000;
+const MOST_TIME: Duration = Duration::from_secs(100);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    /// A node votes only for ballots above all that it has voted for.
+    Ballots,
+    /// A node counts its grants; the highest number of a majority is the token.
+    Counters,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Amnesia {
+    Never,
+    /// A node forgets everything once and goes on as if nothing had happened.
+    Unnoticed,
+    /// A node forgets everything once, does not vote until older leases are over, and then asks for more than any token
+    /// that its clock has seen.
+    Quarantined,
+}
+
+struct Redlock {
+    protocol: Protocol,
+    amnesia: Amnesia,
+    /// How often each client tries.
+    attempts: [u8; CLIENTS],
+    /// Holders renew once, and set again what a node lacks.
+    renews: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    /// Sorted: which of them is which makes no difference.
+    nodes: [Node; NODES],
+    clients: [Client; CLIENTS],
+    granted: BTreeSet<u8>,
+    /// Two grants had one token.
+    repeated: bool,
+    /// A grant that was complete before another began has the higher token.
+    fell: bool,
+    forgot: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Node {
+    /// The last ballot, or the counter.
+    ballot: u8,
+    lock: Option<(usize, u8)>,
+    quarantined: bool,
+    /// What is on its way to it.
+    pending: BTreeSet<Message>,
+    /// Which clients have its vote for the ballot that they claim.
+    voted: [bool; CLIENTS],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Message {
+    Claim { client: usize, ballot: u8 },
+    Renew { client: usize, ballot: u8 },
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Client {
+    phase: Phase,
+    attempts: u8,
+    /// The highest token granted when its attempt began.
+    floor: u8,
+    /// The highest ballot it has seen.
+    seen: u8,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+enum Phase {
+    #[default]
+    Idle,
+    /// With the highest number that came with a vote.
+    Claiming {
+        ballot: u8,
+        highest: u8,
+    },
+    Holding {
+        ballot: u8,
+        renewed: bool,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    Begin {
+        client: usize,
+        clock: u8,
+    },
+    Deliver {
+        node: usize,
+        message: Message,
+    },
+    Accept {
+        client: usize,
+    },
+    /// Gives a claim up or a hold back. The release reaches the nodes of `reached` and no others: one that comes later
+    /// does what the end of a lease does, and raises a ballot, which only takes votes away.
+    Release {
+        client: usize,
+        reached: u8,
+    },
+    Renew {
+        client: usize,
+    },
+    /// The client dies, or its deadline passes: it believes no more and says nothing.
+    Lapse {
+        client: usize,
+    },
+    /// A lease ends on a node. Never before its holder's deadline: that is what the clocks' rates are trusted with.
+    Expire {
+        node: usize,
+    },
+    Forget {
+        node: usize,
+    },
+    /// Every claim and every lease that it voted for before it forgot is over.
+    Return {
+        node: usize,
+    },
+}
+
+impl State {
+    /// Whether the client counts on this ballot: a grant that comes when too little of the lease is left is refused, so
+    /// that no lease ends between a vote and the deadline.
+    fn counts_on(&self, client: usize, ballot: u8) -> bool {
+        match self.clients[client].phase {
+            Phase::Idle => false,
+            Phase::Claiming { ballot: own, .. } | Phase::Holding { ballot: own, .. } => own == ballot,
+        }
+    }
+
+    fn holders(&self) -> usize {
+        self.clients.iter().filter(|client| matches!(client.phase, Phase::Holding { .. })).count()
+    }
+
+    fn send(&mut self, message: Message) {
+        for node in &mut self.nodes {
+            node.pending.insert(message);
+        }
+    }
+
+    fn end(&mut self, client: usize) {
+        self.clients[client].phase = Phase::Idle;
+        self.nodes.iter_mut().for_each(|node| node.voted[client] = false);
+    }
+}
+
+impl Redlock {
+    fn deliver(&self, state: &mut State, node: usize, message: Message) {
+        state.nodes[node].pending.remove(&message);
+        match message {
+            Message::Claim { client, ballot } => self.vote(state, client, ballot, node),
+            Message::Renew { client, ballot } => {
+                let it = &mut state.nodes[node];
+                if it.lock.is_none() && it.ballot <= ballot {
+                    it.lock = Some((client, ballot));
+                    it.ballot = ballot;
+                }
+            }
+        }
+    }
+
+    fn vote(&self, state: &mut State, client: usize, ballot: u8, node: usize) {
+        let it = &mut state.nodes[node];
+        let is_mine = it.lock.is_some_and(|(holder, held)| holder == client && held == ballot);
+        let is_free = it.lock.is_none() && !it.quarantined;
+        let votes = match self.protocol {
+            Protocol::Ballots => is_free && it.ballot < ballot || is_mine && it.ballot == ballot,
+            Protocol::Counters => is_free,
+        };
+        if votes {
+            it.lock = Some((client, ballot));
+            it.ballot = if self.protocol == Protocol::Ballots { ballot } else { it.ballot + 1 };
+        }
+        let told = it.ballot;
+        let asker = &mut state.clients[client];
+        // To one that has given up it says nothing: that answer is lost.
+        if let Phase::Claiming { ballot: asked, highest } = &mut asker.phase
+            && *asked == ballot
+        {
+            if votes {
+                it.voted[client] = true;
+                *highest = (*highest).max(told);
+            } else if self.protocol == Protocol::Ballots {
+                asker.seen = asker.seen.max(told);
+            }
+        }
+    }
+
+    fn begin(&self, state: &mut State, client: usize, clock: u8) {
+        let floor = state.granted.last().copied().unwrap_or(0);
+        let it = &mut state.clients[client];
+        it.attempts += 1;
+        it.floor = floor;
+        // Counters have no ballots: the number only tells attempts apart.
+        let ballot = if self.protocol == Protocol::Ballots { clock.max(it.seen + 1) } else { it.attempts };
+        it.seen = it.seen.max(ballot);
+        it.phase = Phase::Claiming { ballot, highest: 0 };
+        state.send(Message::Claim { client, ballot });
+    }
+
+    fn accept(&self, state: &mut State, client: usize) {
+        let Phase::Claiming { ballot, highest } = state.clients[client].phase else { return };
+        let token = if self.protocol == Protocol::Ballots { ballot } else { highest };
+        state.repeated |= !state.granted.insert(token);
+        state.fell |= token <= state.clients[client].floor;
+        state.clients[client].phase = Phase::Holding { ballot, renewed: false };
+    }
+
+    fn release(&self, state: &mut State, client: usize, reached: u8) {
+        let ballot = match state.clients[client].phase {
+            Phase::Idle => return,
+            Phase::Claiming { ballot, .. } | Phase::Holding { ballot, .. } => ballot,
+        };
+        state.end(client);
+        for (_, node) in state.nodes.iter_mut().enumerate().filter(|(at, _)| reached & (1 << at) != 0) {
+            if self.protocol == Protocol::Ballots && node.ballot <= ballot {
+                node.ballot = ballot + 1;
+            }
+            if node.lock == Some((client, ballot)) {
+                node.lock = None;
+            }
+        }
+    }
+
+    fn client_actions(&self, state: &State, client: usize, actions: &mut Vec<Action>) {
+        let it = &state.clients[client];
+        match it.phase {
+            Phase::Idle => {
+                let clocks = if self.protocol == Protocol::Ballots { 1..=LATEST_CLOCK } else { 1..=1 };
+                if it.attempts < self.attempts[client] {
+                    actions.extend(clocks.map(|clock| Action::Begin { client, clock }));
+                }
+                return;
+            }
+            Phase::Claiming { .. } => {
+                if state.nodes.iter().filter(|node| node.voted[client]).count() >= QUORUM {
+                    actions.push(Action::Accept { client });
+                }
+            }
+            Phase::Holding { renewed, .. } => {
+                if !renewed && self.renews {
+                    actions.push(Action::Renew { client });
+                }
+                actions.push(Action::Lapse { client });
+            }
+        }
+        // One node or all of them: what is between follows from leases that end.
+        actions.extend([0b001, 0b010, 0b100, 0b111].map(|reached| Action::Release { client, reached }));
+    }
+}
+
+impl Model for Redlock {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            nodes: Default::default(),
+            clients: Default::default(),
+            granted: BTreeSet::new(),
+            repeated: false,
+            fell: false,
+            forgot: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        (0..CLIENTS).for_each(|client| self.client_actions(state, client, actions));
+        for (node, it) in state.nodes.iter().enumerate() {
+            actions.extend(it.pending.iter().map(|message| Action::Deliver { node, message: *message }));
+            if it.lock.is_some_and(|(client, ballot)| !state.counts_on(client, ballot)) {
+                actions.push(Action::Expire { node });
+            }
+            if self.amnesia != Amnesia::Never && !state.forgot {
+                actions.push(Action::Forget { node });
+            }
+            if it.quarantined && it.voted == [false; CLIENTS] {
+                actions.push(Action::Return { node });
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Begin { client, clock } => self.begin(&mut state, client, clock),
+            Action::Deliver { node, message } => self.deliver(&mut state, node, message),
+            Action::Accept { client } => self.accept(&mut state, client),
+            Action::Release { client, reached } => self.release(&mut state, client, reached),
+            Action::Renew { client } => {
+                let Phase::Holding { ballot, renewed } = &mut state.clients[client].phase else { return None };
+                *renewed = true;
+                let ballot = *ballot;
+                state.send(Message::Renew { client, ballot });
+            }
+            Action::Lapse { client } => state.end(client),
+            Action::Expire { node } => state.nodes[node].lock = None,
+            Action::Forget { node } => {
+                let it = &mut state.nodes[node];
+                (it.ballot, it.lock, it.quarantined) = (0, None, self.amnesia == Amnesia::Quarantined);
+                state.forgot = true;
+            }
+            Action::Return { node } => {
+                // Its clock is later than every token so far: that is all that clocks are trusted with here.
+                let latest = state.granted.last().copied().unwrap_or(0);
+                let it = &mut state.nodes[node];
+                it.quarantined = false;
+                it.ballot = it.ballot.max(latest);
+            }
+        }
+        state.nodes.sort_unstable();
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::<Self>::always("no two grants share a token", |_, state| !state.repeated),
+            Property::<Self>::always("tokens rise", |_, state| !state.fell),
+            Property::<Self>::always("one holder at a time", |_, state| state.holders() <= 1),
+            Property::<Self>::sometimes(TWICE, |_, state| state.granted.len() >= 2),
+        ]
+    }
+}
+
+/// Shows that the model does something.
+const TWICE: &str = "it is granted twice";
+
+fn explore(model: Redlock) -> impl Checker<Redlock> {
+    model.checker().target_state_count(MOST_STATES).timeout(MOST_TIME).threads(2).spawn_bfs().join()
+}
+
+/// Looks until all of `wanted` are found broken.
+fn expect_broken(model: Redlock, wanted: &[&'static str]) {
+    let enough = HasDiscoveries::AllOf(wanted.iter().copied().collect());
+    let checker = model.checker().target_state_count(MOST_STATES).timeout(MOST_TIME).threads(2).finish_when(enough);
+    let found = broken(&checker.spawn_bfs().join());
+    assert!(wanted.iter().all(|name| found.contains(name)), "{found:?}");
+}
+
+/// What the checker found broken.
+fn broken(checker: &impl Checker<Redlock>) -> Vec<&'static str> {
+    let mut names: Vec<_> = checker.discoveries().into_keys().filter(|name| *name != TWICE).collect();
+    names.sort_unstable();
+    names
+}
+
+fn expect_sound(model: Redlock) {
+    let checker = explore(model);
+    let (states, all) = (checker.unique_state_count(), checker.state_count());
+    println!("{states} states, {all} steps");
+    assert_eq!(broken(&checker), [""; 0]);
+    assert!(checker.is_done() && all < MOST_STATES, "not explored to the end: {states} states, {all} steps");
+    assert!(checker.discoveries().contains_key(TWICE), "hardly anything was granted");
+}
+
+const ENGINE: Redlock =
+    Redlock { protocol: Protocol::Ballots, amnesia: Amnesia::Never, attempts: [2, 1], renews: false };
+
+#[test]
+fn the_ballots_of_the_engine_hold() {
+    expect_sound(ENGINE);
+}
+
+#[test]
+fn renewals_that_heal_break_nothing_however_late_they_come() {
+    expect_sound(Redlock { attempts: [1, 1], renews: true, ..ENGINE });
+}
+
+#[test]
+fn a_node_that_forgets_and_is_quarantined_breaks_nothing() {
+    expect_sound(Redlock { amnesia: Amnesia::Quarantined, attempts: [1, 1], ..ENGINE });
+}
+
+#[test]
+fn a_node_that_forgets_without_quarantine_is_found_out() {
+    let forgetful = Redlock { amnesia: Amnesia::Unnoticed, attempts: [1, 1], ..ENGINE };
+    expect_broken(forgetful, &["one holder at a time", "tokens rise"]);
+}
+
+#[test]
+fn the_highest_of_each_nodes_counters_is_found_out() {
+    expect_broken(Redlock { protocol: Protocol::Counters, ..ENGINE }, &["tokens rise"]);
+}
