@@ -183,7 +183,7 @@ pub(in crate::backend) struct Keys {
 
 impl Keys {
     pub(in crate::backend) fn new(prefix: &str, key: &Key) -> Result<Keys> {
-        let Names { lock, queue, waiters, fence } = Names::new(prefix, key)?;
+        let Names { lock, queue, waiters, fence, .. } = Names::new(prefix, key)?;
         Ok(Keys { lock, queue, waiters, fence })
     }
 }
