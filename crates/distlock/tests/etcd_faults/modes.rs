@@ -85,6 +85,30 @@ async fn f57_writers_lease_revoked_while_readers_wait() {
     }
 }
 
+/// Inside one client a lock is handed over by the answer to a release; that of one reader says nothing about the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_leaves_does_not_hand_over_what_another_reads() {
+    let server = EtcdServer::start();
+    let [locker] = lockers(&server, 30);
+    let readers = [locker.clone().read("a").await.unwrap(), locker.clone().read("a").await.unwrap()];
+    let writing = tokio::spawn(locker.clone().write("a").wait(secs(20)).into_future());
+    eventually("it queues", || keys(&server).len() == 3).await;
+    let [stays, leaves] = readers;
+    leaves.unlock().await.unwrap();
+    tokio::time::sleep(ms(500)).await;
+    assert!(!writing.is_finished(), "a writer is inside with a reader");
+    let behind = [(); 2].map(|()| tokio::spawn(locker.clone().read("a").wait(secs(20)).into_future()));
+    eventually("they queue", || keys(&server).len() == 4).await;
+    stays.unlock().await.unwrap();
+    let writer = timeout(secs(10), writing).await.expect("let in").unwrap().expect("granted");
+    assert!(behind.iter().all(|reader| !reader.is_finished()), "readers are inside with a writer");
+    writer.unlock().await.unwrap();
+    let mut inside = Vec::new();
+    for reader in behind {
+        inside.push(timeout(secs(10), reader).await.expect("let in together").unwrap().expect("granted"));
+    }
+}
+
 /// The permit of a process that was killed comes back after its lease, with its slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_process_with_a_permit_killed() {
