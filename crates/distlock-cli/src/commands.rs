@@ -1,8 +1,10 @@
 //! One file for each command.
 
 mod acquire;
+mod ask;
 mod break_lock;
 mod completions;
+mod elect;
 mod hold;
 mod holder;
 mod ls;
@@ -41,6 +43,7 @@ pub fn main() -> Exit {
 fn dispatch(command: Command) -> Exit {
     match command {
         Command::Run(flags) => run::main(&flags),
+        Command::Elect(flags) => elect::main(flags),
         Command::Hold(flags) => hold::main(&flags),
         Command::Acquire(flags) => acquire::main(&flags),
         Command::Renew(flags) => renew::main(&flags),
@@ -48,6 +51,7 @@ fn dispatch(command: Command) -> Exit {
         Command::Ls(flags) => ls::main(&flags),
         Command::Show(flags) => show::main(&flags),
         Command::Watch(flags) => watch::main(&flags),
+        Command::Ask(flags) => ask::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Completions(flags) => completions::main(&flags),
         Command::Man(flags) => man::main(&flags),

@@ -24,6 +24,8 @@ pub struct Flags {
 pub enum Command {
     /// Run a command while holding a lock
     Run(Run),
+    /// Run a command only while leader, and stand for election again after a loss
+    Elect(Elect),
     /// Hold a lock until a signal or the end of stdin
     Hold(Hold),
     /// Take a lock and leave it held, for scripts that cannot wrap a command
@@ -38,6 +40,8 @@ pub enum Command {
     Show(Show),
     /// Follow locks as they change hands
     Watch(Ls),
+    /// Ask whoever holds a lock to release it, and wait for that
+    Ask(Ask),
     /// Release somebody else's lock by force; the old holder may still be running
     Break(Break),
     /// Print a completion script for a shell
@@ -169,6 +173,21 @@ pub struct Run {
     pub engine: Engine,
 }
 
+/// `distlock elect`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "distlock elect [OPTIONS] NAME [--] COMMAND [ARGUMENT]...",
+    after_help = "Exit status: as `run`. A lost election is no end: the command is started again when it is won again."
+)]
+pub struct Elect {
+    /// What others can read about the leader; default: the command
+    #[arg(long, value_name = "TEXT", conflicts_with = "reason", help_heading = "Lock")]
+    pub value: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
 /// How the command is treated.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Command")]
@@ -297,6 +316,25 @@ pub struct Ls {
 pub struct Show {
     /// The lock
     pub name: OsString,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock ask`.
+#[derive(Debug, Args)]
+pub struct Ask {
+    /// The lock
+    pub name: OsString,
+    /// Why, for the holder to read
+    #[arg(long, value_name = "TEXT", default_value = "somebody else needs it")]
+    pub reason: String,
+    /// Wait at most this long for the release (0.3, 10s, 5m); default: as long as it takes
+    #[arg(short = 'w', long, value_name = "D", value_parser = duration::parse)]
+    pub wait: Option<Duration>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

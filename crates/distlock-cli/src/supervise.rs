@@ -32,6 +32,8 @@ pub struct Ending {
     pub loss: Option<LossReason>,
     /// The command died of a key of the terminal, which it had to itself: others in the wrapper's group wait for it.
     pub by_terminal: bool,
+    /// The command was ended because of the loss, and nobody else had asked it to end.
+    pub by_loss: bool,
 }
 
 /// Why there is no [`Ending`].
@@ -95,6 +97,7 @@ pub async fn supervise<H: Hold>(
         loss: None,
         asked_to_end: false,
         by_terminal: false,
+        by_loss: false,
         lingering: false,
     };
     Ok(supervisor.run().await?)
@@ -132,6 +135,7 @@ struct Supervisor<'a, H> {
     loss: Option<LossReason>,
     asked_to_end: bool,
     by_terminal: bool,
+    by_loss: bool,
     lingering: bool,
 }
 
@@ -145,7 +149,8 @@ impl<H: Hold> Supervisor<'_, H> {
                 self.terminal.take_back(self.child.pid);
                 self.learn_of_late_loss().await;
                 self.guardian.dismiss();
-                return Ok(Ending { outcome, loss: self.loss, by_terminal: self.by_terminal });
+                let by_loss = self.by_loss && !self.asked_to_end;
+                return Ok(Ending { outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
             }
             self.tell_guardian()?;
             self.look_at_clock();
@@ -202,6 +207,7 @@ impl<H: Hold> Supervisor<'_, H> {
         let guardian_acts = self.guarded_until.map_or(Moment::NEVER, |end| end.before(self.policy.margin / 2));
         if self.loss.is_none() && self.clock.now() >= guardian_acts {
             self.loss = Some(LossReason::Expired);
+            self.by_loss = true;
             self.notes.say(&Note::Lost { reason: LossReason::Expired });
         }
     }
@@ -321,6 +327,8 @@ impl<H: Hold> Supervisor<'_, H> {
 
     /// Sends the first signal; SIGKILL follows after the grace, and before the lease's end if there is one.
     fn ask_to_end(&mut self) {
+        // One that has ended by itself is not asked, only what it left behind.
+        self.by_loss = self.outcome.is_none();
         let now = self.clock.now();
         let kill_at = now.after(self.policy.grace).min(self.last_moment());
         if kill_at <= now {

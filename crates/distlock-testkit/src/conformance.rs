@@ -73,8 +73,9 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or("panicked").to_owned()
 }
 
-/// `cargo xtask test` counts the skips from this file: a passing test's output is not shown.
-fn record_skip(line: &str) {
+/// Tells that a test was skipped, as `<test>: <what is missing>`. `cargo xtask test` counts the skips from this file: a
+/// passing test's output is not shown.
+pub fn record_skip(line: &str) {
     println!("skipped: {line}");
     if let Some(path) = std::env::var_os("DISTLOCK_SKIPS") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -87,6 +88,15 @@ macro_rules! declare {
     ($d:tt $($name:ident [$($need:ident),*])+) => {
         /// The names of all cases.
         pub const CASES: &[&str] = &[$(stringify!($name)),+];
+
+        /// The cases that an engine of these capabilities skips, each with the first that it lacks.
+        #[must_use]
+        pub fn skips(able: &Capabilities) -> Vec<(&'static str, &'static str)> {
+            let cases: &[(&str, &[(&str, bool)])] =
+                &[$((stringify!($name), &[$((stringify!($need), able.$need)),*])),+];
+            let missing = |needs: &[(&'static str, bool)]| needs.iter().find(|(_, has)| !has).map(|(need, _)| *need);
+            cases.iter().filter_map(|(case, needs)| Some((*case, missing(needs)?))).collect()
+        }
 
         /// Runs the case called `name` on a set-up, for `limit` at the longest.
         ///
@@ -201,12 +211,14 @@ declare! { $
     several_locks_are_all_or_nothing []
     several_locks_are_lost_together [breaks]
     at_least_keeps_a_lock_that_is_left_early []
-    a_watchdog_that_is_not_fed_lets_go [leases]
+    closing_leaves_what_is_kept_to_its_lease [leases]
+    a_watchdog_that_is_not_fed_lets_go []
     a_lost_lock_rests_for_its_delay [delays]
     a_label_can_be_changed [amends, inspects]
     leaders_follow_each_other [inspects, fair]
     a_hold_is_taken_over [adopts]
     a_hold_that_has_ended_is_not_taken_over [adopts]
+    a_take_over_repeated_is_the_same_grant [adopts, leases]
     a_holder_that_is_asked_hands_over [inspects, fair]
 }
 

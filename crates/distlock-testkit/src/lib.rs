@@ -12,6 +12,7 @@
 //! ([`clock_shim`]) and networks that can be taken apart ([`netns`]).
 
 pub mod broken;
+pub mod capability_table;
 pub mod cases;
 pub mod child;
 pub mod clock_shim;

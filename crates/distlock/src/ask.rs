@@ -1,7 +1,8 @@
 //! Asking a holder to release its lock.
 //!
 //! Whoever asks holds a second lock beside the first, with its reason for a label; the holder looks whether there is
-//! one. So it works on every engine that can show locks, and an asker that dies has asked no more.
+//! one. So it works on every engine that can show locks, and an asker that dies has asked no more. The token is part of
+//! its name: a question is for one hold, and the next holder does not take it for its own.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::locker::Locker;
 use crate::owner::Holder;
@@ -22,9 +24,9 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often the asker looks whether the lock was released.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// The lock that is held by whoever asks for `key` to be released.
-pub(crate) fn asking_for(key: &Key) -> Result<Key> {
-    Key::new(format!("{key}{SUFFIX}")).map_err(|error| error.with_key(key))
+/// The lock that is held by whoever asks for the hold of `key` with `token` to be released.
+pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
+    Key::new(format!("{key}{SUFFIX}:{token}")).map_err(|error| error.with_key(key))
 }
 
 /// Asks a holder to release its lock; made by [`Locker::ask`].
@@ -67,12 +69,11 @@ impl AskRequest {
         let key = self.key?;
         let until = self.wait.map_or(Moment::NEVER, |most| self.locker.now().after(most));
         let Some(holder) = holder_of(&self.locker, &key).await? else { return Ok(Asked::Free) };
-        let second = asking_for(&key)?;
-        // Somebody else may be asking already: then the holder knows.
-        let _asking = self.locker.try_lock(second).label(self.reason).await?;
-        while let Some(now) = holder_of(&self.locker, &key).await? {
-            if number_of(&now) != number_of(&holder) {
-                break;
+        let mut question: Option<LockGuard> = None;
+        while let Some(now) = holder_of(&self.locker, &key).await?.filter(|now| now.token == holder.token) {
+            // Somebody else may be asking already. Should it give up, the question is still ours.
+            if let Some(token) = holder.token.filter(|_| question.as_ref().is_none_or(LockGuard::is_lost)) {
+                question = self.locker.try_lock(asking_for(&key, token)?).label(self.reason.clone()).await?;
             }
             if self.locker.now() >= until {
                 let message = "the holder was asked and has not released it";
@@ -95,8 +96,4 @@ impl IntoFuture for AskRequest {
 
 async fn holder_of(locker: &Locker, key: &Key) -> Result<Option<Holder>> {
     Ok(locker.inspect().get(key).await?.and_then(|lock| lock.holders.into_iter().next()))
-}
-
-fn number_of(holder: &Holder) -> Option<FencingToken> {
-    holder.token
 }

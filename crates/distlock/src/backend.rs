@@ -439,6 +439,9 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Closes connections and sessions. Called once, after the last release.
+    ///
+    /// # Behaviour
+    /// What is still held is left to its lease: it was kept on purpose, or its release was not answered.
     fn close(&self) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }

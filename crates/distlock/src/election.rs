@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
+use crate::inspect::SHORTEST_INTERVAL;
 use crate::key::Key;
 use crate::locker::Locker;
 use crate::owner::{Holder, OwnerId};
@@ -64,7 +65,7 @@ impl Election {
     /// begun anew when the election is won again. Ends with the work, and resigns then.
     ///
     /// # Errors
-    /// What campaigning or resigning says. A loss is none.
+    /// What campaigning or resigning says. A loss while the work runs is none.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work, and the leadership with it.
@@ -91,10 +92,10 @@ impl Election {
         Ok(lock.and_then(|lock| lock.holder().map(Leader::new)))
     }
 
-    /// Follows who leads, looking every `interval`.
+    /// Follows who leads, looking every `interval`, at most every 10 ms.
     #[must_use]
     pub fn observe(&self, interval: Duration) -> Leaders<'_> {
-        Leaders { election: self, interval, seen: None }
+        Leaders { election: self, interval: interval.max(SHORTEST_INTERVAL), seen: None }
     }
 
     fn key(&self) -> Result<Key> {

@@ -244,6 +244,7 @@ impl LockGuard {
             token,
             attempt: claim.attempt,
             ttl: claim.ttl,
+            delay: claim.delay,
             mode,
         }
     }
@@ -257,7 +258,7 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future has no effect; it can be asked for again.
     pub async fn asked(&self) -> Result<String> {
-        let question = asking_for(self.key())?;
+        let question = asking_for(self.key(), self.fencing_token())?;
         loop {
             self.check()?;
             let asker = self.family.backend.get(&question).await?.and_then(|lock| lock.holders.into_iter().next());

@@ -258,7 +258,12 @@ impl Hold {
     }
 
     fn end_of(&self, state: &State) -> Moment {
-        state.deadline.min(state.max_end)
+        let end = state.deadline.min(state.max_end);
+        match self.watchdog.0 {
+            // Where no lease runs out, silence itself is the end.
+            Kind::Fed(most) if state.deadline == Moment::NEVER && !state.parked => end.min(state.fed.after(most)),
+            _ => end,
+        }
     }
 
     fn settle(&self, state: &State, now: Moment) -> bool {
@@ -269,7 +274,7 @@ impl Hold {
         if over {
             let _ = self.lost.set(match () {
                 () if state.parked => LossReason::Unlocked,
-                () if now < state.deadline => LossReason::MaxHold,
+                () if now < state.deadline && now >= state.max_end => LossReason::MaxHold,
                 () if self.is_silent(state, now) => LossReason::Silent,
                 () => LossReason::Expired,
             });
@@ -555,7 +560,10 @@ impl Holds {
         table.owned.clear();
         for hold in holds.into_iter().filter(|hold| !hold.is_parked()) {
             hold.lose(LossReason::Closed, now);
-            table.chores.push(Chore::end(&hold, now));
+            // One that was lost before, as in a process that stood still, keeps its delay.
+            if !hold.rests(now) {
+                table.chores.push(Chore::end(&hold, now));
+            }
         }
         self.wake.notify_one();
     }
@@ -670,6 +678,34 @@ mod tests {
         assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
         let alone = hold(&Options { watchdog: Watchdog::off(), ..Options::default() });
         assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn closing_does_not_cut_short_the_delay_of_a_hold_that_was_lost_before() {
+        let delayed = |now: Moment| {
+            let holds = Holds::new();
+            let mut hold = hold(&Options::default());
+            hold.claim.delay = TTL;
+            holds.insert(Arc::new(hold), START).unwrap();
+            holds.close(now);
+            holds.take_work(now).chores.len()
+        };
+        assert_eq!(delayed(START), 1, "held: closing releases it");
+        // The keeper has not looked since the lease ended, as in a process that stood still.
+        assert_eq!(delayed(START.after(TTL)), 0, "lost: it rests");
+    }
+
+    #[test]
+    fn silence_ends_a_hold_that_has_no_lease() {
+        let silence = Duration::from_secs(3);
+        let options = Options { watchdog: Watchdog::fed(silence), ..Options::default() };
+        let claim = hold(&options).claim;
+        let hold = Hold::new(claim, Grant::new(FencingToken::new(1), None), &options, DEFAULT_DRIFT, START);
+        let fed = START.after(silence / 2);
+        hold.feed(fed);
+        assert!(!hold.is_lost(START.after(silence)));
+        assert!(hold.is_lost(fed.after(silence)));
+        assert_eq!(hold.loss(), Some(&LossReason::Silent));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::key::Key;
 use crate::owner::{MAX_TEXT_BYTES, OwnerId, check_text};
 use crate::token::FencingToken;
 
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// How often to look at the most.
+pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Looks at locks from outside; made by [`Locker::inspect`](crate::Locker::inspect).
 pub struct Inspect {

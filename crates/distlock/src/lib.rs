@@ -19,6 +19,7 @@
 //!   [`run`](LockGuard::run) tell of its loss before anybody else is granted it, and
 //!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
 //! - [`Error`] says what happened, to which lock, held by whom, and what to do next.
+//! - [`fencing`] is what a resource needs for that.
 //! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
 //!
 //! # Features
@@ -33,6 +34,7 @@ mod election;
 mod error;
 mod event;
 mod family;
+pub mod fencing;
 mod guard;
 mod holds;
 mod inspect;
@@ -52,6 +54,15 @@ mod token;
 mod url;
 mod wait;
 mod watchdog;
+
+/// The pages whose snippets are run.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/fencing.md")]
+    mod fencing {}
+    #[doc = include_str!("../../../docs/primitives.md")]
+    mod primitives {}
+}
 
 pub use ask::{AskRequest, Asked};
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};

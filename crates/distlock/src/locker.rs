@@ -141,8 +141,8 @@ impl Locker {
     }
 
     /// Goes on with a hold that another process [exported](crate::LockGuard::export), such as this one before its
-    /// restart, without waiting for its lease to end: the owner and the fencing token stay the same. The old guard, if
-    /// there still is one, is lost.
+    /// restart, without waiting for its lease to end: owner, fencing token, mode and lock delay stay the same. The old
+    /// guard, if there still is one, is lost.
     ///
     /// # Errors
     /// Kind `NotHeld` when that hold has ended; `AlreadyHeld` when this owner has the lock here; `Unsupported` where
@@ -151,7 +151,7 @@ impl Locker {
     /// # Cancel safety
     /// A future that is dropped after the hold was taken over releases it.
     pub async fn adopt(&self, ticket: &HoldTicket) -> Result<LockGuard> {
-        let options = Options { ttl: ticket.ttl, mode: ticket.mode, ..self.options.clone() };
+        let options = Options { ttl: ticket.ttl, delay: ticket.delay, mode: ticket.mode, ..self.options.clone() };
         options.check().map_err(|error| error.with_key(&ticket.key))?;
         let hold = adopt(&self.family, ticket, &options).await?;
         Ok(LockGuard::new(self.family.clone(), hold))

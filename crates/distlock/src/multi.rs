@@ -76,24 +76,23 @@ impl LockAllRequest {
         let LockAllRequest { family, keys, owner, options } = self;
         let keys = in_order(keys?)?;
         let started = family.clock.now();
-        let mut guards = Vec::with_capacity(keys.len());
+        let mut held = MultiGuard { guards: Vec::with_capacity(keys.len()) };
         for key in keys {
             let waited = family.clock.now().since(started);
             let wait = options.wait.map(|most| most.saturating_sub(waited));
             let options = Options { wait, ..options.clone() };
-            match LockRequest::new(family.clone(), Ok(key), owner.clone(), options).await {
-                Ok(guard) => guards.push(guard),
+            let request = LockRequest::new(family.clone(), Ok(key), owner.clone(), options);
+            // To wait on after one is lost would be in vain.
+            match held.run(request.into_future()).await.and_then(|granted| granted) {
+                Ok(guard) => held.guards.push(guard),
                 Err(error) => {
                     // Before the error is told, so that who tries again does not find its own locks.
-                    MultiGuard { guards }.release().await;
+                    held.release().await;
                     return Err(error);
                 }
             }
         }
-        let guard = MultiGuard { guards };
-        // While it waited for the last, the first may have been lost.
-        guard.check()?;
-        Ok(guard)
+        Ok(held)
     }
 }
 
@@ -204,7 +203,8 @@ impl MultiGuard {
     async fn release(mut self) -> Option<Error> {
         let mut failed = None;
         while let Some(guard) = self.guards.pop() {
-            failed = guard.unlock().await.err().or(failed);
+            let outcome = guard.unlock().await;
+            failed = failed.or(outcome.err());
         }
         failed
     }

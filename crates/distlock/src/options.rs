@@ -90,6 +90,9 @@ impl Options {
         }
         check_range("lock_delay", self.delay, Duration::ZERO, MAX_TTL)?;
         check_range("at_least", self.at_least, Duration::ZERO, MAX_TTL)?;
+        if self.max_hold.is_some_and(|most| most < self.at_least) {
+            return Err(Error::invalid("at_least", "longer than max_hold, which ends the hold before"));
+        }
         if !(0.05..=0.8).contains(&self.renew_at) {
             return Err(Error::invalid("renew_at", format_args!("{} is not from 0.05 to 0.8", self.renew_at)));
         }
@@ -122,7 +125,7 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
         type Change = fn(&mut Options);
-        let cases: [(&str, Change); 15] = [
+        let cases: [(&str, Change); 16] = [
             ("slots: 0", |o| o.mode = Mode::Slot { of: 0 }),
             ("ttl: 0ns", |o| o.ttl = Duration::ZERO),
             ("ttl: 99ms", |o| o.ttl = Duration::from_millis(99)),
@@ -135,6 +138,7 @@ mod tests {
             ("watchdog: ", |o| o.watchdog = Watchdog::fed(Duration::ZERO)),
             ("lock_delay: ", |o| o.delay = Duration::MAX),
             ("at_least: ", |o| o.at_least = Duration::MAX),
+            ("at_least: longer", |o| (o.at_least, o.max_hold) = (MAX_TTL, Some(MIN_TTL))),
             ("renew_at: NaN", |o| o.renew_at = f64::NAN),
             ("renew_at: 0.9", |o| o.renew_at = 0.9),
             ("label: ", |o| o.label = Some("a\nb".into())),

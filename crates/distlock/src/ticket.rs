@@ -27,6 +27,7 @@ pub struct HoldTicket {
     #[serde(with = "as_text")]
     pub(crate) attempt: AttemptId,
     pub(crate) ttl: Duration,
+    pub(crate) delay: Duration,
     pub(crate) mode: Mode,
 }
 
@@ -74,6 +75,7 @@ mod tests {
             token: FencingToken::new(u64::MAX),
             attempt: AttemptId::random(),
             ttl: Duration::from_millis(1_500),
+            delay: Duration::from_secs(3),
             mode: Mode::Slot { of: 3 },
         };
         let text = serde_json::to_string(&ticket).unwrap();

@@ -64,7 +64,8 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     enter_again(family, &ticket.key, &ticket.owner, options)?;
     let record = Record::new(ticket.owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
     let record = Arc::new(record.with_mode(ticket.mode));
-    let mut acquire = Acquire::new(family, Claim::new(ticket.key.clone(), options.ttl, false, record), options);
+    let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
+    let mut acquire = Acquire::new(family, claim, options);
     let grant = acquire.adopt(ticket).await.map_err(refused)?;
     match acquire.accept(grant) {
         ControlFlow::Break(Ok(Some(hold))) => Ok(hold),

@@ -27,6 +27,7 @@ const TOOLS: &[Tool] = &[
     Tool { package: "python3", program: "python3", why: "runs redis-py, which locks on the same keys" },
     Tool { package: "nodejs", program: "node", why: "runs node-redlock, which locks on the same keys" },
     Tool { package: "npm", program: "npm", why: "fetches node-redlock" },
+    Tool { package: "sqlite3", program: "sqlite3", why: "runs the SQL of docs/fencing.md" },
     Tool { package: "openssl", program: "openssl", why: "makes certificates for servers with TLS" },
     Tool { package: "gcc", program: "gcc", why: "compiles the shim that shifts a server's clock" },
     Tool { package: "libc6-dev", program: "gencat", why: "has the headers for that shim" },

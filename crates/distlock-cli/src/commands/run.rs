@@ -21,15 +21,29 @@ use crate::policy::{OnLost, Policy};
 use crate::signal_stream::{FORWARDED, Signals};
 use crate::supervise::{Ending, Failure, supervise};
 
+/// How often the lock is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turns {
+    /// Once: a loss is the end.
+    One,
+    /// Again after each loss.
+    UntilTheCommandEnds,
+}
+
 pub(super) fn main(flags: &Run) -> Exit {
+    take_turns(flags, Turns::One)
+}
+
+/// Runs the command of `flags` under its lock.
+pub(super) fn take_turns(flags: &Run, turns: Turns) -> Exit {
     let mut notes = match notes(flags) {
         Ok(notes) => notes,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    block_on(run(flags, &mut notes))
+    block_on(run(flags, turns, &mut notes))
 }
 
-async fn run(flags: &Run, notes: &mut Notes) -> Exit {
+async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
     let settings = match Settings::read(&flags.engine) {
         Ok(settings) => settings,
         Err(error) => return refused(&error, &flags.lock, notes),
@@ -50,19 +64,44 @@ async fn run(flags: &Run, notes: &mut Notes) -> Exit {
         Ok(engine) => engine,
         Err(error) => return refused(&error, &flags.lock, notes),
     };
-    run_locked(&plan, &engine, flags, &mut signals, notes).await
+    loop {
+        let turn = run_locked(&plan, &engine, flags, turns, &mut signals, notes).await;
+        if !turn.is_another_due {
+            return turn.exit;
+        }
+    }
 }
 
-async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Exit {
+/// How one turn with the lock ended.
+struct Turn {
+    exit: Exit,
+    /// The command was ended for a loss, and is to be run again.
+    is_another_due: bool,
+}
+
+impl From<Exit> for Turn {
+    fn from(exit: Exit) -> Turn {
+        Turn { exit, is_another_due: false }
+    }
+}
+
+async fn run_locked(
+    plan: &Plan,
+    engine: &Engine,
+    flags: &Run,
+    turns: Turns,
+    signals: &mut Signals,
+    notes: &mut Notes,
+) -> Turn {
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
     let guard = match acquire(engine, &wanted, signals, notes).await {
         Ok(guard) => guard,
-        Err(exit) => return exit,
+        Err(exit) => return exit.into(),
     };
     let inherited = match if flags.child.close { Ok(None) } else { inherit(&guard) } {
         Ok(inherited) => inherited,
-        Err(error) => return internal(&error, notes),
+        Err(error) => return internal(&error, notes).into(),
     };
     let identity = Identity {
         name: &plan.key,
@@ -72,9 +111,10 @@ async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Sig
         slot: guard.slot(),
         engine: &engine.name,
     };
-    let exit = run_held(plan, &guard, &identity, signals, notes).await;
+    let mut turn = take_turn(plan, &guard, &identity, signals, notes).await;
     drop(inherited);
-    release(guard, engine, exit, plan, notes).await
+    turn.is_another_due &= turns == Turns::UntilTheCommandEnds;
+    release(guard, engine, turn, plan, notes).await
 }
 
 /// The lock's descriptor, open in the command too: should we die, the lock stays until the command has ended.
@@ -87,23 +127,25 @@ fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Releases the lock after the command. A loss that shows only now counts as any other.
-async fn release(guard: LockGuard, engine: &Engine, exit: Exit, plan: &Plan, notes: &mut Notes) -> Exit {
+async fn release(guard: LockGuard, engine: &Engine, turn: Turn, plan: &Plan, notes: &mut Notes) -> Turn {
     let was_lost = guard.is_lost();
     let Err(error) = guard.unlock().await else {
         notes.say(&Note::Released);
-        return exit;
+        return turn;
     };
     if error.kind() == ErrorKind::Lost {
         if was_lost || plan.policy.on_lost == OnLost::Ignore {
-            return exit;
+            return turn;
         }
         notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
-        return ExitCode::Lost.into();
+        return Exit::from(ExitCode::Lost).into();
     }
     notes.say(&Note::Failed { message: error.to_string() });
-    // Goes on releasing for a while; the lease does the rest.
-    let _ = engine.locker.close().await;
-    exit
+    // Goes on releasing: in the background before another turn, else for a while; the lease does the rest.
+    if !turn.is_another_due {
+        let _ = engine.locker.close().await;
+    }
+    turn
 }
 
 /// Where the notes of a run go.
@@ -126,20 +168,33 @@ pub async fn run_held<H: Hold>(
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Exit {
+    take_turn(plan, hold, identity, signals, notes).await.exit
+}
+
+async fn take_turn<H: Hold>(
+    plan: &Plan,
+    hold: &H,
+    identity: &Identity<'_>,
+    signals: &mut Signals,
+    notes: &mut Notes,
+) -> Turn {
     let started = Clock::system().now();
     let mut command = plan.command();
     identity.apply(&mut command, |name| std::env::var(name).ok());
     match supervise(command, &plan.policy, hold, signals, notes).await {
-        Ok(ending) if ending.loss.is_some() => verdict(&ending, &plan.policy),
+        Ok(ending) if ending.loss.is_some() => {
+            Turn { exit: verdict(&ending, &plan.policy), is_another_due: ending.by_loss }
+        }
         Ok(ending) => {
             let until = plan.at_least.map_or(started, |least| started.after(least));
-            linger(until, &plan.policy, hold, signals, notes).await.unwrap_or_else(|| verdict(&ending, &plan.policy))
+            let ended = linger(until, &plan.policy, hold, signals, notes).await;
+            ended.unwrap_or_else(|| verdict(&ending, &plan.policy)).into()
         }
         Err(Failure::Exec(error)) => {
             notes.say(&Note::Failed { message: format!("cannot run {:?}: {error}", plan.program()) });
-            child::exec_failure(&error).into()
+            Exit::from(child::exec_failure(&error)).into()
         }
-        Err(Failure::Internal(error)) => internal(&error, notes),
+        Err(Failure::Internal(error)) => internal(&error, notes).into(),
     }
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use distlock::backend::Backend;
 use distlock::{Asked, ErrorKind, LossReason, Watchdog};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{expect_granted, expect_lock, spawn_waiter};
+use super::{claim_of, expect_grant, expect_granted, expect_lock, spawn_waiter};
 use crate::setup::{Setup, World};
 
 /// Clients that want the same locks in different orders never wait for each other in a circle.
@@ -100,6 +101,17 @@ pub async fn at_least_keeps_a_lock_that_is_left_early<S: Setup>(world: &World<S>
         assert!(kept >= least, "kept for {kept:?} only");
         next.unlock().await.expect("released");
     }
+    world.expect_nothing_left().await;
+}
+
+/// What is kept for `at_least` outlives its locker by its lease: closing does not free it.
+pub async fn closing_leaves_what_is_kept_to_its_lease<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("kept-by-none"));
+    let guard = client.locker.lock(&key).ttl(world.setup.ttl() * 2).at_least(world.patience()).await.expect("granted");
+    guard.unlock().await.expect("left");
+    client.locker.close().await.expect("closed");
+    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "freed by closing");
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
 
@@ -210,6 +222,26 @@ pub async fn a_hold_that_has_ended_is_not_taken_over<S: Setup>(world: &World<S>)
     let next = before.locker.lock(&key).await.expect("granted");
     assert_eq!(after.locker.adopt(&ticket).await.expect_err("it has ended").kind(), ErrorKind::NotHeld);
     next.check().expect("untouched");
+    next.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Taking over is asked for again when the answer was lost: the second answer is the first, and its lease is real.
+pub async fn a_take_over_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
+    let (before, after, key) = (world.engine().await, world.engine().await, world.key("adopt-twice"));
+    let (old, new) = (claim_of(world, &key, true), claim_of(world, &key, false));
+    let token = expect_grant(&before, &old).await.token;
+    let first = after.adopt(old.attempt, token, &new).await.expect("taken over");
+    tokio::time::sleep(world.setup.ttl() / 2).await;
+    let second = after.adopt(old.attempt, token, &new).await.expect("the same again");
+    assert_eq!((first.token, first.slot), (token, None));
+    assert_eq!((second.token, second.slot), (token, None));
+    let lease = second.term.expect("a lease");
+    let other = world.client().await;
+    let next = expect_lock(world, &other.locker, &key).await;
+    let kept = world.now().since(lease.start);
+    // A thousandth for the clocks' rates and 2 ms, as for every deadline.
+    assert!(kept + Duration::from_millis(2) >= lease.ttl.mul_f64(0.999), "{:?} lasted {kept:?}", lease.ttl);
     next.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }

@@ -3,7 +3,9 @@
 use std::future::IntoFuture;
 use std::sync::Arc;
 
-use distlock::{ErrorKind, LockRequest, Locker, LossReason, Mode};
+use distlock::backend::redis::Redis;
+use distlock::backend::{Backend, Claim, Claimed, Wake};
+use distlock::{Clock, ErrorKind, Key, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record};
 use distlock_testkit::child::Child;
 use distlock_testkit::history::{History, Hold};
 use distlock_testkit::poll_times;
@@ -23,9 +25,11 @@ const MODES: [Ask; 3] = [
     |locker, key| locker.lock(key).owner("order-7").reentrant(),
 ];
 
-/// How many wait for the lock `a`.
+/// Returns when so many wait for the lock `a`.
 async fn expect_waiters(bench: &Bench, count: i64) {
+    let until = now().after(PATIENCE);
     while bench.command("ZCARD {a}:q").int() != count {
+        assert!(now() < until, "never {count} in the queue");
         sleep(ms(5)).await;
     }
 }
@@ -216,9 +220,11 @@ async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_w
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for (companion, ask) in ["{a}:h", "{a}:e"].into_iter().flat_map(|companion| MODES.map(|ask| (companion, ask))) {
         bench.command(&format!("LPUSH {companion} x"));
+        let fence = || bench.command("GET {a}:f").to_string();
+        let before = fence();
         let error = ask(&locker, "a").wait(PATIENCE).await.expect_err("nobody can be put there");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
-        assert_eq!(bench.keys(), [companion], "nothing was written");
+        assert_eq!((bench.keys(), fence()), (vec![companion.to_owned()], before), "nothing was written");
         // A lock for one does not need them, and cannot be handed to those who do.
         let guard = locker.lock("a").ttl(TTL).await.expect("granted");
         let waiting = tokio::spawn(ask(&other, "a").wait(PATIENCE).into_future());
@@ -337,6 +343,36 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
         guard.unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
+    let bench = Bench::start();
+    // Without a keeper, so that nobody renews.
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
+    let claim = |mode| {
+        let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
+        Claim::new(Key::new("a").expect("a name"), PATIENCE, true, Arc::new(record.with_mode(mode)))
+    };
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let (first, mut second) = (claim(Mode::Exclusive), claim(mode));
+        second.delay = PATIENCE * 30;
+        assert!(matches!(engine.claim(&first).await, Ok(Claimed::Granted(_))));
+        assert!(matches!(engine.claim(&second).await, Ok(Claimed::Busy(_))));
+        engine.release(&first).await.expect("released");
+        let Wake::Granted(grant) = timeout(PATIENCE, engine.wait(&second)).await.expect("told") else {
+            panic!("a grant, not a hint");
+        };
+        assert_eq!(grant.term.expect("a lease").ttl, ms(1000), "the first lease, without the delay");
+        let left = u64::try_from(bench.command("PTTL a").int()).expect("it expires");
+        assert!(ms(left) > PATIENCE * 29 && ms(left) <= PATIENCE * 30 + ms(1000), "{left} ms");
+        let again = engine.claim(&second).await.expect("answered");
+        assert!(matches!(again, Claimed::Granted(grant) if grant.term.is_some_and(|term| term.ttl == PATIENCE)));
+        let left = u64::try_from(bench.command("PTTL a").int()).expect("it expires");
+        assert!(ms(left) > PATIENCE * 30, "{left} ms");
+        engine.release(&second).await.expect("released");
+        bench.expect_nothing_left().await;
+    }
 }
 
 #[tokio::test]

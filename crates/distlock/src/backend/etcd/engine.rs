@@ -443,7 +443,13 @@ impl Engine {
     }
 
     pub(super) async fn close(&self) -> Result<()> {
-        let outcome = self.sessions.revoke_all(&self.client).await;
+        let held = |attempt: &Arc<Attempt>| {
+            let state = attempt.state();
+            matches!(state.phase, Phase::Held(_)).then_some(state.session.id)
+        };
+        // What is still held was kept on purpose, and is left to its lease.
+        let kept: Vec<i64> = self.attempts.all().iter().filter_map(held).collect();
+        let outcome = self.sessions.revoke_all_but(&kept, &self.client).await;
         self.stop();
         outcome.map_err(Error::from)
     }

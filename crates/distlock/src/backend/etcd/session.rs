@@ -229,11 +229,11 @@ impl Sessions {
         lock(&self.open).retain(|other| other.id != session.id);
     }
 
-    /// Ends all leases, and with them whatever still hangs on them.
-    pub(super) async fn revoke_all(&self, client: &Client) -> Result<(), Failure> {
+    /// Ends all leases but those that are `kept`, and with them whatever still hangs on them.
+    pub(super) async fn revoke_all_but(&self, kept: &[i64], client: &Client) -> Result<(), Failure> {
         let all = std::mem::take(&mut *lock(&self.open));
         let mut outcome = Ok(());
-        for session in all.iter().filter(|session| !session.is_gone()) {
+        for session in all.iter().filter(|session| !session.is_gone() && !kept.contains(&session.id)) {
             outcome = outcome.and(session.revoke(client).await);
         }
         outcome

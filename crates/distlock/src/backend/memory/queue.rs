@@ -153,6 +153,8 @@ impl Locks {
         now: Moment,
     ) -> Option<(Grant, Option<Losses>)> {
         if let Some(held) = self.held_by(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
+            // The lease that is answered begins with this request.
+            held.expires = held.expires.max(now.after(claim.lease()));
             return Some((held.grant(sender.sent, claim.ttl), None));
         }
         let held = self.held_by(&claim.key, from, now).filter(|held| held.token == token)?;

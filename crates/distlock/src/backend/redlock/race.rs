@@ -72,11 +72,9 @@ impl<T> Race<T> {
 mod tests {
     use super::*;
 
-    fn after(ms: u64) -> impl Future<Output = u64> + Send + 'static {
-        async move {
-            sleep(Duration::from_millis(ms)).await;
-            ms
-        }
+    async fn after(ms: u64) -> u64 {
+        sleep(Duration::from_millis(ms)).await;
+        ms
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,0 +1,23 @@
+//! `distlock ask`: whoever holds a lock is asked to release it.
+
+use crate::commands::{fail, with_engine};
+use crate::exit::{Exit, ExitCode};
+use crate::flags::Ask;
+use crate::plan;
+
+pub(super) fn main(flags: &Ask) -> Exit {
+    let key = match plan::key(&flags.name) {
+        Ok(key) => key,
+        Err(problem) => return fail(ExitCode::Usage, problem),
+    };
+    with_engine(&flags.engine, &flags.output, async |engine| {
+        let request = engine.locker.ask(&key, flags.reason.as_str());
+        let asked = match flags.wait {
+            Some(most) => request.wait(most).await,
+            None => request.await,
+        };
+        // Takes the question back now and not when its lease ends.
+        let _ = engine.locker.close().await;
+        asked.map(|_| Exit::SUCCESS)
+    })
+}

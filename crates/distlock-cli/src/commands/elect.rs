@@ -1,0 +1,17 @@
+//! `distlock elect`: a command that runs only while leader.
+
+use distlock::Mode;
+
+use crate::commands::fail;
+use crate::commands::run::{self, Turns};
+use crate::exit::{Exit, ExitCode};
+use crate::flags::Elect;
+
+pub(super) fn main(flags: Elect) -> Exit {
+    let Elect { value, mut run } = flags;
+    run.lock.reason = value.or(run.lock.reason);
+    if run.lock.mode() != Mode::Exclusive {
+        return fail(ExitCode::Usage, "an election has one leader: -s and -j cannot be used here");
+    }
+    run::take_turns(&run, Turns::UntilTheCommandEnds)
+}

@@ -1,0 +1,43 @@
+//! The README's table of engines and capabilities says what the engines say.
+//!
+//! `DISTLOCK_WRITE_README=1 cargo test -p distlock --all-features --test capabilities` writes it anew.
+#![cfg(all(feature = "redis", feature = "etcd"))]
+
+use distlock::backend::{Backend, Capabilities};
+use distlock_testkit::capability_table::table;
+use distlock_testkit::conformance::skips;
+
+const BEGIN: &str = "<!-- capabilities begin -->\n";
+const END: &str = "<!-- capabilities end -->";
+
+/// Every engine there is, without the servers that it would need.
+fn engines() -> [(&'static str, Capabilities); 4] {
+    let redis = distlock::backend::redis::Redis::tcp("127.0.0.1", 1).build().expect("an engine");
+    let etcd = distlock::backend::etcd::Etcd::builder(["127.0.0.1:1"]).build().expect("an engine");
+    let file = distlock::backend::file::FileBackend::host("/nowhere");
+    let memory = distlock::backend::memory::Memory::new();
+    [
+        (memory.name(), memory.capabilities()),
+        (file.name(), file.capabilities()),
+        (redis.name(), redis.capabilities()),
+        (etcd.name(), etcd.capabilities()),
+    ]
+}
+
+#[tokio::test]
+async fn the_table_of_the_readme_is_what_the_engines_say() {
+    let engines = engines();
+    for (engine, able) in &engines {
+        skips(able).iter().for_each(|(case, need)| println!("{engine} skips {case}: {need}"));
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = std::fs::read_to_string(path).expect("the README");
+    let (before, rest) = readme.split_once(BEGIN).expect("where the table begins");
+    let (shown, after) = rest.split_once(END).expect("where it ends");
+    let table = table(&engines);
+    if std::env::var_os("DISTLOCK_WRITE_README").is_some() {
+        std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).expect("written");
+        return;
+    }
+    assert_eq!(shown, table, "write it anew with DISTLOCK_WRITE_README=1, see CONTRIBUTING.md");
+}

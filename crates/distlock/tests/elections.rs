@@ -1,0 +1,181 @@
+//! Elections without end, in which leaders are cut off and die: never two that are valid by their deadlines.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use distlock::fencing::Fence;
+use distlock::{Clock, Key, Leadership, Mode, Moment};
+use distlock_testkit::conformance::{CaseFuture, Outcome, attempt};
+use distlock_testkit::history::{History, Hold};
+use distlock_testkit::{Client, MemorySetup, Setup, World};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+#[path = "etcd_setups/mod.rs"]
+#[cfg(feature = "etcd")]
+#[allow(dead_code)]
+mod etcd_setups;
+#[path = "setups/redis.rs"]
+#[cfg(feature = "redis")]
+#[allow(dead_code)]
+mod redis_setups;
+
+const CANDIDATES: u32 = 5;
+
+/// What all candidates share.
+struct Contest {
+    key: Key,
+    clock: Clock,
+    history: History,
+    /// The resource that leaders write to.
+    fence: Fence,
+    /// How many elections there were, how many leaders were cut off or died, how many candidates.
+    elections: AtomicU32,
+    lost_leaders: AtomicU32,
+    lost_candidates: AtomicU32,
+}
+
+/// What becomes of a candidate; one in ten leaders is lost, one in twenty candidates.
+enum Fate {
+    Resigns,
+    IsCutOff,
+    Dies,
+    IsCutOffWhileItWaits,
+}
+
+fn fate(number: u32) -> Fate {
+    match number % 20 {
+        3 => Fate::IsCutOff,
+        11 => Fate::Dies,
+        17 => Fate::IsCutOffWhileItWaits,
+        _ => Fate::Resigns,
+    }
+}
+
+impl Contest {
+    /// Stands for election once. False when the client is of no use any more.
+    async fn stand(&self, client: &Client, candidate: u32, ttl: Duration, patience: Duration) -> bool {
+        let fate = fate(self.elections.fetch_add(1, Ordering::SeqCst));
+        let (election, asked) = (client.locker.election(&self.key), self.clock.now());
+        let campaign = election.campaign(format!("candidate {candidate}")).ttl(ttl).wait(patience);
+        if let Fate::IsCutOffWhileItWaits = fate {
+            let waiting = timeout(Duration::from_millis(5), campaign.into_future()).await;
+            let granted = self.clock.now();
+            client.calls.cut();
+            self.lost_candidates.fetch_add(1, Ordering::SeqCst);
+            if let Ok(won) = waiting {
+                self.record(&won.expect("elected"), candidate, (asked, granted));
+            }
+            return false;
+        }
+        let leadership = campaign.await.expect("elected");
+        let times = (asked, self.clock.now());
+        let token = leadership.guard().fencing_token();
+        let key = self.key.as_str();
+        if self.fence.pass(token, || self.history.write(key, token.get(), true)).is_err() {
+            self.history.write(key, token.get(), false);
+        }
+        tokio::task::yield_now().await;
+        match fate {
+            Fate::Resigns => {
+                self.record(&leadership, candidate, times);
+                // On a machine that stood still it may be lost by now.
+                let _ = leadership.resign().await;
+                return true;
+            }
+            Fate::IsCutOff => {
+                client.calls.cut();
+                timeout(patience, leadership.guard().lost()).await.expect("told");
+                self.record(&leadership, candidate, times);
+            }
+            _ => {
+                client.calls.cut();
+                self.record_until_the_deadline(&leadership, candidate, times);
+                std::mem::forget(leadership);
+            }
+        }
+        self.lost_leaders.fetch_add(1, Ordering::SeqCst);
+        false
+    }
+
+    /// It led until now, or until its deadline if that was before.
+    fn record(&self, leadership: &Leadership, candidate: u32, times: (Moment, Moment)) {
+        self.record_until(self.clock.now(), leadership, candidate, times);
+    }
+
+    /// It believed in its leadership to the end.
+    fn record_until_the_deadline(&self, leadership: &Leadership, candidate: u32, times: (Moment, Moment)) {
+        self.record_until(Moment::NEVER, leadership, candidate, times);
+    }
+
+    fn record_until(&self, end: Moment, leadership: &Leadership, client: u32, (asked, granted): (Moment, Moment)) {
+        let guard = leadership.guard();
+        let end = guard.deadline().map_or(end, |deadline| deadline.min(end));
+        let (key, token) = (self.key.to_string(), guard.fencing_token().get());
+        let hold = Hold { key, client, mode: Mode::Exclusive, slot: None, asked, queued: None, granted, token, end };
+        self.history.hold(hold);
+    }
+}
+
+/// Has candidates stand for election until there were `elections`.
+async fn contest<S: Setup>(world: &World<S>, elections: u32, ttl: Duration) {
+    let contest = Arc::new(Contest {
+        key: world.key("contest"),
+        clock: world.clock.clone(),
+        history: History::default(),
+        fence: Fence::new(),
+        elections: AtomicU32::new(0),
+        lost_leaders: AtomicU32::new(0),
+        lost_candidates: AtomicU32::new(0),
+    });
+    let patience = world.patience() + ttl * 20;
+    while contest.elections.load(Ordering::SeqCst) < elections {
+        // Each with a client of its own, until that is lost.
+        let mut candidates = JoinSet::new();
+        for candidate in 0..CANDIDATES {
+            let (contest, client) = (contest.clone(), world.client().await);
+            candidates.spawn(async move {
+                while contest.elections.load(Ordering::SeqCst) < elections
+                    && contest.stand(&client, candidate, ttl, patience).await
+                {}
+            });
+        }
+        candidates.join_all().await;
+    }
+    let [leaders, candidates] = [&contest.lost_leaders, &contest.lost_candidates].map(|it| it.load(Ordering::SeqCst));
+    let holds = contest.history.holds();
+    println!("{holds} leaders, {leaders} of them lost, and {candidates} candidates");
+    assert!(leaders >= elections / 12 && candidates >= elections / 25, "{leaders} and {candidates}");
+    assert!(holds >= elections as usize * 9 / 10, "{holds} leaders");
+    contest.history.check().expect("never two leaders");
+}
+
+fn a_thousand<S: Setup>(world: &World<S>) -> CaseFuture<'_> {
+    Box::pin(contest(world, 1_070, Duration::from_millis(150)))
+}
+
+fn a_hundred<S: Setup>(world: &World<S>) -> CaseFuture<'_> {
+    Box::pin(contest(world, 110, world.setup.ttl()))
+}
+
+#[test]
+fn a_thousand_elections_with_losses_never_have_two_leaders() {
+    let outcome = attempt::<MemorySetup>(Duration::from_secs(160), &[], a_thousand);
+    assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_hundred_elections_on_redis_never_have_two_leaders() {
+    let outcome = attempt::<redis_setups::Server<redis_setups::Plain>>(Duration::from_secs(160), &[], a_hundred);
+    assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn a_hundred_elections_on_etcd_never_have_two_leaders() {
+    let outcome = attempt::<etcd_setups::OneEtcd>(Duration::from_secs(160), &[], a_hundred);
+    assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
+}

@@ -1,0 +1,121 @@
+//! What is built on the lock, where two of its promises meet: losses while others are waited for, questions and the next
+//! holder, tickets and delays.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::time::Duration;
+
+use distlock::backend::memory::{Fault, Memory, Operation, Store};
+use distlock::{Asked, ErrorKind, Locker};
+use tokio::time::timeout;
+
+/// For what must happen soon in real time.
+const SOON: Duration = Duration::from_secs(20);
+/// For what must not happen: several looks of a holder.
+const A_WHILE: Duration = Duration::from_millis(900);
+
+fn lockers<const N: usize>() -> (Store, [Locker; N]) {
+    let store = Store::new();
+    let lockers = std::array::from_fn(|_| Locker::new(Memory::on(&store)).expect("a locker"));
+    (store, lockers)
+}
+
+#[tokio::test]
+async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
+    let (_store, [locker, other]) = lockers();
+    let taken = other.lock("b").await.unwrap();
+    let all = tokio::spawn(locker.lock_all(["a", "b"]).into_future());
+    let holder = async {
+        loop {
+            match other.inspect().get("a").await.unwrap().and_then(|lock| lock.holder().cloned()) {
+                Some(holder) => break holder,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let token = timeout(SOON, holder).await.expect("the first is taken").token.unwrap();
+    other.inspect().force_release("a", token, "a test").await.unwrap();
+    let outcome = timeout(SOON, all).await.expect("told while the second is still taken").unwrap();
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
+    taken.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn several_locks_tell_the_first_failure_of_their_release() {
+    let (store, [locker]) = lockers();
+    let all = locker.lock_all(["a", "b"]).await.unwrap();
+    store.script(Operation::Release, Fault::Refuse);
+    store.script(Operation::Release, Fault::LoseReply);
+    let error = all.unlock().await.unwrap_err();
+    assert_eq!((error.kind(), error.key().map(|key| key.as_str())), (ErrorKind::Unavailable, Some("b")));
+}
+
+#[tokio::test]
+async fn a_question_is_not_for_the_next_holder() {
+    let (_store, [first, second, asker]) = lockers();
+    let guard = first.lock("k").await.unwrap();
+    let mut asking = pin!(asker.ask("k", "deploy").into_future());
+    tokio::select! {
+        done = &mut asking => panic!("{done:?}"),
+        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
+    }
+    // The asker is not polled, so it still asks while the next one has the lock.
+    guard.unlock().await.unwrap();
+    let next = second.lock("k").await.unwrap();
+    assert!(timeout(A_WHILE, next.asked()).await.is_err(), "the next holder took the question for its own");
+    assert!(matches!(asking.await.unwrap(), Asked::Released(_)));
+    next.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_question_stays_when_the_one_who_asked_first_gives_up() {
+    let (_store, [holder, one, two, observer]) = lockers();
+    let guard = holder.lock("k").await.unwrap();
+    let mut first = Box::pin(one.ask("k", "first").into_future());
+    let mut second = Box::pin(two.ask("k", "second").into_future());
+    let a_moment = Duration::from_millis(200);
+    assert!(timeout(a_moment, &mut first).await.is_err(), "it asks");
+    assert!(timeout(a_moment, &mut second).await.is_err(), "it asks too");
+    drop(first);
+    let gone = async {
+        while observer.inspect().list("k?").await.unwrap().iter().any(|lock| lock.holder().is_some()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, gone).await.expect("the first question is taken back");
+    tokio::select! {
+        done = &mut second => panic!("{done:?}"),
+        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "second"),
+    }
+}
+
+#[tokio::test]
+async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
+    let (_store, [before, after]) = lockers();
+    let delay = Duration::from_secs(100);
+    let old = before.lock("k").lock_delay(delay).await.unwrap();
+    let new = after.adopt(&old.export()).await.unwrap();
+    new.extend(Duration::from_secs(300)).await.unwrap();
+    let lock = before.inspect().get("k").await.unwrap().unwrap();
+    let left = lock.holder().and_then(|holder| holder.ttl_left).unwrap();
+    assert!(left > Duration::from_secs(350), "{left:?}");
+    new.unlock().await.unwrap();
+}
+
+#[test]
+fn whoever_follows_leaders_without_a_pause_lets_others_run() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    // On a thread of its own: what never yields cannot be timed out.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (_store, [locker]) = lockers();
+            let election = locker.election("k");
+            let mut leaders = election.observe(Duration::ZERO);
+            assert_eq!(leaders.next().await.unwrap(), None);
+            assert!(timeout(Duration::from_millis(50), leaders.next()).await.is_err(), "nothing changes");
+        });
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(SOON).expect("others run");
+}
