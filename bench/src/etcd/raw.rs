@@ -80,7 +80,7 @@ pub(super) fn created(key: &str, revision: i64) -> Compare {
         target: CompareTarget::Create.into(),
         key: key.into(),
         create_revision: Some(revision),
-        range_end: Vec::new(),
+        ..Compare::default()
     }
 }
 

@@ -3,6 +3,8 @@
 #![cfg(feature = "etcd")]
 
 mod etcd_faults_kit;
+#[path = "etcd_faults/modes.rs"]
+mod modes;
 
 use std::future::IntoFuture;
 
@@ -265,7 +267,7 @@ async fn f52_key_gone_while_the_connection_is_down() {
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(60));
     let guard = locker.lock("a").await.unwrap();
-    eventually("it is watched", || server.metric("etcd_debugging_mvcc_watcher_total") == Some(1.0)).await;
+    eventually("it is watched", || server.metric("etcd_debugging_mvcc_watcher_total") == Some(2.0)).await;
     proxy.drop_replies();
     server.etcdctl().run(&["del", "--prefix", "a/"]);
     assert!(!guard.is_lost(), "nobody told it");

@@ -4,6 +4,7 @@
 //! Each attempt puts a key below the lock's name; the one that was made first holds the lock, and its create revision is
 //! the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
 
+mod adopt;
 mod attempt;
 mod builder;
 mod client;
@@ -20,6 +21,7 @@ mod queue;
 mod rides;
 mod session;
 mod slots;
+mod standing;
 mod turn;
 mod watches;
 
@@ -28,11 +30,11 @@ use std::sync::Arc;
 pub use self::builder::EtcdBuilder;
 use self::engine::Engine;
 use crate::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::token::FencingToken;
+use crate::token::{AttemptId, FencingToken};
 
 /// Locks in an etcd cluster. Made by [`Etcd::builder`], or by a URL like `etcd://h1,h2,h3`.
 #[derive(Debug)]
@@ -103,7 +105,19 @@ impl Backend for Etcd {
 
     fn capabilities(&self) -> Capabilities {
         let all = Capabilities::new(Scope::Cluster);
-        Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all }
+        Capabilities {
+            fair: true,
+            leases: true,
+            wakes: true,
+            inspects: true,
+            breaks: true,
+            shares: true,
+            slots: true,
+            delays: true,
+            amends: true,
+            adopts: true,
+            ..all
+        }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -128,6 +142,14 @@ impl Backend for Etcd {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.engine.release(claim).await
+    }
+
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        self.engine.amend(lease).await
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        self.engine.adopt(from, token, claim).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -58,7 +58,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts a process that takes `name`, and returns when it has it.
+    /// Starts a process that takes `name`, and returns when it has it. `permit` is a semaphore of two.
     pub(crate) fn hold(server: &EtcdServer, name: &str, ttl: Duration) -> Child {
         let mut process = Command::new(std::env::current_exe().expect("this test"))
             .args(["etcd_faults_kit::child", "--exact", "--nocapture", "--include-ignored"])
@@ -112,7 +112,9 @@ async fn child() {
     let Ok(order) = std::env::var("DISTLOCK_TEST_CHILD") else { return };
     let [address, name, ttl] = order.split(' ').collect::<Vec<_>>()[..] else { panic!("bad order {order:?}") };
     let ttl = secs(ttl.parse().expect("seconds"));
-    let guard = locker(Etcd::builder([address]), ttl).lock(name).await.expect("granted");
+    let locker = locker(Etcd::builder([address]), ttl);
+    let request = if name == "permit" { locker.semaphore(name, 2).acquire() } else { locker.lock(name) };
+    let guard = request.await.expect("granted");
     println!("held {}", guard.fencing_token());
     assert!(!guard.is_lost());
     loop {

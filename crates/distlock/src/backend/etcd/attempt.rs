@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 
+use super::messages::KeyValue;
 use super::names::Names;
 use super::session::Session;
 use super::slots::Slots;
-use crate::backend::Claim;
+use crate::backend::{Claim, Term};
 use crate::clock::Moment;
+use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
@@ -27,6 +29,12 @@ pub(super) struct Mark {
     pub(super) created: i64,
 }
 
+impl Mark {
+    pub(super) fn of(kv: &KeyValue) -> Self {
+        Mark { key: kv.key.clone(), created: kv.create_revision }
+    }
+}
+
 /// One attempt to take a lock, and the hold that it may have become.
 #[derive(Debug)]
 pub(super) struct Attempt {
@@ -34,10 +42,11 @@ pub(super) struct Attempt {
     /// What all keys of the lock begin with.
     pub(super) lock: Vec<u8>,
     pub(super) key: Vec<u8>,
-    /// What others may read about it.
-    record: Arc<Record>,
-    /// The lease that names the key, and the number behind it.
-    named: (i64, u32),
+    pub(super) mode: Mode,
+    /// How much longer than its holder counts on the lease is.
+    delay: Duration,
+    /// The lease that names the key, and the number behind it; `None`: another client has named it.
+    named: Option<(i64, u32)>,
     /// What the attempts of this client pass one after the other when they join the queue.
     pub(super) gate: Arc<Semaphore>,
     /// Something changed for the one who waits.
@@ -50,6 +59,8 @@ pub(super) struct Attempt {
 /// What is known of an attempt.
 #[derive(Debug, Clone)]
 pub(super) struct State {
+    /// What others may read about it.
+    pub(super) record: Arc<Record>,
     /// The lease that its key hangs on.
     pub(super) session: Arc<Session>,
     /// The lease that it is being moved to, and may hang on already.
@@ -61,14 +72,18 @@ pub(super) struct State {
     pub(super) deleted: i64,
     /// Up to here the queue was read.
     pub(super) revision: i64,
-    /// The key right before ours in the queue, as of that revision.
-    pub(super) before: Option<Mark>,
+    /// The keys whose end it waits for, as of that revision: as long as all are there the lock is not free for it.
+    pub(super) before: Vec<Mark>,
     /// Who held the lock then, and the key of that hold.
     pub(super) holder: Option<(Mark, Holder)>,
     /// The one before has left, and its answer from this revision showed our key, which is the first from then on.
     pub(super) first_at: Option<i64>,
+    /// The slot of a semaphore that it has.
+    pub(super) slot: Option<u32>,
     /// How many requests to make the key were never answered and may still make it.
     pub(super) doubts: u32,
+    /// Its key may go on without it, so that no other may be made with that name.
+    pub(super) name_is_taken: bool,
     /// The start of the term that the core knows.
     pub(super) known_start: Moment,
     /// After that the key is deleted.
@@ -102,6 +117,11 @@ impl Attempt {
         (created != 0).then(|| Mark { key: self.key.clone(), created })
     }
 
+    /// The part of a lease that its holder counts on.
+    pub(super) fn term_of(&self, term: Term) -> Term {
+        Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
+    }
+
     /// It waits, and the queue as of `revision` has its key first. False: it does not wait, or not with that key.
     pub(super) fn set_first(&self, created: i64, revision: i64) -> bool {
         let mut state = self.state();
@@ -111,6 +131,17 @@ impl Attempt {
         }
         waits
     }
+}
+
+/// Where a new attempt stands.
+#[derive(Debug)]
+struct Place {
+    lock: Vec<u8>,
+    key: Vec<u8>,
+    created: i64,
+    mode: Mode,
+    named: Option<(i64, u32)>,
+    gate: Arc<Semaphore>,
 }
 
 /// All attempts of a client.
@@ -126,7 +157,7 @@ struct Table {
     agenda: BTreeSet<(Moment, AttemptId)>,
     /// Who waits for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
     behind: BTreeMap<Mark, Vec<AttemptId>>,
-    /// The last attempt of this client that got a lock, until it has left.
+    /// The last attempt of this client that got a lock for itself alone, until it has left.
     holders: HashMap<Vec<u8>, AttemptId>,
 }
 
@@ -145,40 +176,33 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let (slot, gate) = table.slots.take(session.id, &lock);
-        let named = (session.id, slot);
-        let key = Names::place(&lock, named.0, named.1);
-        let known_start = session.term().start;
-        let state = State {
-            session,
-            next_session: None,
-            phase: Phase::Waiting,
-            created: 0,
-            deleted: 0,
-            revision: 0,
-            before: None,
-            holder: None,
-            first_at: None,
-            doubts: 0,
-            known_start,
-            keep_until,
-            again: None,
-        };
-        let attempt = Arc::new(Attempt {
-            id: claim.attempt,
-            lock,
-            key,
-            record: claim.record.clone(),
-            named,
-            gate,
-            turn: Notify::new(),
-            making: Arc::default(),
-            state: Mutex::new(state),
-        });
-        table.agenda.insert((look, attempt.id));
-        table.by_key.insert(attempt.key.clone(), attempt.id);
-        table.all.insert(attempt.id, attempt.clone());
-        attempt
+        let (number, gate) = table.slots.take(session.id, &lock);
+        let named = Some((session.id, number));
+        let mode = claim.mode();
+        let key = Names::place(&lock, session.id, number, mode);
+        let place = Place { lock, key, created: 0, mode, named, gate };
+        table.insert(claim, place, session, keep_until, look)
+    }
+
+    /// Takes an attempt in that is to take over the hold with this key, which is [given](Attempts::give) to it when it has.
+    pub(super) fn take_in(
+        &self,
+        claim: &Claim,
+        (lock, Mark { key, created }): (Vec<u8>, Mark),
+        session: Arc<Session>,
+        keep_until: Moment,
+        look: Moment,
+    ) -> Arc<Attempt> {
+        let mode = Names::mode(&lock, &key);
+        let place = Place { lock, key, created, mode, named: None, gate: Arc::new(Semaphore::new(1)) };
+        self.table().insert(claim, place, session, keep_until, look)
+    }
+    /// The key that `attempt` has taken over is its own now.
+    pub(super) fn give(&self, attempt: &Attempt) {
+        let mut table = self.table();
+        if table.has(attempt) {
+            table.by_key.insert(attempt.key.clone(), attempt.id);
+        }
     }
 
     /// Forgets an attempt, and wakes who waits for its end.
@@ -188,34 +212,32 @@ impl Attempts {
             return;
         }
         table.all.remove(&attempt.id);
-        table.by_key.remove(&attempt.key);
+        if table.by_key.get(&attempt.key) == Some(&attempt.id) {
+            table.by_key.remove(&attempt.key);
+        }
         if table.holders.get(&attempt.lock) == Some(&attempt.id) {
             table.holders.remove(&attempt.lock);
         }
-        let (before, created, doubts) = {
+        let (before, created, is_free) = {
             let state = attempt.state();
-            (state.before.clone(), state.created, state.doubts)
+            (state.before.clone(), state.created, state.doubts == 0 && !state.name_is_taken)
         };
-        if let Some(before) = before {
-            table.unlink(&before, attempt.id);
-        }
-        if doubts == 0 {
-            table.slots.give_back(attempt.named.0, &attempt.lock, attempt.named.1);
+        before.iter().for_each(|before| table.unlink(before, attempt.id));
+        if let Some((lease, number)) = attempt.named
+            && is_free
+        {
+            table.slots.give_back(lease, &attempt.lock, number);
         }
         table.wake_behind(&attempt.key, created + 1);
     }
 
-    /// From now on the end of `before` is what `attempt` waits for.
-    pub(super) fn put_behind(&self, attempt: &Attempt, before: Option<Mark>) {
+    /// From now on the end of one of `before` is what `attempt` waits for.
+    pub(super) fn put_behind(&self, attempt: &Attempt, before: Vec<Mark>) {
         let mut table = self.table();
         let old = std::mem::replace(&mut attempt.state().before, before.clone());
-        if let Some(old) = old {
-            table.unlink(&old, attempt.id);
-        }
-        if let Some(before) = before
-            && table.has(attempt)
-        {
-            table.behind.entry(before).or_default().push(attempt.id);
+        old.iter().for_each(|old| table.unlink(old, attempt.id));
+        if table.has(attempt) {
+            before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
         }
     }
 
@@ -252,10 +274,10 @@ impl Attempts {
         self.table().wake_behind(&attempt.key, i64::MAX);
     }
 
-    /// `attempt` has the lock now.
+    /// `attempt` has the lock now. One of several who hold it is not the one that others wait for.
     pub(super) fn set_holder(&self, attempt: &Attempt) {
         let mut table = self.table();
-        if table.has(attempt) {
+        if attempt.mode == Mode::Exclusive && table.has(attempt) {
             table.holders.insert(attempt.lock.clone(), attempt.id);
         }
     }
@@ -266,7 +288,7 @@ impl Attempts {
         let attempt = table.all.get(table.holders.get(lock)?)?;
         let mark = attempt.mark()?;
         let token = FencingToken::new(mark.created.unsigned_abs());
-        Some((mark, Holder::new(Some(attempt.record.clone()), Some(token))))
+        Some((mark, Holder::new(Some(attempt.state().record.clone()), Some(token))))
     }
 
     /// Whether the lock at `lock` is just changing hands in this client, so that a release is on its way or soon will be.
@@ -315,7 +337,8 @@ impl Attempts {
         table.all.values().find(|attempt| attempt.lock == lock && attempt.state().created == created).cloned()
     }
 
-    fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
+    /// Whose key it is.
+    pub(super) fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
         self.table().owner_of(key)
     }
 
@@ -325,6 +348,53 @@ impl Attempts {
 }
 
 impl Table {
+    fn insert(
+        &mut self,
+        claim: &Claim,
+        place: Place,
+        session: Arc<Session>,
+        keep_until: Moment,
+        look: Moment,
+    ) -> Arc<Attempt> {
+        let known_start = session.term().start;
+        let state = State {
+            record: claim.record.clone(),
+            session,
+            next_session: None,
+            phase: Phase::Waiting,
+            created: place.created,
+            deleted: 0,
+            revision: 0,
+            before: Vec::new(),
+            holder: None,
+            first_at: None,
+            slot: None,
+            doubts: 0,
+            name_is_taken: false,
+            known_start,
+            keep_until,
+            again: None,
+        };
+        let attempt = Arc::new(Attempt {
+            id: claim.attempt,
+            lock: place.lock,
+            key: place.key,
+            mode: place.mode,
+            delay: claim.delay,
+            named: place.named,
+            gate: place.gate,
+            turn: Notify::new(),
+            making: Arc::default(),
+            state: Mutex::new(state),
+        });
+        self.agenda.insert((look, attempt.id));
+        if attempt.named.is_some() {
+            self.by_key.insert(attempt.key.clone(), attempt.id);
+        }
+        self.all.insert(attempt.id, attempt.clone());
+        attempt
+    }
+
     /// Whether this very attempt is here: another may have taken its id, or its key, since it was forgotten.
     fn has(&self, attempt: &Attempt) -> bool {
         self.all.get(&attempt.id).is_some_and(|other| std::ptr::eq(&raw const **other, attempt))

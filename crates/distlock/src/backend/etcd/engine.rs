@@ -6,28 +6,35 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::EtcdCompare;
 use super::attempt::{Attempt, Attempts, Mark, Phase};
 use super::client::{Client, PATIENCE};
+use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::horizon::Horizon;
 use super::housekeeping::WATCH_AFTER;
-use super::messages::PutRequest;
+use super::messages::{EventType, PutRequest};
 use super::names::Names;
-use super::queue::{self, View};
+use super::queue::{self, Ask, View};
 use super::rides::Rides;
 use super::session::{self, Session, Sessions};
 use super::watches::Watches;
-use super::{EtcdCompare, entry};
 use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Lease, Losses, Renewal};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::owner::Holder;
 use crate::token::FencingToken;
 
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
 const LONGEST_POLL: Duration = Duration::from_secs(20);
+
+/// How often it is tried again to take a slot when the queue has changed in between.
+const SEATINGS: usize = 32;
+/// Up to so many keys are asked for by name to see whether anything has changed.
+const MOST_GLANCED: usize = 32;
 
 /// How long a new place in the queue of a lock that changes hands quickly waits for the next release to go along with.
 const RIDE: Duration = Duration::from_millis(3);
@@ -80,7 +87,7 @@ impl Engine {
     /// Reads something that is certainly allowed, and waits for the answer.
     pub(super) async fn ready(&self) -> Result<()> {
         let probe = self.names.all("distlock-probe");
-        let answer = tokio::time::timeout(self.dial_timeout, queue::is_there(&self.client, &probe, 0)).await;
+        let answer = tokio::time::timeout(self.dial_timeout, queue::read(&self.client, &probe)).await;
         match answer.unwrap_or_else(|_| Err(Failure::timeout())) {
             Ok(_) => Ok(()),
             // Nothing was asked for that could have been done.
@@ -104,7 +111,11 @@ impl Engine {
             }
             let view = match created {
                 0 => self.make(&attempt, claim).await,
-                _ => queue::look(&self.client, &attempt.lock, &attempt.key, created).await,
+                _ => queue::look(&self.client, &attempt.lock, attempt.mode, &attempt.key, created).await,
+            };
+            let view = match view {
+                Ok(view) => self.seat(&attempt, claim, view).await,
+                failed => failed,
             };
             match view {
                 Err(failure) if failure.fault == Fault::LeaseGone => self.session_lost(&session),
@@ -112,10 +123,15 @@ impl Engine {
                 Ok(view) if view.own.is_none() && (created != 0 || claim.queue) => self.key_lost(&attempt),
                 Ok(view) => {
                     self.horizon.check(before, view.header)?;
-                    if !view.is_ours(&attempt.key) {
+                    if let Some(other) = view.disagreement(&attempt.lock, attempt.mode) {
+                        // Whatever comes of it: what is left is deleted by the housekeeping.
+                        let _ = self.release(claim).await;
+                        return Err(claim.mode().disagrees(other));
+                    }
+                    if !view.holds {
                         return Ok(Claimed::Busy(self.line(&attempt, claim, view)));
                     }
-                    if let Some(grant) = self.grant(&attempt, view.header.revision) {
+                    if let Some(grant) = self.grant(&attempt, &view) {
                         return Ok(Claimed::Granted(grant));
                     }
                 }
@@ -129,21 +145,12 @@ impl Engine {
         let known = self.attempts.get(claim.attempt);
         let session = match &known {
             Some(attempt) => attempt.state().session.clone(),
-            None => self.session(claim.ttl).await?,
+            None => self.session(claim.lease()).await?,
         };
-        let term = session.term();
-        // It should have been renewed by now: do not hang a lock on a lease that is about to end.
-        if self.clock.now() >= term.start.after(term.ttl / 2) {
-            match session.renewed_after(term.start).await {
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    self.session_lost(&session);
-                    return Ok(None);
-                }
-                Err(error) => return Err(Error::unavailable("the lease cannot be renewed").with_source(error)),
-            }
+        if !self.freshen(&session).await? {
+            return Ok(None);
         }
-        let keep_until = self.clock.now().after(session.term().ttl.max(claim.ttl));
+        let keep_until = self.clock.now().after(session.term().ttl.max(claim.lease()));
         if let Some(attempt) = known {
             let mut state = attempt.state();
             state.keep_until = state.keep_until.max(keep_until);
@@ -155,17 +162,40 @@ impl Engine {
         Ok(Some(self.attempts.begin(claim, lock, session, keep_until, look)))
     }
 
+    /// A lease for a hold that is taken over.
+    pub(super) async fn fresh_session(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Session>> {
+        let session = self.session(claim.lease()).await?;
+        match self.freshen(&session).await? {
+            true => Ok(session),
+            false => self.session(claim.lease()).await,
+        }
+    }
+
+    /// Renews a lease that should have been renewed by now: nothing is hung on one that is about to end. Answers whether it
+    /// is there.
+    async fn freshen(&self, session: &Session) -> Result<bool> {
+        let term = session.term();
+        if self.clock.now() < term.start.after(term.ttl / 2) {
+            return Ok(true);
+        }
+        match session.renewed_after(term.start).await {
+            Ok(Some(_)) => Ok(true),
+            Ok(None) => {
+                self.session_lost(session);
+                Ok(false)
+            }
+            Err(error) => Err(Error::unavailable("the lease cannot be renewed").with_source(error)),
+        }
+    }
+
     /// Makes the key. That goes on when the caller's future is dropped: only when its end is known can it be undone.
     async fn make(self: &Arc<Self>, attempt: &Arc<Attempt>, claim: &Claim) -> Result<View, Failure> {
         let making = attempt.making.clone().lock_owned().await;
-        let session = attempt.state().session.clone();
-        let ttl_ms = u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX);
-        let value = entry::write(&claim.record, claim.attempt, ttl_ms, session.id);
-        let put = PutRequest { key: attempt.key.clone(), value, lease: session.id, ..PutRequest::default() };
+        let ask = ask_of(attempt, claim);
         let (tell, told) = oneshot::channel();
         let (engine, attempt, queue) = (self.clone(), attempt.clone(), claim.queue);
         self.run(async move {
-            let outcome = engine.join(&attempt, put, queue).await;
+            let outcome = engine.join(&attempt, &ask, queue).await;
             {
                 let mut state = attempt.state();
                 match &outcome {
@@ -181,7 +211,7 @@ impl Engine {
             // At once, and not when the caller comes to it: the one before may leave right now.
             if let Ok(view) = &outcome
                 && view.own.is_some()
-                && view.before.is_some()
+                && !view.before.is_empty()
             {
                 engine.attempts.put_behind(&attempt, view.before.clone());
             }
@@ -191,19 +221,35 @@ impl Engine {
         told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")))
     }
 
-    async fn join(&self, attempt: &Attempt, put: PutRequest, queue: bool) -> Result<View, Failure> {
+    async fn join(&self, attempt: &Attempt, ask: &Ask, queue: bool) -> Result<View, Failure> {
         // The gate is never closed.
         let _passing = attempt.gate.acquire().await;
         let is_fresh = attempt.state().doubts == 0;
         // Another attempt of this client has the lock: who it is need not be asked.
         if queue
             && is_fresh
+            && attempt.mode == Mode::Exclusive
             && self.attempts.holder(&attempt.lock).is_some()
-            && let Some(view) = self.line_up(attempt, put.clone()).await?
+            && let Some(view) = self.line_up(attempt, ask.put(None)).await?
         {
             return Ok(view);
         }
-        queue::join(&self.client, &attempt.lock, put, queue, PATIENCE).await
+        queue::join(&self.client, ask, queue, PATIENCE).await
+    }
+
+    /// Takes a slot of a semaphore for one that `view` shows to hold it, and has none yet.
+    pub(super) async fn seat(&self, attempt: &Attempt, claim: &Claim, mut view: View) -> Result<View, Failure> {
+        let Mode::Slot { of } = attempt.mode else { return Ok(view) };
+        let ask = ask_of(attempt, claim);
+        // Each further round means that somebody else came in between.
+        for _ in 0..SEATINGS {
+            let (true, None, Some(created)) = (view.holds, view.slot, view.own) else { return Ok(view) };
+            queue::take_slot(&self.client, &ask, of, &mut view).await?;
+            if view.slot.is_none() {
+                view = queue::look(&self.client, &attempt.lock, attempt.mode, &attempt.key, created).await?;
+            }
+        }
+        Err(Failure::new(Fault::Refused, "the semaphore is too busy"))
     }
 
     /// Makes the key behind others: with the next release if the lock changes hands quickly, by a request of its own if not.
@@ -242,15 +288,18 @@ impl Engine {
         let (own, before, holder) = {
             let state = attempt.state();
             let own = Mark { key: attempt.key.clone(), created: state.created };
-            match (state.phase, &state.before, &state.holder) {
-                (Phase::Waiting, Some(before), Some(holder)) => (own, before.clone(), holder.clone()),
+            match (state.phase, state.before.len(), &state.holder) {
+                (Phase::Waiting, 1..=MOST_GLANCED, Some(holder)) => (own, state.before.clone(), holder.clone()),
                 _ => return Ok(None),
             }
         };
         let horizon = self.horizon.now();
-        let (are_there, header) = queue::glance(&self.client, [&own, &before, &holder.0]).await?;
+        let (are_there, header) = {
+            let marks: Vec<_> = [&own, &holder.0].into_iter().chain(&before).collect();
+            queue::glance(&self.client, &marks).await?
+        };
         self.horizon.check(horizon, header)?;
-        if are_there.contains(&false) {
+        if !are_there {
             return Ok(None);
         }
         let mut state = attempt.state();
@@ -258,8 +307,14 @@ impl Engine {
         Ok(Some(busy(Some(holder.1), claim)))
     }
 
-    /// The lock is ours, as of `revision`; `None` when it is known that it was lost or given up since.
-    pub(super) fn grant(&self, attempt: &Attempt, revision: i64) -> Option<Grant> {
+    /// The lock is ours, as `view` shows; `None` when it is known that it was lost or given up since.
+    pub(super) fn grant(&self, attempt: &Attempt, view: &View) -> Option<Grant> {
+        attempt.state().slot = view.slot;
+        self.grant_at(attempt, view.header.revision)
+    }
+
+    /// The same, as of `revision`.
+    pub(super) fn grant_at(&self, attempt: &Attempt, revision: i64) -> Option<Grant> {
         let mut state = attempt.state();
         if state.deleted > state.created {
             drop(state);
@@ -276,10 +331,11 @@ impl Engine {
         state.known_start = term.start;
         state.keep_until = state.keep_until.max(term.start.after(term.ttl));
         let token = FencingToken::new(state.created.unsigned_abs());
+        let slot = state.slot;
         drop(state);
-        self.attempts.put_behind(attempt, None);
+        self.attempts.put_behind(attempt, Vec::new());
         self.attempts.set_holder(attempt);
-        Some(Grant::new(token, Some(term)))
+        Some(Grant { token, term: Some(attempt.term_of(term)), slot })
     }
 
     /// Keeps what was read of the queue for the wait that follows.
@@ -295,9 +351,8 @@ impl Engine {
 
     /// Who has the lock, by the key of that hold; as this client knows it where the answer does not tell.
     fn holder_in(&self, attempt: &Attempt, view: &View) -> Option<(Mark, Holder)> {
-        let Some(first) = &view.first else { return self.attempts.holder(&attempt.lock) };
-        let mark = Mark { key: first.key.clone(), created: first.create_revision };
-        Some((mark, holder_of(&first.value, first.create_revision)))
+        let Some(first) = view.heads.first() else { return self.attempts.holder(&attempt.lock) };
+        Some((Mark::of(first), holder_of(&first.value, first.create_revision)))
     }
 
     pub(super) async fn renew(self: &Arc<Self>, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -318,7 +373,7 @@ impl Engine {
             let state = attempt.state();
             (state.session.clone(), state.known_start)
         };
-        let session = match session.covers(lease.claim.ttl) {
+        let session = match session.covers(lease.claim.lease()) {
             true => session,
             false => match self.move_to_longer(&attempt, lease).await? {
                 Some(longer) => longer,
@@ -339,16 +394,45 @@ impl Engine {
         }
         state.known_start = term.start;
         state.keep_until = state.keep_until.max(term.start.after(term.ttl));
-        Ok(Renewal::Renewed(Some(term)))
+        Ok(Renewal::Renewed(Some(attempt.term_of(term))))
+    }
+
+    /// Writes what is known about a holder anew.
+    pub(super) async fn amend(&self, lease: &Lease) -> Result<bool> {
+        let attempt = self.attempts.get(lease.claim.attempt);
+        let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
+            return Ok(false);
+        };
+        let (mark, session, slot) = {
+            let state = attempt.state();
+            if state.next_session.is_some() {
+                return Err(Error::unavailable("it is being moved to another lease"));
+            }
+            let mark = Mark { key: attempt.key.clone(), created: state.created };
+            (mark, state.session.id, state.slot)
+        };
+        let record = Arc::new(lease.claim.record.as_ref().clone().with_mode(attempt.mode));
+        let claim = Claim { record: record.clone(), ..lease.claim.clone() };
+        let value = Entry::new(&claim, session).with_slot(slot).to_value();
+        let amended = queue::rewrite(&self.client, &mark, Some(session), value).await?;
+        if amended {
+            attempt.state().record = record;
+        }
+        Ok(amended)
     }
 
     /// Hangs a hold on a lease that is long enough; `None` when the hold is gone.
     async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Option<Arc<Session>>> {
-        let session = self.session(lease.claim.ttl).await?;
-        let created = attempt.state().created;
+        let session = self.session(lease.claim.lease()).await?;
+        let (created, from) = {
+            let state = attempt.state();
+            (state.created, state.session.id)
+        };
+        let mark = Mark { key: attempt.key.clone(), created };
         // Until the answer it may hang on either.
         attempt.state().next_session = Some(session.clone());
-        if !queue::attach(&self.client, &attempt.key, created, session.id).await? {
+        if !queue::attach(&self.client, &mark, from, session.id).await? {
+            attempt.state().name_is_taken = true;
             self.key_lost(attempt);
             return Ok(None);
         }
@@ -405,7 +489,7 @@ impl Engine {
         self.key_lost_to(attempt, LossReason::Revoked);
     }
 
-    fn key_lost_to(&self, attempt: &Attempt, reason: LossReason) {
+    pub(super) fn key_lost_to(&self, attempt: &Attempt, reason: LossReason) {
         let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
         self.attempts.remove(attempt);
         match phase {
@@ -445,8 +529,21 @@ impl Engine {
         }
     }
 
+    /// A watch saw that the key of a hold was written.
+    fn written(self: &Arc<Self>, key: &[u8], revision: i64) {
+        let held = self.attempts.owner_of(key);
+        let held = held.filter(|attempt| {
+            let state = attempt.state();
+            matches!(state.phase, Phase::Held(_)) && state.revision < revision
+        });
+        if let Some(attempt) = held {
+            let engine = self.clone();
+            self.run(async move { engine.look_who_wrote(&attempt).await });
+        }
+    }
+
     /// Starts what runs in the background.
-    fn start(self: &Arc<Self>) {
+    pub(super) fn start(self: &Arc<Self>) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut tasks.started, true) {
             return;
@@ -454,7 +551,13 @@ impl Engine {
         drop(tasks);
         let engine = self.clone();
         self.run(async move {
-            engine.watches.follow(&engine.client, &engine.clock, |key, revision| engine.deleted(key, revision)).await;
+            engine
+                .watches
+                .follow(&engine.client, &engine.clock, |kind, key, revision| match kind {
+                    EventType::Delete => engine.deleted(key, revision),
+                    EventType::Put => engine.written(key, revision),
+                })
+                .await;
         });
         let engine = self.clone();
         self.run(async move { engine.keep_house().await });
@@ -477,7 +580,17 @@ impl Engine {
 
 /// Who has a lock, by the value and the create revision of the first key.
 pub(super) fn holder_of(value: &[u8], created: i64) -> Holder {
-    Holder::new(entry::read(value), Some(FencingToken::new(created.max(0).unsigned_abs())))
+    Holder::new(
+        entry::read(value).map(|entry| Arc::new(entry.record)),
+        Some(FencingToken::new(created.max(0).unsigned_abs())),
+    )
+}
+
+/// What is to be made for `claim`.
+pub(super) fn ask_of(attempt: &Attempt, claim: &Claim) -> Ask {
+    let lease = attempt.state().session.id;
+    let (lock, key) = (attempt.lock.clone(), attempt.key.clone());
+    Ask { lock, key, mode: attempt.mode, lease, entry: Entry::new(claim, lease) }
 }
 
 fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {

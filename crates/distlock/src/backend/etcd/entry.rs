@@ -1,9 +1,8 @@
 //! What lies at an attempt's key: a small JSON object that says who asks.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
+use crate::backend::Claim;
 use crate::owner::{MAX_TEXT_BYTES, Record};
 use crate::token::AttemptId;
 
@@ -14,21 +13,45 @@ const MAX_BYTES: usize = 4096;
 const BROKEN: &str = "broken";
 
 /// The value of a key.
-#[derive(Debug, Serialize, Deserialize)]
-struct Entry {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
     #[serde(flatten)]
-    record: Record,
+    pub(super) record: Record,
     attempt: String,
     ttl_ms: u64,
     /// In hex, as `etcdctl lease` prints it.
     lease: String,
+    /// Which slot of a semaphore it has, once it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) slot: Option<u32>,
 }
 
-/// The value for an attempt.
-pub(super) fn write(record: &Record, attempt: AttemptId, ttl_ms: u64, lease: i64) -> Vec<u8> {
-    let entry = Entry { record: record.clone(), attempt: attempt.to_string(), ttl_ms, lease: format!("{lease:x}") };
-    // Text and numbers always have a JSON form.
-    serde_json::to_vec(&entry).unwrap_or_default()
+impl Entry {
+    /// What is written about the attempt of `claim`, whose key hangs on `lease`.
+    pub(super) fn new(claim: &Claim, lease: i64) -> Self {
+        Entry {
+            record: claim.record.as_ref().clone(),
+            attempt: claim.attempt.to_string(),
+            ttl_ms: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
+            lease: format!("{lease:x}"),
+            slot: None,
+        }
+    }
+
+    pub(super) fn with_slot(mut self, slot: Option<u32>) -> Self {
+        self.slot = slot;
+        self
+    }
+
+    /// Whether it was written by `attempt`.
+    pub(super) fn is_of(&self, attempt: AttemptId) -> bool {
+        self.attempt == attempt.to_string()
+    }
+
+    pub(super) fn to_value(&self) -> Vec<u8> {
+        // Text and numbers always have a JSON form.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
 }
 
 /// The same value with a mark that the hold is ended by force, and why; `None` when it is not one of ours.
@@ -48,23 +71,26 @@ pub(super) fn is_broken(value: &[u8]) -> bool {
 
 /// Reads a value; `None` when it is not one of ours. It may come from anybody, so nothing in it is believed but text to
 /// be shown, and of that only as much as we would write.
-pub(super) fn read(value: &[u8]) -> Option<Arc<Record>> {
+pub(super) fn read(value: &[u8]) -> Option<Entry> {
     if value.len() > MAX_BYTES {
         return None;
     }
-    let Entry { record, attempt, .. } = serde_json::from_slice(value).ok()?;
-    attempt.parse::<AttemptId>().ok()?;
+    let entry: Entry = serde_json::from_slice(value).ok()?;
+    entry.attempt.parse::<AttemptId>().ok()?;
+    let record = &entry.record;
     let is_plain = |text: &str| text.len() <= MAX_TEXT_BYTES && !text.contains(char::is_control);
     let texts = [record.owner.as_str(), &record.process.host, &record.process.user];
     let plain = texts.into_iter().chain(record.label.as_deref()).all(is_plain);
-    plain.then(|| Arc::new(record))
+    plain.then_some(entry)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::sync::Arc;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
+    use crate::key::Key;
     use crate::owner::OwnerId;
 
     #[test]
@@ -75,10 +101,13 @@ mod tests {
             Some("eod".into()),
             SystemTime::UNIX_EPOCH,
         );
-        let value = write(&record, AttemptId::random(), 10_000, 0x2a);
-        assert_eq!(*read(&value).unwrap(), record);
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(10), true, Arc::new(record));
+        let entry = Entry::new(&claim, 0x2a).with_slot(Some(3));
+        let value = entry.to_value();
+        assert_eq!(read(&value).unwrap(), entry);
+        assert!(entry.is_of(claim.attempt) && !entry.is_of(AttemptId::random()));
         let broken = mark_broken(&value, "stuck\n").unwrap();
-        assert_eq!(*read(&broken).unwrap(), record, "it is still readable");
+        assert_eq!(read(&broken).unwrap(), entry, "it is still readable");
         assert!(is_broken(&broken) && !is_broken(&value));
         assert_eq!(mark_broken(b"", "stuck"), None);
         assert!(String::from_utf8(value).unwrap().contains(r#""lease":"2a""#));

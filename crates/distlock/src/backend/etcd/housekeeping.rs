@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::attempt::{Attempt, Phase};
 use super::engine::Engine;
-use super::queue;
 use crate::clock::Moment;
 
 /// How often there is a look whether anything is due.
@@ -33,9 +32,9 @@ impl Engine {
 
     /// Does for an attempt what is to be done now, and says when to look again.
     fn look_after(self: &Arc<Self>, attempt: &Arc<Attempt>, now: Moment) -> Moment {
-        let (phase, keep_until, revision, created) = {
+        let (phase, keep_until, revision) = {
             let state = attempt.state();
-            (state.phase, state.keep_until, state.revision, state.created)
+            (state.phase, state.keep_until, state.revision)
         };
         let is_over = now >= keep_until;
         if !matches!(phase, Phase::Leaving { .. }) {
@@ -58,15 +57,16 @@ impl Engine {
             Phase::Waiting => {
                 // Who waits for another client keeps its watch; who has not come to wait yet opens none.
                 let before = attempt.state().before.clone();
-                if before.is_some_and(|before| !self.attempts.is_own(&before)) {
+                if before.iter().any(|before| !self.attempts.is_own(before)) {
                     self.watches.watch(&attempt.lock, 0, now);
                 }
             }
             Phase::Held(since) if now.since(since) < WATCH_AFTER => return since.after(WATCH_AFTER),
             Phase::Held(_) => {
-                let sight = self.watches.watch(&attempt.lock, revision + 1, now);
-                if sight.misses(revision) {
-                    self.look_for(attempt, created);
+                let ends = self.watches.watch(&attempt.lock, revision + 1, now);
+                let writes = self.watches.watch_writes(&attempt.key, revision + 1, now);
+                if ends.misses(revision) || writes.misses(revision) {
+                    self.look_for(attempt);
                     return now.after(TICK);
                 }
             }
@@ -98,22 +98,18 @@ impl Engine {
             // The one before is still at it.
             let Ok(_alone) = attempt.making.try_lock() else { return };
             let created = attempt.state().created;
-            if let Ok(left) = queue::leave(&engine.client, &attempt.key, created, None).await {
+            if let Ok((left, passenger)) = engine.send_leave(&attempt, created, None).await {
                 engine.has_left(&attempt, created, left.deleted);
+                if let Some((tell, view)) = passenger {
+                    let _ = tell.send(Ok(view));
+                }
             }
         });
     }
 
-    /// The watch may have missed the end of a hold: looks whether its key is there.
-    fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>, created: i64) {
+    /// A watch may have missed the end of a hold: looks whether its key is there, and ours.
+    fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         let (engine, attempt) = (self.clone(), attempt.clone());
-        self.run(async move {
-            match queue::is_there(&engine.client, &attempt.key, created).await {
-                Ok((true, revision)) => attempt.state().revision = revision,
-                Ok((false, _)) => engine.key_lost(&attempt),
-                // At the next tick again.
-                Err(_) => {}
-            }
-        });
+        self.run(async move { engine.look_who_wrote(&attempt).await });
     }
 }

@@ -1,13 +1,16 @@
 //! Locks seen from outside: list, show, and end by force.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::attempt::Mark;
 use super::client::{LEASE_TIME_TO_LIVE, PATIENCE};
 use super::engine::{Engine, holder_of};
 use super::entry;
 use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
-use super::queue;
+use super::queue::{self, Leaver};
+use super::standing;
 use crate::backend::LockInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
@@ -40,17 +43,19 @@ impl Engine {
         let mut queue = queue::list(&self.client, &lock).await?;
         queue.sort_by_key(|kv| kv.create_revision);
         let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"));
-        let first = queue.first().filter(|first| first.create_revision.unsigned_abs() == token.get());
-        let first = first.ok_or_else(not_held)?;
-        let place = self.names.parse(&first.key);
-        if entry::read(&first.value).is_none() && place.is_none_or(|place| place.is_ours) {
+        let holders = &queue[..standing::holders(&lock, &queue)];
+        let held = holders.iter().find(|held| held.create_revision.unsigned_abs() == token.get());
+        let held = held.ok_or_else(not_held)?;
+        let place = self.names.parse(&held.key);
+        if entry::read(&held.value).is_none() && place.is_none_or(|place| place.is_ours) {
             return Err(Error::new(ErrorKind::Foreign, "what holds it was not written by a lock client"));
         }
         // The mark tells the old holder what its lock was lost to. A server that is full refuses it, and still deletes.
-        if let Some(value) = entry::mark_broken(&first.value, reason) {
-            let _ = queue::rewrite(&self.client, &first.key, first.create_revision, value).await;
+        if let Some(value) = entry::mark_broken(&held.value, reason) {
+            let _ = queue::rewrite(&self.client, &Mark::of(held), None, value).await;
         }
-        let left = queue::leave(&self.client, &first.key, first.create_revision, None).await?;
+        let leaver = Leaver { key: &held.key, created: held.create_revision, lease: None };
+        let left = queue::leave(&self.client, leaver, None).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 
@@ -62,18 +67,24 @@ impl Engine {
         left: &mut HashMap<i64, Option<Duration>>,
     ) -> Result<Option<LockInfo>> {
         queue.sort_by_key(|kv| kv.create_revision);
-        let Some(first) = queue.first() else { return Ok(None) };
-        let ttl_left = match left.get(&first.lease) {
-            Some(known) => *known,
-            None => {
-                let asked = self.ttl_left(first.lease).await?;
-                left.insert(first.lease, asked);
-                asked
-            }
-        };
-        let holder = holder_of(&first.value, first.create_revision).with_ttl_left(ttl_left);
-        let waiters = queue[1..].iter().filter_map(|kv| entry::read(&kv.value)).collect();
-        Ok(Some(LockInfo::new(key, Some(holder), waiters)))
+        if queue.is_empty() {
+            return Ok(None);
+        }
+        let (held, waiting) = queue.split_at(standing::holders(&self.names.lock(&key), &queue));
+        let mut holders = Vec::with_capacity(held.len());
+        for kv in held {
+            let ttl_left = match left.get(&kv.lease) {
+                Some(known) => *known,
+                None => {
+                    let asked = self.ttl_left(kv.lease).await?;
+                    left.insert(kv.lease, asked);
+                    asked
+                }
+            };
+            holders.push(holder_of(&kv.value, kv.create_revision).with_ttl_left(ttl_left));
+        }
+        let waiters = waiting.iter().filter_map(|kv| Some(Arc::new(entry::read(&kv.value)?.record))).collect();
+        Ok(Some(LockInfo::new(key, holders, waiters)))
     }
 
     async fn ttl_left(&self, lease: i64) -> Result<Option<Duration>> {

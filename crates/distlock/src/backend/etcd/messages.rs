@@ -19,6 +19,8 @@ pub(super) struct KeyValue {
     pub(super) key: Vec<u8>,
     #[prost(int64, tag = "2")]
     pub(super) create_revision: i64,
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(super) value: Vec<u8>,
     #[prost(int64, tag = "6")]
@@ -149,6 +151,7 @@ pub(super) enum Response {
 pub(super) enum CompareResult {
     Equal = 0,
     Greater = 1,
+    Less = 2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
@@ -156,9 +159,12 @@ pub(super) enum CompareResult {
 pub(super) enum CompareTarget {
     Version = 0,
     Create = 1,
+    Mod = 2,
+    Lease = 4,
 }
 
-/// A condition on the create revision of a key, or of each key of a range. A key that is not there has revision 0.
+/// A condition on a key, or on each key of a range. A key that is not there has revision 0. Only the number that the
+/// target names is set.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     #[prost(enumeration = "CompareResult", tag = "1")]
@@ -170,6 +176,10 @@ pub(super) struct Compare {
     /// One of several in etcd's own definition, hence sent even when it is 0.
     #[prost(int64, optional, tag = "5")]
     pub(super) create_revision: Option<i64>,
+    #[prost(int64, optional, tag = "6")]
+    pub(super) mod_revision: Option<i64>,
+    #[prost(int64, optional, tag = "8")]
+    pub(super) lease: Option<i64>,
     #[prost(bytes = "vec", tag = "64")]
     pub(super) range_end: Vec<u8>,
 }

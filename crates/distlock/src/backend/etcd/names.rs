@@ -1,10 +1,16 @@
-//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`.
+//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is exclusive.
 //!
 //! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
 //! were made, so they queue with us. Names nest there: who waits for `a` also counts the keys of `a/b`. So a slash in a
 //! name is escaped, unless names are to be taken verbatim.
 
 use crate::key::Key;
+use crate::mode::Mode;
+
+/// How the modes other than the exclusive one are called in a key.
+const SHARED: &str = "shared";
+const ENTRY: &str = "entry";
+const SLOT: &str = "slot";
 
 /// The layout of one client's keys.
 #[derive(Debug, Clone)]
@@ -44,25 +50,54 @@ impl Names {
 
     /// The key of one attempt. Two of one lease must not have the same number at the same time: whoever makes a key that
     /// is there already takes it for its own.
-    pub(super) fn place(lock: &[u8], lease: i64, slot: u32) -> Vec<u8> {
+    pub(super) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
         let mut key = lock.to_vec();
-        key.extend_from_slice(format!("{lease:x}-{slot:x}").as_bytes());
+        key.extend_from_slice(format!("{lease:x}-{number:x}").as_bytes());
+        match mode {
+            Mode::Exclusive => {}
+            Mode::Shared => key.extend_from_slice(format!("-{SHARED}").as_bytes()),
+            Mode::Reentrant => key.extend_from_slice(format!("-{ENTRY}").as_bytes()),
+            Mode::Slot { of } => key.extend_from_slice(format!("-{SLOT}{of}").as_bytes()),
+        }
         key
+    }
+
+    /// How the one who made `key` uses the lock at `lock`. Others than us, and who uses a lock below it, share nothing.
+    pub(super) fn mode(lock: &[u8], key: &[u8]) -> Mode {
+        let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
+        parse_tail(tail).unwrap_or_default()
     }
 
     /// Takes a key apart; `None` when no locker makes such keys.
     pub(super) fn parse(&self, key: &[u8]) -> Option<Place> {
         let text = std::str::from_utf8(key).ok()?.strip_prefix(self.prefix.as_str())?;
         let (name, tail) = text.rsplit_once('/')?;
-        let (lease, slot) = tail.split_once('-').map_or((tail, None), |(lease, slot)| (lease, Some(slot)));
-        let is_hex = |text: &str, longest: usize| {
-            (1..=longest).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
-        };
-        let is_place = is_hex(lease, 16) && slot.is_none_or(|slot| is_hex(slot, 8));
-        is_place.then_some(())?;
+        let is_ours = parse_tail(tail).is_some();
+        (is_ours || is_hex(tail, 16)).then_some(())?;
         let name = if self.verbatim { name.to_owned() } else { unescape(name) };
-        Some(Place { key: Key::new(name).ok()?, is_ours: slot.is_some() })
+        Some(Place { key: Key::new(name).ok()?, is_ours })
     }
+}
+
+/// What is behind a lock's name in a key of ours; `None` when it is not ours.
+fn parse_tail(tail: &str) -> Option<Mode> {
+    let mut parts = tail.splitn(3, '-');
+    let is_place = is_hex(parts.next()?, 16) && is_hex(parts.next()?, 8);
+    is_place.then_some(())?;
+    match parts.next() {
+        None => Some(Mode::Exclusive),
+        Some(SHARED) => Some(Mode::Shared),
+        Some(ENTRY) => Some(Mode::Reentrant),
+        Some(other) => {
+            let of = other.strip_prefix(SLOT)?.parse().ok()?;
+            let mode = Mode::Slot { of };
+            mode.check().is_ok().then_some(mode)
+        }
+    }
+}
+
+fn is_hex(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// The first key behind all that begin with `prefix`; empty, which means all keys, for an empty prefix.
@@ -98,7 +133,7 @@ mod tests {
     fn a_key_is_prefix_name_lease_and_number() {
         let lock = names("locks/", false).lock(&key("a/b"));
         assert_eq!(lock, b"locks/a%2Fb/");
-        let place = Names::place(&lock, 0x1f, 10);
+        let place = Names::place(&lock, 0x1f, 10, Mode::Exclusive);
         assert_eq!(place, b"locks/a%2Fb/1f-a");
         assert_eq!(names("locks/", false).parse(&place), Some(Place { key: key("a/b"), is_ours: true }));
         assert_eq!(names("", true).lock(&key("a/b")), b"a/b/");
@@ -110,9 +145,29 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for name in all {
             let lock = names("p", false).lock(&key(name));
-            let place = Names::place(&lock, 7, 0);
+            let place = Names::place(&lock, 7, 0, Mode::Exclusive);
             assert_eq!(names("p", false).parse(&place).unwrap().key, key(name), "{name}");
             assert!(seen.insert(lock));
+        }
+    }
+
+    #[test]
+    fn a_key_tells_its_mode() {
+        let names = names("", false);
+        let lock = names.lock(&key("a"));
+        for (mode, text) in [
+            (Mode::Exclusive, "a/2a-1"),
+            (Mode::Shared, "a/2a-1-shared"),
+            (Mode::Reentrant, "a/2a-1-entry"),
+            (Mode::Slot { of: 3 }, "a/2a-1-slot3"),
+        ] {
+            let place = Names::place(&lock, 0x2a, 1, mode);
+            assert_eq!(place, text.as_bytes());
+            assert_eq!(Names::mode(&lock, &place), mode);
+            assert_eq!(names.parse(&place), Some(Place { key: key("a"), is_ours: true }));
+        }
+        for other in ["a/2a", "a/readme", "a/b/2a-1-shared", "a/2a-1-shared-x", "a/2a-1-slot0", "a/2a-1-slot9999"] {
+            assert_eq!(Names::mode(&lock, other.as_bytes()), Mode::Exclusive, "{other}");
         }
     }
 

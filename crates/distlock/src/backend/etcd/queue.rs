@@ -4,13 +4,42 @@ use std::time::Duration;
 
 use super::attempt::Mark;
 use super::client::{Client, PATIENCE, RANGE, TXN};
-use super::entry;
+use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::messages::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Header, KeyValue, PutRequest, RangeRequest,
     RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
 };
 use super::names::end_of;
+use super::standing;
+use crate::mode::Mode;
+
+/// How often it is tried again to enter beside others when the queue has changed in between.
+const ROUNDS: usize = 32;
+/// No limit: whatever was made up to now.
+const LAST_IN_JOIN: i64 = 0;
+
+/// A key to be made.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    pub(super) lock: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    pub(super) mode: Mode,
+    pub(super) lease: i64,
+    pub(super) entry: Entry,
+}
+
+impl Ask {
+    pub(super) fn put(&self, slot: Option<u32>) -> PutRequest {
+        let value = self.entry.clone().with_slot(slot).to_value();
+        PutRequest { key: self.key.clone(), value, lease: self.lease, ..PutRequest::default() }
+    }
+
+    /// The slot of the first one who comes to a semaphore.
+    fn first_slot(&self) -> Option<u32> {
+        matches!(self.mode, Mode::Slot { .. }).then_some(0)
+    }
+}
 
 /// How the queue looked when it was read.
 #[derive(Debug)]
@@ -19,65 +48,135 @@ pub(super) struct View {
     pub(super) own: Option<i64>,
     /// Whether this very request made it.
     pub(super) is_new: bool,
-    /// The holder's key, where the answer tells it.
-    pub(super) first: Option<KeyValue>,
-    /// The key right before ours, where the answer tells it.
-    pub(super) before: Option<Mark>,
+    /// Whether the lock is ours.
+    pub(super) holds: bool,
+    /// The slot that our key has.
+    pub(super) slot: Option<u32>,
+    /// The first keys, where the answer tells them: that of the holder, or of a semaphore's holders.
+    pub(super) heads: Vec<KeyValue>,
+    /// The keys whose end we wait for, where the answer tells them.
+    pub(super) before: Vec<Mark>,
     /// The cluster and its revision at that moment.
     pub(super) header: Header,
 }
 
 impl View {
-    /// Nobody is there but our key, which was made just now.
-    fn alone(key: Vec<u8>, header: Header) -> Self {
+    /// Our key was made just now, and the lock is ours.
+    fn entered(key: Vec<u8>, slot: Option<u32>, header: Header) -> Self {
         let own = Some(header.revision);
-        let made = KeyValue { key, create_revision: header.revision, ..KeyValue::default() };
-        View { own, is_new: true, first: Some(made), before: None, header }
+        let heads = vec![KeyValue { key, create_revision: header.revision, ..KeyValue::default() }];
+        View { own, is_new: true, holds: true, slot, heads, before: Vec::new(), header }
     }
 
-    /// Whether the lock is ours.
-    pub(super) fn is_ours(&self, key: &[u8]) -> bool {
-        self.own.is_some() && self.first.as_ref().is_some_and(|first| first.key == key)
+    /// Judges what was read: our own key, the heads of the queue and its last ones.
+    fn judged(lock: &[u8], mode: Mode, header: Header, mut ranges: impl Iterator<Item = Vec<KeyValue>>) -> Self {
+        let own = ranges.next().and_then(|own| own.into_iter().next());
+        let heads = ranges.next().unwrap_or_default();
+        let last = ranges.next().unwrap_or_default();
+        let created = own.as_ref().map(|own| own.create_revision);
+        let standing = standing::judge(lock, mode, created.unwrap_or(i64::MAX), &heads, &last);
+        let own_head = own.and_then(|own| heads.iter().find(|head| head.key == own.key));
+        let slot = own_head.and_then(|own| entry::read(&own.value)?.slot);
+        let holds = created.is_some() && standing.holds;
+        View { own: created, is_new: false, holds, slot, heads, before: standing.awaited, header }
+    }
+
+    /// A mode of those before us that does not go with ours.
+    pub(super) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
+        let own = self.own.unwrap_or(i64::MAX);
+        let heads = self.heads.iter().filter(|head| head.create_revision < own).map(|head| head.key.as_slice());
+        standing::disagreement(lock, mode, heads.chain(self.before.iter().map(|mark| mark.key.as_slice())))
     }
 }
 
-/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free, so that nothing is
-/// left when it is not.
+/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free for it, so that nothing
+/// is left when it is not.
 ///
-/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others; if it was there
-/// already, putting it again changes neither its place nor its token.
-pub(super) async fn join(
-    client: &Client,
-    lock: &[u8],
-    put: PutRequest,
-    queue: bool,
-    patience: Duration,
-) -> Result<View, Failure> {
-    let key = put.key.clone();
+/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is there
+/// already.
+pub(super) async fn join(client: &Client, ask: &Ask, queue: bool, patience: Duration) -> Result<View, Failure> {
+    let Ask { lock, key, mode, .. } = ask;
     let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
-    let success = vec![Request::Put(put.clone()).into()];
-    let mut failure = vec![range(own(&key)), range(first_of(lock))];
+    let success = vec![Request::Put(ask.put(ask.first_slot())).into()];
+    let mut failure = sights(lock, key, *mode, LAST_IN_JOIN);
     if queue {
-        failure.insert(0, Request::Put(put).into());
-        failure.push(range(last_of(lock, 2)));
+        let put = vec![Request::Put(ask.put(None)).into()];
+        let make = TxnRequest { compare: vec![created_at(key, 0)], success: put, failure: Vec::new() };
+        failure.insert(0, Request::Txn(make).into());
     }
     let answer = txn(client, TxnRequest { compare: vec![free], success, failure }, patience).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
-        return Ok(View::alone(key, header));
+        return Ok(View::entered(key.clone(), ask.first_slot(), header));
     }
-    let mut ranges = ranges_of(answer.responses);
-    let own = ranges.next().and_then(|own| own.into_iter().next()).map(|own| own.create_revision);
-    let first = ranges.next().and_then(|first| first.into_iter().next());
-    // A key that was made just now is the last one, and the one before it the last but one.
-    let is_new = queue && own == Some(header.revision);
-    let before = ranges.next().filter(|_| is_new).and_then(|last| last.into_iter().nth(1)).map(mark);
-    Ok(View { own, is_new, first, before, header })
+    let is_new = matches!(answer.responses.first().and_then(|op| op.response.as_ref()),
+        Some(Response::Txn(make)) if make.succeeded);
+    let mut view = View::judged(lock, *mode, header, ranges_of(answer.responses));
+    view.is_new = is_new;
+    if !view.is_new && view.own.is_some() {
+        // Only of a key that was made just now is it known that those before it are among the last.
+        view.before.clear();
+    }
+    if !queue && view.own.is_none() {
+        return enter(client, ask, view, patience).await;
+    }
+    Ok(view)
+}
+
+/// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
+async fn enter(client: &Client, ask: &Ask, mut view: View, patience: Duration) -> Result<View, Failure> {
+    let Ask { lock, key, mode, .. } = ask;
+    // Each further round means that somebody else came in between.
+    for _ in 0..ROUNDS {
+        let is_free = match mode {
+            Mode::Shared => view.before.is_empty(),
+            Mode::Slot { of } => view.heads.len() < *of as usize,
+            Mode::Exclusive | Mode::Reentrant => false,
+        };
+        if !is_free || view.own.is_some() || view.disagreement(lock, *mode).is_some() {
+            return Ok(view);
+        }
+        let slot = match mode {
+            Mode::Slot { of } => standing::free_slot(*of, i64::MAX, &view.heads),
+            _ => None,
+        };
+        let request = TxnRequest {
+            compare: vec![unchanged_since(lock, view.header.revision)],
+            success: vec![Request::Put(ask.put(slot)).into()],
+            failure: sights(lock, key, *mode, LAST_IN_JOIN),
+        };
+        let answer = txn(client, request, patience).await?;
+        let header = answer.header.unwrap_or_default();
+        if answer.succeeded {
+            return Ok(View::entered(key.clone(), slot, header));
+        }
+        view = View::judged(lock, *mode, header, ranges_of(answer.responses));
+    }
+    Ok(view)
+}
+
+/// Takes a slot of a semaphore for our key, which `view` shows among those who hold it. Without a slot after that the queue
+/// has changed since: read it again.
+pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut View) -> Result<(), Failure> {
+    let Some(created) = view.own else { return Ok(()) };
+    let Some(slot) = standing::free_slot(of, created, &view.heads) else { return Ok(()) };
+    let unchanged = unchanged_since(&ask.lock, view.header.revision);
+    let request = TxnRequest {
+        compare: vec![created_at(&ask.key, created), unchanged],
+        success: vec![Request::Put(ask.put(Some(slot))).into()],
+        failure: Vec::new(),
+    };
+    let answer = txn(client, request, PATIENCE).await?;
+    if answer.succeeded {
+        view.slot = Some(slot);
+        view.header = answer.header.unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Makes our key behind those of others, and finds the one right before it; who holds the lock is not asked. For who
-/// knows that already and has never asked for this key before: `None` when it was there, and was left as it is but for its
-/// value.
+/// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there, and was
+/// left as it is but for its value.
 ///
 /// This is the one request of a wait that costs the server more the longer the queue is, so it reads it once.
 pub(super) async fn line_up(
@@ -97,48 +196,99 @@ fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<
     // What was made just now is the last one of all.
     last.next().filter(|own| own.key == key && own.create_revision == header.revision)?;
     Some(match last.next() {
-        None => View::alone(key, header),
+        None => View::entered(key, None, header),
         Some(before) => {
-            View { own: Some(header.revision), is_new: true, first: None, before: Some(mark(before)), header }
+            let before = vec![Mark::of(&before)];
+            let own = Some(header.revision);
+            View { own, is_new: true, holds: false, slot: None, heads: Vec::new(), before, header }
         }
     })
 }
 
 /// Reads the queue anew, linearizably: is it our turn, and whom do we wait for if not.
-pub(super) async fn look(client: &Client, lock: &[u8], key: &[u8], created: i64) -> Result<View, Failure> {
-    let answer: RangeResponse = client.call(RANGE, first_of(lock), PATIENCE).await?;
-    let header = answer.header.unwrap_or_default();
-    let first = answer.kvs.into_iter().next();
-    if first.as_ref().is_some_and(|first| first.key == key && first.create_revision == created) {
-        return Ok(View { own: Some(created), is_new: false, first, before: None, header });
+pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], created: i64) -> Result<View, Failure> {
+    if mode == Mode::Exclusive {
+        // One who is the first needs to read no more than that.
+        let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
+        let header = answer.header.unwrap_or_default();
+        if answer.kvs.first().is_some_and(|first| first.key == key && first.create_revision == created) {
+            let before = Vec::new();
+            return Ok(View {
+                own: Some(created),
+                is_new: false,
+                holds: true,
+                slot: None,
+                heads: answer.kvs,
+                before,
+                header,
+            });
+        }
     }
-    let before = RangeRequest { max_create_revision: created - 1, ..last_of(lock, 1) };
-    let success = vec![range(own(key)), range(before), range(first_of(lock))];
+    let success = sights(lock, key, mode, created - 1);
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
-    let mut ranges = ranges_of(answer.responses).map(|kvs| kvs.into_iter().next());
-    let own = ranges.next().flatten().map(|own| own.create_revision).filter(|revision| *revision == created);
-    let before = ranges.next().flatten().map(mark);
-    let first = ranges.next().flatten();
-    Ok(View { own, is_new: false, first, before, header: answer.header.unwrap_or_default() })
+    let mut view = View::judged(lock, mode, answer.header.unwrap_or_default(), ranges_of(answer.responses));
+    if view.own != Some(created) {
+        // A later key of the same name is another one.
+        view.own = None;
+        view.holds = false;
+    }
+    Ok(view)
+}
+
+/// What has to be read to judge our key: itself, the heads, and the last ones up to those made at `until`.
+fn sights(lock: &[u8], key: &[u8], mode: Mode, until: i64) -> Vec<RequestOp> {
+    // In a join our own key is among the last.
+    let own_too = i64::from(until == LAST_IN_JOIN);
+    let heads = i64::from(standing::heads_of(mode));
+    let limit = match mode {
+        Mode::Shared => 0,
+        _ => heads + own_too,
+    };
+    let last = RangeRequest { max_create_revision: until, ..last_of(lock, limit) };
+    vec![range(own(key)), range(first_of(lock, heads)), range(last)]
 }
 
 /// Which of these keys are still there. Costs the server nothing however long the queue is.
-pub(super) async fn glance(client: &Client, marks: [&Mark; 3]) -> Result<([bool; 3], Header), Failure> {
+pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, Header), Failure> {
     let success = marks.iter().map(|mark| range(own(&mark.key))).collect();
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
     let mut ranges = ranges_of(answer.responses);
-    let found = marks.map(|mark| {
+    let are_there = marks.iter().all(|mark| {
         let kvs = ranges.next().unwrap_or_default();
         kvs.first().is_some_and(|kv| kv.create_revision == mark.created)
     });
-    Ok((found, answer.header.unwrap_or_default()))
+    Ok((are_there, answer.header.unwrap_or_default()))
 }
 
-/// Whether our key is there, made at `created`, and as of which revision.
-pub(super) async fn is_there(client: &Client, key: &[u8], created: i64) -> Result<(bool, i64), Failure> {
-    let answer: RangeResponse = client.call(RANGE, own(key), PATIENCE).await?;
-    let there = answer.kvs.first().is_some_and(|own| own.create_revision == created);
-    Ok((there, answer.header.unwrap_or_default().revision))
+/// One key with its value, if it is there, and as of which revision.
+pub(super) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
+    let request = RangeRequest { keys_only: false, ..own(key) };
+    let answer: RangeResponse = client.call(RANGE, request, PATIENCE).await?;
+    Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default().revision))
+}
+
+/// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
+/// it is not as it was read any more.
+pub(super) async fn take_over(
+    client: &Client,
+    read: &KeyValue,
+    value: Vec<u8>,
+    lease: i64,
+) -> Result<Option<i64>, Failure> {
+    let put = PutRequest { key: read.key.clone(), value, lease, ..PutRequest::default() };
+    let unchanged = Compare {
+        target: CompareTarget::Mod.into(),
+        create_revision: None,
+        mod_revision: Some(read.mod_revision),
+        ..created_at(&read.key, 0)
+    };
+    let request = TxnRequest {
+        compare: vec![created_at(&read.key, read.create_revision), unchanged],
+        success: vec![Request::Put(put).into()],
+        failure: Vec::new(),
+    };
+    let answer = txn(client, request, PATIENCE).await?;
+    Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
 }
 
 /// What became of a key that was to be deleted.
@@ -151,10 +301,19 @@ pub(super) struct Left {
     pub(super) header: Header,
 }
 
-/// Deletes our key if it is still the one that was made at `created`; 0: whenever it was made. Looks for the key `next` in
-/// the same moment.
-pub(super) async fn leave(client: &Client, key: &[u8], created: i64, next: Option<&[u8]>) -> Result<Left, Failure> {
-    let answer = txn(client, leaving(key, created, next), PATIENCE).await?;
+/// A key to be deleted, if it is still that one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Leaver<'a> {
+    pub(super) key: &'a [u8],
+    /// When it was made; 0: whenever that was.
+    pub(super) created: i64,
+    /// What it hangs on: a hold that somebody took over hangs on another lease. `None`: whatever it is.
+    pub(super) lease: Option<i64>,
+}
+
+/// Deletes a key. Looks for the key `next` in the same moment.
+pub(super) async fn leave(client: &Client, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
+    let answer = txn(client, leaving(leaver, next), PATIENCE).await?;
     let header = answer.header.unwrap_or_default();
     Ok(left(answer, header))
 }
@@ -164,12 +323,12 @@ pub(super) async fn leave(client: &Client, key: &[u8], created: i64, next: Optio
 pub(super) async fn leave_and_line_up(
     client: &Client,
     lock: &[u8],
-    leaver: (&[u8], i64),
+    leaver: Leaver<'_>,
     next: Option<&[u8]>,
     put: PutRequest,
 ) -> Result<(Left, Option<View>), Failure> {
     let key = put.key.clone();
-    let leaving = Request::Txn(leaving(leaver.0, leaver.1, next));
+    let leaving = Request::Txn(leaving(leaver, next));
     let success = vec![leaving.into(), Request::Put(put).into(), range(last_of(lock, 2))];
     let mut answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
     let header = answer.header.unwrap_or_default();
@@ -185,22 +344,25 @@ fn left(answer: TxnResponse, header: Header) -> Left {
     Left { deleted: answer.succeeded, next, header }
 }
 
-fn leaving(key: &[u8], created: i64, next: Option<&[u8]>) -> TxnRequest {
+fn leaving(Leaver { key, created, lease }: Leaver<'_>, next: Option<&[u8]>) -> TxnRequest {
     let ours = match created {
         0 => Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) },
         _ => created_at(key, created),
     };
     let delete = Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() });
     let success = std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect();
-    TxnRequest { compare: vec![ours], success, failure: Vec::new() }
+    let compare = std::iter::once(ours).chain(lease.map(|lease| hangs_on(key, lease))).collect();
+    TxnRequest { compare, success, failure: Vec::new() }
 }
 
-/// Writes another value to a key that was made at `created`; its lease, its place and its token stay. Answers whether it
-/// was there.
-pub(super) async fn rewrite(client: &Client, key: &[u8], created: i64, value: Vec<u8>) -> Result<bool, Failure> {
-    let put = PutRequest { key: key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
+/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was
+/// there.
+pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, value: Vec<u8>) -> Result<bool, Failure> {
+    let Mark { key, created } = mark;
+    let put = PutRequest { key: key.clone(), value, ignore_lease: true, ..PutRequest::default() };
+    let made = created_at(key, *created);
     let request = TxnRequest {
-        compare: vec![created_at(key, created)],
+        compare: std::iter::once(made).chain(lease.map(|lease| hangs_on(key, lease))).collect(),
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
@@ -217,15 +379,19 @@ pub(super) async fn was_broken(client: &Client, key: &[u8], created: i64, delete
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
-/// Hangs our key on another lease; its place and its token stay. Answers whether it was there.
-pub(super) async fn attach(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<bool, Failure> {
-    let put = PutRequest { key: key.to_vec(), lease, ignore_value: true, ..PutRequest::default() };
+/// Hangs our key on another lease than `from`; its place and its token stay. Answers whether it was there.
+pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) -> Result<bool, Failure> {
+    let Mark { key, created } = mark;
+    let put = PutRequest { key: key.clone(), lease, ignore_value: true, ..PutRequest::default() };
     let request = TxnRequest {
-        compare: vec![created_at(key, created)],
+        compare: vec![created_at(key, *created), hangs_on(key, from)],
         success: vec![Request::Put(put).into()],
-        failure: Vec::new(),
+        failure: vec![range(own(key))],
     };
-    Ok(txn(client, request, PATIENCE).await?.succeeded)
+    let answer = txn(client, request, PATIENCE).await?;
+    // An earlier request that was not answered may have done it.
+    let is_done = |kv: KeyValue| kv.create_revision == *created && kv.lease == lease;
+    Ok(answer.succeeded || ranges_of(answer.responses).flatten().any(is_done))
 }
 
 /// All keys that begin with `prefix`, in their order.
@@ -266,17 +432,36 @@ fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> 
     })
 }
 
-fn mark(kv: KeyValue) -> Mark {
-    Mark { key: kv.key, created: kv.create_revision }
-}
-
 fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
         key: key.to_vec(),
         create_revision: Some(revision),
-        range_end: Vec::new(),
+        ..Compare::default()
+    }
+}
+
+/// The key hangs on that lease: nobody has taken it over.
+fn hangs_on(key: &[u8], lease: i64) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Lease.into(),
+        key: key.to_vec(),
+        lease: Some(lease),
+        ..Compare::default()
+    }
+}
+
+/// No key of the lock was made or written after `revision`. Some may have gone.
+fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
+    Compare {
+        result: CompareResult::Less.into(),
+        target: CompareTarget::Mod.into(),
+        key: lock.to_vec(),
+        mod_revision: Some(revision + 1),
+        range_end: end_of(lock),
+        ..Compare::default()
     }
 }
 
@@ -284,8 +469,8 @@ fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }
 }
 
-fn first_of(lock: &[u8]) -> RangeRequest {
-    sorted(lock, SortOrder::Ascend, 1)
+fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
+    sorted(lock, SortOrder::Ascend, limit)
 }
 
 fn last_of(lock: &[u8], limit: i64) -> RangeRequest {

@@ -13,10 +13,11 @@ use tokio::task::AbortHandle;
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::failure::{Failure, Fault};
-use super::queue::{self, Left, View};
+use super::queue::{self, Leaver, Left, View};
 use super::rides::{Arrival, Ride};
 use crate::backend::{Claim, Release, Wake};
 use crate::error::Result;
+use crate::mode::Mode;
 
 /// How long to wait for the answer to our own release when the watch was faster: the answer saves a request.
 const GRACE: Duration = Duration::from_millis(20);
@@ -54,9 +55,9 @@ impl Engine {
                 (state.revision, state.created, state.before.clone(), state.first_at)
             };
             if let Some(revision) = first_at {
-                return self.grant(attempt, revision).map_or(Wake::Retry, Wake::Granted);
+                return self.grant_at(attempt, revision).map_or(Wake::Retry, Wake::Granted);
             }
-            if let Some(before) = before {
+            if !before.is_empty() {
                 match self.wait_for_end(attempt, &before, revision, claim).await {
                     Told::Look => {}
                     Told::Again => continue,
@@ -64,10 +65,14 @@ impl Engine {
                 }
             }
             let horizon = self.horizon.now();
-            match queue::look(&self.client, &attempt.lock, &attempt.key, created).await {
+            let view = match queue::look(&self.client, &attempt.lock, attempt.mode, &attempt.key, created).await {
+                Ok(view) => self.seat(attempt, claim, view).await,
+                failed => failed,
+            };
+            match view {
                 Ok(view) if self.horizon.check(horizon, view.header).is_err() => return Wake::Retry,
-                Ok(view) if view.is_ours(&attempt.key) => {
-                    return self.grant(attempt, view.header.revision).map_or(Wake::Retry, Wake::Granted);
+                Ok(view) if view.holds => {
+                    return self.grant(attempt, &view).map_or(Wake::Retry, Wake::Granted);
                 }
                 Ok(view) if view.own.is_some() => self.note(attempt, view),
                 // The claim that follows finds out what to do about it.
@@ -76,19 +81,20 @@ impl Engine {
         }
     }
 
-    /// Waits until the key right before ours is gone, as far as anybody tells.
-    async fn wait_for_end(&self, attempt: &Attempt, before: &Mark, revision: i64, claim: &Claim) -> Told {
-        if self.attempts.is_own(before) {
+    /// Waits until one of the keys before ours is gone, as far as anybody tells.
+    async fn wait_for_end(&self, attempt: &Attempt, before: &[Mark], revision: i64, claim: &Claim) -> Told {
+        if before.iter().all(|before| self.attempts.is_own(before)) {
             // Whatever becomes of it, this client hears of it first and wakes us: no watch is needed for that.
             attempt.turn.notified().await;
-            if attempt.state().first_at.is_none() && self.attempts.is_leaving(before) {
+            let is_leaving = before.iter().any(|before| self.attempts.is_leaving(before));
+            if attempt.mode == Mode::Exclusive && attempt.state().first_at.is_none() && is_leaving {
                 let _ = tokio::time::timeout(GRACE, attempt.turn.notified()).await;
             }
             let state = attempt.state();
             return if state.first_at.is_some() || state.phase != Phase::Waiting { Told::Again } else { Told::Look };
         }
         let mut sight = self.watches.watch(&attempt.lock, 0, self.clock.now());
-        if self.watches.saw_deletion(&attempt.lock, before) {
+        if before.iter().any(|before| self.watches.saw_deletion(&attempt.lock, before)) {
             return Told::Look;
         }
         if sight.misses(revision) {
@@ -124,13 +130,20 @@ impl Engine {
         let _made = attempt.making.lock().await;
         let (created, was_held, is_first, repeated) = {
             let mut state = attempt.state();
+            if state.phase == Phase::Gone {
+                return Ok(Release::NotOurs);
+            }
             let repeated = matches!(state.phase, Phase::Leaving { .. });
             let was_held = matches!(state.phase, Phase::Held(_) | Phase::Leaving { was_held: true });
             state.phase = Phase::Leaving { was_held };
-            (state.created, was_held, was_held || state.first_at.is_some(), repeated)
+            // Only of one that has the lock for itself is it known that nobody was before it.
+            let is_first = attempt.mode == Mode::Exclusive && (was_held || state.first_at.is_some());
+            (state.created, was_held, is_first, repeated)
         };
         let next = attempt.mark().filter(|_| is_first);
         let next = next.and_then(|mark| self.attempts.next_after(&mark, &attempt.lock));
+        // A slot or an entry needs more than to be the first.
+        let next = next.filter(|next| matches!(next.mode, Mode::Exclusive | Mode::Shared));
         let next = next.and_then(|next| Some((next.mark()?, next)));
         let horizon = self.horizon.now();
         let sent = self.send_leave(attempt, created, next.as_ref().map(|next| &*next.0.key)).await;
@@ -150,9 +163,25 @@ impl Engine {
     }
 
     /// Deletes the key of `attempt`, and makes that of another on the way if one waits for it.
-    async fn send_leave(&self, attempt: &Attempt, created: i64, next: Option<&[u8]>) -> Result<Sent, Failure> {
+    pub(super) async fn send_leave(
+        &self,
+        attempt: &Attempt,
+        created: i64,
+        next: Option<&[u8]>,
+    ) -> Result<Sent, Failure> {
+        let (lease, moving) = {
+            let state = attempt.state();
+            (state.session.id, state.next_session.as_ref().map(|session| session.id))
+        };
+        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease) };
+        if let Some(lease) = moving {
+            // It may hang on this one already.
+            let moved = queue::leave(&self.client, Leaver { lease: Some(lease), ..leaver }, next).await?;
+            if moved.deleted {
+                return Ok((moved, None));
+            }
+        }
         if let Some(Ride { put, tell }) = self.rides.take(&attempt.lock) {
-            let leaver = (attempt.key.as_slice(), created);
             match queue::leave_and_line_up(&self.client, &attempt.lock, leaver, next, put).await {
                 Ok((left, view)) => return Ok((left, Some((tell, view)))),
                 Err(failure) => {
@@ -164,7 +193,7 @@ impl Engine {
                 }
             }
         }
-        Ok((queue::leave(&self.client, &attempt.key, created, next).await?, None))
+        Ok((queue::leave(&self.client, leaver, next).await?, None))
     }
 
     /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
@@ -179,6 +208,8 @@ impl Engine {
     pub(super) fn has_left(&self, attempt: &Attempt, created: i64, deleted: bool) {
         let doubtful = {
             let mut state = attempt.state();
+            // If it was a hold, somebody may have taken it over, with the name of the key.
+            state.name_is_taken |= !deleted && state.phase == Phase::Leaving { was_held: true };
             if created == 0 && deleted {
                 state.doubts = state.doubts.saturating_sub(1);
             }

@@ -1,4 +1,5 @@
-//! Deletions, as they happen: one stream, with one watch per lock that somebody waits for or holds for a while.
+//! Deletions, as they happen: one stream, with one watch per lock that somebody waits for or holds for a while, and one for
+//! each key that is held for a while, to see it written by somebody else.
 //!
 //! A watch that starts at a past revision is served only ten times a second until it has caught up. So a lock's watch
 //! starts at "now", the queue is read once more, and the watch stays for a while after the last one who needed it.
@@ -14,7 +15,7 @@ use super::attempt::Mark;
 use super::client::Client;
 use super::failure::{Failure, Fault};
 use super::messages::{
-    EventType, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest, WatchResponse,
+    EventKey, EventType, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest, WatchResponse,
 };
 use super::names::end_of;
 use crate::clock::{Clock, Moment};
@@ -47,6 +48,7 @@ struct Table {
 #[derive(Debug)]
 struct LockWatch {
     id: i64,
+    kind: EventType,
     /// Every deletion after this revision is seen; 0 as long as that is not known.
     since: watch::Sender<i64>,
     /// Where to go on when the stream is opened again; 0: from now on.
@@ -77,13 +79,23 @@ impl Sight {
 impl Watches {
     /// Watches the keys of `lock`, from revision `from` on if the watch is new; 0: from now on.
     pub(super) fn watch(&self, lock: &[u8], from: i64, now: Moment) -> Sight {
+        self.watch_for(EventType::Delete, lock, from, now)
+    }
+
+    /// Watches whether the key of a hold is written, in the same way.
+    pub(super) fn watch_writes(&self, key: &[u8], from: i64, now: Moment) -> Sight {
+        self.watch_for(EventType::Put, key, from, now)
+    }
+
+    // Whatever lock it is, what its keys begin with ends with a slash and no key does: the two never meet.
+    fn watch_for(&self, kind: EventType, lock: &[u8], from: i64, now: Moment) -> Sight {
         let mut table = self.table();
         if let Some(watch) = table.by_lock.get_mut(lock) {
             watch.used = watch.used.max(now);
             return Sight(watch.since.subscribe());
         }
         let (since, sight) = watch::channel(0);
-        let watch = LockWatch { id: 0, since, next: from, used: now, deleted: VecDeque::new() };
+        let watch = LockWatch { id: 0, kind, since, next: from, used: now, deleted: VecDeque::new() };
         table.by_lock.insert(lock.to_vec(), watch);
         table.open(lock);
         self.needed.notify_one();
@@ -108,15 +120,15 @@ impl Watches {
         }
     }
 
-    /// Follows all watches for ever, and tells `deleted` of each key and the revision at which it was deleted.
-    pub(super) async fn follow(&self, client: &Client, clock: &Clock, deleted: impl Fn(&[u8], i64)) {
+    /// Follows all watches for ever, and tells `changed` of each key and the revision at which it was deleted or written.
+    pub(super) async fn follow(&self, client: &Client, clock: &Clock, changed: impl Fn(EventType, &[u8], i64)) {
         let mut pause = PAUSE.0;
         loop {
             while self.table().by_lock.is_empty() {
                 self.needed.notified().await;
             }
             let started = clock.now();
-            let end = self.follow_once(client, &deleted).await;
+            let end = self.follow_once(client, &changed).await;
             self.table().orders = None;
             tracing::debug!(target: "distlock", { reason = ?end }, "etcd watch stream ended");
             if clock.now().since(started) > GOOD {
@@ -128,7 +140,7 @@ impl Watches {
         }
     }
 
-    async fn follow_once(&self, client: &Client, deleted: &impl Fn(&[u8], i64)) -> Option<Failure> {
+    async fn follow_once(&self, client: &Client, changed: &impl Fn(EventType, &[u8], i64)) -> Option<Failure> {
         let orders = self.reopen_all();
         // The server answers when it has its first order, so the orders come first.
         let (mut stream, route) = match client.watch(UnboundedReceiverStream::new(orders)).await {
@@ -143,7 +155,7 @@ impl Watches {
             };
             match answer {
                 Ok(Some(answer)) => {
-                    if let Err(failure) = self.take(&answer, deleted) {
+                    if let Err(failure) = self.take(&answer, changed) {
                         break Some(failure);
                     }
                 }
@@ -172,7 +184,7 @@ impl Watches {
     }
 
     /// Takes one message of the stream.
-    fn take(&self, answer: &WatchResponse, deleted: &impl Fn(&[u8], i64)) -> Result<(), Failure> {
+    fn take(&self, answer: &WatchResponse, changed: &impl Fn(EventType, &[u8], i64)) -> Result<(), Failure> {
         if answer.canceled && answer.watch_id < 0 {
             // Refused before it had an id: our login has run out, or does not allow it.
             return Err(Failure::new(Fault::LoggedOut, answer.cancel_reason.clone()));
@@ -210,22 +222,31 @@ impl Watches {
             }
         }
         let mut keys = Vec::new();
-        for event in answer.events.iter().filter(|event| event.kind == i32::from(EventType::Delete)) {
+        let kind = watch.kind;
+        for event in answer.events.iter().filter(|event| event.kind == i32::from(kind)) {
             let Some(kv) = &event.kv else { continue };
             watch.next = watch.next.max(kv.mod_revision + 1);
-            if watch.deleted.len() == REMEMBERED {
-                watch.deleted.pop_front();
+            if kind == EventType::Delete {
+                watch.remember(kv);
             }
-            watch.deleted.push_back((kv.key.clone(), kv.mod_revision));
             keys.push(kv);
         }
         drop(table);
-        keys.iter().for_each(|kv| deleted(&kv.key, kv.mod_revision));
+        keys.iter().for_each(|kv| changed(kind, &kv.key, kv.mod_revision));
         Ok(())
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LockWatch {
+    fn remember(&mut self, kv: &EventKey) {
+        if self.deleted.len() == REMEMBERED {
+            self.deleted.pop_front();
+        }
+        self.deleted.push_back((kv.key.clone(), kv.mod_revision));
     }
 }
 
@@ -238,11 +259,15 @@ impl Table {
         self.by_id.remove(&watch.id);
         watch.id = watch_id;
         self.by_id.insert(watch_id, lock.to_vec());
+        let (range_end, filter) = match watch.kind {
+            EventType::Delete => (end_of(lock), WatchFilter::NoPut),
+            EventType::Put => (Vec::new(), WatchFilter::NoDelete),
+        };
         let create = WatchCreateRequest {
             key: lock.to_vec(),
-            range_end: end_of(lock),
+            range_end,
             start_revision: watch.next,
-            filters: vec![WatchFilter::NoPut.into()],
+            filters: vec![filter.into()],
             watch_id,
         };
         self.order(WatchOrder::Create(create));
