@@ -315,7 +315,7 @@ async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock
         ("http://127.0.0.1/", ErrorKind::Config),
         ("", ErrorKind::Config),
         ("redlock://a,b", ErrorKind::Config),
-        ("redlock://a,b,c", ErrorKind::Unsupported),
+        ("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", ErrorKind::Unavailable),
     ] {
         let error = Locker::connect(url).await.expect_err(url);
         assert_eq!(error.kind(), kind, "{url}: {error}");

@@ -80,7 +80,7 @@ fn an_engine_that_is_configured_and_not_there_is_an_error_and_never_a_local_lock
     let urls = [
         (69, "redis://u:hunter2@127.0.0.1:1/"),
         (69, "rediss://:hunter2@127.0.0.1:1/"),
-        (78, "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"),
+        (69, "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"),
         (69, "etcd://127.0.0.1:1/"),
     ];
     for (code, url) in urls {

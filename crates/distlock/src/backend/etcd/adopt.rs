@@ -115,8 +115,9 @@ impl Engine {
         Err(Failure::new(Fault::Refused, "the hold is written again and again"))
     }
 
-    /// A watch saw that a key was written, or may have missed it: if not by us, the hold is another one's.
-    pub(super) async fn look_who_wrote(&self, attempt: &Attempt) {
+    /// A watch saw that a key was written, at the revision `written`, or may have missed it: if not by us, the hold is
+    /// another one's.
+    pub(super) async fn look_who_wrote(&self, attempt: &Attempt, written: Option<i64>) {
         let created = attempt.state().created;
         match queue::read(&self.client, &attempt.key).await {
             Ok((Some(key), revision)) if key.create_revision == created => match is_of(&key, &[attempt.id]) {
@@ -128,7 +129,14 @@ impl Engine {
                 false if entry::read(&key.value).is_none() => attempt.state().revision = revision,
                 false => self.adopted(attempt),
             },
-            Ok(_) => self.key_lost(attempt),
+            // Who breaks a lock writes so into its key, and deletes it then.
+            Ok(_) => {
+                let broken = match written {
+                    Some(written) => queue::was_broken(&self.client, &attempt.key, created, written + 1).await,
+                    None => false,
+                };
+                self.key_lost_to(attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
+            }
             // At the next tick again.
             Err(_) => {}
         }

@@ -538,7 +538,7 @@ impl Engine {
         });
         if let Some(attempt) = held {
             let engine = self.clone();
-            self.run(async move { engine.look_who_wrote(&attempt).await });
+            self.run(async move { engine.look_who_wrote(&attempt, Some(revision)).await });
         }
     }
 

@@ -110,6 +110,6 @@ impl Engine {
     /// A watch may have missed the end of a hold: looks whether its key is there, and ours.
     fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         let (engine, attempt) = (self.clone(), attempt.clone());
-        self.run(async move { engine.look_who_wrote(&attempt).await });
+        self.run(async move { engine.look_who_wrote(&attempt, None).await });
     }
 }
