@@ -114,7 +114,8 @@ async fn record_history<S: Setup>(world: &World<S>, about: &str, ask: fn(&Locker
                 if mode == Mode::Exclusive {
                     history.write(key.as_str(), token, true);
                 }
-                tokio::task::yield_now().await;
+                // Long enough for others to come in, if they are let.
+                tokio::time::sleep(Duration::from_millis(2)).await;
                 let end = clock.now();
                 match round % 2 {
                     0 => drop(guard),
