@@ -286,6 +286,10 @@ impl Lock {
             _ => None,
         };
         let expires = now.after(claim.lease());
+        if self.held.is_empty() {
+            // Most locks have one holder, and there may be many locks.
+            self.held.reserve_exact(1);
+        }
         let place = self.held.len();
         self.held.push(Held { claim: Some(claim), token, slot, since: now, expires, losses, handed: None });
         &mut self.held[place]
