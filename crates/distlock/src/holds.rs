@@ -303,7 +303,7 @@ pub(crate) struct Chore {
 impl Chore {
     /// Ends `hold`.
     pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
-        let lease = hold.lease().claim.lease();
+        let lease = hold.state().ttl.saturating_add(hold.claim.delay);
         let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
@@ -410,7 +410,9 @@ impl Holds {
         if table.closed_by.is_some() {
             return Err(Error::closed());
         }
-        if let Some(reason) = table.early_losses.remove(&hold.claim.attempt) {
+        if !table.early_losses.is_empty()
+            && let Some(reason) = table.early_losses.remove(&hold.claim.attempt)
+        {
             hold.lose(reason, now);
         }
         let look = if hold.is_lost(now) { now } else { hold.next_look(now) };

@@ -167,8 +167,10 @@ impl IntoFuture for LockRequest {
     type IntoFuture = RequestFuture<LockGuard>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let granted = self.0.acquire();
-        Box::pin(async move { granted.await?.ok_or_else(|| Error::new(ErrorKind::Timeout, "somebody else has it")) })
+        Box::pin(async move {
+            let granted = self.0.acquire().await?;
+            granted.ok_or_else(|| Error::new(ErrorKind::Timeout, "somebody else has it"))
+        })
     }
 }
 

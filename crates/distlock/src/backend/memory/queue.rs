@@ -1,6 +1,7 @@
 //! The locks of a store: holders, queues and tokens. Plain data and time passed in; no awaits, no clocks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,7 +124,8 @@ impl Locks {
     }
 
     pub(super) fn release(&mut self, claim: &Claim, now: Moment) -> Release {
-        let Some(lock) = self.locks.get_mut(&claim.key) else { return Release::NotOurs };
+        let Entry::Occupied(mut entry) = self.locks.entry(claim.key.clone()) else { return Release::NotOurs };
+        let lock = entry.get_mut();
         lock.settle(now, &mut self.last_token);
         let ours = lock.held.iter().position(|held| held.is(claim.attempt));
         match ours {
@@ -131,7 +133,9 @@ impl Locks {
             None => lock.queue.retain(|waiter| waiter.claim.attempt != claim.attempt),
         }
         lock.admit(now, &mut self.last_token);
-        self.forget_if_free(&claim.key);
+        if lock.is_free() {
+            entry.remove();
+        }
         if ours.is_some() { Release::Released } else { Release::NotOurs }
     }
 
@@ -222,13 +226,17 @@ impl Locks {
     }
 
     fn forget_if_free(&mut self, key: &Key) {
-        if self.locks.get(key).is_some_and(|lock| lock.held.is_empty() && lock.queue.is_empty()) {
+        if self.locks.get(key).is_some_and(Lock::is_free) {
             self.locks.remove(key);
         }
     }
 }
 
 impl Lock {
+    fn is_free(&self) -> bool {
+        self.held.is_empty() && self.queue.is_empty()
+    }
+
     /// Brings the lock up to `now`: leases that are over end, waiters that are gone are dropped.
     fn settle(&mut self, now: Moment, last_token: &mut u64) {
         self.queue.retain(|waiter| now < waiter.alive_until);
