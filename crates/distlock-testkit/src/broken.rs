@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use distlock::backend::memory::Memory;
 use distlock::backend::{
-    Attachment, Backend, Busy, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Term, Wake,
+    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
+    Term, Wake,
 };
 use distlock::{AttemptId, Clock, FencingToken, Key, Mode, OwnerId, Record, Result};
 
@@ -60,6 +61,10 @@ pub enum Flaw {
     AdoptsNothing,
     /// Says that a label was changed, and keeps it.
     KeepsTheLabel,
+    /// Takes several locks one by one, and calls that one step.
+    TakesSomeOfSeveral,
+    /// Grants several claims anew each time.
+    CountsSeveralTwice,
 }
 
 /// A memory engine with a flaw.
@@ -157,6 +162,34 @@ impl Backend for Broken {
                 Ok(Claimed::Busy(Busy { poll_after: Some(Duration::from_secs(10)), ..busy }))
             }
             busy => Ok(busy),
+        }
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        match self.flaw {
+            Flaw::TakesSomeOfSeveral => {
+                let mut grants = Vec::new();
+                for claim in claims {
+                    match self.engine.claim(claim).await? {
+                        Claimed::Granted(grant) => grants.push(grant),
+                        Claimed::Busy(busy) => {
+                            for claim in &claims[..grants.len()] {
+                                self.engine.release(claim).await?;
+                            }
+                            return Ok(ClaimedAll::Busy(claim.key.clone(), busy.holder));
+                        }
+                    }
+                    tokio::task::yield_now().await;
+                }
+                Ok(ClaimedAll::Granted(grants))
+            }
+            Flaw::CountsSeveralTwice => {
+                for claim in claims {
+                    self.engine.release(claim).await?;
+                }
+                self.engine.claim_all(claims).await
+            }
+            _ => self.engine.claim_all(claims).await,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use distlock::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Wake,
 };
 use distlock::{AttemptId, Error, FencingToken, Key, Result};
 use tokio::sync::watch;
@@ -91,6 +91,11 @@ impl<B: Backend> Backend for Wire<B> {
             self.calls.busy.send_modify(|busy| *busy += 1);
         }
         answer
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        self.calls.pass(&self.calls.claims)?;
+        self.engine.claim_all(claims).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {

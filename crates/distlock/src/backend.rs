@@ -80,6 +80,15 @@ pub enum Claimed {
     Busy(Busy),
 }
 
+/// What became of several claims at once.
+#[derive(Debug)]
+pub enum ClaimedAll {
+    /// All locks are ours; in the order of the claims.
+    Granted(Vec<Grant>),
+    /// Somebody else has this one, or waits for it; none was granted.
+    Busy(Key, Option<Holder>),
+}
+
 /// The lock is ours.
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
@@ -227,6 +236,8 @@ pub struct Capabilities {
     pub amends: bool,
     /// A hold can be taken over by who knows its attempt id: [`Backend::adopt`].
     pub adopts: bool,
+    /// Several locks can be taken in one step: [`Backend::claim_all`].
+    pub gathers: bool,
 }
 
 impl Capabilities {
@@ -246,6 +257,7 @@ impl Capabilities {
             delays: false,
             amends: false,
             adopts: false,
+            gathers: false,
         }
     }
 
@@ -357,6 +369,18 @@ pub trait Backend: Send + Sync + 'static {
     ///   the last is released or over.
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed>> + Send;
 
+    /// Asks for several locks in one step.
+    ///
+    /// # Behaviour
+    /// Each of them is free, as for [`claim`](Backend::claim), or its claim's own already: all are granted. Otherwise
+    /// busy, and nothing is changed: nobody ever sees some of them granted and others not, and nothing is queued. The
+    /// claims are exclusive and about different locks. Kind `Unsupported` where these locks cannot be had in one step,
+    /// as when they are on different servers.
+    fn claim_all(&self, claims: &[Claim]) -> impl Future<Output = Result<ClaimedAll>> + Send {
+        let _ = claims;
+        async { Err(unsupported(self.name(), "take several locks in one step")) }
+    }
+
     /// Waits until it makes sense to claim again.
     ///
     /// # Behaviour
@@ -460,6 +484,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn attach(&self, attachment: Attachment);
     fn ready(&self) -> BoxFuture<'_, Result<()>>;
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
+    fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>>;
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
@@ -487,6 +512,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>> {
         Box::pin(Backend::claim(self, claim))
+    }
+    fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>> {
+        Box::pin(Backend::claim_all(self, claims))
     }
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake> {
         Box::pin(Backend::wait(self, claim))

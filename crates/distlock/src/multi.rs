@@ -17,11 +17,12 @@ use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::request::{LockRequest, RequestFuture};
 use crate::token::FencingToken;
+use crate::wait::acquire_all;
 
 /// Asks for several locks; made by [`Locker::lock_all`](crate::Locker::lock_all).
 ///
-/// They are taken one after the other in the order of their names, whatever order they are given in. Everybody who does
-/// the same cannot wait for each other in a circle.
+/// Where the engine can, they are taken in one step when all are free. Otherwise one after the other, in the order of their
+/// names, whatever order they are given in: those who do the same cannot wait for each other in a circle.
 ///
 /// # Cancel safety
 /// Dropping the future at any point gives up its place in a queue and the locks that it has.
@@ -60,7 +61,7 @@ impl LockAllRequest {
     /// The longest time to wait for all of them; then the error is of kind `Timeout`, and none is held.
     ///
     /// # Default
-    /// Without limit. Zero asks once for each and does not wait.
+    /// Without limit. Zero asks once and does not wait.
     pub fn wait(mut self, most: Duration) -> Self {
         self.options.wait = Some(most);
         self
@@ -75,7 +76,12 @@ impl LockAllRequest {
     async fn run(self) -> Result<MultiGuard> {
         let LockAllRequest { family, keys, owner, options } = self;
         let keys = in_order(keys?)?;
+        options.check()?;
         let started = family.clock.now();
+        if let Some(holds) = acquire_all(&family, &keys, &owner, &options).await? {
+            let guards = holds.into_iter().map(|hold| LockGuard::new(family.clone(), hold)).collect();
+            return Ok(MultiGuard { guards });
+        }
         let mut held = MultiGuard { guards: Vec::with_capacity(keys.len()) };
         for key in keys {
             let waited = family.clock.now().since(started);

@@ -1,5 +1,6 @@
 //! Taking a lock: claim, wait, claim again, within the caller's bounds.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::{Busy, Claim, Claimed, Grant, Wake};
+use crate::backend::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, LossReason};
@@ -48,6 +49,74 @@ pub(crate) async fn acquire(
     }
     let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
     Acquire::new(family, claim, options).run().await
+}
+
+/// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
+///
+/// Runs in the caller's future. Dropping it at any point hands the attempts to the keeper, which withdraws them.
+pub(crate) async fn acquire_all(
+    family: &Arc<Family>,
+    keys: &BTreeSet<Key>,
+    owner: &OwnerId,
+    options: &Options,
+) -> Result<Option<Vec<Arc<Hold>>>> {
+    family.check_process()?;
+    let _under_way = family.holds.begin()?;
+    for key in keys {
+        enter_again(family, key, owner, options)?;
+    }
+    let record = Record::new(owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Arc::new(record);
+    let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
+    let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(family, claim.clone(), options)).collect();
+    let Some(first) = all.first() else { return Ok(None) };
+    let until = first.until;
+    all.iter_mut().for_each(|acquire| acquire.attempt.sent = true);
+    let mut answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
+    if answer.as_ref().is_some_and(|answer| answer.as_ref().is_err_and(Error::may_be_applied)) {
+        // The same claims once more: it cannot harm, and may say what became of them.
+        answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
+    }
+    let unsent = |all: &mut Vec<Acquire<'_>>| all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
+    match answer {
+        Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
+        Some(Ok(ClaimedAll::Busy(key, holder))) => {
+            unsent(&mut all);
+            if options.wait != Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
+        }
+        Some(Err(error)) if error.may_be_applied() => Err(error),
+        Some(Err(error)) if error.is_retryable() || error.kind() == ErrorKind::Unsupported => {
+            unsent(&mut all);
+            Ok(None)
+        }
+        Some(Err(error)) => {
+            unsent(&mut all);
+            Err(error)
+        }
+        // One after the other says whom it waited for.
+        None => Ok(None),
+    }
+}
+
+/// Every claim was granted; should one not become a hold, none stays.
+fn accept_all(all: &mut [Acquire<'_>], grants: Vec<Grant>) -> Result<Vec<Arc<Hold>>> {
+    let mut holds = Vec::with_capacity(all.len());
+    for (acquire, grant) in all.iter_mut().zip(grants) {
+        let failed = match acquire.accept(grant) {
+            ControlFlow::Break(Ok(Some(hold))) => {
+                holds.push(hold);
+                continue;
+            }
+            ControlFlow::Break(Err(error)) => error,
+            _ => Error::lost(LossReason::Expired),
+        };
+        holds.iter().for_each(|hold| acquire.family().leave_in_background(hold));
+        return Err(failed.with_key(&acquire.attempt.claim.key));
+    }
+    Ok(holds)
 }
 
 /// Takes over the hold that `ticket` is about.
@@ -318,21 +387,8 @@ impl<'a> Acquire<'a> {
         ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
     }
 
-    /// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is
-    /// not asked again, since the keeper has withdrawn the attempt.
     async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
-        let family = self.family();
-        let mut future = pin!(future);
-        let unless_closed = poll_fn(|context| match family.closing.initialized() {
-            true => Poll::Ready(Err(Error::closed())),
-            false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
-        });
-        tokio::select! {
-            biased;
-            done = unless_closed => done,
-            _ = family.closing.wait() => Err(Error::closed()),
-            () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
-        }
+        bounded(self.family(), until, future).await
     }
 
     fn is_spent(&self) -> bool {
@@ -346,6 +402,22 @@ impl<'a> Acquire<'a> {
     fn report(&self, kind: EventKind<'_>) {
         let Claim { key, record, .. } = &self.attempt.claim;
         self.family().reporter.emit(key, &record.owner, None, kind);
+    }
+}
+
+/// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is not
+/// asked again, since the keeper has withdrawn the attempt.
+async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
+    let mut future = pin!(future);
+    let unless_closed = poll_fn(|context| match family.closing.initialized() {
+        true => Poll::Ready(Err(Error::closed())),
+        false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
+    });
+    tokio::select! {
+        biased;
+        done = unless_closed => done,
+        _ = family.closing.wait() => Err(Error::closed()),
+        () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
     }
 }
 

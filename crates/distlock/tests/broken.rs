@@ -51,4 +51,6 @@ flaws! {
     forgets_the_delay ForgetsTheDelay: a_lost_lock_rests_for_its_delay;
     adopts_nothing AdoptsNothing: a_hold_is_taken_over a_hold_that_has_ended_is_not_taken_over;
     keeps_the_label KeepsTheLabel: a_label_can_be_changed;
+    takes_some_of_several TakesSomeOfSeveral: several_locks_are_never_held_in_part;
+    counts_several_twice CountsSeveralTwice: several_claims_repeated_are_the_same_grants;
 }

@@ -280,6 +280,41 @@ async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
 }
 
 #[tokio::test]
+async fn rule_8_renewals_that_hang_hold_up_no_others() {
+    // As many as are begun at once.
+    const HANGING: u64 = 4;
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    (0..HANGING).for_each(|_| world.store.script(Operation::Renew, Fault::Hang));
+    world.hand.advance(TTL / 3);
+    for sent in 1..=HANGING {
+        let calls = world.calls.clone();
+        let reached = async {
+            while calls.renewals.load(Ordering::SeqCst) < sent {
+                tokio::task::yield_now().await
+            }
+        };
+        tokio::time::timeout(SOON, reached).await.expect("sent soon");
+        // A quarter of what is left is how long an answer is waited for.
+        world.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
+    }
+    world.until(|seen| seen.renewed == 1).await;
+    assert_eq!(guard.state(), HoldState::Held, "the one after them was answered");
+}
+
+#[tokio::test]
+async fn rule_9_an_outcome_that_is_unknown_stays_so_whatever_is_refused_after_it() {
+    let store = Store::new();
+    let locker =
+        Locker::builder().retry_interval(Duration::from_millis(1)).max_retries(1).build(Memory::on(&store)).unwrap();
+    store.script(Operation::Claim, Fault::LoseReply);
+    store.script(Operation::Claim, Fault::Refuse);
+    let error = locker.lock("k").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    until_empty(&store).await;
+}
+
+#[tokio::test]
 async fn rule_9_what_was_refused_was_not_done_and_is_not_unknown() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::Refuse);

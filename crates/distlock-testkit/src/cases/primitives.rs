@@ -2,11 +2,11 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use distlock::backend::Backend;
-use distlock::{Asked, ErrorKind, LossReason, Watchdog};
+use distlock::backend::{Backend, ClaimedAll, Release};
+use distlock::{Asked, ErrorKind, Key, LossReason, Watchdog};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -78,6 +78,97 @@ pub async fn several_locks_are_lost_together<S: Setup>(world: &World<S>) {
     assert_eq!(all.unlock().await.expect_err("lost").kind(), ErrorKind::Lost);
     let next = expect_lock(world, &other.locker, &keys[0]).await;
     next.unlock().await.expect("released");
+}
+
+/// Names that an engine with several servers keeps on one of them.
+fn neighbours<S: Setup>(world: &World<S>) -> [Key; 3] {
+    let tag = world.key("near");
+    [1, 2, 3].map(|number| Key::new(format!("{{{tag}}}:{number}")).expect("a good name"))
+}
+
+/// One request takes all of them; when one is taken, one request says which and by whom, and none is held.
+pub async fn several_locks_are_taken_in_one_step<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = neighbours(world);
+    let requests = || client.calls.claims.load(Ordering::SeqCst);
+    let before = requests();
+    let all = client.locker.lock_all(&keys).await.expect("granted");
+    assert_eq!(requests() - before, 1, "one step");
+    for guard in all.guards() {
+        assert!(other.locker.try_lock(guard.key()).await.expect("no failure").is_none(), "{} is held", guard.key());
+    }
+    tokio::time::sleep(world.setup.ttl() + Duration::from_millis(200)).await;
+    all.check().expect("kept by renewal like any other");
+    all.unlock().await.expect("released");
+
+    let taken = other.locker.lock(&keys[1]).label("the one in the way").await.expect("granted");
+    let before = requests();
+    let error = client.locker.lock_all(&keys).wait(Duration::ZERO).await.expect_err("one is taken");
+    assert_eq!((error.kind(), error.key(), requests() - before), (ErrorKind::Timeout, Some(&keys[1]), 1), "{error}");
+    let holder = error.holder().and_then(|holder| holder.record.clone()).expect("it says by whom");
+    assert_eq!(holder.label.as_deref(), Some("the one in the way"));
+    for key in [&keys[0], &keys[2]] {
+        let free = other.locker.try_lock(key).await.expect("no failure").expect("none was taken");
+        free.unlock().await.expect("released");
+    }
+    // Who waits gets them one after the other.
+    let waiter = tokio::spawn(client.locker.lock_all(&keys).into_future());
+    while other.locker.try_lock(&keys[0]).await.expect("no failure").is_some() {
+        tokio::task::yield_now().await;
+    }
+    taken.unlock().await.expect("released");
+    let all = timeout(world.patience(), waiter).await.expect("in time").expect("the task is well").expect("granted");
+    all.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// The same claims once more: the same tokens, and nothing more to release.
+pub async fn several_claims_repeated_are_the_same_grants<S: Setup>(world: &World<S>) {
+    let engine = world.engine().await;
+    let claims = neighbours(world).map(|key| claim_of(world, &key, false));
+    let expect_all = async || match engine.claim_all(&claims).await.expect("the engine answers") {
+        ClaimedAll::Granted(grants) => grants.iter().map(|grant| grant.token).collect::<Vec<_>>(),
+        busy => panic!("expected grants, not {busy:?}"),
+    };
+    let first = expect_all().await;
+    assert_eq!(first, expect_all().await);
+    let rest = claims.clone().map(|claim| claim_of(world, &claim.key, false));
+    let busy = engine.claim_all(&rest).await.expect("the engine answers");
+    assert!(matches!(&busy, ClaimedAll::Busy(key, Some(_)) if *key == claims[0].key), "{busy:?}");
+    for claim in &claims {
+        assert_eq!(engine.release(claim).await.expect("the engine answers"), Release::Released);
+    }
+    world.expect_nothing_left().await;
+}
+
+/// While one of several is taken, nobody who asks for all of them in one step holds another even for a moment.
+pub async fn several_locks_are_never_held_in_part<S: Setup>(world: &World<S>) {
+    const LOOKS: usize = 100;
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = neighbours(world);
+    let taken = other.locker.lock(&keys[2]).await.expect("granted");
+    let (asked, rounds) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
+    let taker = tokio::spawn({
+        let (keys, asked, rounds) = (keys.clone(), asked.clone(), rounds.clone());
+        async move {
+            while rounds.load(Ordering::SeqCst) {
+                let refused = client.locker.lock_all(&keys).wait(Duration::ZERO).await.expect_err("one is taken");
+                assert_eq!(refused.kind(), ErrorKind::Timeout);
+                asked.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    });
+    let mut looks = 0;
+    while looks < LOOKS || asked.load(Ordering::SeqCst) < LOOKS as u64 {
+        let free = other.locker.try_lock(&keys[0]).await.expect("no failure").expect("nobody holds the first alone");
+        free.unlock().await.expect("released");
+        tokio::task::yield_now().await;
+        looks += 1;
+    }
+    rounds.store(false, Ordering::SeqCst);
+    taker.await.expect("it was well");
+    taken.unlock().await.expect("released");
+    world.expect_nothing_left().await;
 }
 
 /// `at_least` keeps a lock that is unlocked early, and only that long.

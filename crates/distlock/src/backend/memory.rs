@@ -28,7 +28,8 @@ use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
 use crate::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
+    Wake,
 };
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -160,7 +161,7 @@ impl Backend for Memory {
         let all = Capabilities::new(Scope::Process);
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, gathers: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -170,6 +171,11 @@ impl Backend for Memory {
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         let sender = self.sender();
         self.request(Operation::Claim, |locks, now| locks.claim(claim, sender, now)).await
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        let sender = self.sender();
+        self.request(Operation::Claim, |locks, now| Ok(locks.claim_all(claims, &sender, now))).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {

@@ -1,13 +1,13 @@
 //! The locks of a store: holders, queues and tokens. Plain data and time passed in; no awaits, no clocks.
 
-use std::collections::hash_map::{Entry, HashMap};
 use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Busy, Claim, Claimed, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
+use crate::backend::{Busy, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::event::LossReason;
@@ -89,6 +89,30 @@ impl Locks {
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
         Ok(Claimed::Busy(lock.busy(claim, sender, now)))
+    }
+
+    /// Grants all of `claims`, or none.
+    pub(super) fn claim_all(&mut self, claims: &[Claim], sender: &Sender, now: Moment) -> ClaimedAll {
+        for claim in claims {
+            let Some(lock) = self.locks.get_mut(&claim.key) else { continue };
+            lock.settle(now, &mut self.last_token);
+            if !lock.is_free() && !lock.held.iter().any(|held| held.is(claim.attempt)) {
+                return ClaimedAll::Busy(claim.key.clone(), lock.held.first().map(|held| held.holder(now)));
+            }
+        }
+        ClaimedAll::Granted(claims.iter().map(|claim| self.grant(claim, sender, now)).collect())
+    }
+
+    /// Grants a lock that is free, or the claim's own already.
+    fn grant(&mut self, claim: &Claim, sender: &Sender, now: Moment) -> Grant {
+        let lock = self.locks.entry(claim.key.clone()).or_default();
+        let place = lock.held.iter().position(|held| held.is(claim.attempt));
+        let held = match place {
+            Some(place) => &mut lock.held[place],
+            None => lock.let_in(claim.clone(), sender.losses.clone(), now, &mut self.last_token),
+        };
+        held.expires = held.expires.max(now.after(claim.lease()));
+        held.grant(sender.sent, claim.ttl)
     }
 
     pub(super) fn turn_of(&self, claim: &Claim) -> Option<Arc<Notify>> {
