@@ -22,7 +22,7 @@ const CYCLES: u64 = 20_000;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Prints every figure of the Redis engine.
+/// Prints every figure of the Redis engine, or those of one part: `one`, `many`, `contended` or `held`.
 pub(crate) fn run() {
     let server = RedisServer::start();
     let runtime =
@@ -37,10 +37,20 @@ pub(crate) fn run() {
             .query_async(&mut bench.raw.clone())
             .await
             .expect("loaded");
-        uncontended(&server, &bench, &sha).await;
-        many_tasks(&bench, &sha).await;
-        contended(&server).await;
-        held(&server).await;
+        let only = std::env::args().nth(2);
+        let wants = |part: &str| only.as_deref().is_none_or(|only| only == part);
+        if wants("one") {
+            uncontended(&server, &bench, &sha).await;
+        }
+        if wants("many") {
+            many_tasks(&server, &bench, &sha).await;
+        }
+        if wants("contended") {
+            contended(&server).await;
+        }
+        if wants("held") {
+            held(&server).await;
+        }
     });
 }
 
@@ -113,8 +123,9 @@ async fn uncontended(server: &RedisServer, bench: &Arc<Bench>, sha: &str) {
     println!("commands per pair: {:.3} (aim: 2)", evals as f64 / (ROUNDS * PAIRS) as f64);
 }
 
-async fn many_tasks(bench: &Arc<Bench>, sha: &str) {
+async fn many_tasks(server: &RedisServer, bench: &Arc<Bench>, sha: &str) {
     let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    let (mut calls, mut longest) = (0, 0);
     for _ in 0..ROUNDS {
         raw.push(
             rate(bench, |bench, number| {
@@ -128,6 +139,8 @@ async fn many_tasks(bench: &Arc<Bench>, sha: &str) {
             })
             .await,
         );
+        let before = server.calls("evalsha");
+        watch_slow(server);
         ours.push(
             rate(bench, |bench, number| async move {
                 let key = format!("ours:{number}");
@@ -137,10 +150,14 @@ async fn many_tasks(bench: &Arc<Bench>, sha: &str) {
             })
             .await,
         );
+        calls += server.calls("evalsha") - before;
+        longest += slow(server);
     }
     let per_pair = |times: &mut [Duration]| median(times).as_secs_f64() / (TASKS * PAIRS / 8) as f64;
     let (raw, ours) = (1.0 / per_pair(&mut raw), 1.0 / per_pair(&mut ours));
     println!("{TASKS} tasks: raw {raw:.0} pairs/s, ours {ours:.0}, ratio {:.2} (aim: 1.0)", ours / raw);
+    let calls = calls as f64 / (ROUNDS * TASKS * PAIRS / 8) as f64;
+    println!("commands per pair then: {calls:.2}, scripts over 0.5 ms: {longest} (aim: 0)");
 }
 
 async fn rate<F>(bench: &Arc<Bench>, task: impl Fn(Arc<Bench>, usize) -> F) -> Duration
@@ -154,6 +171,16 @@ where
     }
     tasks.join_all().await;
     start.elapsed()
+}
+
+/// From now on calls that take the server longer than half a millisecond count.
+fn watch_slow(server: &RedisServer) {
+    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
+    server.command(&["SLOWLOG", "RESET"]);
+}
+
+fn slow(server: &RedisServer) -> i64 {
+    server.command(&["SLOWLOG", "LEN"]).int()
 }
 
 /// One lock, and everybody wants it all the time.
@@ -229,8 +256,7 @@ async fn held(server: &RedisServer) {
     for number in 0..HELD {
         guards.push(locker.lock(format!("held:{number}")).await.expect("granted"));
     }
-    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
-    server.command(&["SLOWLOG", "RESET"]);
+    watch_slow(server);
     // Taken one after the other, they are renewed spread over time; after a few ticks the jitter has mixed them.
     let (evals, cpu, start) = (server.calls("evalsha"), crate::process::cpu_ms(), Instant::now());
     tokio::time::sleep(TTL).await;
@@ -238,6 +264,6 @@ async fn held(server: &RedisServer) {
     let evals = (server.calls("evalsha") - evals) as f64 / ticks;
     let used = (crate::process::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
     println!("{HELD} held: {evals:.0} renewal commands per third of a lease (aim: 80), client {used:.1} % (aim: 2)");
-    println!("scripts over 0.5 ms: {} (aim: 0)", server.command(&["SLOWLOG", "LEN"]).int());
+    println!("scripts over 0.5 ms: {} (aim: 0)", slow(server));
     assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
 }

@@ -110,7 +110,8 @@ fn speak_redis(mut engine: RedisBuilder, credentials: &Credentials, options: &Re
             Protocol::Resp3 => redis::Protocol::Resp3,
         });
     }
-    engine.database(options.db).restart_guard(options.restart_guard == Some(true))
+    let engine = engine.database(options.db).wait_replicas(options.wait_replicas);
+    engine.restart_guard(options.restart_guard == Some(true))
 }
 
 #[cfg(feature = "redis")]

@@ -17,6 +17,8 @@ use crate::error::Result;
 
 /// The options that any URL may have; each scheme takes some of them.
 const OPTIONS: [&str; 5] = ["prefix", "ttl", "restart_guard", "protocol", "db"];
+/// And those of one set of servers with their replicas.
+const REDIS_OPTIONS: [&str; 6] = ["prefix", "ttl", "restart_guard", "wait_replicas", "protocol", "db"];
 
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -72,8 +74,9 @@ impl Shape {
             Shape::Memory | Shape::File => &["prefix", "ttl"],
             Shape::Etcd => &["prefix", "ttl", "names"],
             // A cluster has database 0 only.
-            Shape::Cluster => &["prefix", "ttl", "restart_guard", "protocol"],
-            Shape::Redis | Shape::Unix | Shape::Sentinel | Shape::Redlock => &OPTIONS,
+            Shape::Cluster => &["prefix", "ttl", "restart_guard", "wait_replicas", "protocol"],
+            Shape::Redis | Shape::Unix | Shape::Sentinel => &REDIS_OPTIONS,
+            Shape::Redlock => &OPTIONS,
         }
     }
 }
@@ -147,8 +150,8 @@ impl<'a> Parts<'a> {
 
 fn build(shape: Shape, wire: Wire, parts: &Parts<'_>, options: &mut Options) -> Result<Target, String> {
     let redis = |options: &Options, path: &str| -> Result<RedisOptions, String> {
-        let Options { protocol, restart_guard, .. } = *options;
-        Ok(RedisOptions { tls: wire == Wire::Tls, db: options.db(path)?, protocol, restart_guard })
+        let Options { protocol, restart_guard, wait_replicas, .. } = *options;
+        Ok(RedisOptions { tls: wire == Wire::Tls, db: options.db(path)?, protocol, restart_guard, wait_replicas })
     };
     Ok(match shape {
         Shape::Memory => Target::Memory { name: memory_name(parts)? },
@@ -245,6 +248,7 @@ struct Options {
     prefix: Option<String>,
     ttl: Option<Duration>,
     restart_guard: Option<bool>,
+    wait_replicas: u32,
     protocol: Option<Protocol>,
     db: Option<u32>,
     verbatim: bool,
@@ -288,6 +292,10 @@ impl Options {
                 "on" => self.restart_guard = Some(true),
                 "off" => self.restart_guard = Some(false),
                 _ => return Err("neither on nor off".into()),
+            },
+            "wait_replicas" => match value.parse() {
+                Ok(count) => self.wait_replicas = count,
+                Err(_) => return Err("not a number of replicas".into()),
             },
             "protocol" => match value.as_str() {
                 "2" => self.protocol = Some(Protocol::Resp2),

@@ -21,6 +21,8 @@ mod log;
 mod partition;
 #[path = "redis_faults/reference.rs"]
 mod reference;
+#[path = "redis_faults/replicas.rs"]
+mod replicas;
 #[path = "redis_faults/sentinel.rs"]
 mod sentinel;
 #[path = "redis_faults/server.rs"]
@@ -31,5 +33,7 @@ mod stale;
 mod strangers;
 #[path = "redis_faults/time.rs"]
 mod time;
+#[path = "redis_faults/together.rs"]
+mod together;
 
 distlock_testkit::child!();

@@ -6,6 +6,7 @@
 
 mod builder;
 mod cluster;
+mod combiner;
 mod dial;
 mod ears;
 mod encryption;
@@ -19,6 +20,7 @@ pub(in crate::backend) mod node;
 mod options;
 mod pair;
 mod renewals;
+mod replicas;
 pub(in crate::backend) mod script;
 mod sentinels;
 mod server_clock;
@@ -32,18 +34,20 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use redis::Value;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 pub use self::builder::RedisBuilder;
 use self::cluster::Cluster;
+use self::combiner::{Answer, Kind, Request};
 use self::dial::Address;
 use self::names::Names;
 use self::options::Options;
 pub use self::options::Protocol;
 use self::pair::Pair;
 use self::renewals::{Item, Renewals};
-use self::script::{CLAIM, RELEASE, Reply, garbled};
+use self::script::{Reply, garbled};
 use self::servers::Servers;
 use self::session::Session;
 use self::waiting::Waiting;
@@ -64,6 +68,9 @@ const LONGEST_HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIMS_PER_HEARTBEAT: u32 = 3;
 /// How long a request waits for a connection that is being opened again.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Room for the arguments of a claim beside its record.
+const CLAIM_ARGS: usize = 5;
+const CLAIM_BYTES: usize = 96;
 
 /// The Redis engine.
 ///
@@ -137,19 +144,17 @@ impl Redis {
         claim: &Claim,
         sent: Moment,
         hears: bool,
-    ) -> Result<Reply> {
+    ) -> Result<Answer> {
         let record = value::write_record(&claim.record)?;
-        let wake = self.wake(hears);
         let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
-        let not_after = session.not_after(sent);
-        let word = value::word(&claim.record);
-        session
-            .run(&CLAIM, |command, nonce| {
-                names.fill(command);
-                command.arg(nonce).arg(claim.attempt.to_string()).arg(millis(claim.lease())).arg(&record).arg(&wake);
-                command.arg(heartbeat).arg(not_after).arg(&word).arg(millis(claim.delay));
-            })
-            .await
+        let how = format!("{} {heartbeat} {}", value::word(&claim.record), millis(claim.delay));
+        let mut args = redis::Cmd::with_capacity(CLAIM_ARGS, record.len() + CLAIM_BYTES);
+        args.arg(claim.attempt.to_string())
+            .arg(millis(claim.lease()))
+            .arg(session.not_after(sent))
+            .arg(how)
+            .arg(record);
+        session.gather(Kind::Claim, Request { names: names.clone(), common: Some(self.wake(hears)), args }).await
     }
 
     async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
@@ -174,10 +179,40 @@ impl Redis {
         let claimed = self.claim_over(&session, names, claim, hears).await?;
         // Whoever gets the lock at once needs no channel for it.
         let must_wait = claim.queue && matches!(claimed, Claimed::Busy(_));
-        if must_wait && !hears && pair.begin_to_hear(names).await {
-            return self.claim_over(&session, names, claim, true).await;
+        let claimed = match must_wait && !hears && pair.begin_to_hear(names).await {
+            true => self.claim_over(&session, names, claim, true).await?,
+            false => claimed,
+        };
+        if let (Claimed::Granted(_), Some(replicas)) = (&claimed, &pair.replicas)
+            && let Err(error) = replicas.confirm(names, claim).await
+        {
+            return Err(self.give_back(claim, error).await);
         }
         Ok(claimed)
+    }
+
+    /// Ends a grant that does not count. Answers `error`, unless it is not known whether the grant is ended.
+    async fn give_back(&self, claim: &Claim, error: Error) -> Error {
+        match self.release(claim).await {
+            Ok(_) if error.kind() != ErrorKind::Unknown => error,
+            Ok(_) => Error::unavailable(format!("{error}; the grant was given back")).with_source(error),
+            Err(_) => Error::unknown(format!("{error}; it is not known whether it is given back")).with_source(error),
+        }
+    }
+
+    /// Whether a grant that came as a message counts.
+    async fn is_confirmed(&self, claim: &Claim) -> bool {
+        if self.options.wait_replicas == 0 {
+            return true;
+        }
+        let Ok(names) = self.names(&claim.key) else { return false };
+        match self.links().servers.route(&names.lock).next().await {
+            Ok((pair, _)) => match &pair.replicas {
+                Some(replicas) => replicas.confirm(&names, claim).await.is_ok(),
+                None => true,
+            },
+            Err(_) => false,
+        }
     }
 
     async fn claim_over(&self, session: &Session, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
@@ -186,14 +221,22 @@ impl Redis {
             links.waiting.enlist(claim.attempt);
         }
         let sent = links.clock.now();
-        let mut reply = self.ask_claim(session, names, claim, sent, hears).await?;
-        let server_us = reply.unsigned()?;
+        let Answer { server_us, outcome } = self.ask_claim(session, names, claim, sent, hears).await?;
         session.saw_clock(sent, server_us);
+        let granted = |token, slot| {
+            let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
+            Ok(Claimed::Granted(Grant { token, term: Some(term), slot }))
+        };
+        let mut reply = match outcome {
+            Value::Int(token) => return granted(u64::try_from(token).map_err(|_| garbled())?, None),
+            Value::Array(parts) => Reply::of(parts),
+            _ => return Err(garbled()),
+        };
         match reply.word()?.as_str() {
             "granted" => {
-                let token = FencingToken::new(reply.unsigned()?);
+                let token = reply.unsigned()?;
                 let slot = if reply.is_empty() { None } else { read_slot(&mut reply)? };
-                Ok(Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }), slot }))
+                granted(token, slot)
             }
             "busy" => {
                 links.waiting.answered(claim.attempt, sent, server_us);
@@ -255,7 +298,11 @@ impl Backend for Redis {
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
-        self.links().waiting.turn(claim.attempt).await.map_or(Wake::Retry, Wake::Granted)
+        match self.links().waiting.turn(claim.attempt).await {
+            Some(grant) if self.is_confirmed(claim).await => Wake::Granted(grant),
+            // A grant that is not confirmed is found again by the next claim, which confirms it or gives it back.
+            _ => Wake::Retry,
+        }
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -273,18 +320,22 @@ impl Backend for Redis {
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.links().waiting.forget(claim.attempt);
         let names = self.names(&claim.key)?;
-        let fill = |command: &mut redis::Cmd, nonce| {
-            names.fill(command);
-            command.arg(nonce).arg(claim.attempt.to_string());
-        };
         let mut route = self.links().servers.route(&names.lock);
-        let mut reply = loop {
+        let answer = loop {
             let (pair, _) = route.next().await?;
             let session = pair.for_release(PATIENCE).await?;
-            match session.run(&RELEASE, fill).await {
+            let mut args = redis::Cmd::with_capacity(1, 32);
+            args.arg(claim.attempt.to_string());
+            let request = Request { names: names.clone(), common: None, args };
+            match session.gather(Kind::Release, request).await {
                 Err(error) if route.again(&error, false).await => {}
-                outcome => break outcome?,
+                answer => break answer?,
             }
+        };
+        let mut reply = match answer.outcome {
+            Value::Int(_) => return Ok(Release::Released),
+            Value::Array(parts) => Reply::of(parts),
+            _ => return Err(garbled()),
         };
         let outcome = match reply.word()?.as_str() {
             "released" => Release::Released,

@@ -38,6 +38,8 @@ pub(crate) struct RedisOptions {
     pub(crate) protocol: Option<Protocol>,
     /// `None`: the engine's own default.
     pub(crate) restart_guard: Option<bool>,
+    /// How many replicas must have a grant.
+    pub(crate) wait_replicas: u32,
 }
 
 /// The version of the Redis protocol.

@@ -15,7 +15,7 @@ fn credentials(username: &str, password: &str) -> Credentials {
 }
 
 fn plain(db: u32) -> RedisOptions {
-    RedisOptions { tls: false, db, protocol: None, restart_guard: None }
+    RedisOptions { tls: false, db, protocol: None, restart_guard: None, wait_replicas: 0 }
 }
 
 fn one(name: &str, port: u16, who: Credentials, options: RedisOptions) -> Target {
@@ -47,6 +47,8 @@ fn a_single_redis_has_a_host_credentials_and_a_database() {
     assert_eq!(target("redis://db?protocol=2&restart_guard=on"), one("db", 6379, nobody(), tuned));
     let tuned = RedisOptions { protocol: Some(Protocol::Resp3), restart_guard: Some(false), ..plain(0) };
     assert_eq!(target("redis://db/?restart_guard=off&protocol=3"), one("db", 6379, nobody(), tuned));
+    let tuned = RedisOptions { wait_replicas: 2, ..plain(0) };
+    assert_eq!(target("redis://db?wait_replicas=2"), one("db", 6379, nobody(), tuned));
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redis://db?names=verbatim", "option \"names\" is not known here"),
         (
             "redis://db?password=x",
-            "option \"password\" is not known here; known are prefix, ttl, restart_guard, protocol, db",
+            "option \"password\" is not known here; known are prefix, ttl, restart_guard, wait_replicas, protocol, db",
         ),
         ("redis://db?p%61ss=x", "an option is not known here"),
         ("redis://db?ttl=1s&ttl=2s", "option \"ttl\" is given twice"),
@@ -182,6 +184,8 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redis://db?prefix=%0A", "option \"prefix\": a control character"),
         ("redis://db?prefix=%ff", "option \"prefix\": not UTF-8 after decoding"),
         ("redis://db?restart_guard=yes", "option \"restart_guard\": neither on nor off"),
+        ("redis://db?wait_replicas=-1", "option \"wait_replicas\": not a number of replicas"),
+        ("redlock://a,b,c?wait_replicas=1", "option \"wait_replicas\" is not known here"),
         ("redis://db?protocol=4", "option \"protocol\": neither 2 nor 3"),
         ("redis://db?db=+1", "option \"db\": not a whole number"),
     ];

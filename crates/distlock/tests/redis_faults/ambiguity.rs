@@ -55,11 +55,26 @@ async fn f03_only_an_answered_renewal_moves_the_deadline() {
     let locker = bench.behind_proxy().await;
     let guard = locker.lock("a").await.expect("granted");
     bench.proxy.drop_replies();
-    let deadline = guard.deadline().expect("a lease");
+    let (deadline, renewals) = (guard.deadline().expect("a lease"), bench.server.calls("pexpire"));
     let reason = timeout(PATIENCE, guard.lost()).await.expect("told");
     assert_eq!(reason, LossReason::Expired);
     assert_eq!(guard.deadline(), Some(deadline), "the server heard the renewals, but nobody heard the server");
+    assert!(bench.server.calls("pexpire") > renewals, "the server heard nothing either");
     assert!(now() >= deadline && now().since(deadline) < ms(500));
+}
+
+#[tokio::test]
+async fn f03_a_renewal_counts_from_when_it_was_sent() {
+    let bench = Bench::start();
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").watchdog(false).ttl(PATIENCE).await.expect("granted");
+    bench.proxy.delay(ms(150));
+    guard.extend(PATIENCE * 2).await.expect("extended");
+    // Whatever the machine does: it was sent at least as long ago as the proxy took.
+    let latest = now().after(PATIENCE * 2).before(ms(300));
+    assert!(guard.deadline().expect("a lease") <= latest, "it counts from its answer");
+    bench.proxy.pass();
+    guard.unlock().await.expect("released");
 }
 
 #[tokio::test]

@@ -96,6 +96,7 @@ impl RedisBuilder {
             password: None,
             protocol: None,
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
+            wait_replicas: 0,
             guard: None,
             wake: AttemptId::random(),
         };
@@ -166,6 +167,14 @@ impl RedisBuilder {
     /// the first time. Everybody who locks there must have it on. Default: off.
     pub fn restart_guard(mut self, on: bool) -> Self {
         self.restart_guard = on;
+        self
+    }
+
+    /// How many replicas must have acknowledged a grant before it counts (`WAIT`). When fewer do within 250 ms, the lock is
+    /// given back and the claim fails with kind `Unavailable`. It makes it less likely that a failover forgets the lock,
+    /// not impossible: renewals are not waited for, and nobody is kept from promoting a replica that lags. Default: 0.
+    pub fn wait_replicas(mut self, count: u32) -> Self {
+        self.options.wait_replicas = count;
         self
     }
 

@@ -1,15 +1,15 @@
--- KEYS: lock, queue, waiters, fence, holders, leases; ARGV: nonce, attempt, lease_ms, record, wake, heartbeat_ms (0: no queue), not_after_us, word (group.lua), delay_ms (a part of lease_ms); reply: nonce, now_us, outcome, ...
+-- One claim. KEYS: lock, queue, waiters, fence, holders, leases; ARGV: attempt, lease_ms, how, record; both as locals; reply: outcome, ...
 -- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key | 'disagrees', word.
 
 -- The lock is free: takes it, or gives it to whoever came before. Nil when somebody else has it then.
-local function claim_free()
+local function claim_unheld()
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) == 'table' then
-    return { nonce, now, 'foreign', queue }
+    return { 'foreign', queue }
   end
   local silent = redis.pcall('HGET', waiters, 'handed')
   if type(silent) == 'table' then
-    return { nonce, now, 'foreign', waiters }
+    return { 'foreign', waiters }
   end
   if word ~= 'x' then
     forget_group()
@@ -30,7 +30,7 @@ local function claim_free()
   local granted
   if outcome == 'nobody' or outcome == 'mine' then
     granted = take(redis.call('ZCARD', queue) > #gone and '+' or ' ')
-    if granted[3] ~= 'granted' then
+    if granted[1] ~= 'granted' then
       return granted
     end
   end
@@ -55,11 +55,10 @@ local function disagreement(held, inside)
   return has_slots and other ~= word and other
 end
 
-local held, held_type = read_lock()
 local inside = held and read_group(held)
 local other_type = word ~= 'x' and foreign_companion()
 if other_type then
-  return { nonce, now, 'foreign', other_type }
+  return { 'foreign', other_type }
 end
 if inside and inside == word then
   -- Nothing is written unless somebody is out: a server without memory refuses a new token only to who has not.
@@ -75,11 +74,11 @@ elseif held and not inside then
     if redis.call('PTTL', lock) < tonumber(lease_ms) then
       redis.call('PEXPIRE', lock, lease_ms)
     end
-    return { nonce, now, 'granted', tonumber(token) }
+    return { 'granted', tonumber(token) }
   end
 end
 if not held then
-  local answer = claim_free()
+  local answer = claim_unheld()
   if answer then
     return answer
   end
@@ -94,33 +93,12 @@ if inside and inside == word then
 end
 local other_word = disagreement(held, inside)
 if other_word then
-  return { nonce, now, 'disagrees', other_word }
+  return { 'disagrees', other_word }
 end
 
-local place = -1
-if heartbeat_ms > 0 then
-  local last = redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')
-  if last.err then
-    return { nonce, now, 'foreign', queue }
-  end
-  local ticket = math.max((tonumber(last[2]) or 0) + 1, now)
-  local ttl_ms, alive_until = tonumber(lease_ms) - tonumber(ARGV[9]), now / 1000 + heartbeat_ms
-  local entry = string.format('%.0f %.0f %s %s %s ', ttl_ms, alive_until, wake, ARGV[9], word) .. record
-  -- A repeat keeps its place.
-  redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), attempt)
-  if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
-    redis.call('ZREM', queue, attempt)
-    return { nonce, now, 'foreign', waiters }
-  end
-  place = redis.call('ZRANK', queue, attempt)
-  -- Nothing of the queue outlives the heartbeat of its last waiter.
-  if place == 0 or redis.call('PTTL', waiters) < heartbeat_ms then
-    redis.call('PEXPIRE', queue, heartbeat_ms)
-    redis.call('PEXPIRE', waiters, heartbeat_ms)
-  end
-  if held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
-    redis.call('SETRANGE', lock, 32, '+')
-  end
+local place, refused = enqueue(held, held_type)
+if refused then
+  return refused
 end
 local left = redis.call('PTTL', lock)
 if inside then
@@ -128,4 +106,4 @@ if inside then
   local shown, ends = show_one(inside == word and 0 or -1)
   held, left = shown or held, ends or left
 end
-return { nonce, now, 'busy', left, place, held or '', held_type }
+return { 'busy', left, place, held or '', held_type }

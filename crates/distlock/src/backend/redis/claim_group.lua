@@ -1,14 +1,22 @@
--- A claim of a group. KEYS, ARGV, reply: as in claim.lua.
+-- Grants. KEYS, ARGV, reply: as in claim.lua.
+local function grant(mark)
+  local token, digits = next_token(fence)
+  if not token then
+    return digits or { 'fence' }
+  end
+  local set = set_lock(attempt, mark, digits, wake, record, lease_ms)
+  return set.err and set or { 'granted', token }
+end
 
 -- Enters; the caller has seen that it may. Nil when there is no slot.
 local function join()
   local token, refusal = token_for(word)
   if not token then
-    return refusal or { nonce, now, 'fence' }
+    return refusal or { 'fence' }
   end
   local slot, refused = enter(word, attempt, token, tonumber(lease_ms), wake, record)
   spare_token = nil
-  return slot and { nonce, now, 'granted', tonumber(token), slot } or refused
+  return slot and { 'granted', tonumber(token), slot } or refused
 end
 
 -- Claims a place among those who are inside. Nil when that must wait.
@@ -17,13 +25,13 @@ local function join_others()
   if mine then
     -- A repeat, or the first the waiter hears of a handoff.
     extend(attempt, tonumber(lease_ms))
-    return { nonce, now, 'granted', tonumber(mine.token), mine.slot }
+    return { 'granted', tonumber(mine.token), mine.slot }
   end
   local has_queue = redis.call('EXISTS', queue) == 1
   if has_queue and type(redis.pcall('ZCARD', queue)) == 'table' then
-    return { nonce, now, 'foreign', queue }
+    return { 'foreign', queue }
   elseif has_queue and type(redis.pcall('HGET', waiters, attempt)) == 'table' then
-    return { nonce, now, 'foreign', waiters }
+    return { 'foreign', waiters }
   end
   -- Its entries pass by the queue, whose head waits for them.
   local may_enter = string.sub(word, 1, 1) == 'r'
@@ -37,7 +45,7 @@ local function join_others()
     poke()
   end
   local granted = may_enter and join()
-  if has_queue and granted and granted[3] == 'granted' then
+  if has_queue and granted and granted[1] == 'granted' then
     drop({ attempt })
     note_longest()
     make_room(word)

@@ -168,9 +168,12 @@ local function token_for(word)
   elseif spare_token then
     return spare_token
   end
-  local token, refusal = next_token()
-  spare_token = token and string.format('%.0f', token)
-  return spare_token, refusal
+  local token, digits = next_token(fence)
+  if not token then
+    return nil, digits
+  end
+  spare_token = digits
+  return digits
 end
 
 -- Tells a waiter that it has the lock. Answers whether somebody heard; nil when nobody can be told.

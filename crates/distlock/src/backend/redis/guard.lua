@@ -35,12 +35,12 @@ local function quarantine()
 end
 
 local unguarded_token = next_token
-local function next_token()
+local function next_token(fence)
   local left = quarantine()
   if type(left) == 'table' then
     return nil, left
   elseif left > 0 then
-    return nil, { nonce, now, 'quarantined', left }
+    return nil, { 'quarantined', left }
   end
-  return unguarded_token()
+  return unguarded_token(fence)
 end

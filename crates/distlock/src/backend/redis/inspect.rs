@@ -52,9 +52,10 @@ pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result
 /// One lock; `None` when nobody holds it or waits for it.
 pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
     // A name that cannot be a lock here is nobody's.
-    let Ok(Names { lock, queue, waiters, holders, leases, .. }) = Names::new(prefix, key) else { return Ok(None) };
+    let Ok(names) = Names::new(prefix, key) else { return Ok(None) };
     let fill = |command: &mut redis::Cmd, nonce| {
-        command.arg(5).arg(&lock).arg(&queue).arg(&waiters).arg(&holders).arg(&leases).arg(nonce).arg(MOST_SHOWN);
+        command.arg(5).arg(&names.lock).arg(names.queue()).arg(names.waiters());
+        command.arg(names.holders()).arg(names.leases()).arg(nonce).arg(MOST_SHOWN);
     };
     let mut reply = session.run(&SHOW, fill).await?;
     let now_us = reply.unsigned()?;

@@ -7,13 +7,7 @@ use crate::key::Key;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Names {
     pub(super) lock: String,
-    pub(super) queue: String,
-    pub(super) waiters: String,
-    pub(super) fence: String,
-    /// Who is inside, when several are.
-    pub(super) holders: String,
-    /// When their leases end.
-    pub(super) leases: String,
+    has_tag: bool,
 }
 
 /// What the companions end in.
@@ -35,15 +29,62 @@ impl Names {
             return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e or :g here")
                 .with_help("these are the keys of another lock's queue"));
         }
-        let stem = if has_tag { lock.clone() } else { format!("{{{lock}}}") };
-        let [queue, waiters, fence, holders, leases] = SUFFIXES.map(|suffix| format!("{stem}{suffix}"));
-        Ok(Names { lock, queue, waiters, fence, holders, leases })
+        Ok(Names { lock, has_tag })
     }
+
+    /// How many keys there are.
+    pub(super) const KEYS: usize = 1 + SUFFIXES.len();
 
     /// Adds how many keys a script gets, and the keys.
     pub(super) fn fill(&self, command: &mut redis::Cmd) {
-        let Names { lock, queue, waiters, fence, holders, leases } = self;
-        command.arg(6).arg(lock).arg(queue).arg(waiters).arg(fence).arg(holders).arg(leases);
+        command.arg(Names::KEYS);
+        self.keys(command);
+    }
+
+    /// Adds the keys.
+    pub(super) fn keys(&self, command: &mut redis::Cmd) {
+        command.arg(&self.lock);
+        let mut key = self.companion("");
+        let stem = key.len();
+        for suffix in SUFFIXES {
+            key.truncate(stem);
+            key.push_str(suffix);
+            command.arg(&key);
+        }
+    }
+
+    pub(super) fn queue(&self) -> String {
+        self.companion(":q")
+    }
+
+    pub(super) fn waiters(&self) -> String {
+        self.companion(":w")
+    }
+
+    pub(super) fn fence(&self) -> String {
+        self.companion(":f")
+    }
+
+    /// Who is inside, when several are.
+    pub(super) fn holders(&self) -> String {
+        self.companion(":h")
+    }
+
+    /// When their leases end.
+    pub(super) fn leases(&self) -> String {
+        self.companion(":e")
+    }
+
+    fn companion(&self, suffix: &str) -> String {
+        let lock = &self.lock;
+        let mut key = String::with_capacity(lock.len() + 4);
+        if self.has_tag {
+            key.push_str(lock);
+        } else {
+            key.extend(["{", lock, "}"]);
+        }
+        key.push_str(suffix);
+        key
     }
 
     /// The lock's name, given the key of the lock or of its queue.
@@ -76,11 +117,20 @@ mod tests {
     fn companions_share_the_slot_of_the_lock() {
         let keys = ["a", "invoice:42", "a b", "user:{42}:mail", "{x}", "%7B", "a:q", "日本語"];
         for (prefix, key) in ["", "app:"].into_iter().flat_map(|prefix| keys.map(|key| (prefix, key))) {
-            let Names { lock, queue, waiters, fence, holders, leases } = names(prefix, key);
-            assert_eq!(lock, format!("{prefix}{key}"), "verbatim");
-            for companion in [&queue, &waiters, &fence, &holders, &leases] {
+            let names = names(prefix, key);
+            let lock = format!("{prefix}{key}");
+            assert_eq!(names.lock, lock, "verbatim");
+            let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
+            for companion in &companions {
                 assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
             }
+            let mut command = redis::cmd("EVALSHA");
+            names.keys(&mut command);
+            let keys = command.args_iter().skip(1).map(|arg| match arg {
+                redis::Arg::Simple(key) => String::from_utf8(key.to_vec()).unwrap(),
+                other => panic!("{other:?}"),
+            });
+            assert!(keys.eq(std::iter::once(lock).chain(companions)), "in this order");
         }
     }
 
@@ -88,7 +138,7 @@ mod tests {
     fn a_name_is_found_again_from_the_keys() {
         for key in ["a", "invoice:42", "user:{42}:mail", "{x}", "a:q"] {
             let names = names("app:", key);
-            for stored in [&names.lock, &names.queue] {
+            for stored in [&names.lock, &names.queue()] {
                 assert_eq!(Names::lock_of("app:", stored).unwrap().as_str(), key, "{stored}");
             }
         }

@@ -183,8 +183,9 @@ pub(in crate::backend) struct Keys {
 
 impl Keys {
     pub(in crate::backend) fn new(prefix: &str, key: &Key) -> Result<Keys> {
-        let Names { lock, queue, waiters, fence, .. } = Names::new(prefix, key)?;
-        Ok(Keys { lock, queue, waiters, fence })
+        let names = Names::new(prefix, key)?;
+        let (queue, waiters, fence) = (names.queue(), names.waiters(), names.fence());
+        Ok(Keys { lock: names.lock, queue, waiters, fence })
     }
 }
 

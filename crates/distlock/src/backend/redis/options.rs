@@ -40,6 +40,8 @@ pub(super) struct Options {
     /// `None`: the best that the server speaks.
     pub(super) protocol: Option<Protocol>,
     pub(super) dial_timeout: Duration,
+    /// How many replicas must have a grant; 0: it counts without them.
+    pub(super) wait_replicas: u32,
     /// Holds grants back after the server may have forgotten leases.
     pub(super) guard: Option<Arc<Guard>>,
     /// Names the channel on which this engine hears of its turns.
@@ -86,6 +88,7 @@ impl fmt::Debug for Options {
             .field("password", &self.password.as_ref().map(|_| "***"))
             .field("protocol", &self.protocol)
             .field("dial_timeout", &self.dial_timeout)
+            .field("wait_replicas", &self.wait_replicas)
             .field("guard", &self.guard)
             .finish_non_exhaustive()
     }

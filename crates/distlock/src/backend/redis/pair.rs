@@ -8,11 +8,12 @@ use crate::backend::redis::ears::Ears;
 use crate::backend::redis::link::Link;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::options::Options;
+use crate::backend::redis::replicas::Replicas;
 use crate::backend::redis::session::Session;
 use crate::backend::redis::waiting::Waiting;
 use crate::error::Result;
 
-/// One connection for claims and releases, one for renewals, and a third for messages where they need one.
+/// One connection for claims and releases, one for renewals, and others for messages and for replicas where they need one.
 pub(super) struct Pair {
     /// Claims, releases, and messages unless there are ears.
     pub(super) main: Link,
@@ -20,6 +21,8 @@ pub(super) struct Pair {
     pub(super) reserved: Link,
     /// For messages over channels that have slots.
     ears: Option<Ears>,
+    /// Where replicas must have a grant before it counts.
+    pub(super) replicas: Option<Replicas>,
 }
 
 impl Pair {
@@ -42,16 +45,19 @@ impl Pair {
     ) -> Pair {
         // The callers' runtime, if there is one. Should it end or block, the link moves to the keeper's.
         let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let replicas = (options.wait_replicas > 0).then(|| {
+            Replicas::new(options.wait_replicas, Link::start(options.clone(), None, attachment, home.clone()))
+        });
         let main = Link::start(options.clone(), waiting, attachment, home);
         let reserved = Link::start(options.clone(), None, attachment, attachment.runtime.clone());
-        Pair { main, reserved, ears }
+        Pair { main, reserved, ears, replicas }
     }
 
     /// Whether messages about a lock come in now.
     pub(super) fn hears(&self, session: &Session, names: &Names) -> bool {
         match &self.ears {
             None => session.hears,
-            Some(ears) => ears.hears(&names.fence),
+            Some(ears) => ears.hears(&names.fence()),
         }
     }
 
@@ -59,7 +65,7 @@ impl Pair {
     pub(super) async fn begin_to_hear(&self, names: &Names) -> bool {
         match &self.ears {
             None => false,
-            Some(ears) => ears.listen(&names.fence).await,
+            Some(ears) => ears.listen(&names.fence()).await,
         }
     }
 
@@ -75,11 +81,18 @@ impl Pair {
     /// Returns when both are open or could not be opened.
     pub(super) async fn first(&self, patience: Duration) -> Result<()> {
         self.main.first(patience).await?;
-        self.reserved.first(patience).await
+        self.reserved.first(patience).await?;
+        match &self.replicas {
+            Some(replicas) => replicas.first(patience).await,
+            None => Ok(()),
+        }
     }
 
     pub(super) fn close(&self) {
         self.main.close();
         self.reserved.close();
+        if let Some(replicas) = &self.replicas {
+            replicas.close();
+        }
     }
 }

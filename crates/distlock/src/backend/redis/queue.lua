@@ -7,7 +7,7 @@ local MOST_GONE = 32
 
 -- What the lock holds: nil when it is free, and its type. Not all of it: somebody may keep a film there.
 local function read_lock()
-  local value = redis.pcall('GETRANGE', lock, 0, 4095)
+  local value = redis.pcall('GETRANGE', lock, '0', '4095')
   if type(value) == 'table' then
     return '', redis.call('TYPE', lock).ok
   elseif value == '' and redis.call('EXISTS', lock) == 0 then

@@ -1,6 +1,6 @@
--- KEYS: lock, queue, waiters, fence, holders, leases; ARGV: nonce, attempt; reply: nonce, 'released' | 'not ours', attempt to wake or ''
+-- One release. KEYS: lock, queue, waiters, fence, holders, leases; ARGV: attempt, held (what is read of the lock); both as locals; reply: 'released' | 'not ours', attempt to wake or ''
 if held == attempt .. '+' then
-  return { nonce, 'released', give_away() }
+  return { 'released', give_away() }
 end
 local value = read_lock()
 local inside = value and read_group(value)
@@ -10,7 +10,7 @@ end
 local mine = inside and read_inside(attempt)
 if mine then
   leave(attempt)
-  return { nonce, 'released', follow(inside, mine.channel) }
+  return { 'released', follow(inside, mine.channel) }
 end
 
 -- Not ours: the attempt's own place is all that is given up. What is of another type is nobody's place.
@@ -28,4 +28,4 @@ if type(place) == 'number' and type(redis.pcall('HDEL', waiters, attempt)) == 'n
     next_up = follow(inside, '-')
   end
 end
-return { nonce, 'not ours', next_up }
+return { 'not ours', next_up }

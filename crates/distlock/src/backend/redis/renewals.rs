@@ -179,7 +179,7 @@ async fn renew_over(session: &Session, clock: &Clock, items: &[Arc<Item>], asks:
         items.iter().for_each(|item| {
             command.arg(&item.names.lock);
             if is_shared {
-                command.arg(&item.names.holders).arg(&item.names.leases);
+                command.arg(item.names.holders()).arg(item.names.leases());
             }
         });
         command.arg(nonce);

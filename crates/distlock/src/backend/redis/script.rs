@@ -41,32 +41,42 @@ const GUARD_LONGEST: &str = include_str!("guard_longest.lua");
 pub(super) static CLAIM: Script = Script::new(
     "claim",
     concat!(
-        include_str!("head.lua"),
+        include_str!("clock.lua"),
+        include_str!("failure.lua"),
         include_str!("fence.lua"),
+        "local wake = ARGV[2]\n",
+        "local function claim(lock, queue, waiters, fence, holders, leases, attempt, lease_ms, how, record)\n",
         include_str!("set_lock.lua"),
-        include_str!("claim_free.lua"),
         include_str!("queue.lua"),
+        include_str!("enqueue.lua"),
         include_str!("group.lua"),
         include_str!("handoff.lua"),
         include_str!("claim_group.lua"),
-        include_str!("claim.lua")
+        include_str!("claim.lua"),
+        "end\n",
+        include_str!("claim_all.lua")
     ),
 );
 pub(super) static RELEASE: Script = Script::new(
     "release",
     concat!(
-        include_str!("release_alone.lua"),
+        include_str!("failure.lua"),
+        "local function release(lock, queue, waiters, fence, holders, leases, attempt, held)\n",
+        include_str!("clock.lua"),
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
         include_str!("group.lua"),
         include_str!("handoff.lua"),
-        include_str!("release.lua")
+        include_str!("release.lua"),
+        "end\n",
+        include_str!("release_all.lua")
     ),
 );
 pub(super) static BREAK: Script = Script::new(
     "break",
     concat!(
+        include_str!("clock.lua"),
         include_str!("head.lua"),
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
@@ -79,6 +89,7 @@ pub(super) static BREAK: Script = Script::new(
 pub(super) static AMEND: Script = Script::new(
     "amend",
     concat!(
+        include_str!("clock.lua"),
         include_str!("head.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
@@ -89,6 +100,7 @@ pub(super) static AMEND: Script = Script::new(
 pub(super) static ADOPT: Script = Script::new(
     "adopt",
     concat!(
+        include_str!("clock.lua"),
         include_str!("head.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
@@ -98,9 +110,10 @@ pub(super) static ADOPT: Script = Script::new(
 );
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
+pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 
-static ALL: [&Script; 8] = [&CLAIM, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
+static ALL: [&Script; 9] = [&CONFIRM, &CLAIM, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
 
 impl Script {
     pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {
@@ -207,6 +220,16 @@ impl Reply {
             return Err(Error::unknown("redis: an answer to another question; the connection is not used any more"));
         }
         Ok(reply)
+    }
+
+    /// What was not read yet.
+    pub(super) fn rest(self) -> Vec<Value> {
+        self.0.collect()
+    }
+
+    /// Reads parts that were checked as a whole.
+    pub(super) fn of(parts: Vec<Value>) -> Reply {
+        Reply(parts.into_iter())
     }
 
     pub(in crate::backend) fn int(&mut self) -> Result<i64> {

@@ -13,11 +13,12 @@ use redis::{
 use tokio::sync::SetOnce;
 
 use crate::backend::Attachment;
+use crate::backend::redis::combiner::{self, Answer, Combiner, Kind, Request};
 use crate::backend::redis::dial::{BoxStream, Dialer};
 use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
-use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, learn_hashes, nonce};
+use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, garbled, learn_hashes, nonce};
 use crate::backend::redis::server_clock::{Reading, ServerClock};
 use crate::backend::redis::waiting::Waiting;
 use crate::clock::{Clock, Moment};
@@ -52,6 +53,7 @@ pub(super) struct Session {
     listener: Option<tokio::sync::Mutex<PubSubSink>>,
     dialect: Dialect,
     guard: Option<Arc<Guard>>,
+    combiner: Combiner,
 }
 
 impl Session {
@@ -86,7 +88,7 @@ impl Session {
         let mut command = script.by_hash(self.dialect);
         fill(&mut command);
         let answer = match self.ask(&command).await {
-            Err(Failure::Redis(error)) if is_no_script(&error) => {
+            Err(failure) if failure.is_no_script() => {
                 // The same call on the same connection: nothing of it was carried out.
                 let mut command = script.by_text(self.dialect);
                 fill(&mut command);
@@ -95,11 +97,7 @@ impl Session {
             answer => answer,
         };
         let answer = answer.map_err(|failure| failure.of(script.name))?;
-        Reply::check(answer, nonce).inspect_err(|error| {
-            // Where one answer is not ours, none can be trusted.
-            tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
-            self.kill();
-        })
+        Reply::check(answer, nonce).inspect_err(|error| self.distrust(error))
     }
 
     /// Like [`run`](Session::run), for a node that a request was sent to although it does not serve the slot yet.
@@ -122,12 +120,107 @@ impl Session {
         Reply::check(answer, nonce).inspect_err(|_| self.kill())
     }
 
+    /// Sends one claim or release, by itself or with others that are asked for at the same time.
+    pub(super) async fn gather(&self, kind: Kind, request: Request) -> Result<Answer> {
+        match self.dialect {
+            // Only what shares a slot could share a call.
+            Dialect::Sharded => self.call(kind, &request).await,
+            Dialect::Plain | Dialect::Guarded => self.combiner.ask(self, kind, request).await,
+        }
+    }
+
+    /// Sends one claim or release by itself.
+    pub(super) async fn call(&self, kind: Kind, request: &Request) -> Result<Answer> {
+        let requests = || std::iter::once(request);
+        let (command, nonce) = self.pack(kind, requests(), false);
+        let parts = match self.ask_parts(&command, nonce).await {
+            Err(failure) if failure.is_no_script() => {
+                // The same call on the same connection: nothing of it was carried out.
+                let (command, nonce) = self.pack(kind, requests(), true);
+                self.ask_parts(&command, nonce).await
+            }
+            parts => parts,
+        };
+        let answers = parts.and_then(|parts| self.read(kind, parts, 1));
+        let mut answers = answers.map_err(|failure| failure.of(kind.script().name))?;
+        answers.pop().unwrap_or_else(|| Err(garbled()))
+    }
+
+    /// The call for some requests, and its nonce.
+    pub(super) fn pack<'a>(
+        &self,
+        kind: Kind,
+        requests: impl Iterator<Item = &'a Request> + Clone,
+        by_text: bool,
+    ) -> (Cmd, u64) {
+        let nonce = nonce();
+        let script = kind.script();
+        let mut command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
+        combiner::fill(&mut command, nonce, requests);
+        if let Some(guard) = &self.guard {
+            guard.fill(&mut command);
+        }
+        (command, nonce)
+    }
+
+    /// Sends a call; what comes back behind its nonce.
+    pub(super) async fn ask_parts(&self, command: &Cmd, nonce: u64) -> std::result::Result<Vec<Value>, Failure> {
+        let answer = self.ask_whole(command).await?;
+        Reply::check(answer, nonce).map(Reply::rest).map_err(|error| {
+            self.distrust(&error);
+            Failure::Garbled
+        })
+    }
+
+    /// The answers to `count` requests that shared a call. Each has its own error.
+    pub(super) fn read(
+        &self,
+        kind: Kind,
+        parts: Vec<Value>,
+        count: usize,
+    ) -> std::result::Result<Vec<Result<Answer>>, Failure> {
+        let mut parts = parts.into_iter();
+        let server_us = match (kind, parts.len().checked_sub(count)) {
+            (Kind::Release, Some(0)) => 0,
+            (Kind::Claim, Some(1)) => match parts.next() {
+                Some(Value::Int(now)) => u64::try_from(now).map_err(|_| Failure::Garbled)?,
+                _ => return Err(Failure::Garbled),
+            },
+            _ if count == 0 => return Ok(Vec::new()),
+            _ => return Err(Failure::Garbled),
+        };
+        let read = |outcome| match outcome {
+            Value::ServerError(error) => Err(self.refused(error.into()).of(kind.script().name)),
+            outcome => Ok(Answer { server_us, outcome }),
+        };
+        Ok(parts.map(read).collect())
+    }
+
+    /// Where one answer is not ours, none can be trusted.
+    fn distrust(&self, error: &Error) {
+        tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
+        self.kill();
+    }
+
+    /// Takes what the server refused a request by.
+    fn refused(&self, error: RedisError) -> Failure {
+        if is_demoted(&error) {
+            let _ = self.demoted.set(());
+        }
+        Failure::Redis(error)
+    }
+
     /// Sends one command.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value> {
         self.ask(command).await.map_err(|failure| failure.of("a command"))
     }
 
     async fn ask(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
+        self.ask_whole(command).await?.extract_error().map_err(|error| self.refused(error))
+    }
+
+    /// Sends one command; parts of the answer may be errors.
+    async fn ask_whole(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
         let _in_flight = InFlight::enter(&self.in_flight);
         let mut connection = self.connection.clone();
         let answer = tokio::select! {
@@ -138,11 +231,10 @@ impl Session {
         if !answer.as_ref().is_err_and(RedisError::is_io_error) {
             self.answers.fetch_add(1, Ordering::Relaxed);
         }
-        let answer = answer.and_then(Value::extract_error);
-        if answer.as_ref().is_err_and(is_demoted) {
-            let _ = self.demoted.set(());
+        match answer {
+            Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
+            answer => answer.map_err(|error| self.refused(error)),
         }
-        answer.map_err(Failure::Redis)
     }
 
     /// Returns when the server has said that it is no master any more.
@@ -159,12 +251,14 @@ impl Session {
         }
         // Not PING: this shows as well whether the server's clock leapt while nobody claimed anything.
         let sent = self.clock.now();
-        match self.ask(&redis::cmd("TIME")).await.ok().map(read_time) {
-            Some(Ok(server_us)) => {
+        match self.ask(&redis::cmd("TIME")).await.map(read_time) {
+            Ok(Ok(server_us)) => {
                 self.saw_clock(sent, server_us);
                 true
             }
-            _ => false,
+            // A server that is busy, or does not let us ask, does answer.
+            Err(failure) => failure.is_answer(),
+            Ok(Err(_)) => false,
         }
     }
 
@@ -216,17 +310,32 @@ impl Session {
     }
 }
 
-enum Failure {
+/// Why there is no answer.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
     Redis(RedisError),
     Dead,
+    /// There is one, and it is not ours or makes no sense.
+    Garbled,
 }
 
 impl Failure {
-    fn of(self, what: &str) -> Error {
+    pub(super) fn of(self, what: &str) -> Error {
         match self {
             Failure::Redis(error) => classify(&error, Stage::Request),
             Failure::Dead => Error::unknown(format!("redis: the connection broke before {what} was answered")),
+            Failure::Garbled => garbled(),
         }
+    }
+
+    /// Whether the server said so itself.
+    fn is_answer(&self) -> bool {
+        let kind = if let Failure::Redis(error) = self { Some(error.kind()) } else { None };
+        matches!(kind, Some(redis::ErrorKind::Server(_) | redis::ErrorKind::Extension))
+    }
+
+    pub(super) fn is_no_script(&self) -> bool {
+        matches!(self, Failure::Redis(error) if is_no_script(error))
     }
 }
 
@@ -271,7 +380,8 @@ async fn open_as(
     };
     let (session, listening) = session;
     let session = Arc::new(session);
-    Ok((session, alongside(driver, listening)))
+    let driver = alongside(driver, listening);
+    Ok((session.clone(), combining(session, driver)))
 }
 
 /// The session's driver, and the end of it when the listening connection ends.
@@ -285,6 +395,17 @@ fn alongside(driver: Driver, listening: Option<Driver>) -> Driver {
             }
         }),
     }
+}
+
+/// The session's driver, and beside it what gathers requests: one task, so that those need no change of tasks.
+fn combining(session: Arc<Session>, mut driver: Driver) -> Driver {
+    Box::pin(async move {
+        tokio::select! {
+            biased;
+            () = session.combiner.run(&session) => {}
+            () = &mut driver => {}
+        }
+    })
 }
 
 /// What is asked before the connection is open for use.
@@ -336,6 +457,7 @@ async fn prepare(
         listener,
         dialect,
         guard: options.guard.clone(),
+        combiner: Combiner::default(),
     };
     Ok((session, listening))
 }

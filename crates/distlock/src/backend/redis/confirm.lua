@@ -1,0 +1,15 @@
+-- Writes something of a hold that changes nothing, so that replicas that acknowledge it have the hold as well.
+-- KEYS: lock, leases; ARGV: nonce, attempt; reply: nonce, 1 (written) or 0 (not ours)
+local key
+if redis.pcall('GETRANGE', KEYS[1], '0', '31') == ARGV[2] then
+  key = KEYS[1]
+elseif type(redis.pcall('ZSCORE', KEYS[2], ARGV[2])) == 'string' then
+  key = KEYS[2]
+end
+local left = key and redis.call('PTTL', key) or 0
+if left <= 0 then
+  return { ARGV[1], 0 }
+end
+-- A lease is never made shorter.
+redis.call('PEXPIRE', key, left + 1)
+return { ARGV[1], 1 }

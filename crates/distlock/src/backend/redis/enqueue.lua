@@ -1,0 +1,44 @@
+-- A place in the queue. KEYS, ARGV, reply: as in claim.lua.
+local word, heartbeat_ms, delay_ms = string.match(how, '^(%S+) (%d+) (%d+)$')
+
+-- Takes a place, or keeps the one it has, behind a lock as it was read. Answers the place, -1 for those who do not queue;
+-- nil and the outcome when there is none to take.
+local function enqueue(held, held_type)
+  if heartbeat_ms == '0' then
+    return -1
+  end
+  local last = redis.pcall('ZRANGE', queue, '-1', '-1', 'WITHSCORES')
+  if last.err then
+    return nil, { 'foreign', queue }
+  end
+  local ticket = now_digits
+  if (tonumber(last[2]) or 0) >= now then
+    ticket = string.format('%.0f', last[2] + 1)
+  end
+  local ttl_ms, alive_until = tonumber(lease_ms) - tonumber(delay_ms), now / 1000 + tonumber(heartbeat_ms)
+  local entry = string.format('%d %.0f %s %s %s ', ttl_ms, alive_until, wake, delay_ms, word) .. record
+  -- A repeat keeps its place.
+  redis.call('ZADD', queue, 'NX', ticket, attempt)
+  if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
+    redis.call('ZREM', queue, attempt)
+    return nil, { 'foreign', waiters }
+  end
+  local place = redis.call('ZRANK', queue, attempt)
+  -- Nothing of the queue outlives the heartbeat of its last waiter.
+  if place == 0 or redis.call('PTTL', waiters) < tonumber(heartbeat_ms) then
+    redis.call('PEXPIRE', queue, heartbeat_ms)
+    redis.call('PEXPIRE', waiters, heartbeat_ms)
+  end
+  if held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
+    redis.call('SETRANGE', lock, '32', '+')
+  end
+  return place
+end
+
+local held, held_type = read_lock()
+local holder = word == 'x' and held and read_value(held)
+if holder and holder ~= attempt then
+  -- Somebody has it alone: nothing else is to be looked at.
+  local place, refused = enqueue(held, held_type)
+  return refused or { 'busy', redis.call('PTTL', lock), place, held, held_type }
+end

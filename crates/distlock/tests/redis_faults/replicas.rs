@@ -1,0 +1,93 @@
+//! Grants that replicas must have (`wait_replicas`).
+
+use std::future::IntoFuture;
+
+use distlock::{Config, ErrorKind, Locker};
+use distlock_testkit::servers::RedisServer;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+
+/// A server with a replica in sync, and a locker that wants `needed` replicas to have each grant.
+async fn replicated(needed: u32) -> (Bench, RedisServer, Locker) {
+    let bench = Bench::start();
+    let replica = RedisServer::options().replica_of(bench.server.address()).start();
+    replica.expect_in_sync();
+    let locker = wanting(&bench, needed).await;
+    (bench, replica, locker)
+}
+
+async fn wanting(bench: &Bench, needed: u32) -> Locker {
+    let url = format!("redis://127.0.0.1:{}/?wait_replicas={needed}", bench.server.port());
+    let mut config = Config::from_url(&url).expect("a good URL");
+    (config.default_ttl, config.max_retries) = (Some(TTL * 20), Some(100));
+    config.retry_interval = Some(ms(50));
+    Locker::from_config(&config).await.expect("connected")
+}
+
+#[tokio::test]
+async fn f25_a_grant_counts_when_enough_replicas_have_it() {
+    let (bench, replica, locker) = replicated(1).await;
+    let guard = locker.lock("a").await.expect("granted");
+    assert_eq!(replica.command(&["GET", "a"]).text(), bench.command("GET a").text(), "the replica has it, too");
+    guard.unlock().await.expect("released");
+
+    // For those who share a lock as well.
+    let reader = locker.read("a").await.expect("granted");
+    assert_eq!(replica.command(&["EXISTS", "a"]).int(), 1);
+    reader.unlock().await.expect("released");
+
+    // One that lags: granted only when it has caught up.
+    replica.stop();
+    let waiting = tokio::spawn(locker.lock("b").into_future());
+    let until = now().after(PATIENCE);
+    while bench.server.calls("wait") < 3 && bench.server.command(&["EXISTS", "b"]).int() == 0 {
+        assert!(now() < until, "never claimed");
+        sleep(ms(5)).await;
+    }
+    sleep(ms(100)).await;
+    assert!(!waiting.is_finished(), "granted though no replica has it");
+    replica.cont();
+    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert_eq!(replica.command(&["EXISTS", "b"]).int(), 1);
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
+    let (bench, replica, locker) = replicated(1).await;
+    replica.stop();
+    let error = locker.try_lock("a").await.expect_err("the replica does not answer");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("0 of 1 replicas acknowledged"), "{error}");
+    assert_eq!(bench.keys(), [""; 0], "given back before it was said");
+    replica.cont();
+    locker.lock("a").wait(PATIENCE).await.expect("granted again").unlock().await.expect("released");
+
+    let greedy = wanting(&bench, 2).await;
+    let error = greedy.try_lock("a").await.expect_err("there is only one");
+    assert!(error.to_string().contains("1 of 2 replicas acknowledged"), "{error}");
+    assert_eq!(bench.keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
+    let (bench, replica, locker) = replicated(1).await;
+    let plain = bench.direct().await;
+    let guard = plain.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+    let waiter = tokio::spawn(locker.lock("a").wait(PATIENCE).into_future());
+    let until = now().after(PATIENCE);
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        assert!(now() < until, "nobody waits");
+        sleep(ms(5)).await;
+    }
+    replica.stop();
+    guard.unlock().await.expect("released");
+    sleep(ms(600)).await;
+    assert!(!waiter.is_finished(), "handed over though no replica has it");
+    replica.cont();
+    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    next.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
