@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distlock::backend::redis::Redis;
 use distlock::{Config, ErrorKind, Locker};
-use distlock_testkit::servers::{Certs, RedisOptions, RedisServer};
+use distlock_testkit::servers::{Certs, RedisCluster, RedisOptions, RedisServer, SentinelSetup};
 
 fn encrypted(certs: &Certs) -> RedisOptions {
     RedisServer::options().tls(certs).password("hunter2")
@@ -91,4 +91,39 @@ async fn files_that_cannot_be_used_are_named_and_not_repeated() {
         assert!(error.to_string().contains(field), "{error}");
         assert!(!format!("{error} {error:?}").contains(secret));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_and_the_master_that_they_name_are_encrypted() {
+    let certs = Certs::new();
+    let setup = SentinelSetup::with(&RedisServer::options().tls(&certs));
+    let mut trusting = Config::from_url(&setup.url()).unwrap();
+    assert!(setup.url().starts_with("rediss+sentinel://"), "{}", setup.url());
+    trusting.tls_ca = Some(certs.ca());
+    lock_once(&trusting).await.expect("locked");
+    assert_eq!(setup.servers()[0].command(&["EXISTS", "{a}:f"]).int(), 1, "on another server");
+    let others = Certs::new();
+    trusting.tls_ca = Some(others.ca());
+    let error = lock_once(&trusting).await.expect_err("not trusted");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_nodes_of_a_cluster_are_encrypted() {
+    let certs = Certs::new();
+    let cluster = RedisCluster::with(&RedisServer::options().tls(&certs));
+    let mut trusting = Config::from_url(&cluster.url()).unwrap();
+    assert!(cluster.url().starts_with("rediss+cluster://"), "{}", cluster.url());
+    trusting.tls_ca = Some(certs.ca());
+    let locker = Locker::from_config(&trusting).await.expect("connected");
+    let mut guards = Vec::new();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        guards.push(locker.lock(name).await.expect("locked"));
+    }
+    let used = cluster.nodes().iter().filter(|node| node.command(&["DBSIZE"]).int() > 0).count();
+    assert!(used > 1, "the locks are all on one node");
+    let others = Certs::new();
+    trusting.tls_ca = Some(others.ca());
+    let error = lock_once(&trusting).await.expect_err("not trusted");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

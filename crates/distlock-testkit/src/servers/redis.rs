@@ -82,6 +82,10 @@ impl RedisServer {
         }
     }
 
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.options.tls.is_some()
+    }
+
     pub(super) fn password(&self) -> Option<&str> {
         self.options.password.as_deref()
     }
@@ -209,7 +213,7 @@ impl RedisServer {
     }
 
     fn scheme(&self) -> &'static str {
-        if self.options.tls.is_some() { "rediss" } else { "redis" }
+        if self.is_encrypted() { "rediss" } else { "redis" }
     }
 
     /// Waits until the server answers; what it printed if it ended instead.

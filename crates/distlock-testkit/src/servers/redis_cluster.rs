@@ -43,7 +43,8 @@ impl RedisCluster {
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.nodes.iter().map(|node| node.address().to_string()).collect();
         let password = self.nodes[0].password().map(|password| format!(":{password}@")).unwrap_or_default();
-        format!("redis+cluster://{password}{}/", hosts.join(","))
+        let scheme = if self.nodes[0].is_encrypted() { "rediss+cluster" } else { "redis+cluster" };
+        format!("{scheme}://{password}{}/", hosts.join(","))
     }
 
     /// The nodes.
@@ -156,7 +157,9 @@ impl RedisCluster {
 }
 
 fn node(options: RedisOptions, bus: &Port) -> RedisServer {
+    let is_encrypted = options.tls.is_some();
     options
+        .config(if is_encrypted { "tls-cluster yes" } else { "tls-cluster no" })
         .config("cluster-enabled yes")
         // By default ten thousand above the server's port, which may be taken or above all ports.
         .config(format!("cluster-port {}", bus.number()))

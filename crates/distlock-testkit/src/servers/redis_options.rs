@@ -111,6 +111,8 @@ impl RedisOptions {
                 format!("tls-key-file {}", certs.server_key().display()),
                 format!("tls-ca-cert-file {}", certs.ca().display()),
                 "tls-auth-clients no".to_owned(),
+                // To other servers as well: as a replica, as a sentinel.
+                "tls-replication yes".to_owned(),
             ]),
         }
         if !self.is_sentinel() {
@@ -130,7 +132,7 @@ impl RedisOptions {
 
     /// The lines that a sentinel would refuse.
     fn data_lines(&self) -> Vec<String> {
-        let mut lines = vec![
+        vec![
             "save \"\"".to_owned(),
             "appendonly no".to_owned(),
             "enable-debug-command yes".to_owned(),
@@ -138,10 +140,6 @@ impl RedisOptions {
             format!("masterauth {CONTROL_PASSWORD}"),
             // Replicas of a test's size need not wait for one another.
             "repl-diskless-sync-delay 0".to_owned(),
-        ];
-        if self.tls.is_some() {
-            lines.push("tls-replication yes".to_owned());
-        }
-        lines
+        ]
     }
 }

@@ -32,7 +32,7 @@ impl SentinelSetup {
         SentinelSetup::with(&RedisServer::options())
     }
 
-    /// The same, with options for the three servers that hold data.
+    /// The same, with options for the three servers that hold data. The sentinels are encrypted if these are.
     #[track_caller]
     pub fn with(options: &RedisOptions) -> SentinelSetup {
         let master = options.clone().start();
@@ -40,7 +40,7 @@ impl SentinelSetup {
         let replicas = (0..2).map(|_| options.clone().replica_of(address).start());
         let servers: Vec<RedisServer> = std::iter::once(master).chain(replicas).collect();
         servers[1..].iter().for_each(RedisServer::expect_in_sync);
-        let sentinels = (0..3).map(|_| sentinel(address)).collect();
+        let sentinels = (0..3).map(|_| sentinel(options, address)).collect();
         let setup = SentinelSetup { sentinels, servers };
         setup.expect_complete();
         setup
@@ -50,7 +50,8 @@ impl SentinelSetup {
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
         let password = self.servers[0].password().map(|password| format!(":{password}@")).unwrap_or_default();
-        format!("redis+sentinel://{password}{}/{SERVICE}", hosts.join(","))
+        let scheme = if self.servers[0].is_encrypted() { "rediss+sentinel" } else { "redis+sentinel" };
+        format!("{scheme}://{password}{}/{SERVICE}", hosts.join(","))
     }
 
     /// The servers that hold data; the first was the first master.
@@ -114,8 +115,9 @@ impl SentinelSetup {
     }
 }
 
-fn sentinel(master: SocketAddr) -> RedisServer {
-    RedisOptions::default()
+/// Encrypted as the servers are.
+fn sentinel(servers: &RedisOptions, master: SocketAddr) -> RedisServer {
+    RedisOptions { tls: servers.tls.clone(), ..RedisOptions::default() }
         .argument("--sentinel")
         .config(format!("sentinel monitor {SERVICE} {} {} {QUORUM}", master.ip(), master.port()))
         .config(format!("sentinel auth-user {SERVICE} {CONTROL_USER}"))

@@ -2,6 +2,7 @@
 
 use std::future::IntoFuture;
 
+use distlock::backend::redis::Redis;
 use distlock::{Config, ErrorKind, HoldState, Locker};
 use distlock_testkit::servers::{RedisServer, SentinelSetup};
 use tokio::time::timeout;
@@ -66,6 +67,50 @@ async fn f27_a_demoted_master_is_left_for_the_new_one_and_the_lock_is_kept() {
         .await
         .expect("released");
     assert_eq!(setup.servers()[new].command(&["EXISTS", "a"]).int(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sentinel_that_names_another_master_is_outvoted() {
+    let (setup, other) = (SentinelSetup::start(), RedisServer::start());
+    // Whichever answers first: two of three know better.
+    let port = other.port().to_string();
+    for sentinel in setup.sentinels() {
+        sentinel.command(&["SENTINEL", "REMOVE", "locks"]);
+        sentinel.command(&["SENTINEL", "MONITOR", "locks", "127.0.0.1", &port, "2"]);
+        let error = Locker::connect(&setup.url()).await;
+        let named = setup.sentinels().iter().filter(|sentinel| names(sentinel, &port)).count();
+        let expected = if named >= 2 { &other } else { &setup.servers()[0] };
+        let locker = error.expect("a majority names one");
+        let key = format!("by:{named}");
+        let guard = locker.lock(&*key).await.expect("granted");
+        assert_eq!(expected.command(&["EXISTS", &key]).int(), 1, "{named} of three named the other server");
+        guard.unlock().await.expect("released");
+    }
+}
+
+fn names(sentinel: &RedisServer, port: &str) -> bool {
+    let named = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "locks"]);
+    named.array().get(1).is_some_and(|named| named.to_string() == port)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_that_ask_who_we_are_are_told() {
+    let setup = SentinelSetup::start();
+    for sentinel in setup.sentinels() {
+        sentinel.command(&["ACL", "SETUSER", "watcher", "on", ">s3cret", "~*", "&*", "+@all"]);
+        sentinel.command(&["ACL", "SETUSER", "default", "off"]);
+    }
+    let ports: Vec<u16> = setup.sentinels().iter().map(RedisServer::port).collect();
+    let builder = || Redis::sentinel(ports.iter().map(|port| ("127.0.0.1", *port)), "locks");
+    let known = builder().sentinel_login(Some("watcher"), "s3cret").build().expect("an engine");
+    let locker = Locker::new(known).expect("a locker");
+    locker.lock("a").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+    for stranger in [builder(), builder().sentinel_login(Some("watcher"), "hunter2")] {
+        let locker = Locker::new(stranger.build().expect("an engine")).expect("a locker");
+        let error = locker.try_lock("a").await.expect_err("sentinels do not speak to strangers");
+        assert!(error.to_string().contains("do not agree on a master"), "{error}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

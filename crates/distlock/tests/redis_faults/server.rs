@@ -89,7 +89,9 @@ async fn f28_a_busy_server_refuses_for_certain() {
 
 #[tokio::test]
 async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded() {
-    let mut bench = Bench::with(RedisServer::options().persistent().config("key-load-delay 1000"));
+    let slow = RedisServer::options().persistent().config("key-load-delay 1000");
+    // It answers every so many bytes while it loads.
+    let mut bench = Bench::with(slow.config("loading-process-events-interval-bytes 1024"));
     let locker = bench.direct().await;
     bench.command("DEBUG POPULATE 2500");
     bench.command("BGREWRITEAOF");
