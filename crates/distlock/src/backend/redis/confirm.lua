@@ -1,5 +1,5 @@
--- Writes something of a hold that changes nothing, so that replicas that acknowledge it have the hold as well.
 -- KEYS: lock, leases; ARGV: nonce, attempt; reply: nonce, 1 (written) or 0 (not ours)
+-- Writes something of a hold that changes nothing, so that replicas that acknowledge it have the hold as well.
 local key
 if redis.pcall('GETRANGE', KEYS[1], '0', '31') == ARGV[2] then
   key = KEYS[1]
