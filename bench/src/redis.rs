@@ -176,6 +176,7 @@ where
 /// From now on calls that take the server longer than half a millisecond count.
 fn watch_slow(server: &RedisServer) {
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
+    server.command(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
     server.command(&["SLOWLOG", "RESET"]);
 }
 
