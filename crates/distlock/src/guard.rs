@@ -237,6 +237,7 @@ impl LockGuard {
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
+        self.family.backend.exported(&claim);
         let mode = claim.mode();
         HoldTicket {
             key: claim.key,
@@ -246,6 +247,7 @@ impl LockGuard {
             ttl: claim.ttl,
             delay: claim.delay,
             mode,
+            label: claim.record.label.clone(),
         }
     }
 

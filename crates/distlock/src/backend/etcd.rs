@@ -6,6 +6,7 @@
 
 mod adopt;
 mod attempt;
+mod batches;
 mod builder;
 mod client;
 mod endpoint;
@@ -18,7 +19,7 @@ mod inspect;
 mod messages;
 mod names;
 mod queue;
-mod rides;
+mod reentry;
 mod session;
 mod slots;
 mod standing;
@@ -113,6 +114,7 @@ impl Backend for Etcd {
             breaks: true,
             shares: true,
             slots: true,
+            reenters: true,
             delays: true,
             amends: true,
             adopts: true,
@@ -150,6 +152,10 @@ impl Backend for Etcd {
 
     async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
         self.engine.adopt(from, token, claim).await
+    }
+
+    fn exported(&self, claim: &Claim) {
+        self.engine.exported(claim);
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -3,11 +3,11 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::messages::KeyValue;
 use super::names::Names;
@@ -19,8 +19,8 @@ use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
-/// Whoever has had a lock for longer than this is not expected to release it right now.
-const HOT: Duration = Duration::from_millis(5);
+/// How many holds that are over are remembered for those who come right behind them.
+const REMEMBERED: usize = 256;
 
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,8 +47,6 @@ pub(super) struct Attempt {
     delay: Duration,
     /// The lease that names the key, and the number behind it; `None`: another client has named it.
     named: Option<(i64, u32)>,
-    /// What the attempts of this client pass one after the other when they join the queue.
-    pub(super) gate: Arc<Semaphore>,
     /// Something changed for the one who waits.
     pub(super) turn: Notify,
     /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
@@ -84,6 +82,8 @@ pub(super) struct State {
     pub(super) doubts: u32,
     /// Its key may go on without it, so that no other may be made with that name.
     pub(super) name_is_taken: bool,
+    /// Somebody may take it over: that it is over is known only when its key is gone.
+    pub(super) is_exported: bool,
     /// The start of the term that the core knows.
     pub(super) known_start: Moment,
     /// After that the key is deleted.
@@ -131,6 +131,17 @@ impl Attempt {
         }
         waits
     }
+
+    /// The one right before it, which had the lock, is done with it. False: it does not wait.
+    fn follow(&self) -> bool {
+        let mut state = self.state();
+        let waits = state.phase == Phase::Waiting && state.created != 0;
+        if waits {
+            state.first_at = Some(state.revision.max(state.created));
+            self.turn.notify_one();
+        }
+        waits
+    }
 }
 
 /// Where a new attempt stands.
@@ -141,7 +152,6 @@ struct Place {
     created: i64,
     mode: Mode,
     named: Option<(i64, u32)>,
-    gate: Arc<Semaphore>,
 }
 
 /// All attempts of a client.
@@ -159,6 +169,8 @@ struct Table {
     behind: BTreeMap<Mark, Vec<AttemptId>>,
     /// The last attempt of this client that got a lock for itself alone, until it has left.
     holders: HashMap<Vec<u8>, AttemptId>,
+    /// Holds that are over, the last ones, whose followers were not known then.
+    over: VecDeque<(Vec<u8>, Mark)>,
 }
 
 impl Attempts {
@@ -176,11 +188,11 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let (number, gate) = table.slots.take(session.id, &lock);
+        let number = table.slots.take(session.id, &lock);
         let named = Some((session.id, number));
         let mode = claim.mode();
         let key = Names::place(&lock, session.id, number, mode);
-        let place = Place { lock, key, created: 0, mode, named, gate };
+        let place = Place { lock, key, created: 0, mode, named };
         table.insert(claim, place, session, keep_until, look)
     }
 
@@ -194,7 +206,7 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mode = Names::mode(&lock, &key);
-        let place = Place { lock, key, created, mode, named: None, gate: Arc::new(Semaphore::new(1)) };
+        let place = Place { lock, key, created, mode, named: None };
         self.table().insert(claim, place, session, keep_until, look)
     }
     /// The key that `attempt` has taken over is its own now.
@@ -236,9 +248,40 @@ impl Attempts {
         let mut table = self.table();
         let old = std::mem::replace(&mut attempt.state().before, before.clone());
         old.iter().for_each(|old| table.unlink(old, attempt.id));
-        if table.has(attempt) {
-            before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
+        if !table.has(attempt) {
+            return;
         }
+        // Its holder was faster than the answer.
+        if let ([before], Mode::Exclusive) = (before.as_slice(), attempt.mode)
+            && let Some(place) = table.over.iter().position(|(lock, over)| over == before && *lock == attempt.lock)
+        {
+            table.over.remove(place);
+            if attempt.follow() {
+                table.holders.insert(attempt.lock.clone(), attempt.id);
+            }
+        }
+        before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
+    }
+
+    /// The hold of `lock` with the key `mark`, which was the first, is over: the one right behind it is next, also before
+    /// the key is gone. Answers that one, if it is there; it may also come a moment later.
+    pub(super) fn pass_on(&self, mark: &Mark, lock: &[u8]) -> Option<Arc<Attempt>> {
+        let mut table = self.table();
+        let waiters = table.behind.get(mark).into_iter().flatten().filter_map(|id| table.all.get(id));
+        let mut waiters = waiters.filter(|waiter| waiter.lock == lock);
+        let next = waiters.next().cloned();
+        let Some(next) = next else {
+            if table.over.len() == REMEMBERED {
+                table.over.pop_front();
+            }
+            table.over.push_back((lock.to_vec(), mark.clone()));
+            return None;
+        };
+        if next.mode != Mode::Exclusive || !next.follow() {
+            return None;
+        }
+        table.holders.insert(lock.to_vec(), next.id);
+        Some(next)
     }
 
     /// The one who waits in the queue of the same lock for the end of `mark`.
@@ -289,17 +332,6 @@ impl Attempts {
         let mark = attempt.mark()?;
         let token = FencingToken::new(mark.created.unsigned_abs());
         Some((mark, Holder::new(Some(attempt.state().record.clone()), Some(token))))
-    }
-
-    /// Whether the lock at `lock` is just changing hands in this client, so that a release is on its way or soon will be.
-    pub(super) fn is_hot(&self, lock: &[u8], now: Moment) -> bool {
-        let table = self.table();
-        let holder = table.holders.get(lock).and_then(|id| table.all.get(id));
-        holder.is_some_and(|holder| match holder.state().phase {
-            Phase::Waiting | Phase::Leaving { .. } => true,
-            Phase::Held(since) => now.since(since) < HOT,
-            Phase::Gone => false,
-        })
     }
 
     /// Those that have to be looked after now.
@@ -371,6 +403,7 @@ impl Table {
             slot: None,
             doubts: 0,
             name_is_taken: false,
+            is_exported: false,
             known_start,
             keep_until,
             again: None,
@@ -382,7 +415,6 @@ impl Table {
             mode: place.mode,
             delay: claim.delay,
             named: place.named,
-            gate: place.gate,
             turn: Notify::new(),
             making: Arc::default(),
             state: Mutex::new(state),

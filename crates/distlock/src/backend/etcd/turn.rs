@@ -1,8 +1,9 @@
 //! From one holder to the next: waiting for one's turn, and handing the lock over.
 //!
-//! Among the waiters of one client the answer to a release is enough. It says that the holder's key is gone and, as of
-//! the same revision, that the key right behind it is there: keys are only ever added at the end of a queue, so that one
-//! is the first from then on. Whoever waits for the key of another client is told by a watch, and reads the queue itself.
+//! Among the waiters of one client nobody has to be asked. Keys are only ever added at the end of a queue, so the one right
+//! behind the holder's is the first once that hold is over: it has the lock then, while the holder's key is still being
+//! deleted, and the answer says whether its own was there. Only a hold that somebody may have taken over has to be gone
+//! before. Whoever waits for the key of another client is told by a watch, and reads the queue itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,7 @@ use tokio::task::AbortHandle;
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::failure::{Failure, Fault};
-use super::queue::{self, Leaver, Left, View};
-use super::rides::{Arrival, Ride};
+use super::queue::{self, Leaver, Left};
 use crate::backend::{Claim, Release, Wake};
 use crate::error::Result;
 use crate::mode::Mode;
@@ -35,6 +35,13 @@ impl Engine {
     /// Waits on the keeper's runtime, where the watch and the connection are: between the end of one hold and the
     /// beginning of the next there is no other thread to wake.
     pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
+        match claim.mode() {
+            Mode::Reentrant => self.wait_entry(claim).await,
+            _ => self.wait_alone(claim).await,
+        }
+    }
+
+    pub(super) async fn wait_alone(self: &Arc<Self>, claim: &Claim) -> Wake {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
         let (tell, told) = oneshot::channel();
         let (engine, claim) = (self.clone(), claim.clone());
@@ -74,7 +81,13 @@ impl Engine {
                 Ok(view) if view.holds => {
                     return self.grant(attempt, &view).map_or(Wake::Retry, Wake::Granted);
                 }
-                Ok(view) if view.own.is_some() => self.note(attempt, view),
+                Ok(view) if view.own.is_some() => {
+                    self.note(attempt, view);
+                    // Whoever has the lock now may be of the same owner.
+                    if attempt.mode == Mode::Reentrant {
+                        return Wake::Retry;
+                    }
+                }
                 // The claim that follows finds out what to do about it.
                 Ok(_) | Err(_) => return Wake::Retry,
             }
@@ -116,6 +129,13 @@ impl Engine {
     /// Releases on the keeper's runtime: the one who waits there goes on without a detour, also when the caller's future
     /// is dropped.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
+        match claim.mode() {
+            Mode::Reentrant => self.release_entry(claim).await,
+            _ => self.release_alone(claim).await,
+        }
+    }
+
+    pub(super) async fn release_alone(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
         let (tell, told) = oneshot::channel();
         let engine = self.clone();
@@ -126,9 +146,9 @@ impl Engine {
         Ok(told.await.unwrap_or_else(closed)?)
     }
 
-    async fn leave(&self, attempt: &Attempt) -> Result<Release, Failure> {
+    async fn leave(self: &Arc<Self>, attempt: &Attempt) -> Result<Release, Failure> {
         let _made = attempt.making.lock().await;
-        let (created, was_held, is_first, repeated) = {
+        let (was_held, is_first, repeated) = {
             let mut state = attempt.state();
             if state.phase == Phase::Gone {
                 return Ok(Release::NotOurs);
@@ -138,79 +158,79 @@ impl Engine {
             state.phase = Phase::Leaving { was_held };
             // Only of one that has the lock for itself is it known that nobody was before it.
             let is_first = attempt.mode == Mode::Exclusive && (was_held || state.first_at.is_some());
-            (state.created, was_held, is_first, repeated)
+            (was_held, is_first, repeated)
         };
-        let next = attempt.mark().filter(|_| is_first);
-        let next = next.and_then(|mark| self.attempts.next_after(&mark, &attempt.lock));
-        // A slot or an entry needs more than to be the first.
-        let next = next.filter(|next| matches!(next.mode, Mode::Exclusive | Mode::Shared));
-        let next = next.and_then(|next| Some((next.mark()?, next)));
+        let mark = attempt.mark();
+        let next = mark.as_ref().filter(|_| is_first).and_then(|mark| self.next_of(attempt, mark, repeated));
         let horizon = self.horizon.now();
-        let sent = self.send_leave(attempt, created, next.as_ref().map(|next| &*next.0.key)).await;
-        let (left, passenger) = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
-        if let Some((mark, next)) = next
+        let sent = self.send_leave(attempt, next.as_ref().map(|next| &*next.mark.key)).await;
+        let left = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
+        if let Some(next) = next
             && self.horizon.check(horizon, left.header).is_ok()
         {
-            self.hand_over(&left, &mark, &next);
+            self.hand_over(&left, &next);
         }
-        self.has_left(attempt, created, left.deleted);
-        if let Some((tell, view)) = passenger {
-            let _ = tell.send(Ok(view));
-        }
+        self.has_left(attempt, mark.is_some(), left.deleted);
         // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
         let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
         Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
     }
 
-    /// Deletes the key of `attempt`, and makes that of another on the way if one waits for it.
-    pub(super) async fn send_leave(
-        &self,
-        attempt: &Attempt,
-        created: i64,
-        next: Option<&[u8]>,
-    ) -> Result<Sent, Failure> {
-        let (lease, moving) = {
-            let state = attempt.state();
-            (state.session.id, state.next_session.as_ref().map(|session| session.id))
-        };
-        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease) };
-        if let Some(lease) = moving {
-            // It may hang on this one already.
-            let moved = queue::leave(&self.client, Leaver { lease: Some(lease), ..leaver }, next).await?;
-            if moved.deleted {
-                return Ok((moved, None));
-            }
-        }
-        if let Some(Ride { put, tell }) = self.rides.take(&attempt.lock) {
-            match queue::leave_and_line_up(&self.client, &attempt.lock, leaver, next, put).await {
-                Ok((left, view)) => return Ok((left, Some((tell, view)))),
-                Err(failure) => {
-                    let _ = tell.send(Err(failure.clone()));
-                    // Refused for both, though what was refused may have been the other's.
-                    if failure.fault == Fault::Unknown {
-                        return Err(failure);
-                    }
-                }
-            }
-        }
-        Ok((queue::leave(&self.client, leaver, next).await?, None))
+    /// The one right behind a hold that is over. It gets the lock now if that is certain.
+    fn next_of(&self, attempt: &Attempt, mark: &Mark, repeated: bool) -> Option<Next> {
+        let may_be_taken_over = attempt.state().is_exported;
+        let passed = (!repeated && !may_be_taken_over).then(|| self.attempts.pass_on(mark, &attempt.lock)).flatten();
+        let has_it = passed.is_some();
+        let next = passed.or_else(|| self.attempts.next_after(mark, &attempt.lock))?;
+        // A slot or an entry needs more than to be the first.
+        let follows = matches!(next.mode, Mode::Exclusive | Mode::Shared);
+        Some(Next { mark: next.mark().filter(|_| follows)?, attempt: next, has_it })
     }
 
-    /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
-    fn hand_over(&self, left: &Left, mark: &Mark, next: &Attempt) {
-        let is_first = left.deleted && left.next == Some(mark.created);
-        if is_first && next.set_first(mark.created, left.header.revision) {
-            self.attempts.set_holder(next);
+    /// Deletes the key of `attempt`.
+    pub(super) async fn send_leave(self: &Arc<Self>, attempt: &Attempt, next: Option<&[u8]>) -> Result<Left, Failure> {
+        let (created, lease, moving) = {
+            let state = attempt.state();
+            (state.created, state.session.id, state.next_session.as_ref().map(|session| session.id))
+        };
+        let if_new = attempt.mode == Mode::Reentrant;
+        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease), if_new };
+        if let Some(lease) = moving {
+            // It may hang on this one already.
+            let moved = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
+            if moved.deleted {
+                return Ok(moved);
+            }
+        }
+        queue::leave(self, leaver, next).await
+    }
+
+    /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there;
+    /// or takes it back, if it proves the contrary.
+    fn hand_over(&self, left: &Left, next: &Next) {
+        let Next { mark, attempt, has_it } = next;
+        let is_there = left.next == Some(mark.created);
+        if *has_it {
+            let believes = {
+                let state = attempt.state();
+                state.created == mark.created && matches!(state.phase, Phase::Waiting | Phase::Held(_))
+            };
+            // One that has left in the meantime has deleted its key itself.
+            if believes && (left.remains || !is_there) {
+                self.key_lost(attempt);
+            }
+        } else if left.deleted && is_there && attempt.set_first(mark.created, left.header.revision) {
+            self.attempts.set_holder(attempt);
         }
     }
 
     /// The key of an attempt that is given up was deleted, or was not there.
-    pub(super) fn has_left(&self, attempt: &Attempt, created: i64, deleted: bool) {
+    pub(super) fn has_left(&self, attempt: &Attempt, was_known: bool, deleted: bool) {
         let doubtful = {
             let mut state = attempt.state();
             // If it was a hold, somebody may have taken it over, with the name of the key.
             state.name_is_taken |= !deleted && state.phase == Phase::Leaving { was_held: true };
-            if created == 0 && deleted {
+            if !was_known && deleted {
                 state.doubts = state.doubts.saturating_sub(1);
             }
             if state.doubts > 0 {
@@ -230,8 +250,13 @@ impl Engine {
     }
 }
 
-/// The answer to a release, and what became of the one that went along.
-type Sent = (Left, Option<(oneshot::Sender<Arrival>, Option<View>)>);
+/// The one right behind a hold that is over.
+struct Next {
+    attempt: Arc<Attempt>,
+    mark: Mark,
+    /// Whether it has the lock already.
+    has_it: bool,
+}
 
 /// What ended a wait for the key before ours.
 enum Told {

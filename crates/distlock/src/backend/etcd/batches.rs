@@ -1,0 +1,295 @@
+//! Writes that several tasks ask for in the same moment go to the server together, in one transaction.
+//!
+//! The first goes at once. What comes while it is on its way waits for the answer and goes next, all of it: each write is a
+//! transaction of its own inside of that one, with conditions and an answer of its own. Two keys of one queue never go
+//! together, since they would be made at the same revision and have no order; so that these do not wait for each other,
+//! more than one request may be on its way.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::engine::Engine;
+use super::failure::{Failure, Fault};
+use super::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
+use super::queue;
+
+/// How many requests are on their way before others wait for company.
+const AT_ONCE: usize = 4;
+/// The same when keys of one queue wait for each other.
+const AT_ONCE_IN_LINE: usize = 8;
+/// How many go together: etcd allows for 128 operations, inside and outside counted together.
+const TOGETHER: usize = 64;
+/// A server that does not answer must not keep others waiting: a write goes alone when no request was answered for so long.
+const LONGEST_WAIT: Duration = Duration::from_millis(250);
+
+/// What a write does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Write {
+    /// Makes a key in the queue of that lock.
+    Join { lock: Vec<u8> },
+    /// Deletes that key.
+    Leave { key: Vec<u8> },
+}
+
+impl Write {
+    /// Whether one of them has to wait for the other. Names that nest are in each other's queues.
+    fn conflicts_with(&self, other: &Write) -> bool {
+        match (self, other) {
+            (Write::Join { lock }, Write::Join { lock: other }) => lock.starts_with(other) || other.starts_with(lock),
+            (Write::Leave { key }, Write::Leave { key: other }) => key == other,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    id: u64,
+    write: Write,
+    request: TxnRequest,
+    tell: oneshot::Sender<Result<TxnResponse, Failure>>,
+}
+
+/// All writes that wait, the first to come first.
+#[derive(Debug, Default)]
+pub(super) struct Batches(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    last_id: u64,
+    waiting: VecDeque<Part>,
+    /// For each request on its way, the keys that it makes.
+    on_their_way: Vec<(u64, Vec<Write>)>,
+    /// How many requests have ended.
+    landed: u64,
+}
+
+/// A request on its way.
+#[derive(Debug)]
+struct Flight {
+    id: u64,
+    table: Arc<Mutex<Table>>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut table = lock(&self.table);
+        table.on_their_way.retain(|(id, _)| *id != self.id);
+        table.landed += 1;
+    }
+}
+
+impl Batches {
+    /// Counts one that goes at once; `None` when it should wait for company.
+    fn begin(&self, write: &Write) -> Option<Flight> {
+        let mut table = lock(&self.0);
+        let goes = table.waiting.is_empty() && table.has_room(write);
+        goes.then(|| table.take_off(vec![write.clone()], &self.0))
+    }
+
+    fn add(&self, write: Write, request: TxnRequest) -> (u64, oneshot::Receiver<Result<TxnResponse, Failure>>) {
+        let (tell, told) = oneshot::channel();
+        let mut table = lock(&self.0);
+        table.last_id += 1;
+        let id = table.last_id;
+        table.waiting.push_back(Part { id, write, request, tell });
+        (id, told)
+    }
+
+    /// What goes next, if something may.
+    fn next(&self) -> Option<(Flight, Vec<Part>)> {
+        let mut table = lock(&self.0);
+        if !table.waiting.iter().any(|part| table.has_room(&part.write)) {
+            return None;
+        }
+        let (mut parts, mut rest): (Vec<Part>, VecDeque<Part>) = (Vec::new(), VecDeque::new());
+        for part in std::mem::take(&mut table.waiting) {
+            let fits = parts.len() < TOGETHER && !parts.iter().any(|other| part.write.conflicts_with(&other.write));
+            if fits { parts.push(part) } else { rest.push_back(part) }
+        }
+        table.waiting = rest;
+        // Whoever comes sees those gone who leave in the same moment.
+        parts.sort_by_key(|part| matches!(part.write, Write::Join { .. }));
+        let writes = parts.iter().map(|part| part.write.clone()).collect();
+        Some((table.take_off(writes, &self.0), parts))
+    }
+
+    fn landed(&self) -> u64 {
+        lock(&self.0).landed
+    }
+
+    /// Takes back one that still waits.
+    fn withdraw(&self, id: u64) -> Option<TxnRequest> {
+        let mut table = lock(&self.0);
+        let place = table.waiting.iter().position(|part| part.id == id)?;
+        table.waiting.remove(place).map(|part| part.request)
+    }
+}
+
+impl Table {
+    fn has_room(&self, write: &Write) -> bool {
+        let in_line = |(_, writes): &(u64, Vec<Write>)| writes.iter().any(|other| write.conflicts_with(other));
+        match self.on_their_way.len() {
+            0..AT_ONCE => true,
+            AT_ONCE..AT_ONCE_IN_LINE => self.on_their_way.iter().any(in_line),
+            _ => false,
+        }
+    }
+
+    fn take_off(&mut self, writes: Vec<Write>, table: &Arc<Mutex<Table>>) -> Flight {
+        self.last_id += 1;
+        self.on_their_way.push((self.last_id, writes));
+        Flight { id: self.last_id, table: table.clone() }
+    }
+}
+
+impl Engine {
+    /// Carries out one write, with others or alone. It must run to its end: others may go along.
+    pub(super) async fn write(self: &Arc<Self>, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
+        if let Some(flight) = self.batches.begin(&write) {
+            let answer = queue::txn(&self.client, request).await;
+            drop(flight);
+            self.send_waiting();
+            return answer;
+        }
+        let (id, mut told) = self.batches.add(write, request);
+        self.send_waiting();
+        let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
+        loop {
+            let landed = self.batches.landed();
+            if let Ok(answer) = tokio::time::timeout(LONGEST_WAIT, &mut told).await {
+                return answer.unwrap_or_else(closed);
+            }
+            if self.batches.landed() == landed {
+                return match self.batches.withdraw(id) {
+                    Some(request) => queue::txn(&self.client, request).await,
+                    // It is on its way.
+                    None => told.await.unwrap_or_else(closed),
+                };
+            }
+        }
+    }
+
+    fn send_waiting(self: &Arc<Self>) {
+        while let Some((flight, parts)) = self.batches.next() {
+            let engine = self.clone();
+            self.run(async move {
+                engine.send(parts).await;
+                drop(flight);
+                engine.send_waiting();
+            });
+        }
+    }
+
+    /// Sends all of `parts` as one transaction, and tells each what became of it.
+    async fn send(self: &Arc<Self>, mut parts: Vec<Part>) {
+        if parts.len() == 1 {
+            if let Some(Part { request, tell, .. }) = parts.pop() {
+                let _ = tell.send(queue::txn(&self.client, request).await);
+            }
+            return;
+        }
+        let success = parts.iter().map(|part| RequestOp::from(Request::Txn(part.request.clone()))).collect();
+        let all = TxnRequest { success, ..TxnRequest::default() };
+        match queue::txn(&self.client, all).await {
+            Ok(answer) => hand_out(answer, parts),
+            // Refused for all of them, though only one may be to blame.
+            Err(failure) if failure.blames_the_request() => {
+                for Part { request, tell, .. } in parts {
+                    let engine = self.clone();
+                    self.run(async move {
+                        let _ = tell.send(queue::txn(&engine.client, request).await);
+                    });
+                }
+            }
+            Err(failure) => {
+                for part in parts {
+                    let _ = part.tell.send(Err(failure.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// Gives each part its own answer, with the header of them all.
+fn hand_out(answer: TxnResponse, parts: Vec<Part>) {
+    let header = answer.header;
+    let mut answers = answer.responses.into_iter();
+    for part in parts {
+        let own = match answers.next().and_then(|op| op.response) {
+            Some(Response::Txn(own)) => Ok(TxnResponse { header, ..own }),
+            _ => Err(Failure::new(Fault::Unknown, "etcd sent an answer without one of its parts")),
+        };
+        let _ = part.tell.send(own);
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join(lock: &str) -> Write {
+        Write::Join { lock: lock.into() }
+    }
+
+    fn leave(key: &str) -> Write {
+        Write::Leave { key: key.into() }
+    }
+
+    /// What goes next, and what still waits.
+    fn next_of(batches: &Batches) -> Option<(Flight, Vec<Write>)> {
+        let (flight, parts) = batches.next()?;
+        Some((flight, parts.into_iter().map(|part| part.write).collect()))
+    }
+
+    #[test]
+    fn what_comes_meanwhile_goes_together_but_for_keys_of_one_queue() {
+        let batches = Batches::default();
+        let first: Vec<_> = (0..AT_ONCE).map(|_| batches.begin(&join("a/")).expect("it goes at once")).collect();
+        assert!(batches.begin(&join("b/")).is_none(), "it waits for company");
+        for write in [join("b/"), join("b/c/"), join("bc/"), leave("b/1"), leave("b/1"), join("b/")] {
+            drop(batches.add(write, TxnRequest::default()));
+        }
+        assert!(next_of(&batches).is_none(), "there is no room yet");
+        drop(first);
+        let (_flight, together) = next_of(&batches).expect("there is room");
+        assert_eq!(together, [leave("b/1"), join("b/"), join("bc/")], "who leaves goes first");
+        let (_flight, together) = next_of(&batches).expect("there is room");
+        assert_eq!(together, [leave("b/1"), join("b/c/")], "names that nest are in one queue");
+    }
+
+    #[test]
+    fn keys_of_one_queue_do_not_wait_for_an_answer() {
+        let batches = Batches::default();
+        let all: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"))).collect();
+        assert_eq!(all.len(), AT_ONCE);
+        let (id, _told) = batches.add(join("a/"), TxnRequest::default());
+        assert!(batches.withdraw(id).is_some() && batches.withdraw(id).is_none());
+        let more: Vec<_> = (0..AT_ONCE_IN_LINE).filter_map(|_| batches.begin(&join("a/"))).collect();
+        assert_eq!(all.len() + more.len(), AT_ONCE_IN_LINE);
+        drop((all, more));
+        assert_eq!(batches.landed(), AT_ONCE_IN_LINE as u64);
+    }
+
+    #[test]
+    fn an_answer_that_lacks_a_part_leaves_that_one_unknown() {
+        let parts = |batches: &Batches| {
+            let told: Vec<_> = ["a", "b"].map(|key| batches.add(leave(key), TxnRequest::default()).1).into();
+            let (_, parts) = batches.next().expect("there is room");
+            (parts, told)
+        };
+        let (parts, mut told) = parts(&Batches::default());
+        let own = Response::Txn(TxnResponse { succeeded: true, ..TxnResponse::default() });
+        let responses = vec![super::super::messages::ResponseOp { response: Some(own) }];
+        hand_out(TxnResponse { responses, ..TxnResponse::default() }, parts);
+        assert!(told[0].try_recv().unwrap().unwrap().succeeded);
+        assert_eq!(told[1].try_recv().unwrap().unwrap_err().fault, Fault::Unknown);
+    }
+}
