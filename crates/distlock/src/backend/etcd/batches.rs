@@ -15,6 +15,7 @@ use super::engine::Engine;
 use super::failure::{Failure, Fault};
 use super::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
 use super::queue;
+use crate::clock::Moment;
 
 /// How many requests are on their way before others wait for company.
 const AT_ONCE: usize = 4;
@@ -22,8 +23,10 @@ const AT_ONCE: usize = 4;
 const AT_ONCE_IN_LINE: usize = 8;
 /// How many go together: etcd allows for 128 operations, inside and outside counted together.
 const TOGETHER: usize = 64;
-/// A server that does not answer must not keep others waiting: a write goes alone when no request was answered for so long.
-const LONGEST_WAIT: Duration = Duration::from_millis(250);
+/// A server that does not answer must not keep others waiting: a request that is older does not count.
+const SLOW: Duration = Duration::from_secs(1);
+/// How often that may happen before those who wait give up.
+const SILENCE: u32 = 5;
 
 /// What a write does.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,10 +64,16 @@ pub(super) struct Batches(Arc<Mutex<Table>>);
 struct Table {
     last_id: u64,
     waiting: VecDeque<Part>,
-    /// For each request on its way, the keys that it makes.
-    on_their_way: Vec<(u64, Vec<Write>)>,
+    on_their_way: Vec<OnItsWay>,
     /// How many requests have ended.
     landed: u64,
+}
+
+#[derive(Debug)]
+struct OnItsWay {
+    id: u64,
+    since: Moment,
+    writes: Vec<Write>,
 }
 
 /// A request on its way.
@@ -77,17 +86,17 @@ struct Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
-        table.on_their_way.retain(|(id, _)| *id != self.id);
+        table.on_their_way.retain(|other| other.id != self.id);
         table.landed += 1;
     }
 }
 
 impl Batches {
     /// Counts one that goes at once; `None` when it should wait for company.
-    fn begin(&self, write: &Write) -> Option<Flight> {
+    fn begin(&self, write: &Write, now: Moment) -> Option<Flight> {
         let mut table = lock(&self.0);
-        let goes = table.waiting.is_empty() && table.has_room(write);
-        goes.then(|| table.take_off(vec![write.clone()], &self.0))
+        let goes = table.waiting.is_empty() && table.has_room(write, now);
+        goes.then(|| table.take_off(vec![write.clone()], now, &self.0))
     }
 
     fn add(&self, write: Write, request: TxnRequest) -> (u64, oneshot::Receiver<Result<TxnResponse, Failure>>) {
@@ -100,9 +109,9 @@ impl Batches {
     }
 
     /// What goes next, if something may.
-    fn next(&self) -> Option<(Flight, Vec<Part>)> {
+    fn next(&self, now: Moment) -> Option<(Flight, Vec<Part>)> {
         let mut table = lock(&self.0);
-        if !table.waiting.iter().any(|part| table.has_room(&part.write)) {
+        if !table.waiting.iter().any(|part| table.has_room(&part.write, now)) {
             return None;
         }
         let (mut parts, mut rest): (Vec<Part>, VecDeque<Part>) = (Vec::new(), VecDeque::new());
@@ -114,34 +123,36 @@ impl Batches {
         // Whoever comes sees those gone who leave in the same moment.
         parts.sort_by_key(|part| matches!(part.write, Write::Join { .. }));
         let writes = parts.iter().map(|part| part.write.clone()).collect();
-        Some((table.take_off(writes, &self.0), parts))
+        Some((table.take_off(writes, now, &self.0), parts))
     }
 
     fn landed(&self) -> u64 {
         lock(&self.0).landed
     }
 
-    /// Takes back one that still waits.
-    fn withdraw(&self, id: u64) -> Option<TxnRequest> {
+    /// Takes back one that still waits; `false` when it does not.
+    fn withdraw(&self, id: u64) -> bool {
         let mut table = lock(&self.0);
-        let place = table.waiting.iter().position(|part| part.id == id)?;
-        table.waiting.remove(place).map(|part| part.request)
+        let before = table.waiting.len();
+        table.waiting.retain(|part| part.id != id);
+        table.waiting.len() < before
     }
 }
 
 impl Table {
-    fn has_room(&self, write: &Write) -> bool {
-        let in_line = |(_, writes): &(u64, Vec<Write>)| writes.iter().any(|other| write.conflicts_with(other));
-        match self.on_their_way.len() {
+    fn has_room(&self, write: &Write, now: Moment) -> bool {
+        let on_their_way = || self.on_their_way.iter().filter(|other| now.since(other.since) < SLOW);
+        let is_in_line = |other: &OnItsWay| other.writes.iter().any(|other| write.conflicts_with(other));
+        match on_their_way().count() {
             0..AT_ONCE => true,
-            AT_ONCE..AT_ONCE_IN_LINE => self.on_their_way.iter().any(in_line),
+            AT_ONCE..AT_ONCE_IN_LINE => on_their_way().any(is_in_line),
             _ => false,
         }
     }
 
-    fn take_off(&mut self, writes: Vec<Write>, table: &Arc<Mutex<Table>>) -> Flight {
+    fn take_off(&mut self, writes: Vec<Write>, since: Moment, table: &Arc<Mutex<Table>>) -> Flight {
         self.last_id += 1;
-        self.on_their_way.push((self.last_id, writes));
+        self.on_their_way.push(OnItsWay { id: self.last_id, since, writes });
         Flight { id: self.last_id, table: table.clone() }
     }
 }
@@ -149,7 +160,7 @@ impl Table {
 impl Engine {
     /// Carries out one write, with others or alone. It must run to its end: others may go along.
     pub(super) async fn write(self: &Arc<Self>, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
-        if let Some(flight) = self.batches.begin(&write) {
+        if let Some(flight) = self.batches.begin(&write, self.clock.now()) {
             let answer = queue::txn(&self.client, request).await;
             drop(flight);
             self.send_waiting();
@@ -158,23 +169,24 @@ impl Engine {
         let (id, mut told) = self.batches.add(write, request);
         self.send_waiting();
         let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
-        loop {
-            let landed = self.batches.landed();
-            if let Ok(answer) = tokio::time::timeout(LONGEST_WAIT, &mut told).await {
+        let (mut landed, mut silent) = (self.batches.landed(), 0);
+        while silent < SILENCE {
+            if let Ok(answer) = tokio::time::timeout(SLOW, &mut told).await {
                 return answer.unwrap_or_else(closed);
             }
-            if self.batches.landed() == landed {
-                return match self.batches.withdraw(id) {
-                    Some(request) => queue::txn(&self.client, request).await,
-                    // It is on its way.
-                    None => told.await.unwrap_or_else(closed),
-                };
-            }
+            self.send_waiting();
+            let before = std::mem::replace(&mut landed, self.batches.landed());
+            silent = if landed == before { silent + 1 } else { 0 };
+        }
+        match self.batches.withdraw(id) {
+            true => Err(Failure::new(Fault::Refused, "etcd does not answer those before")),
+            // It is on its way.
+            false => told.await.unwrap_or_else(closed),
         }
     }
 
     fn send_waiting(self: &Arc<Self>) {
-        while let Some((flight, parts)) = self.batches.next() {
+        while let Some((flight, parts)) = self.batches.next(self.clock.now()) {
             let engine = self.clone();
             self.run(async move {
                 engine.send(parts).await;
@@ -235,6 +247,10 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
 mod tests {
     use super::*;
 
+    fn at(ms: u64) -> Moment {
+        Moment::from_nanos(0).after(Duration::from_millis(ms))
+    }
+
     fn join(lock: &str) -> Write {
         Write::Join { lock: lock.into() }
     }
@@ -245,15 +261,15 @@ mod tests {
 
     /// What goes next, and what still waits.
     fn next_of(batches: &Batches) -> Option<(Flight, Vec<Write>)> {
-        let (flight, parts) = batches.next()?;
+        let (flight, parts) = batches.next(at(0))?;
         Some((flight, parts.into_iter().map(|part| part.write).collect()))
     }
 
     #[test]
     fn what_comes_meanwhile_goes_together_but_for_keys_of_one_queue() {
         let batches = Batches::default();
-        let first: Vec<_> = (0..AT_ONCE).map(|_| batches.begin(&join("a/")).expect("it goes at once")).collect();
-        assert!(batches.begin(&join("b/")).is_none(), "it waits for company");
+        let first: Vec<_> = (0..AT_ONCE).map(|_| batches.begin(&join("a/"), at(0)).expect("it goes at once")).collect();
+        assert!(batches.begin(&join("b/"), at(0)).is_none(), "it waits for company");
         for write in [join("b/"), join("b/c/"), join("bc/"), leave("b/1"), leave("b/1"), join("b/")] {
             drop(batches.add(write, TxnRequest::default()));
         }
@@ -268,21 +284,23 @@ mod tests {
     #[test]
     fn keys_of_one_queue_do_not_wait_for_an_answer() {
         let batches = Batches::default();
-        let all: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"))).collect();
+        let all: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
         assert_eq!(all.len(), AT_ONCE);
         let (id, _told) = batches.add(join("a/"), TxnRequest::default());
-        assert!(batches.withdraw(id).is_some() && batches.withdraw(id).is_none());
-        let more: Vec<_> = (0..AT_ONCE_IN_LINE).filter_map(|_| batches.begin(&join("a/"))).collect();
+        assert!(batches.withdraw(id) && !batches.withdraw(id));
+        let more: Vec<_> = (0..AT_ONCE_IN_LINE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
         assert_eq!(all.len() + more.len(), AT_ONCE_IN_LINE);
-        drop((all, more));
-        assert_eq!(batches.landed(), AT_ONCE_IN_LINE as u64);
+        let later = batches.begin(&join("a/"), at(1_000));
+        assert!(later.is_some(), "those before do not count for ever");
+        drop((all, more, later));
+        assert_eq!(batches.landed(), AT_ONCE_IN_LINE as u64 + 1);
     }
 
     #[test]
     fn an_answer_that_lacks_a_part_leaves_that_one_unknown() {
         let parts = |batches: &Batches| {
             let told: Vec<_> = ["a", "b"].map(|key| batches.add(leave(key), TxnRequest::default()).1).into();
-            let (_, parts) = batches.next().expect("there is room");
+            let (_, parts) = batches.next(at(0)).expect("there is room");
             (parts, told)
         };
         let (parts, mut told) = parts(&Batches::default());
