@@ -265,10 +265,6 @@ impl Backend for Broken {
         self.engine.adopt(from, token, claim).await
     }
 
-    fn exported(&self, claim: &Claim) {
-        self.engine.exported(claim);
-    }
-
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         if self.is(Flaw::HidesLocks) { Ok(Vec::new()) } else { self.engine.list(prefix).await }
     }

@@ -128,10 +128,6 @@ impl<B: Backend> Backend for Wire<B> {
         self.engine.adopt(from, token, claim).await
     }
 
-    fn exported(&self, claim: &Claim) {
-        self.engine.exported(claim);
-    }
-
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         self.engine.list(prefix).await
     }

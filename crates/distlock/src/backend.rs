@@ -431,15 +431,6 @@ pub trait Backend: Send + Sync + 'static {
         async { Err(unsupported(self.name(), "take a hold over")) }
     }
 
-    /// Says that the hold of `claim` may be [taken over](Backend::adopt) from now on.
-    ///
-    /// # Behaviour
-    /// Called before anybody can know of the attempt's id but by reading the engine's own data. An engine that asks
-    /// its server before each step need not care.
-    fn exported(&self, claim: &Claim) {
-        let _ = claim;
-    }
-
     /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
     ///
     /// # Behaviour
@@ -499,7 +490,6 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
     fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>>;
     fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
-    fn exported(&self, claim: &Claim);
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
@@ -540,9 +530,6 @@ impl<B: Backend> DynBackend for B {
     }
     fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>> {
         Box::pin(Backend::adopt(self, from, token, claim))
-    }
-    fn exported(&self, claim: &Claim) {
-        Backend::exported(self, claim);
     }
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
         Backend::descriptor(self, claim)

@@ -237,7 +237,6 @@ impl LockGuard {
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
-        self.family.backend.exported(&claim);
         let mode = claim.mode();
         HoldTicket {
             key: claim.key,

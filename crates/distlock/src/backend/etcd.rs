@@ -154,10 +154,6 @@ impl Backend for Etcd {
         self.engine.adopt(from, token, claim).await
     }
 
-    fn exported(&self, claim: &Claim) {
-        self.engine.exported(claim);
-    }
-
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         self.engine.list(prefix).await
     }

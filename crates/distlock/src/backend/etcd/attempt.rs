@@ -3,7 +3,7 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,9 +18,6 @@ use crate::clock::Moment;
 use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
-
-/// How many holds that are over are remembered for those who come right behind them.
-const REMEMBERED: usize = 256;
 
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,8 +79,6 @@ pub(super) struct State {
     pub(super) doubts: u32,
     /// Its key may go on without it, so that no other may be made with that name.
     pub(super) name_is_taken: bool,
-    /// Somebody may take it over: that it is over is known only when its key is gone.
-    pub(super) is_exported: bool,
     /// The start of the term that the core knows.
     pub(super) known_start: Moment,
     /// After that the key is deleted.
@@ -131,17 +126,6 @@ impl Attempt {
         }
         waits
     }
-
-    /// The one right before it, which had the lock, is done with it. False: it does not wait.
-    fn follow(&self) -> bool {
-        let mut state = self.state();
-        let waits = state.phase == Phase::Waiting && state.created != 0;
-        if waits {
-            state.first_at = Some(state.revision.max(state.created));
-            self.turn.notify_one();
-        }
-        waits
-    }
 }
 
 /// Where a new attempt stands.
@@ -169,8 +153,6 @@ struct Table {
     behind: BTreeMap<Mark, Vec<AttemptId>>,
     /// The last attempt of this client that got a lock for itself alone, until it has left.
     holders: HashMap<Vec<u8>, AttemptId>,
-    /// Holds that are over, the last ones, whose followers were not known then.
-    over: VecDeque<(Vec<u8>, Mark)>,
 }
 
 impl Attempts {
@@ -248,40 +230,9 @@ impl Attempts {
         let mut table = self.table();
         let old = std::mem::replace(&mut attempt.state().before, before.clone());
         old.iter().for_each(|old| table.unlink(old, attempt.id));
-        if !table.has(attempt) {
-            return;
+        if table.has(attempt) {
+            before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
         }
-        // Its holder was faster than the answer.
-        if let ([before], Mode::Exclusive) = (before.as_slice(), attempt.mode)
-            && let Some(place) = table.over.iter().position(|(lock, over)| over == before && *lock == attempt.lock)
-        {
-            table.over.remove(place);
-            if attempt.follow() {
-                table.holders.insert(attempt.lock.clone(), attempt.id);
-            }
-        }
-        before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
-    }
-
-    /// The hold of `lock` with the key `mark`, which was the first, is over: the one right behind it is next, also before
-    /// the key is gone. Answers that one, if it is there; it may also come a moment later.
-    pub(super) fn pass_on(&self, mark: &Mark, lock: &[u8]) -> Option<Arc<Attempt>> {
-        let mut table = self.table();
-        let waiters = table.behind.get(mark).into_iter().flatten().filter_map(|id| table.all.get(id));
-        let mut waiters = waiters.filter(|waiter| waiter.lock == lock);
-        let next = waiters.next().cloned();
-        let Some(next) = next else {
-            if table.over.len() == REMEMBERED {
-                table.over.pop_front();
-            }
-            table.over.push_back((lock.to_vec(), mark.clone()));
-            return None;
-        };
-        if next.mode != Mode::Exclusive || !next.follow() {
-            return None;
-        }
-        table.holders.insert(lock.to_vec(), next.id);
-        Some(next)
     }
 
     /// The one who waits in the queue of the same lock for the end of `mark`.
@@ -403,7 +354,6 @@ impl Table {
             slot: None,
             doubts: 0,
             name_is_taken: false,
-            is_exported: false,
             known_start,
             keep_until,
             again: None,

@@ -416,12 +416,6 @@ impl Engine {
         Ok(amended)
     }
 
-    pub(super) fn exported(&self, claim: &Claim) {
-        if let Some(attempt) = self.attempts.get(claim.attempt) {
-            attempt.state().is_exported = true;
-        }
-    }
-
     /// Hangs a hold on a lease that is long enough; `None` when the hold is gone.
     async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Option<Arc<Session>>> {
         let session = self.session(lease.claim.lease()).await?;

@@ -376,8 +376,6 @@ pub(super) async fn take_over(
 pub(super) struct Left {
     /// Whether it was there, and was ours.
     pub(super) deleted: bool,
-    /// Whether it is there still, as another one's.
-    pub(super) remains: bool,
     /// The create revision of the key that was asked for in the same moment, if it is there.
     pub(super) next: Option<i64>,
     pub(super) header: Header,
@@ -402,25 +400,18 @@ pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option
         0 => exists(key),
         _ => created_at(key, created),
     };
-    let looks = || [Some(key), next].into_iter().flatten().map(|key| range(own(key)));
     let delete = Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() });
     let request = TxnRequest {
         compare: [Some(ours), lease.map(|lease| hangs_on(key, lease)), if_new.then(|| is_new(key))]
             .into_iter()
             .flatten()
             .collect(),
-        success: std::iter::once(delete.into()).chain(looks().skip(1)).collect(),
-        failure: looks().collect(),
+        success: std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect(),
+        failure: Vec::new(),
     };
     let answer = engine.write(Write::Leave { key: key.to_vec() }, request).await?;
-    let mut found = ranges_of(answer.responses).map(|kvs| kvs.first().map(|kv| kv.create_revision));
-    let own = if answer.succeeded { None } else { found.next().flatten() };
-    Ok(Left {
-        deleted: answer.succeeded,
-        remains: own.is_some_and(|own| own == created),
-        next: found.next().flatten(),
-        header: answer.header.unwrap_or_default(),
-    })
+    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
+    Ok(Left { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
 /// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was

@@ -1,9 +1,8 @@
 //! From one holder to the next: waiting for one's turn, and handing the lock over.
 //!
-//! Among the waiters of one client nobody has to be asked. Keys are only ever added at the end of a queue, so the one right
-//! behind the holder's is the first once that hold is over: it has the lock then, while the holder's key is still being
-//! deleted, and the answer says whether its own was there. Only a hold that somebody may have taken over has to be gone
-//! before. Whoever waits for the key of another client is told by a watch, and reads the queue itself.
+//! Among the waiters of one client the answer to a release is enough. It says that the holder's key is gone and, as of
+//! the same revision, that the key right behind it is there: keys are only ever added at the end of a queue, so that one
+//! is the first from then on. Whoever waits for the key of another client is told by a watch, and reads the queue itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,30 +160,23 @@ impl Engine {
             (was_held, is_first, repeated)
         };
         let mark = attempt.mark();
-        let next = mark.as_ref().filter(|_| is_first).and_then(|mark| self.next_of(attempt, mark, repeated));
+        let next = mark.as_ref().filter(|_| is_first);
+        let next = next.and_then(|mark| self.attempts.next_after(mark, &attempt.lock));
+        // A slot or an entry needs more than to be the first.
+        let next = next.filter(|next| matches!(next.mode, Mode::Exclusive | Mode::Shared));
+        let next = next.and_then(|next| Some((next.mark()?, next)));
         let horizon = self.horizon.now();
-        let sent = self.send_leave(attempt, next.as_ref().map(|next| &*next.mark.key)).await;
+        let sent = self.send_leave(attempt, next.as_ref().map(|next| &*next.0.key)).await;
         let left = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
-        if let Some(next) = next
+        if let Some((mark, next)) = next
             && self.horizon.check(horizon, left.header).is_ok()
         {
-            self.hand_over(&left, &next);
+            self.hand_over(&left, &mark, &next);
         }
         self.has_left(attempt, mark.is_some(), left.deleted);
         // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
         let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
         Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
-    }
-
-    /// The one right behind a hold that is over. It gets the lock now if that is certain.
-    fn next_of(&self, attempt: &Attempt, mark: &Mark, repeated: bool) -> Option<Next> {
-        let may_be_taken_over = attempt.state().is_exported;
-        let passed = (!repeated && !may_be_taken_over).then(|| self.attempts.pass_on(mark, &attempt.lock)).flatten();
-        let has_it = passed.is_some();
-        let next = passed.or_else(|| self.attempts.next_after(mark, &attempt.lock))?;
-        // A slot or an entry needs more than to be the first.
-        let follows = matches!(next.mode, Mode::Exclusive | Mode::Shared);
-        Some(Next { mark: next.mark().filter(|_| follows)?, attempt: next, has_it })
     }
 
     /// Deletes the key of `attempt`.
@@ -205,22 +197,11 @@ impl Engine {
         queue::leave(self, leaver, next).await
     }
 
-    /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there;
-    /// or takes it back, if it proves the contrary.
-    fn hand_over(&self, left: &Left, next: &Next) {
-        let Next { mark, attempt, has_it } = next;
-        let is_there = left.next == Some(mark.created);
-        if *has_it {
-            let believes = {
-                let state = attempt.state();
-                state.created == mark.created && matches!(state.phase, Phase::Waiting | Phase::Held(_))
-            };
-            // One that has left in the meantime has deleted its key itself.
-            if believes && (left.remains || !is_there) {
-                self.key_lost(attempt);
-            }
-        } else if left.deleted && is_there && attempt.set_first(mark.created, left.header.revision) {
-            self.attempts.set_holder(attempt);
+    /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
+    fn hand_over(&self, left: &Left, mark: &Mark, next: &Attempt) {
+        let is_first = left.deleted && left.next == Some(mark.created);
+        if is_first && next.set_first(mark.created, left.header.revision) {
+            self.attempts.set_holder(next);
         }
     }
 
@@ -248,14 +229,6 @@ impl Engine {
             self.attempts.remove(attempt);
         }
     }
-}
-
-/// The one right behind a hold that is over.
-struct Next {
-    attempt: Arc<Attempt>,
-    mark: Mark,
-    /// Whether it has the lock already.
-    has_it: bool,
 }
 
 /// What ended a wait for the key before ours.
