@@ -2,8 +2,8 @@
 //!
 //! The first goes at once. What comes while it is on its way waits for the answer and goes next, all of it: each write is a
 //! transaction of its own inside of that one, with conditions and an answer of its own. Two keys of one queue never go
-//! together, since they would be made at the same revision and have no order; so that these do not wait for each other,
-//! more than one request may be on its way.
+//! together, since they would be made at the same revision and have no order. Claims of a long queue keep the server busy, so
+//! a release may go while they wait: somebody may be waiting for it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +17,10 @@ use super::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
 use super::queue;
 use crate::clock::Moment;
 
-/// How many requests are on their way before others wait for company.
-const AT_ONCE: usize = 4;
-/// The same when keys of one queue wait for each other.
-const AT_ONCE_IN_LINE: usize = 8;
+/// How many requests are on their way before a claim waits for company.
+const CLAIMS_AT_ONCE: usize = 4;
+/// The same for a release.
+const AT_ONCE: usize = 8;
 /// How many go together: etcd allows for 128 operations, inside and outside counted together.
 const TOGETHER: usize = 64;
 /// A server that does not answer must not keep others waiting: a request that is older does not count.
@@ -64,16 +64,10 @@ pub(super) struct Batches(Arc<Mutex<Table>>);
 struct Table {
     last_id: u64,
     waiting: VecDeque<Part>,
-    on_their_way: Vec<OnItsWay>,
+    /// The requests that are not answered yet, and since when.
+    on_their_way: Vec<(u64, Moment)>,
     /// How many requests have ended.
     landed: u64,
-}
-
-#[derive(Debug)]
-struct OnItsWay {
-    id: u64,
-    since: Moment,
-    writes: Vec<Write>,
 }
 
 /// A request on its way.
@@ -86,7 +80,7 @@ struct Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
-        table.on_their_way.retain(|other| other.id != self.id);
+        table.on_their_way.retain(|(id, _)| *id != self.id);
         table.landed += 1;
     }
 }
@@ -96,7 +90,7 @@ impl Batches {
     fn begin(&self, write: &Write, now: Moment) -> Option<Flight> {
         let mut table = lock(&self.0);
         let goes = table.waiting.is_empty() && table.has_room(write, now);
-        goes.then(|| table.take_off(vec![write.clone()], now, &self.0))
+        goes.then(|| table.take_off(now, &self.0))
     }
 
     fn add(&self, write: Write, request: TxnRequest) -> (u64, oneshot::Receiver<Result<TxnResponse, Failure>>) {
@@ -122,8 +116,7 @@ impl Batches {
         table.waiting = rest;
         // Whoever comes sees those gone who leave in the same moment.
         parts.sort_by_key(|part| matches!(part.write, Write::Join { .. }));
-        let writes = parts.iter().map(|part| part.write.clone()).collect();
-        Some((table.take_off(writes, now, &self.0), parts))
+        Some((table.take_off(now, &self.0), parts))
     }
 
     fn landed(&self) -> u64 {
@@ -141,18 +134,17 @@ impl Batches {
 
 impl Table {
     fn has_room(&self, write: &Write, now: Moment) -> bool {
-        let on_their_way = || self.on_their_way.iter().filter(|other| now.since(other.since) < SLOW);
-        let is_in_line = |other: &OnItsWay| other.writes.iter().any(|other| write.conflicts_with(other));
-        match on_their_way().count() {
-            0..AT_ONCE => true,
-            AT_ONCE..AT_ONCE_IN_LINE => on_their_way().any(is_in_line),
-            _ => false,
-        }
+        let on_their_way = self.on_their_way.iter().filter(|since| now.since(since.1) < SLOW);
+        let most = match write {
+            Write::Join { .. } => CLAIMS_AT_ONCE,
+            Write::Leave { .. } => AT_ONCE,
+        };
+        on_their_way.count() < most
     }
 
-    fn take_off(&mut self, writes: Vec<Write>, since: Moment, table: &Arc<Mutex<Table>>) -> Flight {
+    fn take_off(&mut self, since: Moment, table: &Arc<Mutex<Table>>) -> Flight {
         self.last_id += 1;
-        self.on_their_way.push(OnItsWay { id: self.last_id, since, writes });
+        self.on_their_way.push((self.last_id, since));
         Flight { id: self.last_id, table: table.clone() }
     }
 }
@@ -268,12 +260,14 @@ mod tests {
     #[test]
     fn what_comes_meanwhile_goes_together_but_for_keys_of_one_queue() {
         let batches = Batches::default();
-        let first: Vec<_> = (0..AT_ONCE).map(|_| batches.begin(&join("a/"), at(0)).expect("it goes at once")).collect();
+        let first: Vec<_> =
+            (0..CLAIMS_AT_ONCE).map(|_| batches.begin(&join("a/"), at(0)).expect("it goes at once")).collect();
         assert!(batches.begin(&join("b/"), at(0)).is_none(), "it waits for company");
-        for write in [join("b/"), join("b/c/"), join("bc/"), leave("b/1"), leave("b/1"), join("b/")] {
+        drop(batches.add(join("b/"), TxnRequest::default()));
+        assert!(next_of(&batches).is_none(), "there is no room yet");
+        for write in [join("b/c/"), join("bc/"), leave("b/1"), leave("b/1"), join("b/")] {
             drop(batches.add(write, TxnRequest::default()));
         }
-        assert!(next_of(&batches).is_none(), "there is no room yet");
         drop(first);
         let (_flight, together) = next_of(&batches).expect("there is room");
         assert_eq!(together, [leave("b/1"), join("b/"), join("bc/")], "who leaves goes first");
@@ -282,18 +276,19 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_queue_do_not_wait_for_an_answer() {
+    fn a_release_does_not_wait_for_claims_nor_anybody_for_ever() {
         let batches = Batches::default();
-        let all: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
-        assert_eq!(all.len(), AT_ONCE);
+        let claims: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
+        assert_eq!(claims.len(), CLAIMS_AT_ONCE);
+        let releases: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&leave("a/1"), at(0))).collect();
+        assert_eq!(claims.len() + releases.len(), AT_ONCE);
         let (id, _told) = batches.add(join("a/"), TxnRequest::default());
         assert!(batches.withdraw(id) && !batches.withdraw(id));
-        let more: Vec<_> = (0..AT_ONCE_IN_LINE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
-        assert_eq!(all.len() + more.len(), AT_ONCE_IN_LINE);
+        assert!(batches.begin(&join("a/"), at(999)).is_none());
         let later = batches.begin(&join("a/"), at(1_000));
         assert!(later.is_some(), "those before do not count for ever");
-        drop((all, more, later));
-        assert_eq!(batches.landed(), AT_ONCE_IN_LINE as u64 + 1);
+        drop((claims, releases, later));
+        assert_eq!(batches.landed(), AT_ONCE as u64 + 1);
     }
 
     #[test]
