@@ -22,21 +22,32 @@ const ROUNDS: usize = 7;
 const PAIRS: usize = 300;
 const CONTENDED: Duration = Duration::from_secs(2);
 const CONTENDED_ROUNDS: usize = 3;
+const TASKS: usize = 64;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Prints every figure of the engine.
-pub(crate) fn run() {
+/// Prints every figure of the engine, or those that are named: `uncontended`, `apart`, `contended`, `held`.
+pub(crate) fn run(parts: &[String]) {
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     for version in [EtcdVersion::V3_4, EtcdVersion::V3_5] {
         let server = EtcdServer::options().version(version).start();
         println!("etcd {version:?}, {} cores", std::thread::available_parallelism().map_or(0, usize::from));
         runtime.block_on(async {
-            uncontended(&server).await;
-            for waiters in [8, 64] {
-                contended(&server, waiters).await;
+            if wanted("uncontended") {
+                uncontended(&server).await;
             }
-            held(&server).await;
+            if wanted("apart") {
+                apart(&server).await;
+            }
+            if wanted("contended") {
+                for waiters in [8, 64] {
+                    contended(&server, waiters).await;
+                }
+            }
+            if wanted("held") {
+                held(&server).await;
+            }
         });
         println!();
     }
@@ -80,6 +91,37 @@ async fn timed(work: impl Future<Output = ()>) -> Duration {
     let start = Instant::now();
     work.await;
     start.elapsed()
+}
+
+/// Many tasks at the same time, each with a lock of its own: ours, and as many raw requests over one connection.
+async fn apart(server: &EtcdServer) {
+    let (locker, handle) = engine(server);
+    let lockers: Arc<Vec<Locker>> = Arc::new((0..TASKS).map(|_| locker.clone()).collect());
+    let raw = Raw::connect(server).await;
+    let lease = raw.grant(60).await;
+    let before = handle.requests();
+    let (mut ours, mut theirs) = (Handoffs::default(), Handoffs::default());
+    for _ in 0..CONTENDED_ROUNDS {
+        let lockers = lockers.clone();
+        ours += handoffs(TASKS, move |task| {
+            let request = lockers[task].lock(format!("apart{task}"));
+            async move { request.await.expect("granted").unlock().await.expect("released") }
+        })
+        .await;
+        let raw = raw.clone();
+        theirs += handoffs(TASKS, move |task| {
+            let raw = raw.clone();
+            async move { raw.pair(&format!("raw/apart{task}/1"), lease).await }
+        })
+        .await;
+    }
+    let requests = (handle.requests() - before) as f64 / ours.count as f64;
+    let (ours, theirs) = (ours.per_second(), theirs.per_second());
+    println!(
+        "{TASKS} tasks, a lock each: {ours:.0} lock+unlock/s, raw Txn put + Txn delete {theirs:.0}: {:.1}×, \
+         {requests:.2} requests per lock+unlock",
+        ours / theirs
+    );
 }
 
 /// As many waiters for one lock, ours and the recipe's in turn, each in this process over one connection of its own.

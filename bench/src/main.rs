@@ -10,7 +10,7 @@ fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
     match name.as_str() {
         "core" => core::run(),
-        "etcd" => etcd::run(),
+        "etcd" => etcd::run(&std::env::args().skip(2).collect::<Vec<_>>()),
         "redis" => redis::run(),
         "redlock" => redlock::run(),
         _ => {

@@ -246,6 +246,7 @@ impl LockGuard {
             ttl: claim.ttl,
             delay: claim.delay,
             mode,
+            label: claim.record.label.clone(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a process needs to go on with a hold of another, such as itself before a restart.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,8 @@ pub struct HoldTicket {
     pub(crate) ttl: Duration,
     pub(crate) delay: Duration,
     pub(crate) mode: Mode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<Arc<str>>,
 }
 
 impl fmt::Debug for HoldTicket {
@@ -77,6 +80,7 @@ mod tests {
             ttl: Duration::from_millis(1_500),
             delay: Duration::from_secs(3),
             mode: Mode::Slot { of: 3 },
+            label: Some("eod".into()),
         };
         let text = serde_json::to_string(&ticket).unwrap();
         assert_eq!(serde_json::from_str::<HoldTicket>(&text).unwrap(), ticket);

@@ -131,7 +131,8 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
         return Err(refused(Error::new(ErrorKind::Unsupported, message)));
     }
     enter_again(family, &ticket.key, &ticket.owner, options)?;
-    let record = Record::new(ticket.owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
+    let label = options.label.clone().or_else(|| ticket.label.clone());
+    let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
     let record = Arc::new(record.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
     let mut acquire = Acquire::new(family, claim, options);

@@ -103,6 +103,27 @@ async fn etcdctl_waits_for_us() {
     assert!(released.elapsed() < Duration::from_secs(2));
 }
 
+/// An owner that has entered twice has the lock until the last has left, also for who came between the two.
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_waits_for_the_last_entry() {
+    let server = EtcdServer::start();
+    let (one, two) = (locker(&server), locker(&server));
+    let first = one.lock("jobs").owner("order-7").reentrant().await.unwrap();
+    let mut go = Go::lock(&server, "jobs", 10);
+    queued(&server, "jobs/", 2).await;
+    let second = two.lock("jobs").owner("order-7").reentrant().wait(PATIENCE).await.unwrap();
+    first.unlock().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let in_line = tokio::task::spawn_blocking({
+        let etcdctl = server.etcdctl();
+        move || keys(&etcdctl, "jobs/")
+    });
+    assert_eq!(in_line.await.unwrap().len(), 2, "the head stays");
+    second.check().unwrap();
+    second.unlock().await.unwrap();
+    assert!(go.granted().await.starts_with("jobs/"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn we_wait_for_etcdctl() {
     let server = EtcdServer::start();

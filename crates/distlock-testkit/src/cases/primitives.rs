@@ -288,10 +288,15 @@ pub async fn leaders_follow_each_other<S: Setup>(world: &World<S>) {
 pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
     let (before, after, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("adopt");
-    let old = before.locker.lock(&key).owner("job-7").await.expect("granted");
+    let old = before.locker.lock(&key).owner("job-7").label("nightly").await.expect("granted");
     let waiting = spawn_waiter(world, &other, &key).await;
     let ticket = old.export();
     let new = after.locker.adopt(&ticket).await.expect("taken over");
+    if after.locker.capabilities().inspects {
+        let seen = after.locker.inspect().get(&key).await.expect("answered").expect("held");
+        let record = seen.holder().and_then(|holder| holder.record.clone()).expect("one of ours");
+        assert_eq!(record.label.as_deref(), Some("nightly"), "it is still the same hold");
+    }
     assert_eq!((new.fencing_token(), new.owner().as_str()), (old.fencing_token(), "job-7"));
     timeout(world.patience(), old.lost()).await.expect("the old one is told");
     assert_eq!(old.unlock().await.expect_err("not its any more").kind(), ErrorKind::Lost);

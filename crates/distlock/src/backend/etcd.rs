@@ -6,6 +6,7 @@
 
 mod adopt;
 mod attempt;
+mod batches;
 mod builder;
 mod client;
 mod endpoint;
@@ -18,7 +19,7 @@ mod inspect;
 mod messages;
 mod names;
 mod queue;
-mod rides;
+mod reentry;
 mod session;
 mod slots;
 mod standing;
@@ -113,6 +114,7 @@ impl Backend for Etcd {
             breaks: true,
             shares: true,
             slots: true,
+            reenters: true,
             delays: true,
             amends: true,
             adopts: true,

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use distlock::backend::etcd::Etcd;
 use distlock::{Locker, LossReason};
-use distlock_testkit::proxy::Proxy;
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -203,5 +205,156 @@ async fn f01_taking_over_applied_and_its_reply_lost() {
     assert_eq!((new.fencing_token(), new.slot()), (old.fencing_token(), Some(0)));
     assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
     new.unlock().await.expect("it is ours");
+    assert!(keys(&server).is_empty());
+}
+
+/// A claim that arrives late, when its key was made by a later one and taken over since, changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn f14_late_claim_spares_who_took_the_hold_over() {
+    const LATE: Duration = Duration::from_secs(12);
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let before = locker_at(&[proxy.address(), server.address()], secs(30));
+    let after = locker_at(&[server.address()], secs(30));
+    let first = before.lock("a").await.unwrap();
+    proxy.set(Direction::Requests, Flow::Delay(LATE));
+    let asked = Instant::now();
+    let waiting = tokio::spawn(before.clone().lock("a").wait(secs(60)).into_future());
+    eventually("it asks the other server", || keys(&server).len() == 2).await;
+    first.unlock().await.expect("released");
+    let old = waiting.await.unwrap().expect("granted");
+    let new = after.adopt(&old.export()).await.expect("taken over");
+    let look = || server.etcdctl().run(&["get", &keys(&server)[0], "--write-out=fields"]);
+    let as_taken_over: Vec<_> = look().lines().skip(4).map(str::to_owned).collect();
+    assert!(asked.elapsed() < LATE, "the machine is too slow for this test");
+    tokio::time::sleep(LATE.saturating_sub(asked.elapsed()) + secs(1)).await;
+    assert_eq!(look().lines().skip(4).collect::<Vec<_>>(), as_taken_over, "it was written again");
+    new.unlock().await.expect("it is ours");
+    drop(old);
+    eventually("nothing is left", || keys(&server).is_empty()).await;
+}
+
+/// The next of the same client does not get a lock that was taken over while its old holder released it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_was_taken_over_is_not_handed_to_the_next_of_its_old_holder() {
+    let server = EtcdServer::start();
+    let [before, after] = lockers(&server, 10);
+    let old = before.lock("a").await.unwrap();
+    let ticket = old.export();
+    let waiting = tokio::spawn(before.clone().lock("a").wait(secs(30)).into_future());
+    eventually("it queues", || keys(&server).len() == 2).await;
+    let new = after.adopt(&ticket).await.expect("taken over");
+    assert!(old.unlock().await.is_err());
+    tokio::time::sleep(ms(300)).await;
+    assert!(!waiting.is_finished(), "two holders");
+    new.check().expect("it is ours");
+    new.unlock().await.expect("it is ours");
+    waiting.await.unwrap().expect("granted").unlock().await.unwrap();
+}
+
+/// Who asks in the same moment as somebody whose lease is gone is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_write_that_is_refused_does_not_stop_the_others() {
+    let server = EtcdServer::start();
+    let [locker] = lockers(&server, 10);
+    let held = locker.lock("long").ttl(secs(20)).await.unwrap();
+    let lost = locker.lock("short").await.unwrap();
+    let key = keys(&server).into_iter().find(|key| key.starts_with("short/")).expect("its key");
+    server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
+    let mut tasks = JoinSet::new();
+    for number in 0..60 {
+        let locker = locker.clone();
+        tasks.spawn(async move {
+            let request = locker.lock(format!("many:{number}"));
+            let request = if number % 2 == 0 { request } else { request.ttl(secs(20)) };
+            request.wait(secs(20)).await.expect("granted").unlock().await.expect("released");
+        });
+    }
+    tasks.join_all().await;
+    assert!(!held.is_lost(), "its lease is another one");
+    timeout(secs(10), lost.lost()).await.expect("told");
+    held.unlock().await.unwrap();
+}
+
+/// What many tasks ask for in the same moment goes to the server in few requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_for_in_the_same_moment_goes_together() {
+    const TASKS: usize = 64;
+    let server = EtcdServer::start();
+    let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
+    let handle = engine.handle();
+    let locker = Locker::new(engine).unwrap();
+    locker.lock("warm").await.unwrap().unlock().await.unwrap();
+    let before = handle.requests();
+    let mut tasks = JoinSet::new();
+    for number in 0..TASKS {
+        let locker = locker.clone();
+        tasks.spawn(async move { locker.lock(format!("many:{number}")).await.expect("granted") });
+    }
+    let guards = tasks.join_all().await;
+    let claims = handle.requests() - before;
+    assert!(claims < TASKS as u64 / 2, "{claims} requests for {TASKS} locks");
+    assert_eq!(keys(&server).len(), TASKS);
+    drop(guards);
+    locker.close().await.expect("all are released");
+    assert!(keys(&server).is_empty());
+}
+
+/// The process of an owner's first entry dies: the others stay inside, and the last one out frees the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn f12_process_of_the_first_entry_killed() {
+    let server = EtcdServer::start();
+    let [inside, other] = lockers(&server, 2);
+    let mut child = Child::hold(&server, "entry", secs(2));
+    let enter = || inside.lock("entry").owner("order-7").reentrant().wait(secs(5));
+    let guard = enter().await.expect("it enters");
+    assert_eq!(guard.fencing_token().get(), child.token);
+    let waiting = tokio::spawn(other.clone().lock("entry").wait(secs(30)).into_future());
+    eventually("it queues", || keys(&server).len() == 4).await;
+    child.kill9();
+    eventually("its entry ends with its lease", || keys(&server).len() == 3).await;
+    tokio::time::sleep(secs(3)).await;
+    guard.check().expect("still inside");
+    assert!(!waiting.is_finished(), "two holders");
+    guard.unlock().await.expect("released");
+    let next = timeout(secs(2), waiting).await.expect("the head is gone at once").unwrap().expect("granted");
+    next.unlock().await.unwrap();
+    eventually("nothing is left", || keys(&server).is_empty()).await;
+}
+
+/// Without anybody inside the head ends with its lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn f12_process_of_the_last_entry_killed() {
+    let server = EtcdServer::start();
+    let [other] = lockers(&server, 2);
+    let mut child = Child::hold(&server, "entry", secs(2));
+    child.kill9();
+    let guard = other.lock("entry").owner("order-8").reentrant().wait(secs(15)).await.expect("the lease ends");
+    assert!(guard.fencing_token().get() > child.token);
+    guard.unlock().await.unwrap();
+    eventually("nothing is left", || keys(&server).is_empty()).await;
+}
+
+/// Applied, reply lost: an entry is repeated, counts once, and its release frees the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn f01_entry_applied_and_its_reply_lost() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let (near, away) = (locker_at(&[server.address()], secs(10)), locker_at(&[proxy.address()], secs(10)));
+    let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant().wait(secs(30));
+    away.lock("warm").await.unwrap().unlock().await.unwrap();
+    let first = enter(&near).await.expect("granted");
+    // Each answer takes its time, so that the entry is there before its answer.
+    proxy.set(Direction::Replies, Flow::Delay(secs(1)));
+    let entering = tokio::spawn(enter(&away).into_future());
+    eventually("it is there", || keys(&server).len() == 3).await;
+    proxy.cut();
+    proxy.pass();
+    let second = entering.await.unwrap().expect("entered after all");
+    assert_eq!(second.fencing_token(), first.fencing_token());
+    assert_eq!(keys(&server).len(), 3, "a head and two entries");
+    second.unlock().await.expect("released");
+    assert_eq!(keys(&server).len(), 2);
+    first.unlock().await.expect("released");
     assert!(keys(&server).is_empty());
 }

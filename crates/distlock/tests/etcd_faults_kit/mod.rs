@@ -58,7 +58,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts a process that takes `name`, and returns when it has it. `permit` is a semaphore of two.
+    /// Starts a process that takes `name`, and returns when it has it. `permit` is a semaphore of two, `entry`
+    /// one of the owner `order-7`.
     pub(crate) fn hold(server: &EtcdServer, name: &str, ttl: Duration) -> Child {
         let mut process = Command::new(std::env::current_exe().expect("this test"))
             .args(["etcd_faults_kit::child", "--exact", "--nocapture", "--include-ignored"])
@@ -113,7 +114,11 @@ async fn child() {
     let [address, name, ttl] = order.split(' ').collect::<Vec<_>>()[..] else { panic!("bad order {order:?}") };
     let ttl = secs(ttl.parse().expect("seconds"));
     let locker = locker(Etcd::builder([address]), ttl);
-    let request = if name == "permit" { locker.semaphore(name, 2).acquire() } else { locker.lock(name) };
+    let request = match name {
+        "permit" => locker.semaphore(name, 2).acquire(),
+        "entry" => locker.lock(name).owner("order-7").reentrant(),
+        _ => locker.lock(name),
+    };
     let guard = request.await.expect("granted");
     println!("held {}", guard.fencing_token());
     assert!(!guard.is_lost());

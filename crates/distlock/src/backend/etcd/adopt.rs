@@ -18,6 +18,7 @@ use super::standing;
 use crate::backend::{Claim, Grant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
+use crate::mode::Mode;
 use crate::token::{AttemptId, FencingToken};
 
 /// How often it is tried again when the key was written by its old holder in between.
@@ -25,6 +26,9 @@ const ROUNDS: usize = 8;
 
 impl Engine {
     pub(super) async fn adopt(self: &Arc<Self>, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        if claim.mode() == Mode::Reentrant {
+            return self.adopt_entry(from, token, claim).await;
+        }
         self.start();
         let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it by that ticket, with token {token}"));
         let Some(attempt) = self.adopter(from, token, claim).await? else { return Err(not_held()) };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::messages::KeyValue;
 use super::names::Names;
@@ -18,9 +18,6 @@ use crate::clock::Moment;
 use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
-
-/// Whoever has had a lock for longer than this is not expected to release it right now.
-const HOT: Duration = Duration::from_millis(5);
 
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,8 +44,6 @@ pub(super) struct Attempt {
     delay: Duration,
     /// The lease that names the key, and the number behind it; `None`: another client has named it.
     named: Option<(i64, u32)>,
-    /// What the attempts of this client pass one after the other when they join the queue.
-    pub(super) gate: Arc<Semaphore>,
     /// Something changed for the one who waits.
     pub(super) turn: Notify,
     /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
@@ -141,7 +136,6 @@ struct Place {
     created: i64,
     mode: Mode,
     named: Option<(i64, u32)>,
-    gate: Arc<Semaphore>,
 }
 
 /// All attempts of a client.
@@ -176,11 +170,11 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let (number, gate) = table.slots.take(session.id, &lock);
+        let number = table.slots.take(session.id, &lock);
         let named = Some((session.id, number));
         let mode = claim.mode();
         let key = Names::place(&lock, session.id, number, mode);
-        let place = Place { lock, key, created: 0, mode, named, gate };
+        let place = Place { lock, key, created: 0, mode, named };
         table.insert(claim, place, session, keep_until, look)
     }
 
@@ -194,7 +188,7 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mode = Names::mode(&lock, &key);
-        let place = Place { lock, key, created, mode, named: None, gate: Arc::new(Semaphore::new(1)) };
+        let place = Place { lock, key, created, mode, named: None };
         self.table().insert(claim, place, session, keep_until, look)
     }
     /// The key that `attempt` has taken over is its own now.
@@ -291,17 +285,6 @@ impl Attempts {
         Some((mark, Holder::new(Some(attempt.state().record.clone()), Some(token))))
     }
 
-    /// Whether the lock at `lock` is just changing hands in this client, so that a release is on its way or soon will be.
-    pub(super) fn is_hot(&self, lock: &[u8], now: Moment) -> bool {
-        let table = self.table();
-        let holder = table.holders.get(lock).and_then(|id| table.all.get(id));
-        holder.is_some_and(|holder| match holder.state().phase {
-            Phase::Waiting | Phase::Leaving { .. } => true,
-            Phase::Held(since) => now.since(since) < HOT,
-            Phase::Gone => false,
-        })
-    }
-
     /// Those that have to be looked after now.
     pub(super) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
         let mut table = self.table();
@@ -382,7 +365,6 @@ impl Table {
             mode: place.mode,
             delay: claim.delay,
             named: place.named,
-            gate: place.gate,
             turn: Notify::new(),
             making: Arc::default(),
             state: Mutex::new(state),

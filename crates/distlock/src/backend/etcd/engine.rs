@@ -8,15 +8,16 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::EtcdCompare;
 use super::attempt::{Attempt, Attempts, Mark, Phase};
-use super::client::{Client, PATIENCE};
+use super::batches::Batches;
+use super::client::Client;
 use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::horizon::Horizon;
 use super::housekeeping::WATCH_AFTER;
-use super::messages::{EventType, PutRequest};
+use super::messages::EventType;
 use super::names::Names;
 use super::queue::{self, Ask, View};
-use super::rides::Rides;
+use super::reentry::Entries;
 use super::session::{self, Session, Sessions};
 use super::watches::Watches;
 use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Lease, Losses, Renewal};
@@ -26,7 +27,7 @@ use crate::event::LossReason;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::owner::Holder;
-use crate::token::FencingToken;
+use crate::token::{AttemptId, FencingToken};
 
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
 const LONGEST_POLL: Duration = Duration::from_secs(20);
@@ -35,9 +36,6 @@ const LONGEST_POLL: Duration = Duration::from_secs(20);
 const SEATINGS: usize = 32;
 /// Up to so many keys are asked for by name to see whether anything has changed.
 const MOST_GLANCED: usize = 32;
-
-/// How long a new place in the queue of a lock that changes hands quickly waits for the next release to go along with.
-const RIDE: Duration = Duration::from_millis(3);
 
 /// What all of one client's requests and tasks share.
 #[derive(Debug)]
@@ -48,7 +46,8 @@ pub(super) struct Engine {
     pub(super) sessions: Sessions,
     pub(super) attempts: Attempts,
     pub(super) watches: Watches,
-    pub(super) rides: Rides,
+    pub(super) batches: Batches,
+    pub(super) entries: Entries,
     pub(super) horizon: Horizon,
     losses: OnceLock<Losses>,
     dial_timeout: Duration,
@@ -71,7 +70,8 @@ impl Engine {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             watches: Watches::default(),
-            rides: Rides::default(),
+            batches: Batches::default(),
+            entries: Entries::default(),
             horizon: Horizon::default(),
             losses: OnceLock::new(),
             dial_timeout,
@@ -97,6 +97,14 @@ impl Engine {
     }
 
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim) -> Result<Claimed> {
+        match claim.mode() {
+            Mode::Reentrant => self.claim_entry(claim).await,
+            _ => self.claim_alone(claim).await,
+        }
+    }
+
+    /// Takes a place in the queue; the lock is ours when nobody is before it, as far as the mode allows.
+    pub(super) async fn claim_alone(self: &Arc<Self>, claim: &Claim) -> Result<Claimed> {
         self.start();
         // A lease or a key that went away in the meantime costs one more turn, and the place in the queue.
         for _ in 0..3 {
@@ -125,7 +133,7 @@ impl Engine {
                     self.horizon.check(before, view.header)?;
                     if let Some(other) = view.disagreement(&attempt.lock, attempt.mode) {
                         // Whatever comes of it: what is left is deleted by the housekeeping.
-                        let _ = self.release(claim).await;
+                        let _ = self.release_alone(claim).await;
                         return Err(claim.mode().disagrees(other));
                     }
                     if !view.holds {
@@ -145,6 +153,7 @@ impl Engine {
         let known = self.attempts.get(claim.attempt);
         let session = match &known {
             Some(attempt) => attempt.state().session.clone(),
+            None if claim.mode() == Mode::Reentrant => self.head_session(claim).await?,
             None => self.session(claim.lease()).await?,
         };
         if !self.freshen(&session).await? {
@@ -173,7 +182,7 @@ impl Engine {
 
     /// Renews a lease that should have been renewed by now: nothing is hung on one that is about to end. Answers whether it
     /// is there.
-    async fn freshen(&self, session: &Session) -> Result<bool> {
+    async fn freshen(self: &Arc<Self>, session: &Session) -> Result<bool> {
         let term = session.term();
         if self.clock.now() < term.start.after(term.ttl / 2) {
             return Ok(true);
@@ -221,20 +230,18 @@ impl Engine {
         told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")))
     }
 
-    async fn join(&self, attempt: &Attempt, ask: &Ask, queue: bool) -> Result<View, Failure> {
-        // The gate is never closed.
-        let _passing = attempt.gate.acquire().await;
+    async fn join(self: &Arc<Self>, attempt: &Attempt, ask: &Ask, queue: bool) -> Result<View, Failure> {
         let is_fresh = attempt.state().doubts == 0;
         // Another attempt of this client has the lock: who it is need not be asked.
         if queue
             && is_fresh
             && attempt.mode == Mode::Exclusive
             && self.attempts.holder(&attempt.lock).is_some()
-            && let Some(view) = self.line_up(attempt, ask.put(None)).await?
+            && let Some(view) = queue::line_up(self, &attempt.lock, ask.put(None)).await?
         {
             return Ok(view);
         }
-        queue::join(&self.client, ask, queue, PATIENCE).await
+        queue::join(self, ask, queue).await
     }
 
     /// Takes a slot of a semaphore for one that `view` shows to hold it, and has none yet.
@@ -250,24 +257,6 @@ impl Engine {
             }
         }
         Err(Failure::new(Fault::Refused, "the semaphore is too busy"))
-    }
-
-    /// Makes the key behind others: with the next release if the lock changes hands quickly, by a request of its own if not.
-    async fn line_up(&self, attempt: &Attempt, put: PutRequest) -> Result<Option<View>, Failure> {
-        if self.attempts.is_hot(&attempt.lock, self.clock.now()) {
-            let mut told = self.rides.offer(&attempt.lock, attempt.id, put.clone());
-            let arrival = tokio::time::timeout(RIDE, &mut told).await;
-            let arrival = match arrival {
-                Ok(arrival) => Some(arrival),
-                Err(_) if self.rides.withdraw(&attempt.lock, attempt.id) => None,
-                // It is on its way.
-                Err(_) => Some(told.await),
-            };
-            if let Some(arrival) = arrival {
-                return arrival.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
-            }
-        }
-        queue::line_up(&self.client, &attempt.lock, put, PATIENCE).await
     }
 
     /// The lock is not ours: keeps a place in the queue, or none.
@@ -365,6 +354,9 @@ impl Engine {
 
     /// Renews one hold: its lease was renewed since it last asked, or is now, for all that hang on it.
     async fn renew_one(self: &Arc<Self>, lease: &Lease) -> Result<Renewal> {
+        if lease.claim.mode() == Mode::Reentrant {
+            return self.renew_entry(lease).await;
+        }
         let attempt = self.attempts.get(lease.claim.attempt);
         let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
@@ -399,6 +391,9 @@ impl Engine {
 
     /// Writes what is known about a holder anew.
     pub(super) async fn amend(&self, lease: &Lease) -> Result<bool> {
+        if lease.claim.mode() == Mode::Reentrant {
+            return self.amend_entry(lease).await;
+        }
         let attempt = self.attempts.get(lease.claim.attempt);
         let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
             return Ok(false);
@@ -456,8 +451,12 @@ impl Engine {
 
     pub(super) fn compare(&self, key: &Key, token: FencingToken) -> Option<EtcdCompare> {
         let create_revision = i64::try_from(token.get()).ok()?;
-        let attempt = self.attempts.find(&self.names.lock(key), create_revision)?;
-        Some(EtcdCompare { key: attempt.key.clone(), create_revision })
+        let lock = self.names.lock(key);
+        let key = match self.attempts.find(&lock, create_revision) {
+            Some(attempt) => attempt.key.clone(),
+            None => self.entries.find(&lock, create_revision)?.head.key.clone(),
+        };
+        Some(EtcdCompare { key, create_revision })
     }
 
     /// A lease for a lock that asks for `ttl`.
@@ -473,9 +472,14 @@ impl Engine {
     }
 
     /// A lease is gone, and with it every key that hung on it: all are told at once.
-    pub(super) fn session_lost(&self, session: &Session) {
+    pub(super) fn session_lost(self: &Arc<Self>, session: &Session) {
         session.lose();
         self.sessions.forget(session);
+        self.attempts_lost(session);
+        self.entries_lost(session);
+    }
+
+    pub(super) fn attempts_lost(&self, session: &Session) {
         for attempt in self.attempts.all() {
             if attempt.state().session.id == session.id {
                 self.key_lost(&attempt);
@@ -493,18 +497,21 @@ impl Engine {
         let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
         self.attempts.remove(attempt);
         match phase {
-            Phase::Held(_) => {
-                if let Some(losses) = self.losses.get() {
-                    losses.push(attempt.id, reason);
-                }
-            }
+            Phase::Held(_) => self.tell_loss(attempt.id, reason),
             Phase::Waiting => attempt.turn.notify_one(),
             Phase::Leaving { .. } | Phase::Gone => {}
         }
     }
 
+    pub(super) fn tell_loss(&self, attempt: AttemptId, reason: LossReason) {
+        if let Some(losses) = self.losses.get() {
+            losses.push(attempt, reason);
+        }
+    }
+
     /// A watch saw that a key was deleted.
     fn deleted(self: &Arc<Self>, key: &[u8], revision: i64) {
+        self.entry_deleted(key, revision);
         let Some(attempt) = self.attempts.deleted(key, revision) else { return };
         let (created, phase) = {
             let mut state = attempt.state();
@@ -593,6 +600,6 @@ pub(super) fn ask_of(attempt: &Attempt, claim: &Claim) -> Ask {
     Ask { lock, key, mode: attempt.mode, lease, entry: Entry::new(claim, lease) }
 }
 
-fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {
+pub(super) fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {
     Busy { holder, poll_after: Some((claim.ttl / 3).min(LONGEST_POLL)) }
 }

@@ -46,6 +46,11 @@ impl Failure {
 }
 
 impl Failure {
+    /// Whether another request, or a part of this one, might be accepted.
+    pub(super) fn blames_the_request(&self) -> bool {
+        matches!(self.fault, Fault::Full | Fault::Forbidden | Fault::LeaseGone | Fault::Rejected)
+    }
+
     /// The same for whoever only prepared something with the request: what it was for certainly was not done.
     pub(super) fn into_refusal(self) -> Self {
         Failure { fault: Fault::Full, message: self.message }

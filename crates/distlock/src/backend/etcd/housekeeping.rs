@@ -26,6 +26,7 @@ impl Engine {
                 let next = self.look_after(&attempt, now);
                 self.attempts.look_again(&attempt, next);
             }
+            self.look_after_entries(now);
             self.watches.prune(now);
         }
     }
@@ -97,12 +98,9 @@ impl Engine {
         self.run(async move {
             // The one before is still at it.
             let Ok(_alone) = attempt.making.try_lock() else { return };
-            let created = attempt.state().created;
-            if let Ok((left, passenger)) = engine.send_leave(&attempt, created, None).await {
-                engine.has_left(&attempt, created, left.deleted);
-                if let Some((tell, view)) = passenger {
-                    let _ = tell.send(Ok(view));
-                }
+            let was_known = attempt.mark().is_some();
+            if let Ok(left) = engine.send_leave(&attempt, None).await {
+                engine.has_left(&attempt, was_known, left.deleted);
             }
         });
     }

@@ -38,7 +38,7 @@ impl Engine {
         self.show(key.clone(), queue, &mut HashMap::new()).await
     }
 
-    pub(super) async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+    pub(super) async fn force_release(self: &Arc<Self>, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let lock = self.names.lock(key);
         let mut queue = queue::list(&self.client, &lock).await?;
         queue.sort_by_key(|kv| kv.create_revision);
@@ -54,8 +54,8 @@ impl Engine {
         if let Some(value) = entry::mark_broken(&held.value, reason) {
             let _ = queue::rewrite(&self.client, &Mark::of(held), None, value).await;
         }
-        let leaver = Leaver { key: &held.key, created: held.create_revision, lease: None };
-        let left = queue::leave(&self.client, leaver, None).await?;
+        let leaver = Leaver { key: &held.key, created: held.create_revision, lease: None, if_new: false };
+        let left = queue::leave(self, leaver, None).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 

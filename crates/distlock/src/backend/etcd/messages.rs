@@ -173,6 +173,8 @@ pub(super) struct Compare {
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
+    #[prost(int64, optional, tag = "4")]
+    pub(super) version: Option<i64>,
     /// One of several in etcd's own definition, hence sent even when it is 0.
     #[prost(int64, optional, tag = "5")]
     pub(super) create_revision: Option<i64>,

@@ -62,6 +62,13 @@ impl Names {
         key
     }
 
+    /// What the keys of all entries begin with that an owner has in the lock at `lock`, once the first of them was made at
+    /// `created`. No name of a lock has such braces.
+    pub(super) fn inside(lock: &[u8], created: i64) -> Vec<u8> {
+        let name = lock.strip_suffix(b"/").unwrap_or(lock);
+        [name, format!("{{}}{created:x}/").as_bytes()].concat()
+    }
+
     /// How the one who made `key` uses the lock at `lock`. Others than us, and who uses a lock below it, share nothing.
     pub(super) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
@@ -166,6 +173,9 @@ mod tests {
             assert_eq!(Names::mode(&lock, &place), mode);
             assert_eq!(names.parse(&place), Some(Place { key: key("a"), is_ours: true }));
         }
+        let inside = [Names::inside(&lock, 0x1f), b"000102030405060708090a0b0c0d0e0f".to_vec()].concat();
+        assert_eq!(inside, b"a{}1f/000102030405060708090a0b0c0d0e0f");
+        assert_eq!(names.parse(&inside), None, "an entry is no lock");
         for other in ["a/2a", "a/readme", "a/b/2a-1-shared", "a/2a-1-shared-x", "a/2a-1-slot0", "a/2a-1-slot9999"] {
             assert_eq!(Names::mode(&lock, other.as_bytes()), Mode::Exclusive, "{other}");
         }

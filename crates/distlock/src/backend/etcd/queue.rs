@@ -1,9 +1,12 @@
 //! The queue of a lock on the server: its keys in the order in which they were made; the first is the holder's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Mark;
+use super::batches::Write;
 use super::client::{Client, PATIENCE, RANGE, TXN};
+use super::engine::Engine;
 use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::messages::{
@@ -94,7 +97,7 @@ impl View {
 ///
 /// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is there
 /// already.
-pub(super) async fn join(client: &Client, ask: &Ask, queue: bool, patience: Duration) -> Result<View, Failure> {
+pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result<View, Failure> {
     let Ask { lock, key, mode, .. } = ask;
     let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
     let success = vec![Request::Put(ask.put(ask.first_slot())).into()];
@@ -104,7 +107,8 @@ pub(super) async fn join(client: &Client, ask: &Ask, queue: bool, patience: Dura
         let make = TxnRequest { compare: vec![created_at(key, 0)], success: put, failure: Vec::new() };
         failure.insert(0, Request::Txn(make).into());
     }
-    let answer = txn(client, TxnRequest { compare: vec![free], success, failure }, patience).await?;
+    let request = TxnRequest { compare: vec![free], success, failure };
+    let answer = engine.write(Write::Join { lock: lock.clone() }, request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
         return Ok(View::entered(key.clone(), ask.first_slot(), header));
@@ -118,13 +122,13 @@ pub(super) async fn join(client: &Client, ask: &Ask, queue: bool, patience: Dura
         view.before.clear();
     }
     if !queue && view.own.is_none() {
-        return enter(client, ask, view, patience).await;
+        return enter(&engine.client, ask, view).await;
     }
     Ok(view)
 }
 
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
-async fn enter(client: &Client, ask: &Ask, mut view: View, patience: Duration) -> Result<View, Failure> {
+async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failure> {
     let Ask { lock, key, mode, .. } = ask;
     // Each further round means that somebody else came in between.
     for _ in 0..ROUNDS {
@@ -145,7 +149,7 @@ async fn enter(client: &Client, ask: &Ask, mut view: View, patience: Duration) -
             success: vec![Request::Put(ask.put(slot)).into()],
             failure: sights(lock, key, *mode, LAST_IN_JOIN),
         };
-        let answer = txn(client, request, patience).await?;
+        let answer = txn(client, request).await?;
         let header = answer.header.unwrap_or_default();
         if answer.succeeded {
             return Ok(View::entered(key.clone(), slot, header));
@@ -166,7 +170,7 @@ pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut Vi
         success: vec![Request::Put(ask.put(Some(slot))).into()],
         failure: Vec::new(),
     };
-    let answer = txn(client, request, PATIENCE).await?;
+    let answer = txn(client, request).await?;
     if answer.succeeded {
         view.slot = Some(slot);
         view.header = answer.header.unwrap_or_default();
@@ -176,18 +180,14 @@ pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut Vi
 
 /// Makes our key behind those of others, and finds the one right before it; who holds the lock is not asked. For who
 /// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there, and was
-/// left as it is but for its value.
+/// left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
 ///
 /// This is the one request of a wait that costs the server more the longer the queue is, so it reads it once.
-pub(super) async fn line_up(
-    client: &Client,
-    lock: &[u8],
-    put: PutRequest,
-    patience: Duration,
-) -> Result<Option<View>, Failure> {
+pub(super) async fn line_up(engine: &Arc<Engine>, lock: &[u8], put: PutRequest) -> Result<Option<View>, Failure> {
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
-    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, patience).await?;
+    let request = TxnRequest { compare: vec![created_at(&key, 0)], success, failure: Vec::new() };
+    let answer = engine.write(Write::Join { lock: lock.to_vec() }, request).await?;
     Ok(lined_up(key, answer.header.unwrap_or_default(), answer.responses))
 }
 
@@ -225,7 +225,7 @@ pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], c
         }
     }
     let success = sights(lock, key, mode, created - 1);
-    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
+    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
     let mut view = View::judged(lock, mode, answer.header.unwrap_or_default(), ranges_of(answer.responses));
     if view.own != Some(created) {
         // A later key of the same name is another one.
@@ -251,7 +251,7 @@ fn sights(lock: &[u8], key: &[u8], mode: Mode, until: i64) -> Vec<RequestOp> {
 /// Which of these keys are still there. Costs the server nothing however long the queue is.
 pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, Header), Failure> {
     let success = marks.iter().map(|mark| range(own(&mark.key))).collect();
-    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
+    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
     let mut ranges = ranges_of(answer.responses);
     let are_there = marks.iter().all(|mark| {
         let kvs = ranges.next().unwrap_or_default();
@@ -265,6 +265,86 @@ pub(super) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue
     let request = RangeRequest { keys_only: false, ..own(key) };
     let answer: RangeResponse = client.call(RANGE, request, PATIENCE).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default().revision))
+}
+
+/// The first key of a queue, with its value.
+pub(super) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValue>, Header), Failure> {
+    let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
+    Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
+}
+
+/// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
+/// Answers the revision; `None` when it is not there.
+pub(super) async fn enter_below(
+    client: &Client,
+    head: &Mark,
+    key: &[u8],
+    value: Vec<u8>,
+    lease: i64,
+) -> Result<Option<i64>, Failure> {
+    let put = PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() };
+    let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
+    let request = TxnRequest {
+        compare: vec![created_at(&head.key, head.created)],
+        success: vec![Request::Put(put).into(), Request::Put(touch).into()],
+        failure: Vec::new(),
+    };
+    let answer = txn(client, request).await?;
+    Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
+}
+
+/// Makes the key of an entry and deletes that of another one, `old`, if it is there. Answers the revision as of which ours is
+/// there; `None` when neither is.
+pub(super) async fn swap_below(
+    client: &Client,
+    head: &Mark,
+    old: &[u8],
+    key: &[u8],
+    value: Vec<u8>,
+    lease: i64,
+) -> Result<Option<i64>, Failure> {
+    let put = PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() };
+    let delete = DeleteRangeRequest { key: old.to_vec() };
+    let request = TxnRequest {
+        compare: vec![created_at(&head.key, head.created), exists(old)],
+        success: vec![Request::Put(put).into(), Request::DeleteRange(delete).into()],
+        failure: vec![range(own(key))],
+    };
+    let answer = txn(client, request).await?;
+    let is_there = answer.succeeded || ranges_of(answer.responses).flatten().next().is_some();
+    Ok(is_there.then(|| answer.header.unwrap_or_default().revision))
+}
+
+/// What became of an entry that was to be deleted.
+#[derive(Debug)]
+pub(super) struct Out {
+    /// Whether it was there.
+    pub(super) deleted: bool,
+    /// Whether it was the last one, so that the head was deleted with it.
+    pub(super) was_last: bool,
+}
+
+/// Deletes the key of an entry in `area`; and the head, if it is the last one.
+pub(super) async fn go_out(client: &Client, head: &Mark, area: &[u8], key: &[u8]) -> Result<Out, Failure> {
+    let delete = |key: &[u8]| RequestOp::from(Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() }));
+    let only_if = |compare, key: &[u8]| {
+        RequestOp::from(Request::Txn(TxnRequest { compare, success: vec![delete(key)], failure: Vec::new() }))
+    };
+    let none_in = |from: &[u8], to: Vec<u8>| Compare { range_end: to, ..created_at(from, 0) };
+    let behind = [key, b"\0"].concat();
+    let ours = || only_if(vec![exists(key)], key);
+    let request = TxnRequest {
+        compare: vec![none_in(area, key.to_vec()), none_in(&behind, end_of(area))],
+        // All conditions are about the moment before.
+        success: vec![ours(), only_if(vec![exists(key), created_at(&head.key, head.created)], &head.key)],
+        failure: vec![ours()],
+    };
+    let answer = txn(client, request).await?;
+    let mut done = answer.responses.into_iter().map(|op| match op.response {
+        Some(Response::Txn(inner)) => inner.succeeded,
+        _ => false,
+    });
+    Ok(Out { deleted: done.next().unwrap_or_default(), was_last: done.next().unwrap_or_default() })
 }
 
 /// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
@@ -287,7 +367,7 @@ pub(super) async fn take_over(
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
-    let answer = txn(client, request, PATIENCE).await?;
+    let answer = txn(client, request).await?;
     Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
 }
 
@@ -309,50 +389,29 @@ pub(super) struct Leaver<'a> {
     pub(super) created: i64,
     /// What it hangs on: a hold that somebody took over hangs on another lease. `None`: whatever it is.
     pub(super) lease: Option<i64>,
+    /// Only if nobody has written it since it was made: that of an owner stays for those who have entered.
+    pub(super) if_new: bool,
 }
 
 /// Deletes a key. Looks for the key `next` in the same moment.
-pub(super) async fn leave(client: &Client, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
-    let answer = txn(client, leaving(leaver, next), PATIENCE).await?;
-    let header = answer.header.unwrap_or_default();
-    Ok(left(answer, header))
-}
-
-/// [Leaves](leave) the queue of `lock` and then [makes another key](line_up) in it, in one transaction. Either part does what
-/// it does alone, whatever becomes of the other; only when the server refuses, nothing at all was done.
-pub(super) async fn leave_and_line_up(
-    client: &Client,
-    lock: &[u8],
-    leaver: Leaver<'_>,
-    next: Option<&[u8]>,
-    put: PutRequest,
-) -> Result<(Left, Option<View>), Failure> {
-    let key = put.key.clone();
-    let leaving = Request::Txn(leaving(leaver, next));
-    let success = vec![leaving.into(), Request::Put(put).into(), range(last_of(lock, 2))];
-    let mut answer = txn(client, TxnRequest { success, ..TxnRequest::default() }, PATIENCE).await?;
-    let header = answer.header.unwrap_or_default();
-    let inner = match (!answer.responses.is_empty()).then(|| answer.responses.remove(0)) {
-        Some(ResponseOp { response: Some(Response::Txn(inner)) }) => inner,
-        _ => return Err(Failure::new(Fault::Unknown, "etcd sent an answer without its first part")),
-    };
-    Ok((left(inner, header), lined_up(key, header, answer.responses)))
-}
-
-fn left(answer: TxnResponse, header: Header) -> Left {
-    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
-    Left { deleted: answer.succeeded, next, header }
-}
-
-fn leaving(Leaver { key, created, lease }: Leaver<'_>, next: Option<&[u8]>) -> TxnRequest {
+pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
+    let Leaver { key, created, lease, if_new } = leaver;
     let ours = match created {
-        0 => Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) },
+        0 => exists(key),
         _ => created_at(key, created),
     };
     let delete = Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() });
-    let success = std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect();
-    let compare = std::iter::once(ours).chain(lease.map(|lease| hangs_on(key, lease))).collect();
-    TxnRequest { compare, success, failure: Vec::new() }
+    let request = TxnRequest {
+        compare: [Some(ours), lease.map(|lease| hangs_on(key, lease)), if_new.then(|| is_new(key))]
+            .into_iter()
+            .flatten()
+            .collect(),
+        success: std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect(),
+        failure: Vec::new(),
+    };
+    let answer = engine.write(Write::Leave { key: key.to_vec() }, request).await?;
+    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
+    Ok(Left { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
 /// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was
@@ -366,7 +425,7 @@ pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, va
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
-    Ok(txn(client, request, PATIENCE).await?.succeeded)
+    Ok(txn(client, request).await?.succeeded)
 }
 
 /// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. Whoever has lost
@@ -388,7 +447,7 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
         success: vec![Request::Put(put).into()],
         failure: vec![range(own(key))],
     };
-    let answer = txn(client, request, PATIENCE).await?;
+    let answer = txn(client, request).await?;
     // An earlier request that was not answered may have done it.
     let is_done = |kv: KeyValue| kv.create_revision == *created && kv.lease == lease;
     Ok(answer.succeeded || ranges_of(answer.responses).flatten().any(is_done))
@@ -417,8 +476,9 @@ pub(super) async fn list(client: &Client, prefix: &[u8]) -> Result<Vec<KeyValue>
     }
 }
 
-async fn txn(client: &Client, request: TxnRequest, patience: Duration) -> Result<TxnResponse, Failure> {
-    let answer: TxnResponse = client.call(TXN, request, patience).await?;
+/// Sends a transaction by itself.
+pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
+    let answer: TxnResponse = client.call(TXN, request, PATIENCE).await?;
     if answer.header.is_none() {
         return Err(Failure::new(Fault::Unknown, "etcd sent an answer without a header"));
     }
@@ -440,6 +500,15 @@ fn created_at(key: &[u8], revision: i64) -> Compare {
         create_revision: Some(revision),
         ..Compare::default()
     }
+}
+
+fn exists(key: &[u8]) -> Compare {
+    Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) }
+}
+
+/// The key was not written again since it was made.
+fn is_new(key: &[u8]) -> Compare {
+    Compare { target: CompareTarget::Version.into(), create_revision: None, version: Some(1), ..created_at(key, 0) }
 }
 
 /// The key hangs on that lease: nobody has taken it over.

@@ -56,6 +56,17 @@ struct State {
 }
 
 impl Session {
+    fn new(id: i64, seconds: u64, term: Term, now: Moment) -> Self {
+        Session {
+            id,
+            seconds,
+            state: watch::Sender::new(State { term, failures: 0, gone: false, retired: false }),
+            wanted: Notify::new(),
+            wanted_after: Mutex::new(Moment::from_nanos(0)),
+            used: Mutex::new(now),
+        }
+    }
+
     /// The last answered renewal.
     pub(super) fn term(&self) -> Term {
         self.state.borrow().term
@@ -127,7 +138,7 @@ impl Session {
         }
     }
 
-    async fn revoke(&self, client: &Client) -> Result<(), Failure> {
+    pub(super) async fn revoke(&self, client: &Client) -> Result<(), Failure> {
         let request = LeaseRevokeRequest { id: self.id };
         match client.call::<_, LeaseRevokeResponse>(LEASE_REVOKE, request, Duration::from_secs(2)).await {
             Ok(_) => Ok(()),
@@ -185,22 +196,7 @@ impl Sessions {
         if let Some(session) = self.find(seconds, clock.now()) {
             return Ok(session);
         }
-        let start = clock.now();
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
-        let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
-            // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
-            if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
-        })?;
-        let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
-        let state = State { term: Term { start, ttl }, failures: 0, gone: false, retired: false };
-        let session = Arc::new(Session {
-            id: granted.id,
-            seconds,
-            state: watch::Sender::new(state),
-            wanted: Notify::new(),
-            wanted_after: Mutex::new(Moment::from_nanos(0)),
-            used: Mutex::new(clock.now()),
-        });
+        let session = Arc::new(grant(seconds, client, clock).await?);
         lock(&self.open).push(session.clone());
         begin(&session);
         Ok(session)
@@ -237,6 +233,68 @@ impl Sessions {
             outcome = outcome.and(session.revoke(client).await);
         }
         outcome
+    }
+}
+
+async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<Session, Failure> {
+    let start = clock.now();
+    let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
+    let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
+        // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
+        if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
+    })?;
+    let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
+    Ok(Session::new(granted.id, seconds, Term { start, ttl }, clock.now()))
+}
+
+/// A lease for one key alone, which other clients may keep alive too. It must be [kept](keep_for_others).
+pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Result<Arc<Session>, Failure> {
+    Ok(Arc::new(grant(whole_seconds(ttl), client, clock).await?))
+}
+
+/// Such a lease of another client; `None` when it is gone.
+pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<Session>>, Failure> {
+    let start = clock.now();
+    let answer: Result<LeaseKeepAliveResponse, Failure> =
+        client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, PATIENCE).await;
+    match answer {
+        Ok(answer) if answer.id == id && answer.ttl > 0 => {
+            let seconds = answer.ttl.unsigned_abs();
+            let term = Term { start, ttl: Duration::from_secs(seconds) };
+            Ok(Some(Arc::new(Session::new(id, seconds, term, clock.now()))))
+        }
+        Ok(_) => Ok(None),
+        Err(failure) if failure.fault == Fault::LeaseGone => Ok(None),
+        // It lives a little longer at the most, for those who hold it anyway.
+        Err(failure) if failure.fault == Fault::Unknown => Err(failure.into_refusal()),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
+/// it is gone.
+pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock) {
+    let mut state = session.state.subscribe();
+    let mut failed = false;
+    loop {
+        let Term { start, ttl } = session.term();
+        let pause = if failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
+        let due = start.after(ttl / 3).max(clock.now().after(pause));
+        tokio::select! {
+            _ = state.wait_for(|state| state.gone) => return,
+            () = session.wanted.notified(), if !failed => {}
+            () = clock.sleep_until(due) => {}
+        }
+        let is_wanted = *lock(&session.wanted_after) >= session.term().start;
+        if !is_wanted && clock.now() < due {
+            continue;
+        }
+        let failures = session.state.borrow().failures;
+        if session.is_idle(clock.now()) || !session.keep_alive(client, clock).await {
+            session.lose();
+            return;
+        }
+        failed = session.state.borrow().failures > failures;
     }
 }
 

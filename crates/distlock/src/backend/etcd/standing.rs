@@ -37,7 +37,13 @@ pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
     let room = heads_of(mode) as usize;
     let holds = heads.iter().filter(is_before).count() < room;
     // While the last of those before are all there, so many are before us.
-    let awaited = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
+    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
+    // The next one to have the lock may be of the same owner.
+    if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
+        && !awaited.contains(&Mark::of(head))
+    {
+        awaited.push(Mark::of(head));
+    }
     Standing { holds, awaited }
 }
 
@@ -113,6 +119,14 @@ mod tests {
         assert_eq!(holders(LOCK, &queue[2..]), 1);
         let stranger = KeyValue { key: b"a/694d".to_vec(), create_revision: 1, ..KeyValue::default() };
         assert_eq!(judge_all(r, 2, &[stranger, key(2, r)]), (false, vec![1]), "Go's client shares nothing");
+    }
+
+    #[test]
+    fn an_entry_also_waits_for_the_holder() {
+        let queue = [key(1, Mode::Exclusive), key(2, Mode::Reentrant), key(3, Mode::Reentrant)];
+        assert_eq!(judge_all(Mode::Reentrant, 3, &queue), (false, vec![2, 1]));
+        assert_eq!(judge_all(Mode::Reentrant, 2, &queue), (false, vec![1]));
+        assert_eq!(judge_all(Mode::Reentrant, 2, &queue[1..]), (true, vec![]));
     }
 
     #[test]

@@ -13,8 +13,7 @@ use tokio::task::AbortHandle;
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::failure::{Failure, Fault};
-use super::queue::{self, Leaver, Left, View};
-use super::rides::{Arrival, Ride};
+use super::queue::{self, Leaver, Left};
 use crate::backend::{Claim, Release, Wake};
 use crate::error::Result;
 use crate::mode::Mode;
@@ -35,6 +34,13 @@ impl Engine {
     /// Waits on the keeper's runtime, where the watch and the connection are: between the end of one hold and the
     /// beginning of the next there is no other thread to wake.
     pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
+        match claim.mode() {
+            Mode::Reentrant => self.wait_entry(claim).await,
+            _ => self.wait_alone(claim).await,
+        }
+    }
+
+    pub(super) async fn wait_alone(self: &Arc<Self>, claim: &Claim) -> Wake {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
         let (tell, told) = oneshot::channel();
         let (engine, claim) = (self.clone(), claim.clone());
@@ -74,7 +80,13 @@ impl Engine {
                 Ok(view) if view.holds => {
                     return self.grant(attempt, &view).map_or(Wake::Retry, Wake::Granted);
                 }
-                Ok(view) if view.own.is_some() => self.note(attempt, view),
+                Ok(view) if view.own.is_some() => {
+                    self.note(attempt, view);
+                    // Whoever has the lock now may be of the same owner.
+                    if attempt.mode == Mode::Reentrant {
+                        return Wake::Retry;
+                    }
+                }
                 // The claim that follows finds out what to do about it.
                 Ok(_) | Err(_) => return Wake::Retry,
             }
@@ -116,6 +128,13 @@ impl Engine {
     /// Releases on the keeper's runtime: the one who waits there goes on without a detour, also when the caller's future
     /// is dropped.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
+        match claim.mode() {
+            Mode::Reentrant => self.release_entry(claim).await,
+            _ => self.release_alone(claim).await,
+        }
+    }
+
+    pub(super) async fn release_alone(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
         let (tell, told) = oneshot::channel();
         let engine = self.clone();
@@ -126,9 +145,9 @@ impl Engine {
         Ok(told.await.unwrap_or_else(closed)?)
     }
 
-    async fn leave(&self, attempt: &Attempt) -> Result<Release, Failure> {
+    async fn leave(self: &Arc<Self>, attempt: &Attempt) -> Result<Release, Failure> {
         let _made = attempt.making.lock().await;
-        let (created, was_held, is_first, repeated) = {
+        let (was_held, is_first, repeated) = {
             let mut state = attempt.state();
             if state.phase == Phase::Gone {
                 return Ok(Release::NotOurs);
@@ -138,62 +157,44 @@ impl Engine {
             state.phase = Phase::Leaving { was_held };
             // Only of one that has the lock for itself is it known that nobody was before it.
             let is_first = attempt.mode == Mode::Exclusive && (was_held || state.first_at.is_some());
-            (state.created, was_held, is_first, repeated)
+            (was_held, is_first, repeated)
         };
-        let next = attempt.mark().filter(|_| is_first);
-        let next = next.and_then(|mark| self.attempts.next_after(&mark, &attempt.lock));
+        let mark = attempt.mark();
+        let next = mark.as_ref().filter(|_| is_first);
+        let next = next.and_then(|mark| self.attempts.next_after(mark, &attempt.lock));
         // A slot or an entry needs more than to be the first.
         let next = next.filter(|next| matches!(next.mode, Mode::Exclusive | Mode::Shared));
         let next = next.and_then(|next| Some((next.mark()?, next)));
         let horizon = self.horizon.now();
-        let sent = self.send_leave(attempt, created, next.as_ref().map(|next| &*next.0.key)).await;
-        let (left, passenger) = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
+        let sent = self.send_leave(attempt, next.as_ref().map(|next| &*next.0.key)).await;
+        let left = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
         if let Some((mark, next)) = next
             && self.horizon.check(horizon, left.header).is_ok()
         {
             self.hand_over(&left, &mark, &next);
         }
-        self.has_left(attempt, created, left.deleted);
-        if let Some((tell, view)) = passenger {
-            let _ = tell.send(Ok(view));
-        }
+        self.has_left(attempt, mark.is_some(), left.deleted);
         // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
         let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
         Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
     }
 
-    /// Deletes the key of `attempt`, and makes that of another on the way if one waits for it.
-    pub(super) async fn send_leave(
-        &self,
-        attempt: &Attempt,
-        created: i64,
-        next: Option<&[u8]>,
-    ) -> Result<Sent, Failure> {
-        let (lease, moving) = {
+    /// Deletes the key of `attempt`.
+    pub(super) async fn send_leave(self: &Arc<Self>, attempt: &Attempt, next: Option<&[u8]>) -> Result<Left, Failure> {
+        let (created, lease, moving) = {
             let state = attempt.state();
-            (state.session.id, state.next_session.as_ref().map(|session| session.id))
+            (state.created, state.session.id, state.next_session.as_ref().map(|session| session.id))
         };
-        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease) };
+        let if_new = attempt.mode == Mode::Reentrant;
+        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease), if_new };
         if let Some(lease) = moving {
             // It may hang on this one already.
-            let moved = queue::leave(&self.client, Leaver { lease: Some(lease), ..leaver }, next).await?;
+            let moved = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
             if moved.deleted {
-                return Ok((moved, None));
+                return Ok(moved);
             }
         }
-        if let Some(Ride { put, tell }) = self.rides.take(&attempt.lock) {
-            match queue::leave_and_line_up(&self.client, &attempt.lock, leaver, next, put).await {
-                Ok((left, view)) => return Ok((left, Some((tell, view)))),
-                Err(failure) => {
-                    let _ = tell.send(Err(failure.clone()));
-                    // Refused for both, though what was refused may have been the other's.
-                    if failure.fault == Fault::Unknown {
-                        return Err(failure);
-                    }
-                }
-            }
-        }
-        Ok((queue::leave(&self.client, leaver, next).await?, None))
+        queue::leave(self, leaver, next).await
     }
 
     /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
@@ -205,12 +206,12 @@ impl Engine {
     }
 
     /// The key of an attempt that is given up was deleted, or was not there.
-    pub(super) fn has_left(&self, attempt: &Attempt, created: i64, deleted: bool) {
+    pub(super) fn has_left(&self, attempt: &Attempt, was_known: bool, deleted: bool) {
         let doubtful = {
             let mut state = attempt.state();
             // If it was a hold, somebody may have taken it over, with the name of the key.
             state.name_is_taken |= !deleted && state.phase == Phase::Leaving { was_held: true };
-            if created == 0 && deleted {
+            if !was_known && deleted {
                 state.doubts = state.doubts.saturating_sub(1);
             }
             if state.doubts > 0 {
@@ -229,9 +230,6 @@ impl Engine {
         }
     }
 }
-
-/// The answer to a release, and what became of the one that went along.
-type Sent = (Left, Option<(oneshot::Sender<Arrival>, Option<View>)>);
 
 /// What ended a wait for the key before ours.
 enum Told {
