@@ -124,45 +124,46 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
     for is_last in [false, true] {
         let sent = crew.now();
         let request = Arc::new(Request::new(crew, claim, state, sent)?);
-        let tally = round(crew, claim, &request).await;
+        let (tally, late) = round(crew, claim, &request).await;
         if tally.is_granted() {
             let left = deadline(sent, claim.ttl, crew.drift).since(crew.now());
             if left >= claim.ttl / LEAST_VALIDITY_PART {
+                see_off(crew, claim, late, None);
                 let waits = |vote: &Vote| matches!(vote, Vote::Held(_) | Vote::Unanswered);
                 crew.attempts.granted(claim.attempt, claim.queue && !tally.nodes(waits).is_empty());
                 let term = Some(Term { start: sent, ttl: claim.ttl });
                 return Ok(Claimed::Granted(Grant::new(FencingToken::new(state.ballot), term)));
             }
         }
+        let parting = Parting::of_round(crew, claim, state.ballot)?;
+        // Those whose connection broke have said nothing, and say nothing later, either.
+        let broken = tally.nodes(|vote| matches!(vote, Vote::Unanswered));
+        releasing::pay_later(crew, &parting, broken.into_iter().filter(|at| !late.behind().any(|late| late == *at)));
+        see_off(crew, claim, late, Some(parting.clone()));
         if tally.is_low() && !is_last {
             state.ballot = crew.attempts.raise(claim.attempt, tally.highest_ballot(), crew.clock.wall());
             continue;
         }
-        return refuse(crew, claim, &tally, state.ballot).await;
+        return refuse(crew, claim, &tally, state.ballot, &parting).await;
     }
     Err(garbled())
 }
 
-/// Asks all nodes and waits until it is decided. What comes later is looked after in the background.
-async fn round(crew: &Arc<Crew>, claim: &Claim, request: &Arc<Request>) -> Tally {
+/// Asks all nodes and waits until it is decided. Answers those as well who have not answered by then.
+async fn round(crew: &Arc<Crew>, claim: &Claim, request: &Arc<Request>) -> (Tally, Race<Vote>) {
     let runners = crew.nodes.iter().enumerate().map(|(at, member)| {
         let (request, member) = (request.clone(), member.clone());
         (at, async move { vote_of(request.ask(&member).await) })
     });
     let mut tally = Tally::new(crew.nodes.len());
     let mut race = Race::new(runners);
-    let timeout = Crew::node_timeout(claim.ttl);
-    race.run(timeout, GRACE, |at, vote| {
+    race.run(Crew::node_timeout(claim.ttl), GRACE, |at, vote| {
         observe(crew, at, &vote, claim);
         tally.set(at, vote);
         tally.is_decided()
     })
     .await;
-    if !race.is_over() {
-        let parting = Parting::of_round(crew, claim, request.state.ballot).ok().filter(|_| !tally.is_granted());
-        see_off(crew, claim, race, timeout, parting);
-    }
-    tally
+    (tally, race)
 }
 
 fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
@@ -173,12 +174,15 @@ fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
 }
 
 /// Nodes that are late: what they answer is noted. If the claim was not granted, whatever they did is taken back.
-fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Duration, parting: Option<Arc<Parting>>) {
+fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, parting: Option<Arc<Parting>>) {
+    if late.is_over() {
+        return;
+    }
     let (crew, claim) = (crew.clone(), claim.clone());
     // tidy-allow(spawn): the caller has its answer; what is still on its way ends with the node's timeout
     crew.runtime.clone().spawn(async move {
         let behind: Vec<_> = late.behind().collect();
-        let mut clear = Vec::new();
+        let (timeout, mut clear) = (Crew::node_timeout(claim.ttl), Vec::new());
         late.run(timeout, timeout, |at, vote| {
             observe(&crew, at, &vote, &claim);
             if !matches!(vote, Vote::Granted | Vote::Unanswered) {
@@ -196,12 +200,17 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Durat
 }
 
 /// The claim was not granted: takes back what a minority granted, and says why.
-async fn refuse(crew: &Arc<Crew>, claim: &Claim, tally: &Tally, ballot: u64) -> Result<Claimed> {
-    let parting = Parting::of_round(crew, claim, ballot)?;
+async fn refuse(
+    crew: &Arc<Crew>,
+    claim: &Claim,
+    tally: &Tally,
+    ballot: u64,
+    parting: &Arc<Parting>,
+) -> Result<Claimed> {
     let is_split = tally.is_contested() && !tally.is_held();
     let splits = crew.attempts.refused(claim.attempt, claim.queue && tally.held().next().is_some(), is_split);
     let granted = tally.nodes(|vote| matches!(vote, Vote::Granted));
-    let kept = releasing::take_back(crew, &parting, &granted).await;
+    let kept = releasing::take_back(crew, parting, &granted).await;
     let unanswered = tally.nodes(|vote| matches!(vote, Vote::Unanswered)).len() + kept;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?tally }, "a redlock round was not granted");
     let places = crew.places();
