@@ -215,6 +215,22 @@ async fn f14_a_claim_that_arrives_after_its_release_is_refused() {
 }
 
 #[tokio::test]
+async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombstone() {
+    check_on_3_and_5(async |bench| {
+        let few = bench.minority();
+        let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
+        bench.each(&few, Proxy::hold_requests);
+        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted by the others");
+        // Past the proxies, so that it comes before the claims that lie in them and are still accepted otherwise.
+        operator.inspect().force_release("a", guard.fencing_token(), "test").await.expect("ended everywhere");
+        bench.each(&few, Proxy::pass);
+        expect_never(&bench, ms(700), "a claim was granted after its release").await;
+        assert!(guard.is_lost());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
