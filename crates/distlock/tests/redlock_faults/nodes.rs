@@ -104,7 +104,8 @@ async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut
         unlock(held).await;
         times.sort();
         assert!(times[7] < ms(100), "{some:?} take time: {times:?}");
-        assert!(times[14] < NODE_TIMEOUT.mul_f64(1.2), "{some:?} take time: {times:?}");
+        // Before the connections of those who do not answer are given up, too.
+        assert!(times[14] < NODE_TIMEOUT.mul_f64(0.8), "{some:?} take time: {times:?}");
         // They come back, each claim that lay somewhere before its release.
         some.iter().for_each(|at| relief(&mut bench, *at));
         bench.expect_nothing_left(&bench.all()).await;
