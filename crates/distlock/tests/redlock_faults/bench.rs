@@ -97,7 +97,7 @@ impl Bench {
 
     /// What each node keeps of the lock `key`.
     pub(crate) fn values(&self, key: &str) -> Vec<String> {
-        self.all().into_iter().map(|at| self.nodes[at].command(&["GET", key]).text()).collect()
+        self.all().into_iter().map(|at| self.nodes[at].command(&["GET", key]).to_string()).collect()
     }
 
     /// How many scripts have been called so far, on all nodes.

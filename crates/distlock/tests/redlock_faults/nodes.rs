@@ -26,7 +26,7 @@ async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
         for (number, ways) in clients.iter().enumerate() {
             lockers.push(locker_of(Redlock::of(ways.iter().map(|way| Redis::tcp("127.0.0.1", way.port())))).await);
             ways.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, way)| {
-                way.set(Direction::Requests, Flow::Delay(ms(60)));
+                way.set(Direction::Requests, Flow::Delay(ms(150)));
             });
         }
         let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE * 2).into_future()));

@@ -1,4 +1,4 @@
--- Begins break, and the round behind `round_head`. KEYS and ARGV: what each says; reply: none.
+-- Begins break, and the round behind `alone`. KEYS and ARGV: what each says; reply: none.
 -- The attempt and the ballot in a value of ours; nil for everybody else's.
 local function read_value(value)
   local id, ballot = string.match(value, '^(%x+) (%d+) ')

@@ -25,7 +25,7 @@ impl<T> Race<T> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
         for at in 0..self.0.len() {
             let (node, runner) = &mut self.0[at];
             if let Poll::Ready(answer) = runner.as_mut().poll(context) {

@@ -1,4 +1,4 @@
--- KEYS: node, then lock, queue, waiters, fence of each request; ARGV: nonce, run_id ('': no restart guard), then of each request what `claim` or `release` below takes; reply: nonce, now_us, then of each its answer
+-- KEYS: node, then lock, queue, waiters, fence of each request; ARGV: nonce, run_id ('': no restart guard), then of each request what `claim` or `release` below takes; reply: nonce, now_us (0: not read), then of each its answer
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
@@ -40,32 +40,32 @@ local function abstains()
   end
 end
 
+-- Somebody else has it. A waiter takes its place, or keeps it, so that a release can tell it.
+local function held_by_another(value, lock, queue, waiters, attempt, ttl_ms, rest, heartbeat_ms, ticket_us)
+  local place = -1
+  heartbeat_ms = tonumber(heartbeat_ms)
+  if heartbeat_ms > 0 then
+    local entry = string.format('%.0f %.0f %s', ttl_ms, now / 1000 + heartbeat_ms, rest)
+    if type(redis.pcall('ZADD', queue, 'NX', ticket_us, attempt)) == 'table' then
+      return { 'foreign', queue }
+    end
+    if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
+      redis.call('ZREM', queue, attempt)
+      return { 'foreign', waiters }
+    end
+    place = redis.call('ZRANK', queue, attempt)
+    -- Nothing of the queue outlives the heartbeat of its last waiter.
+    if redis.call('PTTL', waiters) < heartbeat_ms then
+      redis.call('PEXPIRE', queue, heartbeat_ms)
+      redis.call('PEXPIRE', waiters, heartbeat_ms)
+    end
+  end
+  return { 'held', redis.call('PTTL', lock), place, value, redis.call('TYPE', lock).ok }
+end
+
 -- Votes: 'ack' | 'low', ballot | 'held', pttl_ms, place (-1: none), value, type | 'late' | 'ahead' | 'fresh' | 'quarantined', left_ms | 'foreign', key | 'error', text.
 -- `heartbeat_ms` is 0 for who does not queue, `waits` is 1 for who has a place.
 local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest, heartbeat_ms, ticket_us, waits, not_after_us)
-  -- Somebody else has it. A waiter takes its place, or keeps it, so that a release can tell it.
-  local function held_by_another(value)
-    local place = -1
-    heartbeat_ms = tonumber(heartbeat_ms)
-    if heartbeat_ms > 0 then
-      local entry = string.format('%.0f %.0f %s', ttl_ms, now / 1000 + heartbeat_ms, rest)
-      if type(redis.pcall('ZADD', queue, 'NX', ticket_us, attempt)) == 'table' then
-        return { 'foreign', queue }
-      end
-      if type(redis.pcall('HSET', waiters, attempt, entry)) == 'table' then
-        redis.call('ZREM', queue, attempt)
-        return { 'foreign', waiters }
-      end
-      place = redis.call('ZRANK', queue, attempt)
-      -- Nothing of the queue outlives the heartbeat of its last waiter.
-      if redis.call('PTTL', waiters) < heartbeat_ms then
-        redis.call('PEXPIRE', queue, heartbeat_ms)
-        redis.call('PEXPIRE', waiters, heartbeat_ms)
-      end
-    end
-    return { 'held', redis.call('PTTL', lock), place, value, redis.call('TYPE', lock).ok }
-  end
-
   -- Its sender has given up on it, and perhaps released it already by another way.
   if now > tonumber(not_after_us) then
     return { 'late' }
@@ -96,12 +96,12 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
     -- Not all of it: somebody may keep a film there.
     local held = redis.pcall('GETRANGE', lock, 0, 4095)
     if type(held) == 'table' then
-      return held_by_another('')
+      return held_by_another('', lock, queue, waiters, attempt, ttl_ms, rest, heartbeat_ms, ticket_us)
     end
     if string.sub(held, 1, 33) ~= attempt .. ' ' then
       if held ~= '' or not refusal then
         -- An empty string is something, too.
-        return held_by_another(held)
+        return held_by_another(held, lock, queue, waiters, attempt, ttl_ms, rest, heartbeat_ms, ticket_us)
       end
       return refusal
     end

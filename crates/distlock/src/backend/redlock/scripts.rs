@@ -2,7 +2,8 @@
 
 use crate::backend::redis::script::Script;
 
-pub(super) static ROUND: Script = Script::new("round", concat!(include_str!("hint.lua"), include_str!("round.lua")));
+pub(super) static ROUND: Script =
+    Script::new("round", concat!(include_str!("alone.lua"), include_str!("hint.lua"), include_str!("round.lua")));
 pub(super) static BREAK: Script = Script::new("break", concat!(include_str!("hint.lua"), include_str!("break.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static HORIZON: Script = Script::new("horizon", include_str!("horizon.lua"));

@@ -1,9 +1,11 @@
 //! What tasks ask of the nodes in the same moment goes to each node as one request.
 //!
-//! Whoever asks first begins a volley; it is sent when the tasks that run at that moment have had their say. Nobody waits
-//! for another's answer, and no caller is needed for a volley to come to its end: it has a task of its own.
+//! Whoever is alone asks the nodes itself. Otherwise the first begins a volley, which is sent when the tasks that run at
+//! that moment have had their say. Nobody waits for another's answer, and no caller is needed for a volley to come to its
+//! end: it has a task of its own.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -52,7 +54,7 @@ impl Ask {
 /// What one node says to one [`Ask`].
 pub(super) struct Answer {
     pub(super) reply: Reply,
-    /// The node's clock.
+    /// The node's clock; 0 when it did not matter.
     pub(super) now_us: u64,
     /// Whether messages from that node come in.
     pub(super) hears: bool,
@@ -88,6 +90,21 @@ impl Asked {
         }
     }
 
+    /// The next answer; that of `last` is none when no more come.
+    fn poll_next(&self, last: usize, context: &mut Context<'_>) -> Poll<Option<(usize, Result<Answer>)>> {
+        let mut inbox = self.inbox();
+        let answered = match inbox.answers.pop() {
+            Some(answered) => answered,
+            None if inbox.is_closed => (last, Err(no_answer())),
+            None => {
+                inbox.waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+        };
+        inbox.taken += 1;
+        Poll::Ready(Some(answered))
+    }
+
     fn close(&self) {
         let mut inbox = self.inbox();
         inbox.is_closed = true;
@@ -103,11 +120,23 @@ fn wake(mut inbox: MutexGuard<'_, Inbox>) {
 
 /// The answers to one [`Ask`], as they come. Dropped before it was sent, it is not sent.
 pub(super) struct Answers {
-    asked: Arc<Asked>,
+    source: Source,
     behind: Vec<usize>,
+    crew: Arc<Crew>,
+}
+
+enum Source {
+    /// Nobody else asked anything.
+    Own(Race<Result<Answer>>),
+    Volley(Arc<Asked>),
 }
 
 impl Answers {
+    fn new(crew: &Arc<Crew>, source: Source, nodes: Vec<usize>) -> Answers {
+        crew.volleys.open.fetch_add(1, Ordering::Relaxed);
+        Answers { source, behind: nodes, crew: crew.clone() }
+    }
+
     /// The nodes that have not answered yet.
     pub(super) fn behind(&self) -> &[usize] {
         &self.behind
@@ -119,21 +148,17 @@ impl Answers {
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Result<Answer>)>> {
         let Some(last) = self.behind.last() else { return Poll::Ready(None) };
-        let mut inbox = self.asked.inbox();
-        let (node, answer) = match inbox.answers.pop() {
-            Some(answered) => answered,
-            None if inbox.is_closed => (*last, Err(no_answer())),
-            None => {
-                inbox.waker = Some(context.waker().clone());
-                return Poll::Pending;
-            }
+        let answered = match &mut self.source {
+            Source::Own(race) => race.poll_next(context),
+            Source::Volley(asked) => asked.poll_next(*last, context),
         };
-        inbox.taken += 1;
-        self.behind.retain(|other| *other != node);
-        Poll::Ready(Some((node, answer)))
+        answered.map(|answered| {
+            self.behind.retain(|other| answered.as_ref().is_none_or(|(node, _)| node != other));
+            answered
+        })
     }
 
-    /// Takes answers as [`run_until`] says.
+    /// Takes answers as [`run_until`] says, for `limit` at the longest.
     pub(super) async fn run(
         &mut self,
         limit: Duration,
@@ -145,9 +170,19 @@ impl Answers {
     }
 }
 
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.crew.volleys.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Volleys that were begun and not sent yet.
 #[derive(Default)]
-pub(super) struct Volleys(Mutex<Begun>);
+pub(super) struct Volleys {
+    begun: Mutex<Begun>,
+    /// How much was asked whose answers somebody waits for.
+    open: AtomicUsize,
+}
 
 #[derive(Default)]
 struct Begun {
@@ -164,7 +199,7 @@ struct Volley {
 
 impl Volleys {
     fn begun(&self) -> MutexGuard<'_, Begun> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, number: u64) -> Vec<Arc<Asked>> {
@@ -174,10 +209,13 @@ impl Volleys {
     }
 }
 
-/// Asks some nodes. It is sent soon, with what others ask.
+/// Asks some nodes: at once if nobody else asks anything, otherwise soon, with what others ask.
 pub(super) fn ask(crew: &Arc<Crew>, ask: Ask, nodes: Vec<usize>) -> Answers {
+    if crew.volleys.open.load(Ordering::Relaxed) == 0 {
+        return Answers::new(crew, Source::Own(alone(crew, ask, &nodes)), nodes);
+    }
     let asked = Arc::new(Asked { ask, nodes: nodes.clone(), inbox: Mutex::default() });
-    let answers = Answers { asked: asked.clone(), behind: nodes };
+    let answers = Answers::new(crew, Source::Volley(asked.clone()), nodes);
     let runtime = Handle::try_current().unwrap_or_else(|_| crew.runtime.clone());
     let mut begun = crew.volleys.begun();
     let id = runtime.id();
@@ -195,6 +233,17 @@ pub(super) fn ask(crew: &Arc<Crew>, ask: Ask, nodes: Vec<usize>) -> Answers {
     answers
 }
 
+fn alone(crew: &Arc<Crew>, ask: Ask, nodes: &[usize]) -> Race<Result<Answer>> {
+    let ask = Arc::new(ask);
+    Race::new(nodes.iter().map(|at| {
+        let (crew, ask, at) = (crew.clone(), ask.clone(), *at);
+        (at, async move {
+            let mut answers = send(&crew, at, std::iter::once(&*ask)).await;
+            answers.pop().unwrap_or_else(|| Err(no_answer()))
+        })
+    }))
+}
+
 /// A volley on its way. When it ends, whatever happens, nobody waits for it any more.
 struct Sending {
     crew: Arc<Crew>,
@@ -204,6 +253,8 @@ struct Sending {
 
 impl Sending {
     async fn run(mut self) {
+        // Behind those who are about to ask.
+        tokio::task::yield_now().await;
         self.asks = self.crew.volleys.take(self.number);
         // Whose caller is gone was not sent, and never is.
         self.asks.retain(|asked| Arc::strong_count(asked) > 1);
@@ -273,7 +324,9 @@ async fn send_over<'a>(
     };
     let mut reply = run(connection, &ROUND, fill).await?;
     let now_us = reply.unsigned()?;
-    connection.saw_clock(sent, now_us);
+    if now_us > 0 {
+        connection.saw_clock(sent, now_us);
+    }
     let hears = connection.hears();
     Ok((0..count).map(|_| Ok(Answer { reply: reply.part()?, now_us, hears })).collect())
 }
