@@ -8,7 +8,7 @@ use distlock::backend::redlock::Redlock;
 use distlock::{ErrorKind, HoldState, Locker, LossReason, Mode};
 use distlock_testkit::history::{History, Hold};
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
-use distlock_testkit::servers::{Data, RedisServer};
+use distlock_testkit::servers::{Data, RedisServer, RedlockNodes};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -200,6 +200,24 @@ async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
     let error = Locker::connect(&wrong).await.expect_err("two of three refuse");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
     assert!(!format!("{error} {error:?}").contains("wrong@"), "{error}");
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn nodes_are_reached_over_tls_or_not_at_all() {
+    let certs = distlock_testkit::servers::Certs::new();
+    let connect = async |nodes: &RedlockNodes| {
+        let mut config = distlock::Config::from_url(&nodes.url().replace("redlock://", "redlocks://"))?;
+        config.tls_ca = Some(certs.ca());
+        Locker::from_config(&config).await
+    };
+    let encrypted = RedlockNodes::with(vec![RedisServer::options().tls(&certs); 3]);
+    encrypted.settle();
+    unlock(connect(&encrypted).await.expect("connected").lock("a").await.expect("granted")).await;
+    let plain = RedlockNodes::start(3);
+    plain.settle();
+    let error = connect(&plain).await.expect_err("not encrypted");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
 #[tokio::test]
