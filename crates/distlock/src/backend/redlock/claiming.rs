@@ -138,7 +138,7 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
 
 /// Asks all nodes and waits until it is decided. Answers those as well who have not answered by then.
 async fn round(crew: &Arc<Crew>, claim: &Claim, request: Request) -> (Tally, Answers) {
-    let mut answers = volley::ask(crew, Ask::Claim(request), (0..crew.nodes.len()).collect());
+    let mut answers = volley::ask(crew, Ask::Claim(Box::new(request)), (0..crew.nodes.len()).collect());
     let mut tally = Tally::new(crew.nodes.len());
     answers
         .run(Crew::node_timeout(claim.ttl), GRACE, |at, answer| {

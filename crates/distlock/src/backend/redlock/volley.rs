@@ -27,7 +27,7 @@ const MOST: usize = 64;
 
 /// What is asked of nodes about one lock.
 pub(super) enum Ask {
-    Claim(Request),
+    Claim(Box<Request>),
     /// `wake`: whether whoever waits is told.
     Release {
         parting: Arc<Parting>,
@@ -258,14 +258,14 @@ impl Sending {
         self.asks = self.crew.volleys.take(self.number);
         // Whose caller is gone was not sent, and never is.
         self.asks.retain(|asked| Arc::strong_count(asked) > 1);
-        let mut race = Race::new((0..self.crew.nodes.len()).filter_map(|at| {
-            let asks: Vec<_> = self.asks.iter().filter(|asked| asked.nodes.contains(&at)).cloned().collect();
+        let asked_of =
+            |at| -> Vec<Arc<Asked>> { self.asks.iter().filter(|asked| asked.nodes.contains(&at)).cloned().collect() };
+        let nodes = (0..self.crew.nodes.len()).map(|at| (at, asked_of(at))).filter(|(_, asks)| !asks.is_empty());
+        let mut race = Race::new(nodes.map(|(at, asks)| {
             let crew = self.crew.clone();
-            (!asks.is_empty()).then(|| {
-                (at, async move {
-                    let answers = send(&crew, at, asks.iter().map(|asked| &asked.ask)).await;
-                    asks.iter().zip(answers).for_each(|(asked, answer)| asked.deliver(at, answer));
-                })
+            (at, async move {
+                let answers = send(&crew, at, asks.iter().map(|asked| &asked.ask)).await;
+                asks.iter().zip(answers).for_each(|(asked, answer)| asked.deliver(at, answer));
             })
         }));
         while race.next().await.is_some() {}
