@@ -128,6 +128,21 @@ async fn f05_a_repeated_release_spares_the_next_holder() {
 }
 
 #[tokio::test]
+async fn f05_a_release_spares_the_lock_of_a_stranger() {
+    check_on_3_and_5(async |bench| {
+        let all = bench.all();
+        let locker = bench.direct().await;
+        let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
+        // As when the lease had ended and somebody took the lock who knows nothing of ballots.
+        all.iter().for_each(|at| drop(bench.nodes[*at].command(&["SET", "a", "theirs", "PX", "20000"])));
+        assert_eq!(guard.unlock().await.expect_err("not ours").kind(), ErrorKind::Lost);
+        assert_eq!(bench.values("a"), vec!["theirs"; all.len()]);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
     check_on_3_and_5(async |bench| {
         let (all, most) = (bench.all(), bench.majority());
@@ -157,6 +172,7 @@ async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_d
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         // Somebody else has the others, so that it is busy whatever the few say, whose answers break off before.
         let held = other.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
         bench.each(&all, |proxy| proxy.set(Direction::Replies, Flow::Delay(ms(50))));
         bench.each(&few, Proxy::pass);

@@ -102,6 +102,7 @@ async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
         let mut child = Child::start();
         child.connect(&bench.nodes.url());
         assert!(child.lock("a", TTL).token() > 0);
+        eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
         let before = bench.values("a");
         let seen = child.fork("a").outcome;
         assert_eq!(seen, Outcome::State("Lost Closed Closed Closed Closed".into()));

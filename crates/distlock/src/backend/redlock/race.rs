@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Sleep, sleep};
 
 type Runner<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -60,7 +60,7 @@ pub(super) async fn run_until<T>(
                 Poll::Ready(Some((node, answer))) => {
                     if take(node, answer) && !is_decided {
                         is_decided = true;
-                        wait.as_mut().reset(Instant::now() + grace);
+                        wait.set(sleep(grace));
                     }
                 }
                 Poll::Pending => return wait.as_mut().poll(context),
