@@ -127,8 +127,12 @@ fn encrypt_redis(engine: RedisBuilder, files: &TlsFiles) -> Result<RedisBuilder>
 fn redlock(settings: &Settings, nodes: &[Node], options: &RedisOptions) -> Result<Redlock> {
     // The guard is the engine's own here, not that of each node.
     let each = RedisOptions { restart_guard: None, ..options.clone() };
-    let builder = |node: &Node| speak_redis(Redis::tcp(&node.host.name, node.host.port), &node.credentials, &each);
-    let engine = Redlock::of(nodes.iter().map(builder)).prefix(&settings.prefix).dial_timeout(settings.dial_timeout);
+    let builder = |node: &Node| {
+        let node = speak_redis(Redis::tcp(&node.host.name, node.host.port), &node.credentials, &each);
+        if options.tls { encrypt_redis(node, &settings.tls) } else { Ok(node) }
+    };
+    let nodes = nodes.iter().map(builder).collect::<Result<Vec<_>>>()?;
+    let engine = Redlock::of(nodes).prefix(&settings.prefix).dial_timeout(settings.dial_timeout);
     if options.restart_guard == Some(false) { engine.without_restart_guard().build() } else { engine.build() }
 }
 

@@ -19,6 +19,7 @@ mod guard;
 mod log;
 #[path = "redis_faults/partition.rs"]
 mod partition;
+mod redis_faults_kit;
 #[path = "redis_faults/reference.rs"]
 mod reference;
 #[path = "redis_faults/replicas.rs"]

@@ -5,10 +5,13 @@
 mod ambiguity;
 #[path = "redlock_faults/bench.rs"]
 mod bench;
+#[path = "redlock_faults/drops.rs"]
+mod drops;
 #[path = "redlock_faults/memory.rs"]
 mod memory;
 #[path = "redlock_faults/nodes.rs"]
 mod nodes;
+mod redis_faults_kit;
 #[path = "redlock_faults/time.rs"]
 mod time;
 

@@ -14,6 +14,7 @@ mod race;
 mod releasing;
 mod renewing;
 mod scripts;
+mod volley;
 mod vote;
 
 use std::fmt;

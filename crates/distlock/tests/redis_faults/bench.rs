@@ -2,27 +2,16 @@
 
 use std::time::Duration;
 
+use distlock::Locker;
 use distlock::backend::redis::Redis;
-use distlock::{Clock, Locker, Moment};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisOptions, RedisServer, Reply};
 
+pub(crate) use crate::redis_faults_kit::{PATIENCE, ms, now, sleep};
+use crate::redis_faults_kit::{expect_none_left, warm_locker};
+
 /// A lease that is over soon and that a busy machine keeps up with.
 pub(crate) const TTL: Duration = Duration::from_millis(1500);
-/// How long something may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-pub(crate) fn ms(number: u64) -> Duration {
-    Duration::from_millis(number)
-}
-
-pub(crate) fn now() -> Moment {
-    Clock::system().now()
-}
-
-pub(crate) async fn sleep(time: Duration) {
-    tokio::time::sleep(time).await;
-}
 
 /// A server behind a proxy.
 pub(crate) struct Bench {
@@ -62,11 +51,7 @@ impl Bench {
     }
 
     pub(crate) async fn expect_nothing_left(&self) {
-        let until = now().after(PATIENCE);
-        while !self.keys().is_empty() {
-            assert!(now() < until, "left behind: {:?}", self.keys());
-            sleep(ms(10)).await;
-        }
+        expect_none_left(|| self.keys()).await;
     }
 }
 
@@ -75,10 +60,5 @@ pub(crate) async fn connected(port: u16) -> Locker {
 }
 
 pub(crate) async fn locker_of(engine: Redis) -> Locker {
-    let locker = Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker");
-    // Once around, so that a fault hits what the test means: not the dialling, nor a script that the server lacks.
-    let guard = locker.lock("warm").await.expect("granted");
-    guard.extend(TTL).await.expect("extended");
-    guard.unlock().await.expect("released");
-    locker
+    warm_locker(engine, TTL).await
 }

@@ -4,27 +4,25 @@ use std::time::Duration;
 
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::{Redlock, RedlockBuilder};
-use distlock::{Clock, LockGuard, Locker, Moment};
+use distlock::{LockGuard, Locker};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisOptions, RedisServer, RedlockNodes};
 
+pub(crate) use crate::redis_faults_kit::{PATIENCE, ms, now, sleep};
+use crate::redis_faults_kit::{expect_none_left, warm_locker};
+
 /// A lease that is over soon and that a busy machine keeps up with.
 pub(crate) const TTL: Duration = Duration::from_millis(2000);
-/// How long something may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a node may take to answer when the lease is long.
 pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub(crate) fn ms(number: u64) -> Duration {
-    Duration::from_millis(number)
-}
-
-pub(crate) fn now() -> Moment {
-    Clock::system().now()
-}
-
-pub(crate) async fn sleep(time: Duration) {
-    tokio::time::sleep(time).await;
+/// Runs a check on three nodes, and then on five.
+pub(crate) async fn check_on_3_and_5(check: impl AsyncFn(Bench)) {
+    for count in [3, 5] {
+        // Shown when the check fails.
+        eprintln!("on {count} nodes");
+        check(Bench::start(count)).await;
+    }
 }
 
 /// Nodes, each behind a proxy.
@@ -47,16 +45,39 @@ impl Bench {
         Bench { nodes, proxies }
     }
 
+    pub(crate) fn all(&self) -> Vec<usize> {
+        (0..self.proxies.len()).collect()
+    }
+
+    /// As many nodes as may fail: the last ones.
+    pub(crate) fn minority(&self) -> Vec<usize> {
+        self.all().split_off(self.proxies.len() / 2 + 1)
+    }
+
+    /// As many nodes as decide: the last ones.
+    pub(crate) fn majority(&self) -> Vec<usize> {
+        self.all().split_off(self.proxies.len() / 2)
+    }
+
+    /// Does something to the proxies of some nodes.
+    pub(crate) fn each(&self, nodes: &[usize], fault: impl Fn(&Proxy)) {
+        nodes.iter().for_each(|at| fault(&self.proxies[*at]));
+    }
+
     /// The ports of a client that goes through the proxies to `behind`, and straight to the other nodes.
-    fn ports(&self, behind: &[usize]) -> Vec<u16> {
-        let straight: Vec<_> = self.nodes.ports().collect();
-        (0..straight.len())
-            .map(|at| if behind.contains(&at) { self.proxies[at].port() } else { straight[at] })
-            .collect()
+    pub(crate) fn ports(&self, behind: &[usize]) -> Vec<u16> {
+        let straight = self.nodes.ports().enumerate();
+        straight.map(|(at, port)| if behind.contains(&at) { self.proxies[at].port() } else { port }).collect()
     }
 
     pub(crate) fn engine(&self, behind: &[usize]) -> RedlockBuilder {
         Redlock::of(self.ports(behind).into_iter().map(|port| Redis::tcp("127.0.0.1", port)))
+    }
+
+    /// The URL of a client that goes through all proxies.
+    pub(crate) fn url_behind(&self) -> String {
+        let places: Vec<_> = self.proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+        format!("redlock://{}", places.join(","))
     }
 
     /// A locker that goes through the proxies to `behind`, connected.
@@ -74,28 +95,28 @@ impl Bench {
         self.nodes[node].command(&["EXISTS", key]).int() == 1
     }
 
+    /// What each node keeps of the lock `key`.
+    pub(crate) fn values(&self, key: &str) -> Vec<String> {
+        self.all().into_iter().map(|at| self.nodes[at].command(&["GET", key]).to_string()).collect()
+    }
+
+    /// How many scripts have been called so far, on all nodes.
+    pub(crate) fn calls(&self) -> u64 {
+        self.all().into_iter().map(|at| self.nodes[at].calls("evalsha")).sum()
+    }
+
     /// What is left on the nodes that are alive.
     pub(crate) fn keys(&self, alive: &[usize]) -> Vec<String> {
         alive.iter().flat_map(|at| self.nodes.keys(*at)).collect()
     }
 
     pub(crate) async fn expect_nothing_left(&self, alive: &[usize]) {
-        let until = now().after(PATIENCE);
-        while !self.keys(alive).is_empty() {
-            assert!(now() < until, "left behind: {:?}", self.keys(alive));
-            sleep(ms(10)).await;
-        }
+        expect_none_left(|| self.keys(alive)).await;
     }
 }
 
 pub(crate) async fn locker_of(engine: RedlockBuilder) -> Locker {
-    let engine = engine.build().expect("an engine");
-    let locker = Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker");
-    // Once around, so that a fault hits what the test means: not the dialling, nor a script that a node lacks.
-    let guard = locker.lock("warm").await.expect("granted");
-    guard.extend(TTL).await.expect("extended");
-    guard.unlock().await.expect("released");
-    locker
+    warm_locker(engine.build().expect("an engine"), TTL).await
 }
 
 /// Polls until `is_so`, and fails the test when that takes too long.

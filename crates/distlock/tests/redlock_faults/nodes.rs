@@ -8,59 +8,58 @@ use distlock::backend::redlock::Redlock;
 use distlock::{ErrorKind, HoldState, Locker, LossReason, Mode};
 use distlock_testkit::history::{History, Hold};
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
-use distlock_testkit::servers::{Data, RedisServer};
+use distlock_testkit::servers::{Data, RedisServer, RedlockNodes};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, TTL, eventually, locker_of, ms, now, sleep, unlock};
+use crate::bench::{
+    Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock,
+};
 
 #[tokio::test]
 async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
-    let bench = Bench::start(3);
-    // Each client's nearest node is another one, so that each of them has one vote before it hears of the others.
-    let clients: Vec<Vec<Proxy>> = (0..3).map(|_| proxies(&bench)).collect();
-    let mut lockers = Vec::new();
-    for (number, ways) in clients.iter().enumerate() {
-        lockers.push(locker_of(Redlock::of(ways.iter().map(|way| Redis::tcp("127.0.0.1", way.port())))).await);
-        ways.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, way)| {
-            way.set(Direction::Requests, Flow::Delay(ms(60)));
-        });
+    check_on_3_and_5(async |bench| {
+        let all = bench.all();
+        // Each client's nearest node is another one, so that each of them has one vote before it hears of the others.
+        let clients: Vec<Vec<Proxy>> = all.iter().map(|_| proxies(&bench)).collect();
+        let mut lockers = Vec::new();
+        for (number, ways) in clients.iter().enumerate() {
+            lockers.push(locker_of(Redlock::of(ways.iter().map(|way| Redis::tcp("127.0.0.1", way.port())))).await);
+            ways.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, way)| {
+                way.set(Direction::Requests, Flow::Delay(ms(150)));
+            });
+        }
+        let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE * 2).into_future()));
+        for tried in tries.collect::<Vec<_>>() {
+            assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote is no majority");
+        }
+        bench.expect_nothing_left(&all).await;
+        let history = Arc::new(History::default());
+        let mut tasks = JoinSet::new();
+        for (number, locker) in lockers.into_iter().enumerate() {
+            tasks.spawn(take_turns(locker, number as u32, history.clone()));
+        }
+        timeout(PATIENCE * 3, tasks.join_all()).await.expect("everybody had all turns");
+        assert_eq!(history.holds(), TURNS * all.len());
+        history.check().expect("a clean history");
+        bench.expect_nothing_left(&all).await;
+    })
+    .await;
+}
+
+const TURNS: usize = 2;
+
+async fn take_turns(locker: Locker, client: u32, history: Arc<History>) {
+    for _ in 0..TURNS {
+        let asked = now();
+        let guard = locker.lock("a").ttl(PATIENCE).wait(PATIENCE * 2).await.expect("granted");
+        let (granted, token) = (now(), guard.fencing_token().get());
+        tokio::task::yield_now().await;
+        let end = now();
+        unlock(guard).await;
+        let (key, queued, mode, slot) = ("a".into(), None, Mode::Exclusive, None);
+        history.hold(Hold { key, client, asked, queued, granted, token, end, mode, slot });
     }
-    let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE).into_future()));
-    for tried in tries.collect::<Vec<_>>() {
-        assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote of three is no majority");
-    }
-    assert_eq!(bench.keys(&[0, 1, 2]), [""; 0], "a vote was kept");
-    let history = Arc::new(History::default());
-    let mut tasks = JoinSet::new();
-    for (number, locker) in lockers.into_iter().enumerate() {
-        let history = history.clone();
-        tasks.spawn(async move {
-            for _ in 0..3 {
-                let asked = now();
-                let guard = locker.lock("a").ttl(PATIENCE).wait(PATIENCE * 2).await.expect("granted");
-                let (granted, token) = (now(), guard.fencing_token().get());
-                tokio::task::yield_now().await;
-                let end = now();
-                unlock(guard).await;
-                history.hold(Hold {
-                    key: "a".into(),
-                    client: number as u32,
-                    asked,
-                    queued: None,
-                    granted,
-                    token,
-                    end,
-                    mode: Mode::Exclusive,
-                    slot: None,
-                });
-            }
-        });
-    }
-    timeout(PATIENCE * 3, tasks.join_all()).await.expect("everybody had all turns");
-    assert_eq!(history.holds(), 9);
-    history.check().expect("a clean history");
-    bench.expect_nothing_left(&[0, 1, 2]).await;
 }
 
 fn proxies(bench: &Bench) -> Vec<Proxy> {
@@ -68,81 +67,86 @@ fn proxies(bench: &Bench) -> Vec<Proxy> {
 }
 
 #[tokio::test]
-async fn f45_when_a_node_of_an_exact_majority_dies_the_others_have_been_healed() {
-    let mut bench = Bench::start(5);
-    bench.nodes[3].kill9();
-    bench.nodes[4].kill9();
-    let (locker, other) = (bench.direct().await, bench.direct().await);
-    let guard = locker.lock("a").await.expect("three of five are enough");
-    bench.nodes[3].restart(Data::Lost);
-    bench.nodes[4].restart(Data::Lost);
-    eventually("the nodes that came back have the lock", || bench.has(3, "a") && bench.has(4, "a")).await;
-    bench.nodes[0].kill9();
-    bench.nodes[1].kill9();
-    sleep(TTL * 2).await;
-    assert_eq!(guard.state(), HoldState::Held, "it stands on the nodes that were healed");
-    assert!(other.try_lock("a").await.is_ok_and(|guard| guard.is_none()), "two holders");
-    unlock(guard).await;
-    bench.expect_nothing_left(&[2, 3, 4]).await;
-}
-
-#[tokio::test]
-async fn two_of_five_frozen_nodes_cost_neither_time_nor_locks() {
-    let bench = Bench::start(5);
-    let locker = bench.direct().await;
-    let held = locker.lock("held").ttl(PATIENCE).await.expect("granted");
-    bench.nodes[1].stop();
-    bench.nodes[3].stop();
-    for round in 0..20 {
-        let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
-        let took = now().since(asked);
-        assert!(took < NODE_TIMEOUT.mul_f64(1.2), "round {round}: {took:?}");
+async fn f45_when_nodes_of_an_exact_majority_die_the_others_have_been_healed() {
+    check_on_3_and_5(async |mut bench| {
+        let (few, last) = (bench.minority(), bench.proxies.len() - 1);
+        few.iter().for_each(|at| bench.nodes[*at].kill9());
+        let (locker, other) = (bench.direct().await, bench.direct().await);
+        let guard = locker.lock("a").await.expect("a majority is enough");
+        few.iter().for_each(|at| bench.nodes[*at].restart(Data::Lost));
+        eventually("the nodes that came back have the lock", || few.iter().all(|at| bench.has(*at, "a"))).await;
+        (0..few.len()).for_each(|at| bench.nodes[at].kill9());
+        sleep(TTL * 2).await;
+        assert_eq!(guard.state(), HoldState::Held, "it stands on the nodes that were healed");
+        assert!(other.try_lock("a").await.is_ok_and(|guard| guard.is_none()), "two holders");
         unlock(guard).await;
+        bench.expect_nothing_left(&(few.len()..=last).collect::<Vec<_>>()).await;
+    })
+    .await;
+}
+
+/// With one and with two of five nodes in some trouble: locks are taken, renewed and released as if nothing were.
+async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut Bench, usize)) {
+    for some in [&[1][..], &[1, 3]] {
+        let mut bench = Bench::start(5);
+        let locker = bench.behind(some).await;
+        let held = locker.lock("held").ttl(PATIENCE * 2).await.expect("granted");
+        some.iter().for_each(|at| trouble(&mut bench, *at));
+        let mut times = Vec::new();
+        for _ in 0..15 {
+            let asked = now();
+            let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+            times.push(now().since(asked));
+            held.check().expect("held");
+            unlock(guard).await;
+        }
+        held.extend(PATIENCE * 2).await.expect("renewed");
+        unlock(held).await;
+        times.sort();
+        assert!(times[7] < ms(100), "{some:?} take time: {times:?}");
+        // Before the connections of those who do not answer are given up, too.
+        assert!(times[14] < NODE_TIMEOUT.mul_f64(0.8), "{some:?} take time: {times:?}");
+        // They come back, each claim that lay somewhere before its release.
+        some.iter().for_each(|at| relief(&mut bench, *at));
+        bench.expect_nothing_left(&bench.all()).await;
     }
-    held.extend(PATIENCE).await.expect("renewed");
-    bench.nodes[1].cont();
-    bench.nodes[3].cont();
-    unlock(held).await;
-    // What lay in the frozen nodes has run by now, each claim before its release.
-    bench.expect_nothing_left(&[0, 1, 2, 3, 4]).await;
 }
 
 #[tokio::test]
-async fn a_slow_node_slows_nobody() {
-    let bench = Bench::start(3);
-    let locker = bench.behind(&[2]).await;
-    bench.proxies[2].delay(ms(150));
-    let mut times = Vec::new();
-    for _ in 0..9 {
-        let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
-        unlock(guard).await;
-        times.push(now().since(asked));
-    }
-    times.sort();
-    assert!(times[4] < ms(150), "{times:?}");
-    bench.proxies[2].pass();
-    bench.expect_nothing_left(&[0, 1, 2]).await;
+async fn one_and_two_of_five_dead_nodes_cost_neither_time_nor_locks() {
+    check_of_five(|bench, at| bench.nodes[at].kill9(), |bench, at| bench.nodes[at].restart(Data::Lost)).await;
 }
 
 #[tokio::test]
-async fn a_node_that_answers_after_its_timeout_keeps_nothing() {
-    let bench = Bench::start(3);
-    let locker = bench.behind(&[1, 2]).await;
-    // Requests arrive, and what the nodes say comes far too late.
-    bench.proxies[1].set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2));
-    bench.proxies[2].set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2));
-    let error = locker.try_lock("a").ttl(PATIENCE).await.expect_err("one vote is no majority");
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    let text = error.to_string();
-    for (at, vote) in [(0, "granted"), (1, "not answered in time"), (2, "not answered in time")] {
-        let port = if at == 0 { bench.nodes[0].port() } else { bench.proxies[at].port() };
-        assert!(text.contains(&format!("127.0.0.1:{port}: {vote}")), "{text}");
-    }
-    bench.proxies[1].pass();
-    bench.proxies[2].pass();
-    bench.expect_nothing_left(&[0, 1, 2]).await;
+async fn one_and_two_of_five_frozen_nodes_cost_neither_time_nor_locks() {
+    check_of_five(|bench, at| bench.nodes[at].stop(), |bench, at| bench.nodes[at].cont()).await;
+}
+
+#[tokio::test]
+async fn one_and_two_of_five_slow_nodes_cost_neither_time_nor_locks() {
+    check_of_five(|bench, at| bench.proxies[at].delay(ms(150)), |bench, at| bench.proxies[at].pass()).await;
+}
+
+#[tokio::test]
+async fn one_and_two_of_five_nodes_that_answer_too_late_cost_neither_time_nor_locks() {
+    let late = Flow::Delay(NODE_TIMEOUT * 2);
+    let make_late = |bench: &mut Bench, at: usize| bench.proxies[at].set(Direction::Replies, late);
+    check_of_five(make_late, |bench, at| bench.proxies[at].pass()).await;
+}
+
+#[tokio::test]
+async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
+    check_on_3_and_5(async |bench| {
+        let most = bench.majority();
+        let locker = bench.behind(&most).await;
+        // Requests arrive, and what the nodes say comes far too late.
+        bench.each(&most, |proxy| proxy.set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2)));
+        let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("a minority is no majority");
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        bench.each(&most, Proxy::pass);
+        bench.expect_nothing_left(&bench.all()).await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -196,6 +200,24 @@ async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
     let error = Locker::connect(&wrong).await.expect_err("two of three refuse");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
     assert!(!format!("{error} {error:?}").contains("wrong@"), "{error}");
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn nodes_are_reached_over_tls_or_not_at_all() {
+    let certs = distlock_testkit::servers::Certs::new();
+    let connect = async |nodes: &RedlockNodes| {
+        let mut config = distlock::Config::from_url(&nodes.url().replace("redlock://", "redlocks://"))?;
+        config.tls_ca = Some(certs.ca());
+        Locker::from_config(&config).await
+    };
+    let encrypted = RedlockNodes::with(vec![RedisServer::options().tls(&certs); 3]);
+    encrypted.settle();
+    unlock(connect(&encrypted).await.expect("connected").lock("a").await.expect("granted")).await;
+    let plain = RedlockNodes::start(3);
+    plain.settle();
+    let error = connect(&plain).await.expect_err("not encrypted");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
 #[tokio::test]

@@ -8,17 +8,18 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::backend::redis::builder::RedisBuilder;
+use crate::backend::redis::fault::{Stage, classify};
 use crate::backend::redis::inspect;
 use crate::backend::redis::link::Link;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::options::Options;
-use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes_of, learn_hashes_of};
+use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes_of, garbled, learn_hashes_of};
 use crate::backend::redis::session::Session;
 use crate::backend::redis::value;
 use crate::backend::redis::waiting::Waiting;
 use crate::backend::{Attachment, LockInfo};
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::{Holder, Record};
 use crate::token::AttemptId;
@@ -146,6 +147,11 @@ impl Connection {
         self.0.run(script, fill).await
     }
 
+    /// What the node calls its present life, which this connection does not outlive.
+    pub(in crate::backend) async fn life(&self) -> Result<&str> {
+        self.0.life().await
+    }
+
     /// Whether messages for waiters come in.
     pub(in crate::backend) fn hears(&self) -> bool {
         self.0.hears
@@ -186,6 +192,15 @@ impl Keys {
         let names = Names::new(prefix, key)?;
         let (queue, waiters, fence) = (names.queue(), names.waiters(), names.fence());
         Ok(Keys { lock: names.lock, queue, waiters, fence })
+    }
+}
+
+/// The error that the words of a server stand for, which a script has passed on.
+pub(in crate::backend) fn refusal(words: &str) -> Error {
+    let line = format!("-{}\r\n", words.trim_start_matches('-').replace(['\r', '\n'], " "));
+    match redis::parse_redis_value(line.as_bytes()).and_then(redis::Value::extract_error) {
+        Err(error) => classify(&error, Stage::Request),
+        Ok(_) => garbled(),
     }
 }
 

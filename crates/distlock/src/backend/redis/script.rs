@@ -258,6 +258,14 @@ impl Reply {
         }
     }
 
+    /// A part that has parts of its own.
+    pub(in crate::backend) fn part(&mut self) -> Result<Reply> {
+        match self.0.next() {
+            Some(Value::Array(parts)) => Ok(Reply(parts.into_iter())),
+            _ => Err(garbled()),
+        }
+    }
+
     /// Whether everything was read.
     pub(in crate::backend) fn is_empty(&self) -> bool {
         self.0.as_slice().is_empty()

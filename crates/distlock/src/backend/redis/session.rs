@@ -10,7 +10,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult,
     Value,
 };
-use tokio::sync::SetOnce;
+use tokio::sync::{OnceCell, SetOnce};
 
 use crate::backend::Attachment;
 use crate::backend::redis::combiner::{self, Answer, Combiner, Kind, Request};
@@ -54,6 +54,8 @@ pub(super) struct Session {
     dialect: Dialect,
     guard: Option<Arc<Guard>>,
     combiner: Combiner,
+    /// The server's id of this life of its, once somebody has asked. A connection does not outlive it.
+    life: OnceCell<String>,
 }
 
 impl Session {
@@ -235,6 +237,18 @@ impl Session {
             Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
             answer => answer.map_err(|error| self.refused(error)),
         }
+    }
+
+    /// What the server calls this life of its: another after each restart.
+    pub(super) async fn life(&self) -> Result<&str> {
+        let ask = || async {
+            let mut command = redis::cmd("INFO");
+            let info = redis::from_redis_value::<String>(self.send(command.arg("server")).await?);
+            let info = info.map_err(|error| Error::unavailable(format!("redis: INFO is not understood: {error}")))?;
+            let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+            id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::unavailable("redis: the server tells no run_id"))
+        };
+        self.life.get_or_try_init(ask).await.map(String::as_str)
     }
 
     /// Returns when the server has said that it is no master any more.
@@ -458,6 +472,7 @@ async fn prepare(
         dialect,
         guard: options.guard.clone(),
         combiner: Combiner::default(),
+        life: OnceCell::new(),
     };
     Ok((session, listening))
 }

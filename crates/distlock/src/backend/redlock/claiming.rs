@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use crate::backend::redis::node::{self, Keys, Lane};
-use crate::backend::redis::script::{Reply, garbled};
+use crate::backend::redis::node::{self, Connection, Keys};
+use crate::backend::redis::script::garbled;
 use crate::backend::redlock::attempts::Attempt;
-use crate::backend::redlock::crew::{Crew, GRACE, Member, run};
+use crate::backend::redlock::crew::{Crew, GRACE};
 use crate::backend::redlock::quarantine;
-use crate::backend::redlock::race::Race;
 use crate::backend::redlock::releasing::{self, Parting};
-use crate::backend::redlock::scripts::CLAIM;
+use crate::backend::redlock::volley::{self, Answer, Answers, Ask};
 use crate::backend::redlock::vote::{Held, Tally, Vote};
 use crate::backend::redlock::{SHORTEST_HEARTBEAT, heartbeat};
 use crate::backend::{Busy, Claim, Claimed, Grant, Term};
@@ -34,9 +33,8 @@ const MOST_STAGGERS: u32 = 20;
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// What is sent to every node.
-struct Request {
-    keys: Keys,
-    node_key: String,
+pub(super) struct Request {
+    pub(super) keys: Keys,
     attempt: String,
     state: Attempt,
     ttl_ms: u64,
@@ -44,7 +42,6 @@ struct Request {
     told: String,
     untold: String,
     heartbeat_ms: u64,
-    guard: u8,
     sent: Moment,
 }
 
@@ -53,37 +50,26 @@ impl Request {
         let record = node::write_record(&claim.record)?;
         Ok(Request {
             keys: crew.keys(&claim.key)?,
-            node_key: crew.options.node_key(),
             attempt: claim.attempt.to_string(),
             state,
             ttl_ms: node::millis(claim.ttl),
             told: format!("{} {record}", crew.options.wake),
             untold: format!("- {record}"),
             heartbeat_ms: if claim.queue { node::millis(heartbeat(claim.ttl)) } else { 0 },
-            guard: u8::from(crew.options.restart_guard),
             sent,
         })
     }
 
-    /// Asks one node.
-    async fn ask(&self, member: &Member) -> Result<Vote> {
-        let connection = member.connection(Lane::Main)?;
-        let not_after = connection.not_after(self.sent);
-        let Keys { lock, queue, waiters, fence } = &self.keys;
-        let rest = if connection.hears() { &self.told } else { &self.untold };
-        let fill = |command: &mut Cmd, nonce| {
-            command.arg(5).arg(lock).arg(queue).arg(waiters).arg(fence).arg(&self.node_key).arg(nonce);
-            command.arg(&self.attempt).arg(self.state.ballot).arg(self.ttl_ms).arg(rest).arg(self.heartbeat_ms);
-            command.arg(self.state.ticket).arg(u8::from(self.state.waits)).arg(not_after).arg(self.guard);
-        };
-        let mut reply = run(&connection, &CLAIM, fill).await?;
-        let now_us = reply.unsigned()?;
-        connection.saw_clock(self.sent, now_us);
-        read_vote(reply, now_us, connection.hears())
+    pub(super) fn fill(&self, command: &mut Cmd, to: &Connection) {
+        let rest = if to.hears() { &self.told } else { &self.untold };
+        command.arg("claim").arg(&self.attempt).arg(self.state.ballot).arg(self.ttl_ms).arg(rest);
+        command.arg(self.heartbeat_ms).arg(self.state.ticket).arg(u8::from(self.state.waits));
+        command.arg(to.not_after(self.sent));
     }
 }
 
-fn read_vote(mut reply: Reply, now_us: u64, hears: bool) -> Result<Vote> {
+fn read_vote(answer: Answer) -> Result<Vote> {
+    let Answer { mut reply, now_us, hears } = answer;
     Ok(match reply.word()?.as_str() {
         "ack" => Vote::Granted,
         "low" => Vote::Low(reply.word()?.parse().map_err(|_| garbled())?),
@@ -102,13 +88,14 @@ fn read_vote(mut reply: Reply, now_us: u64, hears: bool) -> Result<Vote> {
                 .with_help("a clock is wrong by days, or somebody wrote the lock's fence by hand"),
         ),
         "foreign" => Vote::Refused(Error::new(ErrorKind::Foreign, format!("{:?} is not ours", reply.word()?))),
+        "error" => Vote::Refused(node::refusal(&reply.word()?)),
         _ => return Err(garbled()),
     })
 }
 
 /// What a failed request says about the claim.
-fn vote_of(outcome: Result<Vote>) -> Vote {
-    match outcome {
+fn vote_of(answer: Result<Answer>) -> Vote {
+    match answer.and_then(read_vote) {
         Ok(vote) => vote,
         Err(error) if error.may_be_applied() => Vote::Unanswered,
         Err(error) => Vote::Refused(error),
@@ -123,46 +110,45 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
     }
     for is_last in [false, true] {
         let sent = crew.now();
-        let request = Arc::new(Request::new(crew, claim, state, sent)?);
-        let tally = round(crew, claim, &request).await;
+        let request = Request::new(crew, claim, state, sent)?;
+        let (tally, late) = round(crew, claim, request).await;
         if tally.is_granted() {
             let left = deadline(sent, claim.ttl, crew.drift).since(crew.now());
             if left >= claim.ttl / LEAST_VALIDITY_PART {
+                see_off(crew, claim, late, None);
                 let waits = |vote: &Vote| matches!(vote, Vote::Held(_) | Vote::Unanswered);
                 crew.attempts.granted(claim.attempt, claim.queue && !tally.nodes(waits).is_empty());
                 let term = Some(Term { start: sent, ttl: claim.ttl });
                 return Ok(Claimed::Granted(Grant::new(FencingToken::new(state.ballot), term)));
             }
         }
+        let parting = Parting::of_round(crew, claim, state.ballot)?;
+        // Those whose connection broke have said nothing, and say nothing later, either.
+        let broken = tally.nodes(|vote| matches!(vote, Vote::Unanswered));
+        releasing::pay_later(crew, &parting, broken.into_iter().filter(|at| !late.behind().contains(at)));
+        see_off(crew, claim, late, Some(parting.clone()));
         if tally.is_low() && !is_last {
             state.ballot = crew.attempts.raise(claim.attempt, tally.highest_ballot(), crew.clock.wall());
             continue;
         }
-        return refuse(crew, claim, &tally, state.ballot).await;
+        return refuse(crew, claim, &tally, state.ballot, &parting).await;
     }
     Err(garbled())
 }
 
-/// Asks all nodes and waits until it is decided. What comes later is looked after in the background.
-async fn round(crew: &Arc<Crew>, claim: &Claim, request: &Arc<Request>) -> Tally {
-    let runners = crew.nodes.iter().enumerate().map(|(at, member)| {
-        let (request, member) = (request.clone(), member.clone());
-        (at, async move { vote_of(request.ask(&member).await) })
-    });
+/// Asks all nodes and waits until it is decided. Answers those as well who have not answered by then.
+async fn round(crew: &Arc<Crew>, claim: &Claim, request: Request) -> (Tally, Answers) {
+    let mut answers = volley::ask(crew, Ask::Claim(Box::new(request)), (0..crew.nodes.len()).collect());
     let mut tally = Tally::new(crew.nodes.len());
-    let mut race = Race::new(runners);
-    let timeout = Crew::node_timeout(claim.ttl);
-    race.run(timeout, GRACE, |at, vote| {
-        observe(crew, at, &vote, claim);
-        tally.set(at, vote);
-        tally.is_decided()
-    })
-    .await;
-    if !race.is_over() {
-        let parting = Parting::of_round(crew, claim, request.state.ballot).ok().filter(|_| !tally.is_granted());
-        see_off(crew, claim, race, timeout, parting);
-    }
-    tally
+    answers
+        .run(Crew::node_timeout(claim.ttl), GRACE, |at, answer| {
+            let vote = vote_of(answer);
+            observe(crew, at, &vote, claim);
+            tally.set(at, vote);
+            tally.is_decided()
+        })
+        .await;
+    (tally, answers)
 }
 
 fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
@@ -173,13 +159,17 @@ fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
 }
 
 /// Nodes that are late: what they answer is noted. If the claim was not granted, whatever they did is taken back.
-fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Duration, parting: Option<Arc<Parting>>) {
+fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<Arc<Parting>>) {
+    if late.is_over() {
+        return;
+    }
     let (crew, claim) = (crew.clone(), claim.clone());
     // tidy-allow(spawn): the caller has its answer; what is still on its way ends with the node's timeout
     crew.runtime.clone().spawn(async move {
-        let behind: Vec<_> = late.behind().collect();
-        let mut clear = Vec::new();
-        late.run(timeout, timeout, |at, vote| {
+        let behind = late.behind().to_vec();
+        let (timeout, mut clear) = (Crew::node_timeout(claim.ttl), Vec::new());
+        late.run(timeout, timeout, |at, answer| {
+            let vote = vote_of(answer);
             observe(&crew, at, &vote, &claim);
             if !matches!(vote, Vote::Granted | Vote::Unanswered) {
                 clear.push(at);
@@ -187,7 +177,7 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Durat
             false
         })
         .await;
-        late.behind().for_each(|at| crew.note(at, false));
+        late.behind().iter().for_each(|at| crew.note(*at, false));
         if let Some(parting) = parting {
             let owing = behind.into_iter().filter(|at| !clear.contains(at));
             releasing::pay_later(&crew, &parting, owing);
@@ -196,12 +186,17 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Race<Vote>, timeout: Durat
 }
 
 /// The claim was not granted: takes back what a minority granted, and says why.
-async fn refuse(crew: &Arc<Crew>, claim: &Claim, tally: &Tally, ballot: u64) -> Result<Claimed> {
-    let parting = Parting::of_round(crew, claim, ballot)?;
+async fn refuse(
+    crew: &Arc<Crew>,
+    claim: &Claim,
+    tally: &Tally,
+    ballot: u64,
+    parting: &Arc<Parting>,
+) -> Result<Claimed> {
     let is_split = tally.is_contested() && !tally.is_held();
     let splits = crew.attempts.refused(claim.attempt, claim.queue && tally.held().next().is_some(), is_split);
     let granted = tally.nodes(|vote| matches!(vote, Vote::Granted));
-    let kept = releasing::take_back(crew, &parting, &granted).await;
+    let kept = releasing::take_back(crew, parting, &granted).await;
     let unanswered = tally.nodes(|vote| matches!(vote, Vote::Unanswered)).len() + kept;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?tally }, "a redlock round was not granted");
     let places = crew.places();

@@ -15,6 +15,7 @@ use crate::backend::redlock::builder::Options;
 use crate::backend::redlock::gate::Gates;
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts;
+use crate::backend::redlock::volley::Volleys;
 use crate::backend::redlock::vote::{list, quorum_of};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -35,6 +36,9 @@ pub(super) struct Crew {
     pub(super) options: Arc<Options>,
     pub(super) attempts: Attempts,
     pub(super) gates: Gates,
+    pub(super) volleys: Volleys,
+    /// Where a node notes its life.
+    pub(super) node_key: String,
     pub(super) clock: Clock,
     pub(super) drift: f64,
     pub(super) runtime: Handle,
@@ -62,6 +66,8 @@ impl Crew {
             options: options.clone(),
             attempts: Attempts::default(),
             gates: Gates::default(),
+            volleys: Volleys::default(),
+            node_key: options.node_key(),
             clock: attachment.clock.clone(),
             drift: attachment.drift,
             runtime: attachment.runtime.clone(),

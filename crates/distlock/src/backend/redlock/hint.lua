@@ -1,26 +1,24 @@
--- Begins release and break. KEYS: lock, queue, waiters, fence; ARGV: nonce, and what each says; reply: none.
-local lock, queue, waiters, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local nonce = ARGV[1]
-
+-- Begins break, and the round behind `alone`. KEYS and ARGV: what each says; reply: none.
 -- The attempt and the ballot in a value of ours; nil for everybody else's.
 local function read_value(value)
-  local id, ballot = string.match(value, '^(%x+) (%d+) %S+ {')
+  local id, ballot = string.match(value, '^(%x+) (%d+) ')
   if id and #id == 32 then
     return id, tonumber(ballot)
   end
 end
 
 -- From now on nothing with `ballot` or below is accepted here: neither a claim that comes late nor a renewal that would
--- heal what was released. A fence of another type is nobody's, so it stays.
-local function bury(ballot)
-  local last = redis.pcall('GET', fence)
-  if type(last) ~= 'table' and (tonumber(last or 0) or ballot + 1) <= ballot then
+-- heal what was released. `last` is what the fence says; one that is not ours is left alone.
+local function bury(fence, last, ballot)
+  if last == ballot then
+    redis.pcall('INCR', fence)
+  elseif last and last < ballot then
     redis.pcall('SET', fence, string.format('%.0f', ballot + 1), 'PX', 604800000)
   end
 end
 
 -- Gives up the place of `attempt`. Answers whether it was the first.
-local function leave(attempt)
+local function leave(queue, waiters, attempt)
   local place = redis.pcall('ZRANK', queue, attempt)
   if type(place) == 'number' then
     redis.call('ZREM', queue, attempt)
@@ -30,7 +28,7 @@ local function leave(attempt)
 end
 
 -- Tells the one who has waited longest that the lock is free; drops up to 32 who are gone.
-local function wake_next()
+local function wake_next(queue, waiters)
   if redis.call('EXISTS', queue) == 0 then
     return
   end
@@ -53,7 +51,7 @@ local function wake_next()
       is_alive = false
     end
     if not is_alive then
-      leave(attempt)
+      leave(queue, waiters, attempt)
     end
   end
 end

@@ -2,10 +2,10 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Sleep, sleep};
 
 type Runner<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -20,52 +20,54 @@ impl<T> Race<T> {
         Race(runners.into_iter().map(|(node, runner)| (node, Box::pin(runner) as Runner<T>)).collect())
     }
 
-    /// The nodes that have not answered yet.
-    pub(super) fn behind(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().map(|(node, _)| *node)
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The next answer; `None` when all have answered.
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
-        poll_fn(|context| {
-            for at in 0..self.0.len() {
-                let (node, runner) = &mut self.0[at];
-                if let Poll::Ready(answer) = runner.as_mut().poll(context) {
-                    let node = *node;
-                    drop(self.0.swap_remove(at));
-                    return Poll::Ready(Some((node, answer)));
-                }
-            }
-            if self.0.is_empty() { Poll::Ready(None) } else { Poll::Pending }
-        })
-        .await
+        poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// Takes answers until `take` says that they decide, until all have come, or for `limit`. Those that are about to
-    /// come get another `grace` when it is decided: it costs less than to wait for them elsewhere.
-    pub(super) async fn run(&mut self, limit: Duration, grace: Duration, mut take: impl FnMut(usize, T) -> bool) {
-        let mut wait = pin!(sleep(limit));
-        let mut is_decided = false;
-        loop {
-            let answer = tokio::select! {
-                biased;
-                answer = self.next() => answer,
-                () = &mut wait => return,
-            };
-            let Some((node, answer)) = answer else { return };
-            if take(node, answer) && !is_decided {
-                is_decided = true;
-                if self.is_over() {
-                    return;
-                }
-                wait.set(sleep(grace));
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
+        for at in 0..self.0.len() {
+            let (node, runner) = &mut self.0[at];
+            if let Poll::Ready(answer) = runner.as_mut().poll(context) {
+                let node = *node;
+                drop(self.0.swap_remove(at));
+                return Poll::Ready(Some((node, answer)));
             }
         }
+        if self.0.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     }
+
+    /// Takes answers as [`run_until`] says, for `limit` at the longest.
+    pub(super) async fn run(&mut self, limit: Duration, grace: Duration, take: impl FnMut(usize, T) -> bool) {
+        let mut wait = pin!(sleep(limit));
+        run_until(wait.as_mut(), grace, |context| self.poll_next(context), take).await;
+    }
+}
+
+/// Takes answers until `take` says that they decide, until all have come, or until `wait` is over. Those that are about to
+/// come get another `grace` when it is decided: it costs less than to wait for them elsewhere.
+pub(super) async fn run_until<T>(
+    mut wait: Pin<&mut Sleep>,
+    grace: Duration,
+    mut next: impl FnMut(&mut Context<'_>) -> Poll<Option<(usize, T)>>,
+    mut take: impl FnMut(usize, T) -> bool,
+) {
+    let mut is_decided = false;
+    poll_fn(|context| {
+        loop {
+            match next(context) {
+                Poll::Ready(None) => return Poll::Ready(()),
+                Poll::Ready(Some((node, answer))) => {
+                    if take(node, answer) && !is_decided {
+                        is_decided = true;
+                        wait.set(sleep(grace));
+                    }
+                }
+                Poll::Pending => return wait.as_mut().poll(context),
+            }
+        }
+    })
+    .await;
 }
 
 #[cfg(test)]
@@ -90,7 +92,7 @@ mod tests {
         .await;
         assert_eq!(came, [0, 2, 3], "and the one that came in the grace");
         assert!(start.elapsed() < Duration::from_millis(15), "{:?}", start.elapsed());
-        assert_eq!(race.behind().collect::<Vec<_>>().len(), 2);
+        assert_eq!(race.0.len(), 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -99,6 +101,6 @@ mod tests {
         let mut race = Race::new([(0, after(5)), (1, after(60_000))]);
         race.run(Duration::from_millis(100), Duration::from_millis(2), |_, _| false).await;
         assert_eq!(start.elapsed().as_millis(), 100);
-        assert_eq!(race.behind().collect::<Vec<_>>(), [1]);
+        assert_eq!(race.0[0].0, 1);
     }
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use crate::backend::redis::node::{Keys, Lane};
+use crate::backend::redis::node::Keys;
 use crate::backend::redis::script::garbled;
-use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer, run};
-use crate::backend::redlock::race::Race;
-use crate::backend::redlock::scripts::RELEASE;
+use crate::backend::redlock::crew::{Crew, GRACE, no_answer};
+use crate::backend::redlock::volley::{self, Answer, Answers, Ask};
 use crate::backend::redlock::vote::list;
 use crate::backend::{Claim, Release};
 use crate::clock::Moment;
@@ -23,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// What is sent to every node to end an attempt there.
 #[derive(Debug)]
 pub(super) struct Parting {
-    keys: Keys,
+    pub(super) keys: Keys,
     attempt: String,
     /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
     ballot: u64,
@@ -64,18 +63,16 @@ impl Parting {
         Arc::new(Parting { keys, attempt: attempt.to_string(), ballot, waits: false, timeout, until })
     }
 
-    async fn ask(&self, member: &Member, wake: bool) -> Result<Release> {
-        let connection = member.connection(Lane::Main).or_else(|_| member.connection(Lane::Reserved))?;
-        let Keys { lock, queue, waiters, fence } = &self.keys;
-        let fill = |command: &mut Cmd, nonce| {
-            command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(&self.attempt);
-            command.arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
-        };
-        match run(&connection, &RELEASE, fill).await?.word()?.as_str() {
-            "released" => Ok(Release::Released),
-            "not ours" => Ok(Release::NotOurs),
-            _ => Err(garbled()),
-        }
+    pub(super) fn fill(&self, command: &mut Cmd, wake: bool) {
+        command.arg("release").arg(&self.attempt).arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
+    }
+}
+
+fn read(answer: Result<Answer>) -> Result<Release> {
+    match answer?.reply.word()?.as_str() {
+        "released" => Ok(Release::Released),
+        "not ours" => Ok(Release::NotOurs),
+        _ => Err(garbled()),
     }
 }
 
@@ -91,13 +88,15 @@ pub(super) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> 
 pub(super) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Result<Release> {
     let quorum = crew.quorum();
     let mut outcomes: Vec<Result<Release>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
-    let mut race = race(crew, parting, 0..crew.nodes.len(), true);
-    race.run(parting.timeout, GRACE, |at, outcome| {
-        crew.note(at, outcome.is_ok());
-        outcomes[at] = outcome;
-        outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= quorum
-    })
-    .await;
+    let mut answers = ask(crew, parting, true, (0..crew.nodes.len()).collect());
+    answers
+        .run(parting.timeout, GRACE, |at, answer| {
+            let outcome = read(answer);
+            crew.note(at, outcome.is_ok());
+            outcomes[at] = outcome;
+            outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= quorum
+        })
+        .await;
     let count =
         |wanted: Release| outcomes.iter().filter(|outcome| matches!(outcome, Ok(was) if *was == wanted)).count();
     let (released, not_ours) = (count(Release::Released), count(Release::NotOurs));
@@ -106,7 +105,7 @@ pub(super) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Resu
         return Err(unconfirmed(crew, &outcomes));
     }
     let owing: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err()).map(|(at, _)| at).collect();
-    pay_after(crew, parting.clone(), race, owing);
+    pay_after(crew, parting.clone(), answers, owing);
     Ok(if not_ours >= quorum || released == 0 { Release::NotOurs } else { Release::Released })
 }
 
@@ -125,11 +124,8 @@ fn unconfirmed(crew: &Crew, outcomes: &[Result<Release>]) -> Error {
     Error::new(kind, format!("redlock: no majority has confirmed the release: {votes}"))
 }
 
-fn race(crew: &Crew, parting: &Arc<Parting>, nodes: impl Iterator<Item = usize>, wake: bool) -> Race<Result<Release>> {
-    Race::new(nodes.map(|at| {
-        let (parting, member) = (parting.clone(), crew.nodes[at].clone());
-        (at, async move { parting.ask(&member, wake).await })
-    }))
+fn ask(crew: &Arc<Crew>, parting: &Arc<Parting>, wake: bool, nodes: Vec<usize>) -> Answers {
+    volley::ask(crew, Ask::Release { parting: parting.clone(), wake }, nodes)
 }
 
 /// Takes back what some nodes granted. Answers how many of them have not confirmed it; they are asked again later.
@@ -139,37 +135,38 @@ pub(super) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted:
     }
     let mut owing = granted.to_vec();
     // Those who wait for a holder would wake up for nothing, unless this one looked like a holder.
-    let mut race = race(crew, parting, granted.iter().copied(), granted.len() >= crew.quorum());
-    race.run(parting.timeout, GRACE, |at, outcome| {
-        if outcome.is_ok() {
-            owing.retain(|node| *node != at);
-        }
-        false
-    })
-    .await;
-    drop(race);
+    let mut answers = ask(crew, parting, granted.len() >= crew.quorum(), granted.to_vec());
+    answers
+        .run(parting.timeout, GRACE, |at, answer| {
+            if read(answer).is_ok() {
+                owing.retain(|node| *node != at);
+            }
+            false
+        })
+        .await;
     let kept = owing.len();
     pay_later(crew, parting, owing);
     kept
 }
 
 /// Those who are late have the request already: they are asked again only if it comes to nothing.
-fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Race<Result<Release>>, mut owing: Vec<usize>) {
+fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Answers, mut owing: Vec<usize>) {
     if late.is_over() {
         return pay_later(crew, &parting, owing);
     }
     let crew = crew.clone();
     // tidy-allow(spawn): the caller has its answer; a node that is late must be freed all the same
     crew.runtime.clone().spawn(async move {
-        late.run(parting.timeout, GRACE, |at, outcome| {
-            crew.note(at, outcome.is_ok());
-            if outcome.is_ok() {
+        late.run(parting.timeout, GRACE, |at, answer| {
+            let is_done = read(answer).is_ok();
+            crew.note(at, is_done);
+            if is_done {
                 owing.retain(|node| *node != at);
             }
             false
         })
         .await;
-        late.behind().for_each(|at| crew.note(at, false));
+        late.behind().iter().for_each(|at| crew.note(*at, false));
         pay_later(&crew, &parting, owing);
     });
 }
@@ -187,8 +184,10 @@ async fn pay(crew: Weak<Crew>, at: usize, parting: Arc<Parting>) {
     let mut pause = FIRST_PAUSE;
     // Without an engine there are no connections, either.
     while let Some(crew) = crew.upgrade() {
-        let answer = tokio::time::timeout(parting.timeout, parting.ask(&crew.nodes[at], true)).await;
-        if matches!(answer, Ok(Ok(_))) || crew.now().after(pause) >= parting.until {
+        let ask = Ask::Release { parting: parting.clone(), wake: true };
+        let answer = tokio::time::timeout(parting.timeout, volley::send(&crew, at, std::iter::once(&ask))).await;
+        let is_done = answer.is_ok_and(|answers| answers.into_iter().all(|answer| read(answer).is_ok()));
+        if is_done || crew.now().after(pause) >= parting.until {
             return;
         }
         drop(crew);

@@ -2,15 +2,14 @@
 
 use crate::backend::redis::script::Script;
 
-pub(super) static CLAIM: Script = Script::new("claim", include_str!("claim.lua"));
-pub(super) static RELEASE: Script =
-    Script::new("release", concat!(include_str!("hint.lua"), include_str!("release.lua")));
+pub(super) static ROUND: Script =
+    Script::new("round", concat!(include_str!("alone.lua"), include_str!("hint.lua"), include_str!("round.lua")));
 pub(super) static BREAK: Script = Script::new("break", concat!(include_str!("hint.lua"), include_str!("break.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static HORIZON: Script = Script::new("horizon", include_str!("horizon.lua"));
 pub(super) static BIRTH: Script = Script::new("birth", include_str!("birth.lua"));
 
-pub(super) static ALL: [&Script; 6] = [&CLAIM, &RELEASE, &BREAK, &RENEW, &HORIZON, &BIRTH];
+pub(super) static ALL: [&Script; 5] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH];
 
 #[cfg(test)]
 mod tests {
