@@ -1,6 +1,8 @@
 //! A console that runs, and just enough HTTP to visit it.
 #![allow(missing_docs, dead_code)]
 
+pub(crate) mod browser;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// Longer than anything here takes, shorter than patience.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A console, running.
 pub(crate) struct Running {
@@ -116,9 +118,7 @@ impl Ask {
     /// Sends it and reads the whole answer.
     pub(crate) async fn send(self) -> Answer {
         let mut reader = self.write("Connection: close\r\n").await;
-        let mut text = Vec::new();
-        timeout(LIMIT, reader.read_to_end(&mut text)).await.expect("an answer in time").expect("an answer");
-        Answer::read(&String::from_utf8(text).expect("text"))
+        timeout(LIMIT, Answer::read(&mut reader)).await.expect("an answer in time").expect("an answer")
     }
 
     /// Sends it and leaves the answer open.
@@ -132,12 +132,20 @@ impl Ask {
 }
 
 impl Answer {
-    fn read(text: &str) -> Answer {
-        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+    /// Reads as much as the head says, or to the end: not everybody closes the connection when asked to.
+    async fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Answer> {
+        let (mut head, mut body) = (String::new(), Vec::new());
+        while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).await? > 0 {}
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_default();
-        let head = head.to_ascii_lowercase();
-        let body = if head.contains("transfer-encoding: chunked") { unchunk(body) } else { body.to_owned() };
-        Answer { status, head, body }
+        let mut answer = Answer { status, head: head.to_ascii_lowercase(), body: String::new() };
+        match answer.header("content-length").and_then(|length| length.parse().ok()) {
+            Some(length) => reader.take(length).read_to_end(&mut body).await?,
+            None => reader.read_to_end(&mut body).await?,
+        };
+        let body = String::from_utf8(body).expect("text");
+        let is_chunked = answer.header("transfer-encoding") == Some("chunked");
+        answer.body = if is_chunked { unchunk(&body) } else { body };
+        Ok(answer)
     }
 
     #[track_caller]
@@ -146,7 +154,7 @@ impl Answer {
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+        self.head.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
     }
 
     /// The kind of error that it tells.
