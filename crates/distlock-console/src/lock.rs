@@ -8,7 +8,8 @@ use distlock::{FencingToken, Holder, Key, Mode, Record};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-/// Two looks at a moment that differ by less are looks at the same moment: an answer takes its time.
+/// Two looks at a moment that differ by less than this and what the look took are looks at the same moment: it is not
+/// known when during the look the engine was asked about this lock.
 const TOLERANCE_MS: u64 = 400;
 
 /// Milliseconds of the Unix epoch.
@@ -82,9 +83,9 @@ impl Hold {
         }
     }
 
-    /// Takes over from an earlier look what only seems to have moved.
-    pub(crate) fn settle(&mut self, earlier: &Hold) {
-        let close = |a: u64, b: u64| a.abs_diff(b) < TOLERANCE_MS;
+    /// Takes over from an earlier look what only seems to have moved during this one, which took so long.
+    pub(crate) fn settle(&mut self, earlier: &Hold, took_ms: u64) {
+        let close = |a: u64, b: u64| a.abs_diff(b) < TOLERANCE_MS + took_ms;
         if let (Some(now), Some(then)) = (self.expires_ms, earlier.expires_ms)
             && close(now, then)
         {

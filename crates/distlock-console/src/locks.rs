@@ -6,6 +6,7 @@ use distlock::Key;
 use distlock::backend::LockInfo;
 use serde::{Serialize, Serializer};
 
+use crate::frame::Look;
 use crate::lock::{Hold, Lock};
 
 /// All locks, by name.
@@ -27,14 +28,14 @@ pub(crate) struct Changes {
 
 impl Locks {
     /// Puts a new look in the place of the old one. Names that the engine lists twice count once.
-    pub(crate) fn replace(&mut self, listing: Vec<LockInfo>, now_ms: u64, revision: u64) -> Changes {
+    pub(crate) fn replace(&mut self, listing: Vec<LockInfo>, look: Look) -> Changes {
         let mut before = std::mem::take(&mut self.0);
         let mut changes = Changes::default();
         for info in listing {
-            let mut lock = Lock::new(info, now_ms, revision);
+            let mut lock = Lock::new(info, look.at_ms, look.look);
             match before.remove(&lock.key) {
                 None => changes.set.push(lock.key.clone()),
-                Some(earlier) => changes.compare(earlier, &mut lock),
+                Some(earlier) => changes.compare(earlier, &mut lock, look.took_ms),
             }
             self.0.insert(lock.key.clone(), lock);
         }
@@ -60,10 +61,10 @@ impl Locks {
 }
 
 impl Changes {
-    fn compare(&mut self, earlier: Lock, lock: &mut Lock) {
+    fn compare(&mut self, earlier: Lock, lock: &mut Lock, took_ms: u64) {
         for hold in &mut lock.holds {
             if let Some(then) = earlier.holds.iter().find(|then| then.is_same(hold)) {
-                hold.settle(then);
+                hold.settle(then, took_ms);
             }
         }
         if !earlier.is_like(lock) {
@@ -109,6 +110,10 @@ mod tests {
         LockInfo::new(Key::new(name).unwrap(), Some(holder), waiters.iter().map(|owner| record(owner)).collect())
     }
 
+    fn look(look: u64, at_ms: u64) -> Look {
+        Look { look, at_ms, took_ms: 5 }
+    }
+
     fn names(keys: &[Key]) -> Vec<&str> {
         keys.iter().map(Key::as_str).collect()
     }
@@ -116,11 +121,11 @@ mod tests {
     #[test]
     fn time_that_passes_changes_nothing_and_a_renewal_only_the_lease() {
         let mut locks = Locks::default();
-        assert_eq!(names(&locks.replace(vec![held("a", 1, 10_000, &["w"])], 100_000, 1).set), ["a"]);
-        let same = locks.replace(vec![held("a", 1, 8_990, &["w"])], 101_000, 2);
+        assert_eq!(names(&locks.replace(vec![held("a", 1, 10_000, &["w"])], look(1, 100_000)).set), ["a"]);
+        let same = locks.replace(vec![held("a", 1, 8_990, &["w"])], look(2, 101_000));
         assert!(same.set.is_empty() && same.renewed.is_empty() && same.gone.is_empty() && same.ended.is_empty());
         assert_eq!(locks.iter().next().unwrap().expiries(), [Some(110_000)], "as at the first look");
-        let renewed = locks.replace(vec![held("a", 1, 10_000, &["w"])], 102_000, 3);
+        let renewed = locks.replace(vec![held("a", 1, 10_000, &["w"])], look(3, 102_000));
         assert_eq!((names(&renewed.renewed), renewed.set.len()), (vec!["a"], 0));
         assert_eq!(locks.iter().next().unwrap().revision, 1);
     }
@@ -128,10 +133,10 @@ mod tests {
     #[test]
     fn a_new_holder_a_new_waiter_and_the_end_are_told() {
         let mut locks = Locks::default();
-        locks.replace(vec![held("a", 1, 10_000, &["x", "y"]), held("b", 1, 10_000, &[])], 0, 1);
-        let queue = locks.replace(vec![held("a", 1, 10_000, &["y", "x"]), held("b", 1, 10_000, &[])], 0, 2);
+        locks.replace(vec![held("a", 1, 10_000, &["x", "y"]), held("b", 1, 10_000, &[])], look(1, 0));
+        let queue = locks.replace(vec![held("a", 1, 10_000, &["y", "x"]), held("b", 1, 10_000, &[])], look(2, 0));
         assert_eq!((names(&queue.set), queue.ended.len()), (vec!["a"], 0), "the order counts");
-        let handed = locks.replace(vec![held("a", 2, 10_000, &["x"])], 0, 3);
+        let handed = locks.replace(vec![held("a", 2, 10_000, &["x"])], look(3, 0));
         assert_eq!((names(&handed.set), names(&handed.gone)), (vec!["a"], vec!["b"]));
         let ended: Vec<_> = handed.ended.iter().map(|(key, hold)| (key.as_str(), hold.token.unwrap().get())).collect();
         assert_eq!(ended, [("a", 1), ("b", 1)]);

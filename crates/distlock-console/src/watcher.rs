@@ -21,6 +21,10 @@ use crate::viewers::{Frames, Viewers};
 
 /// From the beginning of one listing to that of the next, at least.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How much of the time an engine may be busy listing for us: a tenth, as long as that makes no page too old.
+const REST: u32 = 10;
+/// The longest from one look to the next.
+const OLDEST: Duration = Duration::from_secs(5);
 /// An engine that takes longer does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How many past holds of one lock are shown.
@@ -191,6 +195,7 @@ impl Watcher {
                 frame
             }
         };
+        seen.next = Some(began + INTERVAL.max((took * REST).min(OLDEST)));
         (seen.snapshot, seen.is_settled) = (None, true);
         self.viewers.send(&frame);
         seen
@@ -200,7 +205,7 @@ impl Watcher {
 impl Seen {
     fn take_in(&mut self, look: Look, listing: Vec<LockInfo>) -> Bytes {
         let seen_ms = self.look.map_or(look.at_ms, |earlier| earlier.at_ms);
-        let mut changes = self.locks.replace(listing, look.at_ms, look.look);
+        let mut changes = self.locks.replace(listing, look);
         for (key, hold) in changes.ended.drain(..) {
             self.timeline.end(key, hold, seen_ms, look.at_ms);
         }

@@ -75,7 +75,7 @@ async fn check_page(engine: &str, url: &str) {
     let directory = Directory::new();
     let audit_file = directory.path().join("audit.jsonl");
     let watcher = Locker::connect(url).await.unwrap();
-    let console = Running::start(&watcher, |options| options.audit_file = Some(audit_file.clone())).await;
+    let console = Running::start_over(url, &watcher, |options| options.audit_file = Some(audit_file.clone())).await;
     let browser = Browser::start().await;
     browser.goto(&console.url).await;
     browser.until("30 rows", "document.querySelector('#count').textContent === '30 locks'").await;

@@ -52,7 +52,7 @@ function shapes({ hold, end, from, seen, till }, x, y) {
     parts.unshift(svg("rect", { class: "maybe", x: x(seen), y: y + 8, width: Math.max(1, x(till) - x(seen)), height: LANE - 16 }));
   }
   if (end === "broken" || end === "expired") {
-    const at = x(from) + width;
+    const at = x(from) + width + 6;
     parts.push(svg("path", { class: `mark ${end}`, d: `M${at - 3} ${y + 7}l6 8m0 -8l-6 8` }));
   }
   return parts;

@@ -46,6 +46,8 @@ export class Table {
     this.locks = new Map();
     for (const lock of locks) this.put(lock, before.get(lock.name));
     this.sort();
+    // For whoever measures how soon something is seen: after the next frame is drawn.
+    requestAnimationFrame(() => setTimeout(() => performance.mark("first rows")));
   }
 
   /** What changed. */
@@ -113,7 +115,8 @@ export class Table {
   move(by) {
     if (!this.shown.length) return;
     const index = this.shown.findIndex((entry) => entry.name === this.chosen);
-    const next = index < 0 ? (by > 0 ? 0 : this.shown.length - 1) : index + by;
+    const isStep = index < 0 && Number.isFinite(by);
+    const next = isStep ? (by < 0 ? this.shown.length - 1 : 0) : index + by;
     this.choose(this.shown[Math.max(0, Math.min(this.shown.length - 1, next))].name);
   }
 
@@ -157,6 +160,8 @@ export class Table {
 
   resize() {
     this.height = parseFloat(getComputedStyle(this.grid).getPropertyValue("--row")) || 36;
+    // The heading leaves as much room as the scroll bar takes.
+    this.grid.style.setProperty("--gutter", `${this.body.offsetWidth - this.body.clientWidth}px`);
     this.sort();
   }
 

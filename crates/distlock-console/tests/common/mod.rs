@@ -28,10 +28,14 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(locker: &Locker, change: impl FnOnce(&mut Options)) -> Running {
+        Running::start_over("test://engine", locker, change).await
+    }
+
+    pub(crate) async fn start_over(engine: &str, locker: &Locker, change: impl FnOnce(&mut Options)) -> Running {
         let mut options = Options::new(AccessToken::random());
         options.listen = "127.0.0.1:0".parse().unwrap();
         change(&mut options);
-        let console = Console::bind(locker.clone(), "test://engine", options).await.expect("it listens");
+        let console = Console::bind(locker.clone(), engine, options).await.expect("it listens");
         let (address, url) = (console.address(), console.url_with_token());
         let token = url.split_once("#token=").expect("the token is in the URL").1.to_owned();
         let (stop, stopped) = oneshot::channel();
