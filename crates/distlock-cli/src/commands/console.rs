@@ -6,25 +6,38 @@ use distlock::{Error, ErrorKind};
 use distlock_console::{AccessToken, Console, DEFAULT_LISTEN, Options, Refused};
 use serde_json::json;
 
+use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
-use crate::commands::with_engine;
-use crate::exit::Exit;
+use crate::engine::Settings;
+use crate::exit::{Exit, ExitCode};
 use crate::flags;
+use crate::note::{Note, Notes};
 use crate::signal_stream::Signals;
 
 pub(super) fn main(flags: &flags::Console) -> Exit {
-    with_engine(&flags.engine, &flags.output, async |engine| {
-        let options = options(flags).map_err(refused)?;
-        let console = Console::bind(engine.locker.clone(), &engine.name, options).await.map_err(refused)?;
-        let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
-        print(&console, flags, &engine.name);
-        let stop = async {
-            // A descriptor of signals that fails is no reason to run without one.
-            while signals.next().await.is_ok_and(|delivery| !ends_waiting(delivery.signal)) {}
-        };
-        console.serve(stop).await.map_err(|error| cannot(&error))?;
-        Ok(Exit::SUCCESS)
+    let mut notes = Notes::new((&flags.output).into(), flags.output.json);
+    block_on(async {
+        serve(flags).await.unwrap_or_else(|error| {
+            notes.say(&Note::Failed { message: error.to_string() });
+            ExitCode::from(&error).into()
+        })
     })
+}
+
+async fn serve(flags: &flags::Console) -> Result<Exit, Error> {
+    let settings = Settings::read(&flags.engine)?;
+    let options = options(flags).map_err(refused)?;
+    // Before the engine is opened: its threads would die of what they do not block.
+    let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
+    let engine = settings.open().await?;
+    let console = Console::bind(engine.locker.clone(), &engine.name, options).await.map_err(refused)?;
+    print(&console, flags, &engine.name);
+    let stop = async {
+        // A descriptor of signals that fails is no reason to run without one.
+        while signals.next().await.is_ok_and(|delivery| !ends_waiting(delivery.signal)) {}
+    };
+    console.serve(stop).await.map_err(|error| cannot(&error))?;
+    Ok(Exit::SUCCESS)
 }
 
 fn options(flags: &flags::Console) -> Result<Options, Refused> {
