@@ -8,10 +8,17 @@ use super::{Outcome, counts, tools};
 use crate::cmd::Cmd;
 use crate::tally::Tally;
 
-/// What the name of a test holds that not every machine can run, and what it lacks then.
-const NEEDS: [(&str, &str, fn() -> bool); 2] = [
-    ("needs_root", "needs root", tools::is_root),
-    ("needs_browser", "needs chromium and chromedriver", tools::has_browser),
+/// Something that not every machine has.
+struct Need {
+    /// What the names of tests hold that need it.
+    name: &'static str,
+    what: &'static str,
+    is_there: fn() -> bool,
+}
+
+const NEEDS: [Need; 2] = [
+    Need { name: "needs_root", what: "needs root", is_there: tools::is_root },
+    Need { name: "needs_browser", what: "needs chromium and chromedriver", is_there: tools::has_browser },
 ];
 
 /// Runs every unit and integration test.
@@ -24,9 +31,8 @@ pub(super) fn tests() -> Outcome {
         }
     };
     let nextest = Cmd::cargo(&["nextest", "--version"]).succeeds_silently();
-    let lacking: Vec<(&str, &str)> =
-        NEEDS.iter().filter(|(.., is_there)| !is_there()).map(|(name, what, _)| (*name, *what)).collect();
-    let names: Vec<&str> = lacking.iter().map(|(name, _)| *name).collect();
+    let lacking: Vec<&Need> = NEEDS.iter().filter(|need| !(need.is_there)()).collect();
+    let names: Vec<&str> = lacking.iter().map(|need| need.name).collect();
     let shown = if nextest { with_nextest(&names) } else { with_cargo_test(&names) };
     let cmd = shown.clone().hidden_env(skips::VARIABLE, &skips.path().to_string_lossy());
     let mut tally = Tally::default();
@@ -63,12 +69,12 @@ fn with_cargo_test(without: &[&str]) -> Cmd {
 }
 
 /// The tests that were not run for what the machine lacks.
-fn left_out(lacking: &[(&str, &str)]) -> Vec<String> {
+fn left_out(lacking: &[&Need]) -> Vec<String> {
     if lacking.is_empty() {
         return Vec::new();
     }
     let all = names::list(&["--tests"], Listed::All).unwrap_or_default();
-    let why = |name: &String| lacking.iter().find(|(needs, _)| name.contains(needs)).map(|(_, what)| *what);
+    let why = |name: &String| lacking.iter().find(|need| name.contains(need.name)).map(|need| need.what);
     all.iter().filter_map(|name| Some(format!("{name}: {}", why(name)?))).collect()
 }
 

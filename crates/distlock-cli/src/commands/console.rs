@@ -26,11 +26,12 @@ pub(super) fn main(flags: &flags::Console) -> Exit {
 
 async fn serve(flags: &flags::Console) -> Result<Exit, Error> {
     let settings = Settings::read(&flags.engine)?;
-    let options = options(flags).map_err(refused)?;
+    let options = options(flags).map_err(|problem| refused(&problem))?;
     // Before the engine is opened: its threads would die of what they do not block.
     let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
     let engine = settings.open().await?;
-    let console = Console::bind(engine.locker.clone(), &engine.name, options).await.map_err(refused)?;
+    let console = Console::bind(engine.locker.clone(), &engine.name, options).await;
+    let console = console.map_err(|problem| refused(&problem))?;
     print(&console, flags, &engine.name);
     let stop = async {
         // A descriptor of signals that fails is no reason to run without one.
@@ -66,7 +67,7 @@ fn print(console: &Console, flags: &flags::Console, engine: &str) {
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
-fn refused(problem: Refused) -> Error {
+fn refused(problem: &Refused) -> Error {
     Error::new(ErrorKind::Config, problem.to_string())
 }
 
