@@ -28,14 +28,16 @@ impl Crowd {
         for number in 0..30 {
             let label = LABELS[number % LABELS.len()];
             let request = family.clone().lock(format!("job:{number:02}")).owner(format!("holder-{number:02}"));
-            guards.push(request.ttl(Duration::from_secs(10)).label(label).await.unwrap());
+            // Long, so that a machine that is busy with other tests loses none; one is short, to see it renewed.
+            let ttl = Duration::from_secs(if number == 5 { 6 } else { 60 });
+            guards.push(request.ttl(ttl).label(label).await.unwrap());
         }
         for number in 0..100 {
             let lock = if number < 40 { 0 } else { 1 + number % 29 };
             let locker = family.clone();
             waiters.push(tokio::spawn(async move {
                 let request = locker.lock(format!("job:{lock:02}")).owner(format!("waiter-{number:02}"));
-                request.label("batch").await.unwrap()
+                request.ttl(Duration::from_secs(60)).label("batch").await.unwrap()
             }));
             if number < 40 {
                 await_waiters(&family, "job:00", number + 1).await;

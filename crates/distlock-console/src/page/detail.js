@@ -18,7 +18,6 @@ export class Detail {
     this.name = null;
     this.ticking = [];
     this.about = {};
-    this.leases = new Map();
     setInterval(() => this.ticking.forEach((tick) => tick(time.now())), 250);
     // The axis goes on though nothing changes.
     setInterval(() => this.draw(), 1000);
@@ -56,7 +55,16 @@ export class Detail {
     this.closed();
   }
 
+  /** Builds the panel anew only when it would read differently: a button must not be replaced under somebody's finger. */
   show() {
+    const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
+    if (this.panel.hidden || read !== this.read) this.build();
+    this.read = read;
+    this.draw();
+    this.ticking.forEach((tick) => tick(time.now()));
+  }
+
+  build() {
     const focused = this.panel.contains(document.activeElement) && document.activeElement.dataset.keep;
     const scroll = this.panel.scrollTop;
     this.ticking = [];
@@ -68,8 +76,6 @@ export class Detail {
     this.panel.hidden = false;
     this.panel.scrollTop = scroll;
     if (focused) [...this.panel.querySelectorAll("[data-keep]")].find((it) => it.dataset.keep === focused)?.focus();
-    this.draw();
-    this.ticking.forEach((tick) => tick(time.now()));
   }
 
   parts() {
@@ -83,21 +89,21 @@ export class Detail {
     const holders = lock?.holders ?? [];
     const title = holders.length > 1 ? `Holders (${mode(lock)})` : "Holder";
     const nobody = lock ? "Nobody holds it right now; the next in the queue is about to get it." : "Free: nobody holds it, nobody waits.";
-    const cards = holders.map((hold) => this.holder(hold));
+    const cards = holders.map((hold, index) => this.holder(hold, index));
     return section(title, ...(cards.length ? cards : [el("p", { class: "quiet", text: nobody })]));
   }
 
-  holder(hold) {
+  holder(hold, index) {
     const held = el("dd");
     const lease = { track: el("span", { class: "track", "aria-hidden": "true" }), fill: el("span", { class: "fill" }), left: el("span", { class: "left" }) };
     lease.track.append(lease.fill);
-    const known = this.leases.get(hold.token) ?? 0;
-    const length = Math.max(known, (hold.expires_ms ?? 0) - time.now());
-    this.leases.clear();
-    this.leases.set(hold.token, length);
+    let length = 0;
     this.ticking.push((now) => {
+      const expires = this.data?.lock?.holders[index]?.expires_ms ?? null;
+      // As in the table: the longest that was ever left is the lease.
+      length = Math.max(length, (expires ?? 0) - now);
       say(held, hold.since_ms === null ? "–" : `${span(now - hold.since_ms)}, since ${clock(hold.since_ms)}`);
-      showLease(lease, hold.expires_ms, length, now);
+      showLease(lease, expires, length, now);
     });
     const facts = el("dl", { class: "facts" },
       ...fact("Owner", hold.owner ?? "a client that is not distlock", "mono"),

@@ -222,7 +222,7 @@ impl Events {
     }
 
     /// Whether the server has ended it, after what is still on the way.
-    pub(crate) async fn is_ended(mut self) -> bool {
+    pub(crate) async fn is_ended(&mut self) -> bool {
         let mut rest = Vec::new();
         timeout(LIMIT, self.reader.read_to_end(&mut rest)).await.is_ok()
     }
