@@ -1,11 +1,13 @@
 //! The command line as it was typed. What follows from it is decided elsewhere.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use distlock::{MAX_SLOTS, Mode};
+use distlock_console::HostName;
 use rustix::process::Signal;
 
 use crate::{duration, policy, signal_name};
@@ -44,6 +46,8 @@ pub enum Command {
     Ask(Ask),
     /// Release somebody else's lock by force; the old holder may still be running
     Break(Break),
+    /// Serve the web console: who holds, who waits, live
+    Console(Console),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Print a manual page
@@ -354,6 +358,41 @@ pub struct Break {
     /// Why, for the record
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock console`.
+#[derive(Debug, Args)]
+pub struct Console {
+    /// Where to listen; default 127.0.0.1:7411
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// A name by which browsers may call it, besides localhost and addresses; may be repeated
+    #[arg(long = "host", value_name = "NAME")]
+    pub hosts: Vec<HostName>,
+    /// Read the token from this file instead of making one up and printing it
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Show only: nobody can break a lock here
+    #[arg(long)]
+    pub read_only: bool,
+    /// Append every break to this file, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub audit_file: Option<PathBuf>,
+    /// Encrypt with this certificate chain, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Let other machines in without encryption
+    #[arg(long)]
+    pub insecure_listen: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

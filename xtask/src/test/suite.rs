@@ -8,8 +8,18 @@ use super::{Outcome, counts, tools};
 use crate::cmd::Cmd;
 use crate::tally::Tally;
 
-/// What the name of a test holds that only root can run.
-const NEEDS_ROOT: &str = "needs_root";
+/// Something that not every machine has.
+struct Need {
+    /// What the names of tests hold that need it.
+    name: &'static str,
+    what: &'static str,
+    is_there: fn() -> bool,
+}
+
+const NEEDS: [Need; 2] = [
+    Need { name: "needs_root", what: "needs root", is_there: tools::is_root },
+    Need { name: "needs_browser", what: "needs chromium and chromedriver", is_there: tools::has_browser },
+];
 
 /// Runs every unit and integration test.
 pub(super) fn tests() -> Outcome {
@@ -21,16 +31,17 @@ pub(super) fn tests() -> Outcome {
         }
     };
     let nextest = Cmd::cargo(&["nextest", "--version"]).succeeds_silently();
-    let shown = if nextest { with_nextest(tools::is_root()) } else { with_cargo_test(tools::is_root()) };
+    let lacking: Vec<&Need> = NEEDS.iter().filter(|need| !(need.is_there)()).collect();
+    let names: Vec<&str> = lacking.iter().map(|need| need.name).collect();
+    let shown = if nextest { with_nextest(&names) } else { with_cargo_test(&names) };
     let cmd = shown.clone().hidden_env(skips::VARIABLE, &skips.path().to_string_lossy());
     let mut tally = Tally::default();
     let good = cmd.stream(|line| {
         let found = if nextest { counts::of_nextest(line) } else { counts::of_libtest(line) };
         tally += found.unwrap_or_default();
     });
-    if !tools::is_root() {
-        print_needs_root();
-    }
+    // The runner counts these itself.
+    left_out(&lacking).iter().for_each(|skip| println!("skipped: {skip}"));
     let skipped = skips.read();
     skipped.iter().for_each(|skip| println!("skipped: {skip}"));
     Outcome::new(tally.of_run(good).with_skips(skipped.len()), shown.to_string())
@@ -44,20 +55,27 @@ pub(super) fn doc_tests() -> Outcome {
     Outcome::new(tally.of_run(good), cmd.to_string())
 }
 
-fn with_nextest(is_root: bool) -> Cmd {
+fn with_nextest(without: &[&str]) -> Cmd {
     let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast"]);
-    if is_root { cmd } else { cmd.args(&["-E", &format!("not test({NEEDS_ROOT})")]) }
+    let filter: Vec<String> = without.iter().map(|name| format!("not test({name})")).collect();
+    if filter.is_empty() { cmd } else { cmd.args(&["-E", &filter.join(" and ")]) }
 }
 
-fn with_cargo_test(is_root: bool) -> Cmd {
+fn with_cargo_test(without: &[&str]) -> Cmd {
     // `--tests` leaves out the doc tests: they are a step of their own, and would count twice.
     let cmd = Cmd::cargo(&["test", "--workspace", "--all-features", "--no-fail-fast", "--tests"]);
-    if is_root { cmd } else { cmd.args(&["--", "--skip", NEEDS_ROOT]) }
+    let cmd = if without.is_empty() { cmd } else { cmd.args(&["--"]) };
+    without.iter().fold(cmd, |cmd, name| cmd.args(&["--skip", name]))
 }
 
-fn print_needs_root() {
+/// The tests that were not run for what the machine lacks.
+fn left_out(lacking: &[&Need]) -> Vec<String> {
+    if lacking.is_empty() {
+        return Vec::new();
+    }
     let all = names::list(&["--tests"], Listed::All).unwrap_or_default();
-    all.iter().filter(|name| name.contains(NEEDS_ROOT)).for_each(|name| println!("skipped: {name}: needs root"));
+    let why = |name: &String| lacking.iter().find(|need| name.contains(need.name)).map(|need| need.what);
+    all.iter().filter_map(|name| Some(format!("{name}: {}", why(name)?))).collect()
 }
 
 fn target_directory() -> PathBuf {
@@ -69,11 +87,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_root_the_tests_that_need_it_are_left_out_by_name() {
-        assert!(with_nextest(false).to_string().ends_with("-E 'not test(needs_root)'"));
-        assert!(with_cargo_test(false).to_string().ends_with("-- --skip needs_root"));
-        for cmd in [with_nextest(true), with_cargo_test(true)] {
-            assert!(!cmd.to_string().contains(NEEDS_ROOT), "{cmd}");
+    fn what_the_machine_cannot_run_is_left_out_by_name() {
+        assert!(with_nextest(&["needs_root"]).to_string().ends_with("-E 'not test(needs_root)'"));
+        assert!(with_cargo_test(&["needs_root"]).to_string().ends_with("-- --skip needs_root"));
+        let both = ["needs_root", "needs_browser"];
+        assert!(with_nextest(&both).to_string().ends_with("'not test(needs_root) and not test(needs_browser)'"));
+        assert!(with_cargo_test(&both).to_string().ends_with("-- --skip needs_root --skip needs_browser"));
+        for cmd in [with_nextest(&[]), with_cargo_test(&[])] {
+            assert!(!cmd.to_string().contains("needs_"), "{cmd}");
         }
     }
 }

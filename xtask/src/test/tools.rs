@@ -16,7 +16,13 @@ struct Tool {
     why: &'static str,
 }
 
-/// Everything that tests need from the machine; one line each.
+/// What only tests with `needs_browser` in their names need: where it cannot be had, they are skipped.
+const BROWSER: &[Tool] = &[
+    Tool { package: "chromium", program: "chromium", why: "shows the console's page" },
+    Tool { package: "chromium-driver", program: "chromedriver", why: "does to that page what people do" },
+];
+
+/// Everything that tests cannot do without; one line each.
 const TOOLS: &[Tool] = &[
     Tool { package: "util-linux", program: "flock", why: "holds file locks from outside, as shell jobs do" },
     Tool { package: "util-linux", program: "setpriv", why: "ties servers to the test runner that started them" },
@@ -50,8 +56,13 @@ pub(super) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
+/// Whether there is a browser to be driven.
+pub(super) fn has_browser() -> bool {
+    BROWSER.iter().all(|tool| is_installed(tool.program))
+}
+
 fn install_packages() -> bool {
-    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_installed(tool.program)).collect();
+    let missing: Vec<&Tool> = TOOLS.iter().chain(BROWSER).filter(|tool| !is_installed(tool.program)).collect();
     if missing.is_empty() {
         return true;
     }
@@ -70,7 +81,7 @@ fn install_packages() -> bool {
         eprintln!("missing: {}; {cause}. By hand:", packages.join(", "));
         eprintln!("    sudo apt-get update && sudo apt-get install {}", packages.join(" "));
     }
-    still_missing.is_empty()
+    TOOLS.iter().all(|tool| !still_missing.contains(&tool.program))
 }
 
 fn apt_get(packages: &[&str]) -> (Cmd, Cmd) {
@@ -125,7 +136,7 @@ mod tests {
 
     #[test]
     fn every_tool_says_what_it_is_for() {
-        for tool in TOOLS {
+        for tool in TOOLS.iter().chain(BROWSER) {
             assert!(!tool.package.is_empty() && !tool.program.is_empty() && !tool.why.is_empty(), "{}", tool.package);
         }
     }

@@ -13,6 +13,7 @@ mod machine;
 mod background;
 mod child;
 mod configuration;
+mod console;
 mod election;
 mod exclusion;
 mod inspection;

@@ -1,7 +1,9 @@
 //! Locks seen from outside.
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::Value;
@@ -18,6 +20,8 @@ use crate::token::FencingToken;
 
 /// How many keys the server looks at in one step of a scan.
 const SCAN_COUNT: usize = 1000;
+/// How many locks are asked for at once: thousands one by one would take thousands of round trips.
+const AT_ONCE: usize = 64;
 /// How many holders and waiters of one lock are shown.
 const MOST_SHOWN: usize = 1000;
 
@@ -38,15 +42,31 @@ pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result
         }
         cursor = next;
     }
+    let is_ours =
+        |lock: &LockInfo| lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty();
+    let keys: Vec<Key> = keys.into_iter().collect();
     let mut locks = Vec::new();
-    for key in keys {
-        if let Some(lock) = get(session, prefix, &key).await?
-            && (lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty())
-        {
-            locks.push(lock);
+    for some in keys.chunks(AT_ONCE) {
+        for found in together(some.iter().map(|key| get(session, prefix, key))).await {
+            locks.extend(found?.filter(is_ours));
         }
     }
     Ok(locks)
+}
+
+/// Asks all of it at once; the answers are in the order of the questions.
+async fn together<F: Future>(questions: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut open: Vec<_> = questions.map(|question| (Box::pin(question), None)).collect();
+    poll_fn(|context| {
+        for (question, answer) in open.iter_mut().filter(|(_, answer)| answer.is_none()) {
+            if let Poll::Ready(ready) = question.as_mut().poll(context) {
+                *answer = Some(ready);
+            }
+        }
+        if open.iter().all(|(_, answer)| answer.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    open.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
 /// One lock; `None` when nobody holds it or waits for it.

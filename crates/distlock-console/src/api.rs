@@ -1,0 +1,176 @@
+//! What is answered under `/api/v1`, `/metrics` and `/healthz`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use distlock::{ErrorKind, FencingToken, Key, Locker};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::audit::{Audit, Event, Row};
+use crate::door::Remote;
+use crate::failure::Failure;
+use crate::gate::Gate;
+use crate::metrics as numbers;
+use crate::watcher::Watcher;
+
+pub(crate) const OPENAPI: &str = include_str!("page/openapi.json");
+
+/// What every answer is made from.
+#[derive(Clone)]
+pub(crate) struct App {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) watcher: Arc<Watcher>,
+    pub(crate) audit: Arc<Audit>,
+    pub(crate) locker: Arc<Locker>,
+    /// The engine, without secrets.
+    pub(crate) engine: Arc<str>,
+    pub(crate) read_only: bool,
+}
+
+impl App {
+    fn about(&self) -> Value {
+        let can = self.locker.capabilities();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "engine": &*self.engine,
+            "leases": can.leases,
+            "fair": can.fair,
+            "breaks": can.breaks,
+            "read_only": self.read_only,
+        })
+    }
+}
+
+pub(crate) async fn session(State(app): State<App>) -> Json<Value> {
+    Json(app.about())
+}
+
+/// Whoever comes this far has shown the token, and gets a cookie for it.
+pub(crate) async fn sign_in(State(app): State<App>) -> Response {
+    ([(header::SET_COOKIE, app.gate.set_cookie())], Json(app.about())).into_response()
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Filter {
+    #[serde(default)]
+    prefix: String,
+}
+
+pub(crate) async fn locks(
+    State(app): State<App>,
+    filter: Result<Query<Filter>, QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(filter) = filter.map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    app.watcher.list(&filter.prefix).await.map(as_json)
+}
+
+pub(crate) async fn lock(
+    State(app): State<App>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, Failure> {
+    let Path(name) = name.map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    let key = Key::new(&name).map_err(|error| Failure::from(&error))?;
+    app.watcher.detail(&key).await.map(as_json)
+}
+
+fn as_json(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+pub(crate) async fn events(State(app): State<App>) -> Result<Response, Failure> {
+    let Some(frames) = app.watcher.join().await else {
+        let help = "close a browser, or ask /api/v1/locks instead";
+        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many browsers look", help));
+    };
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(frames)).into_response())
+}
+
+pub(crate) async fn audit(State(app): State<App>) -> Json<Value> {
+    Json(json!({"rows": app.audit.rows()}))
+}
+
+pub(crate) async fn openapi() -> Response {
+    as_json(OPENAPI.to_owned())
+}
+
+pub(crate) async fn metrics(State(app): State<App>) -> Response {
+    let text = numbers::text(app.watcher.totals().await, &app.watcher, &app.audit);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// Says that the console runs, and nothing about the engine: this needs no token.
+pub(crate) async fn healthz() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wish {
+    name: String,
+    token: String,
+    reason: String,
+}
+
+pub(crate) async fn break_lock(
+    State(app): State<App>,
+    ConnectInfo(remote): ConnectInfo<Remote>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, Failure> {
+    if app.read_only {
+        let help = "start it without --read-only, or use `distlock break`";
+        return Err(Failure::new(StatusCode::FORBIDDEN, "read_only", "this console only shows", help));
+    }
+    let body = body.map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    let wish: Wish = serde_json::from_slice(&body).map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    let key = Key::new(&wish.name).map_err(|error| Failure::from(&error))?;
+    let token = wish.token.parse().map_err(|_| Failure::bad_request("token: write the number as text"))?;
+    let reason = wish.reason.trim().to_owned();
+    if reason.is_empty() {
+        return Err(Failure::bad_request("reason: say why"));
+    }
+    let wish = (key, FencingToken::new(token), reason);
+    // On its own: a browser that goes away in the middle must not leave a break without its audit row.
+    let done = tokio::spawn(break_and_write_down(app, wish, remote)).await;
+    done.unwrap_or_else(|problem| Err(internal(&format!("the break did not end: {problem}")))).map(Json)
+}
+
+async fn break_and_write_down(
+    app: App,
+    (key, token, reason): (Key, FencingToken, String),
+    Remote(remote): Remote,
+) -> Result<Value, Failure> {
+    let inspect = app.locker.inspect();
+    // Only for the record: who cannot be asked is broken all the same, by the token.
+    let found = inspect.get(&key).await.ok().flatten();
+    let holder = found.and_then(|lock| lock.holders.into_iter().find(|holder| holder.token == Some(token)));
+    let asked = Row::asked(key.clone(), token, holder, reason.clone(), remote.ip());
+    write(&app.audit, asked.clone()).await.map_err(|problem| internal(&problem))?;
+    let outcome = inspect.force_release(&key, token, &reason).await;
+    let row = match &outcome {
+        Ok(()) => asked.ended(Event::Broken, None),
+        Err(error) if error.kind() == ErrorKind::Unknown => asked.ended(Event::Unknown, Some(error.to_string())),
+        Err(error) => asked.ended(Event::Refused, Some(error.to_string())),
+    };
+    let written = write(&app.audit, row.clone()).await;
+    app.watcher.tell(&row);
+    outcome.map_err(|error| Failure::from(&error))?;
+    written.map_err(|problem| internal(&format!("the lock was broken, but {problem}")))?;
+    Ok(json!({"row": row}))
+}
+
+async fn write(audit: &Arc<Audit>, row: Row) -> Result<(), String> {
+    let audit = audit.clone();
+    let written = tokio::task::spawn_blocking(move || audit.write(&row)).await;
+    let written = written.map_err(|problem| problem.to_string())?;
+    written.map_err(|problem| format!("the audit file cannot be written: {problem}"))
+}
+
+fn internal(message: &str) -> Failure {
+    Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message, "look at the console's own machine")
+}

@@ -1,0 +1,168 @@
+//! Who broke which lock, when and why.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use distlock::{FencingToken, Holder, Key};
+use serde::{Serialize, Serializer};
+
+use crate::lock::{Who, now_ms};
+use crate::options::Refused;
+
+/// How many rows are kept in memory.
+const MOST: usize = 1_000;
+
+/// A break, asked for or done.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Row {
+    at_ms: u64,
+    event: Event,
+    #[serde(serialize_with = "name")]
+    lock: Key,
+    #[serde(serialize_with = "text")]
+    token: FencingToken,
+    /// Who had it, as far as could be found out.
+    #[serde(serialize_with = "who")]
+    holder: Option<Holder>,
+    reason: String,
+    remote: IpAddr,
+    /// What went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// How far it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// It is about to be done. Only in the file: what is done is there even if we die on the way.
+    Asked,
+    /// It was done.
+    Broken,
+    /// It was not done.
+    Refused,
+    /// No answer came: it may or may not have been done.
+    Unknown,
+}
+
+impl Row {
+    pub(crate) fn asked(lock: Key, token: FencingToken, holder: Option<Holder>, reason: String, remote: IpAddr) -> Row {
+        Row { at_ms: now_ms(), event: Event::Asked, lock, token, holder, reason, remote, error: None }
+    }
+
+    /// The same, with its outcome.
+    pub(crate) fn ended(&self, event: Event, error: Option<String>) -> Row {
+        Row { at_ms: now_ms(), event, error, ..self.clone() }
+    }
+}
+
+fn name<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(key.as_str())
+}
+
+fn text<S: Serializer>(token: &FencingToken, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(token)
+}
+
+fn who<S: Serializer>(holder: &Option<Holder>, serializer: S) -> Result<S::Ok, S::Error> {
+    holder.as_ref().and_then(|holder| holder.record.as_deref()).map(Who::from).serialize(serializer)
+}
+
+/// All breaks: the last ones in memory, and all of them in a file if there is one.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    rows: Mutex<VecDeque<Arc<Row>>>,
+    file: Option<File>,
+}
+
+impl Audit {
+    /// Appends to `path`, which only its owner may read when it is new.
+    pub(crate) fn open(path: Option<&Path>) -> Result<Audit, Refused> {
+        let open = |path: &Path| {
+            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+            file.map_err(|error| Refused::new(format!("the audit file {}: {error}", path.display())))
+        };
+        Ok(Audit { rows: Mutex::default(), file: path.map(open).transpose()? })
+    }
+
+    /// Writes a row down. Blocks until the disk has it.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the row is then in memory only.
+    pub(crate) fn write(&self, row: &Row) -> io::Result<()> {
+        if row.event != Event::Asked {
+            let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+            rows.push_back(Arc::new(row.clone()));
+            if rows.len() > MOST {
+                rows.pop_front();
+            }
+        }
+        let Some(mut file) = self.file.as_ref() else { return Ok(()) };
+        let mut line = serde_json::to_vec(row)?;
+        line.push(b'\n');
+        // In one piece, at the end: also when several consoles append to one file.
+        file.write_all(&line)?;
+        file.sync_data()
+    }
+
+    /// The last rows, the newest first.
+    pub(crate) fn rows(&self) -> Vec<Arc<Row>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
+    }
+
+    /// Whether this console ended that hold.
+    pub(crate) fn has_broken(&self, key: &Key, token: FencingToken) -> bool {
+        let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.iter().any(|row| row.event == Event::Broken && row.token == token && row.lock == *key)
+    }
+
+    /// How many breaks came to which end, of the last ones.
+    pub(crate) fn count(&self, event: Event) -> usize {
+        let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.iter().filter(|row| row.event == event).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(token: u64) -> Row {
+        let key = Key::new("a").unwrap();
+        Row::asked(key, FencingToken::new(token), None, "because".into(), IpAddr::from([127, 0, 0, 1]))
+    }
+
+    #[test]
+    fn memory_is_bounded_and_knows_what_was_broken() {
+        let audit = Audit::open(None).unwrap();
+        let key = Key::new("a").unwrap();
+        for token in 0..=MOST as u64 {
+            audit.write(&row(token)).unwrap();
+            audit.write(&row(token).ended(Event::Broken, None)).unwrap();
+        }
+        audit.write(&row(5).ended(Event::Refused, Some("no".into()))).unwrap();
+        assert_eq!(audit.rows().len(), MOST);
+        assert_eq!(audit.rows()[0].event, Event::Refused, "the newest first");
+        assert!(audit.has_broken(&key, FencingToken::new(MOST as u64)));
+        assert!(!audit.has_broken(&key, FencingToken::new(0)), "forgotten");
+    }
+
+    #[test]
+    fn the_file_has_the_wish_and_the_outcome_one_a_line() {
+        let path = std::env::temp_dir().join(format!("distlock-audit-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let audit = Audit::open(Some(&path)).unwrap();
+        audit.write(&row(7)).unwrap();
+        audit.write(&row(7).ended(Event::Unknown, Some("no\nreply".into()))).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&rows[0]["event"], &rows[1]["event"], rows.len()), (&"asked".into(), &"unknown".into(), 2));
+        assert_eq!((&rows[0]["token"], &rows[0]["remote"]), (&"7".into(), &"127.0.0.1".into()));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

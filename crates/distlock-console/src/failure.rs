@@ -1,0 +1,67 @@
+//! What a visitor is told when something is refused or goes wrong: `{"error":{"kind","message","help"}}`.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use distlock::{Error, ErrorKind};
+use serde::Serialize;
+use serde_json::json;
+
+/// A failure as it is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Failure {
+    #[serde(skip)]
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    help: &'static str,
+}
+
+impl Failure {
+    pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>, help: &'static str) -> Self {
+        Failure { status, kind, message: message.into(), help }
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Failure {
+        Failure::new(StatusCode::BAD_REQUEST, "invalid_input", message, "see /api/v1/openapi.json")
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status, Json(json!({"error": self}))).into_response()
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Failure {
+        let (status, kind, help) = match error.kind() {
+            ErrorKind::NotHeld => (409, "not_held", "somebody else holds it by now, or nobody; look again"),
+            ErrorKind::Foreign => (409, "foreign", "it was left alone: distlock ends only what it began"),
+            ErrorKind::InvalidInput => (400, "invalid_input", "nothing was changed"),
+            ErrorKind::Unsupported => (501, "unsupported", "end the process that holds it instead"),
+            ErrorKind::Unknown => (504, "unknown", "it may or may not have been done; look again"),
+            ErrorKind::Timeout | ErrorKind::Unavailable => (503, "unavailable", "the engine is asked again by itself"),
+            ErrorKind::Auth => (502, "auth", "the engine refuses the credentials the console was started with"),
+            ErrorKind::Config => (502, "config", "the console was started with a configuration that cannot be used"),
+            ErrorKind::Closed => (503, "closed", "the console is being stopped"),
+            _ => (502, "backend", "the engine's own log may say more"),
+        };
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+        Failure::new(status, kind, error.to_string(), help)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_end_is_not_told_as_a_failure_of_the_request() {
+        let failure = Failure::from(&Error::unknown("no reply"));
+        assert_eq!((failure.status.as_u16(), failure.kind), (504, "unknown"));
+        assert!(failure.message.contains("no reply"));
+        let failure = Failure::from(&Error::new(ErrorKind::NotHeld, "gone"));
+        assert_eq!(failure.status, StatusCode::CONFLICT);
+    }
+}

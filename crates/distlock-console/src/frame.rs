@@ -1,0 +1,72 @@
+//! What browsers are sent: events of a stream, each one JSON object.
+
+use axum::body::Bytes;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::audit::Row;
+use crate::failure::Failure;
+use crate::lock::Lock;
+use crate::locks::{Changes, List, Locks};
+
+/// A look at the engine that worked.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Look {
+    /// Counts the looks.
+    pub(crate) look: u64,
+    /// When.
+    pub(crate) at_ms: u64,
+    /// How long the engine took.
+    pub(crate) took_ms: u64,
+}
+
+/// Everything.
+pub(crate) fn snapshot(look: Option<Look>, trouble: Option<&Failure>, locks: &Locks) -> Bytes {
+    #[derive(Serialize)]
+    struct Body<'a, L> {
+        #[serde(flatten)]
+        look: Option<Look>,
+        trouble: Option<&'a Failure>,
+        locks: L,
+    }
+    encode("snapshot", &Body { look, trouble, locks: List(locks.iter()) })
+}
+
+/// What a look changed.
+pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks) -> Bytes {
+    #[derive(Serialize)]
+    struct Body<'a, S> {
+        #[serde(flatten)]
+        look: Look,
+        set: S,
+        renewed: Vec<(&'a str, Vec<Option<u64>>)>,
+        gone: Vec<&'a str>,
+    }
+    let renewed = |lock: &'_ Lock| lock.expiries();
+    let body = Body {
+        look,
+        set: List(locks.these(&changes.set)),
+        renewed: locks.these(&changes.renewed).map(|lock| (lock.key.as_str(), renewed(lock))).collect(),
+        gone: changes.gone.iter().map(|key| key.as_str()).collect(),
+    };
+    encode("changes", &body)
+}
+
+/// The engine did not answer, or refused.
+pub(crate) fn trouble(failure: &Failure, at_ms: u64) -> Bytes {
+    encode("trouble", &json!({"at_ms": at_ms, "error": failure}))
+}
+
+/// Somebody broke a lock, or tried to.
+pub(crate) fn audit(row: &Row) -> Bytes {
+    encode("audit", row)
+}
+
+/// JSON has no line break of its own, so the data is one line.
+fn encode(event: &str, body: &impl Serialize) -> Bytes {
+    let mut text = format!("event: {event}\ndata: ").into_bytes();
+    // Nothing here can fail to be JSON: all keys are text, and memory takes every byte.
+    serde_json::to_writer(&mut text, body).unwrap_or_default();
+    text.extend_from_slice(b"\n\n");
+    text.into()
+}

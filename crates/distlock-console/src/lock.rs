@@ -1,0 +1,151 @@
+//! A lock as it is shown, in terms that stay the same from one look to the next.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use distlock::backend::LockInfo;
+use distlock::{FencingToken, Holder, Key, Mode, Record};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+
+/// Two looks at a moment that differ by less than this and what the look took are looks at the same moment: it is not
+/// known when during the look the engine was asked about this lock.
+const TOLERANCE_MS: u64 = 400;
+
+/// Milliseconds of the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    millis(since)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Lock {
+    pub(crate) key: Key,
+    /// Who has it, the one that got it first first.
+    pub(crate) holds: Vec<Hold>,
+    /// Who waits, the next one first.
+    pub(crate) waiters: Vec<Arc<Record>>,
+    /// The look at which holders or waiters last changed.
+    pub(crate) revision: u64,
+}
+
+/// Somebody's hold of a lock. Moments are milliseconds of the Unix epoch by this machine's clock.
+#[derive(Debug, Clone)]
+pub(crate) struct Hold {
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) record: Option<Arc<Record>>,
+    pub(crate) since_ms: Option<u64>,
+    pub(crate) expires_ms: Option<u64>,
+}
+
+impl Lock {
+    /// What the engine said at `now_ms`.
+    pub(crate) fn new(info: LockInfo, now_ms: u64, revision: u64) -> Lock {
+        let holds = info.holders.into_iter().map(|holder| Hold::new(holder, now_ms)).collect();
+        Lock { key: info.key, holds, waiters: info.waiters, revision }
+    }
+
+    /// Whether the same ones hold it and wait for it.
+    pub(crate) fn is_like(&self, other: &Lock) -> bool {
+        self.waiters == other.waiters
+            && self.holds.len() == other.holds.len()
+            && self.holds.iter().zip(&other.holds).all(|(a, b)| a.is_same(b) && a.record == b.record)
+    }
+
+    /// When each hold ends by itself.
+    pub(crate) fn expiries(&self) -> Vec<Option<u64>> {
+        self.holds.iter().map(|hold| hold.expires_ms).collect()
+    }
+
+    /// When the one that has waited longest began, by its own clock.
+    fn waiting_since_ms(&self) -> Option<u64> {
+        self.waiters.iter().map(|waiter| waiter.since_ms).min()
+    }
+}
+
+impl Hold {
+    fn new(holder: Holder, now_ms: u64) -> Hold {
+        let Holder { record, token, ttl_left, held_for, .. } = holder;
+        let since_ms = held_for.map(|held| now_ms.saturating_sub(millis(held)));
+        Hold { token, record, since_ms, expires_ms: ttl_left.map(|left| now_ms.saturating_add(millis(left))) }
+    }
+
+    /// Whether it is the same hold, seen again.
+    pub(crate) fn is_same(&self, other: &Hold) -> bool {
+        match (self.token, other.token) {
+            (None, None) => self.record == other.record,
+            (one, other) => one == other,
+        }
+    }
+
+    /// Takes over from an earlier look what only seems to have moved during this one, which took so long.
+    pub(crate) fn settle(&mut self, earlier: &Hold, took_ms: u64) {
+        let close = |a: u64, b: u64| a.abs_diff(b) < TOLERANCE_MS + took_ms;
+        if let (Some(now), Some(then)) = (self.expires_ms, earlier.expires_ms)
+            && close(now, then)
+        {
+            self.expires_ms = Some(then);
+        }
+        self.since_ms = earlier.since_ms.or(self.since_ms);
+    }
+}
+
+impl Serialize for Lock {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Lock", 5)?;
+        fields.serialize_field("name", self.key.as_str())?;
+        fields.serialize_field("holders", &self.holds)?;
+        fields.serialize_field("waiters", &self.waiters.len())?;
+        fields.serialize_field("waiting_since_ms", &self.waiting_since_ms())?;
+        fields.serialize_field("revision", &self.revision)?;
+        fields.end()
+    }
+}
+
+impl Serialize for Hold {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            /// As text: readers of JSON round numbers of this size.
+            token: Option<String>,
+            since_ms: Option<u64>,
+            expires_ms: Option<u64>,
+            #[serde(flatten)]
+            who: Option<Who<'a>>,
+        }
+        let who = self.record.as_deref().map(Who::from);
+        let token = self.token.map(|token| token.to_string());
+        Fields { token, since_ms: self.since_ms, expires_ms: self.expires_ms, who }.serialize(serializer)
+    }
+}
+
+/// Somebody who holds or waits, in its own words.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Who<'a> {
+    owner: &'a str,
+    user: &'a str,
+    host: &'a str,
+    pid: u32,
+    label: Option<&'a str>,
+    mode: Mode,
+    asked_ms: u64,
+}
+
+impl<'a> From<&'a Record> for Who<'a> {
+    fn from(record: &'a Record) -> Who<'a> {
+        Who {
+            owner: record.owner.as_str(),
+            user: &record.process.user,
+            host: &record.process.host,
+            pid: record.process.pid,
+            label: record.label.as_deref(),
+            mode: record.mode,
+            asked_ms: record.since_ms,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! All locks as they were at the last look, and what a new look changes.
+
+use std::collections::BTreeMap;
+
+use distlock::Key;
+use distlock::backend::LockInfo;
+use serde::{Serialize, Serializer};
+
+use crate::frame::Look;
+use crate::lock::{Hold, Lock};
+
+/// All locks, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Locks(BTreeMap<Key, Lock>);
+
+/// What changed between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// New locks, and locks with other holders or waiters than before.
+    pub(crate) set: Vec<Key>,
+    /// Locks of which only the ends of the leases moved.
+    pub(crate) renewed: Vec<Key>,
+    /// Locks that nobody holds or waits for any more.
+    pub(crate) gone: Vec<Key>,
+    /// Holds that are over.
+    pub(crate) ended: Vec<(Key, Hold)>,
+}
+
+impl Locks {
+    /// Puts a new look in the place of the old one. Names that the engine lists twice count once.
+    pub(crate) fn replace(&mut self, listing: Vec<LockInfo>, look: Look) -> Changes {
+        let mut before = std::mem::take(&mut self.0);
+        let mut changes = Changes::default();
+        for info in listing {
+            let mut lock = Lock::new(info, look.at_ms, look.look);
+            match before.remove(&lock.key) {
+                None => changes.set.push(lock.key.clone()),
+                Some(earlier) => changes.compare(earlier, &mut lock, look.took_ms),
+            }
+            self.0.insert(lock.key.clone(), lock);
+        }
+        for (key, lock) in before {
+            changes.ended.extend(lock.holds.into_iter().map(|hold| (key.clone(), hold)));
+            changes.gone.push(key);
+        }
+        changes
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<&Lock> {
+        self.0.get(key)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Lock> + Clone {
+        self.0.values()
+    }
+
+    /// Those of `keys` that are still there.
+    pub(crate) fn these<'a>(&'a self, keys: &'a [Key]) -> impl Iterator<Item = &'a Lock> + Clone {
+        keys.iter().filter_map(|key| self.get(key))
+    }
+}
+
+impl Changes {
+    fn compare(&mut self, earlier: Lock, lock: &mut Lock, took_ms: u64) {
+        for hold in &mut lock.holds {
+            if let Some(then) = earlier.holds.iter().find(|then| then.is_same(hold)) {
+                hold.settle(then, took_ms);
+            }
+        }
+        if !earlier.is_like(lock) {
+            self.set.push(lock.key.clone());
+        } else {
+            lock.revision = earlier.revision;
+            if earlier.expiries() != lock.expiries() {
+                self.renewed.push(lock.key.clone());
+            }
+        }
+        let over = earlier.holds.into_iter().filter(|then| !lock.holds.iter().any(|hold| hold.is_same(then)));
+        self.ended.extend(over.map(|hold| (lock.key.clone(), hold)));
+    }
+}
+
+/// Locks as a JSON list, without collecting them first.
+pub(crate) struct List<I>(pub(crate) I);
+
+impl<'a, I: Iterator<Item = &'a Lock> + Clone> Serialize for List<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, SystemTime};
+
+    use distlock::{FencingToken, Holder, OwnerId, Process, Record};
+
+    use super::*;
+
+    fn record(owner: &str) -> Arc<Record> {
+        let process = Arc::new(Process { host: "vm".into(), pid: 7, user: "me".into() });
+        Arc::new(Record::new(OwnerId::new(owner).unwrap(), process, None, SystemTime::UNIX_EPOCH))
+    }
+
+    fn held(name: &str, token: u64, ttl_ms: u64, waiters: &[&str]) -> LockInfo {
+        let holder = Holder::new(Some(record("holder")), Some(FencingToken::new(token)))
+            .with_ttl_left(Some(Duration::from_millis(ttl_ms)))
+            .with_held_for(Some(Duration::from_millis(500)));
+        LockInfo::new(Key::new(name).unwrap(), Some(holder), waiters.iter().map(|owner| record(owner)).collect())
+    }
+
+    fn look(look: u64, at_ms: u64) -> Look {
+        Look { look, at_ms, took_ms: 5 }
+    }
+
+    fn names(keys: &[Key]) -> Vec<&str> {
+        keys.iter().map(Key::as_str).collect()
+    }
+
+    #[test]
+    fn time_that_passes_changes_nothing_and_a_renewal_only_the_lease() {
+        let mut locks = Locks::default();
+        assert_eq!(names(&locks.replace(vec![held("a", 1, 10_000, &["w"])], look(1, 100_000)).set), ["a"]);
+        let same = locks.replace(vec![held("a", 1, 8_990, &["w"])], look(2, 101_000));
+        assert!(same.set.is_empty() && same.renewed.is_empty() && same.gone.is_empty() && same.ended.is_empty());
+        assert_eq!(locks.iter().next().unwrap().expiries(), [Some(110_000)], "as at the first look");
+        let renewed = locks.replace(vec![held("a", 1, 10_000, &["w"])], look(3, 102_000));
+        assert_eq!((names(&renewed.renewed), renewed.set.len()), (vec!["a"], 0));
+        assert_eq!(locks.iter().next().unwrap().revision, 1);
+    }
+
+    #[test]
+    fn a_new_holder_a_new_waiter_and_the_end_are_told() {
+        let mut locks = Locks::default();
+        locks.replace(vec![held("a", 1, 10_000, &["x", "y"]), held("b", 1, 10_000, &[])], look(1, 0));
+        let queue = locks.replace(vec![held("a", 1, 10_000, &["y", "x"]), held("b", 1, 10_000, &[])], look(2, 0));
+        assert_eq!((names(&queue.set), queue.ended.len()), (vec!["a"], 0), "the order counts");
+        let handed = locks.replace(vec![held("a", 2, 10_000, &["x"])], look(3, 0));
+        assert_eq!((names(&handed.set), names(&handed.gone)), (vec!["a"], vec!["b"]));
+        let ended: Vec<_> = handed.ended.iter().map(|(key, hold)| (key.as_str(), hold.token.unwrap().get())).collect();
+        assert_eq!(ended, [("a", 1), ("b", 1)]);
+    }
+}

@@ -1,0 +1,193 @@
+// The page: signs in, follows the events, and has table and detail show them.
+
+import { ask, follow, time } from "./stream.js";
+import { Detail } from "./detail.js";
+import { Table } from "./table.js";
+import { clock, say, span } from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+
+const detail = new Detail(() => {
+  table.choose(table.chosen);
+  remember();
+  table.grid.focus();
+});
+const table = new Table((name) => {
+  detail.open(name);
+  remember();
+});
+/** What is wrong, if anything: the engine or the way to the console. */
+let state = "loading";
+let look = null;
+
+table.changed = () => {
+  const { shown, locks } = table;
+  const all = locks.size === 1 ? "1 lock" : `${locks.size} locks`;
+  say($("count"), shown.length === locks.size ? all : `${shown.length} of ${all}`);
+  $("nothing").hidden = shown.length > 0;
+  const asking = look === null && state !== "trouble";
+  say($("nothing"), asking ? "Asking the engine…" : locks.size ? "No lock matches the filter." : look === null ? "Nothing is known yet." : "No lock is held, and nobody waits.");
+};
+
+const on = {
+  snapshot(data) {
+    if (data.look !== undefined) {
+      look = data;
+      time.learn(data.at_ms);
+    }
+    table.replace(data.locks);
+    if (data.trouble) on.trouble({ error: data.trouble });
+    else show("good");
+    if (detail.name !== null) detail.open(detail.name);
+  },
+  changes(data) {
+    look = data;
+    table.change(data);
+    show("good");
+    const names = [...data.set.map((lock) => lock.name), ...data.gone, ...data.renewed.map(([name]) => name)];
+    if (detail.name !== null && names.includes(detail.name)) detail.open(detail.name);
+  },
+  trouble({ error }) {
+    show("trouble", error);
+  },
+  audit(row) {
+    if (detail.name === row.lock) detail.open(row.lock);
+  },
+  down() {
+    show("down");
+  },
+  denied() {
+    showGate("The console was started anew, or the token is not the right one any more.");
+  },
+};
+
+/** One plain sentence about the engine, and a banner when it is a bad one. */
+function show(now, error) {
+  state = now;
+  const known = look ? ` What is shown is from ${clock(look.at_ms)}.` : "";
+  const banner = {
+    good: "",
+    loading: "",
+    trouble: `The engine does not answer as it should: ${error?.message ?? ""}.${known} It is asked again every second.`,
+    down: `The console does not answer.${known} Trying again.`,
+  }[now];
+  say($("banner"), banner);
+  $("banner").hidden = !banner;
+  document.body.dataset.state = now;
+  $("health").dataset.state = now;
+  say($("health"), { good: "Live", loading: "Loading…", trouble: "Engine in trouble", down: "Disconnected" }[now]);
+  $("health").title = look ? `The last listing took ${look.took_ms} ms` : "";
+  table.changed();
+  stats();
+}
+
+function stats() {
+  if (!look) return;
+  const now = time.now();
+  let [held, waiting, oldest, longest, contended] = [0, 0, Infinity, Infinity, null];
+  for (const { lock, since } of table.locks.values()) {
+    held += lock.holders.length;
+    waiting += lock.waiters;
+    if (since !== null) oldest = Math.min(oldest, since);
+    if (lock.waiting_since_ms !== null) longest = Math.min(longest, lock.waiting_since_ms);
+    if (lock.waiters > (contended?.waiters ?? 0)) contended = lock;
+  }
+  say($("stat-held"), String(held));
+  say($("stat-waiting"), String(waiting));
+  say($("stat-oldest"), oldest === Infinity ? "–" : span(now - oldest));
+  say($("stat-longest"), longest === Infinity ? "–" : span(now - longest));
+  const button = $("stat-contended");
+  button.disabled = contended === null;
+  button.value = contended?.name ?? "";
+  say(button, contended?.name ?? "none");
+  document.title = `${held} held, ${waiting} waiting · distlock`;
+}
+
+/** The filter and the open lock are in the address, to come back to and to hand on. */
+function remember() {
+  const query = new URLSearchParams();
+  if ($("filter").value) query.set("q", $("filter").value);
+  if (detail.name !== null) query.set("lock", detail.name);
+  document.body.classList.toggle("with-detail", detail.name !== null);
+  history.replaceState(null, "", query.size ? `/?${query}` : "/");
+}
+
+function keys(event) {
+  const isTyping = event.target.matches("input");
+  if ($("break").open || $("work").hidden || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/" && !isTyping) $("filter").focus();
+  else if (event.key === "Escape" && isTyping && event.target.value) setFilter("");
+  else if (event.key === "Escape" && detail.name !== null) detail.close();
+  else if (event.key === "Escape") table.grid.focus();
+  else if (isTyping && ["ArrowDown", "Enter"].includes(event.key)) {
+    table.grid.focus();
+    table.move(0);
+  } else if (!isTyping && ["j", "k", "ArrowDown", "ArrowUp"].includes(event.key) && event.target === document.body) {
+    table.grid.focus();
+    table.key(event);
+  } else return;
+  event.preventDefault();
+}
+
+function setFilter(text) {
+  $("filter").value = text;
+  table.filter(text);
+  remember();
+}
+
+async function start(token) {
+  const about = await ask("/api/v1/session", { method: token ? "POST" : "GET", token });
+  detail.about = about;
+  say($("engine"), about.engine);
+  $("engine").title = about.engine;
+  $("read-only").hidden = !about.read_only;
+  $("gate").hidden = true;
+  $("work").hidden = false;
+  table.resize();
+  table.grid.focus();
+  if (!start.isFollowing) follow(on);
+  start.isFollowing = true;
+}
+
+function showGate(problem) {
+  $("work").hidden = true;
+  $("gate").hidden = false;
+  $("health").dataset.state = "denied";
+  say($("health"), "Not signed in");
+  say($("sign-in-problem"), problem);
+  $("token").focus();
+}
+
+async function begin() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  const query = new URLSearchParams(location.search);
+  // Out of the address before anything else: it must not end up in a bookmark or a screenshot.
+  history.replaceState(null, "", location.pathname + location.search);
+  $("filter").addEventListener("input", () => setFilter($("filter").value));
+  $("stat-contended").addEventListener("click", (event) => {
+    table.choose(event.target.value);
+    table.open(event.target.value);
+  });
+  $("sign-in").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const typed = $("token").value.trim();
+    start(typed).then(() => location.reload()).catch((error) => say($("sign-in-problem"), error.message));
+  });
+  document.addEventListener("keydown", keys);
+  setInterval(() => { if (state === "good") stats(); }, 1000);
+  try {
+    await start(token);
+  } catch (error) {
+    if (error.status === 401) return showGate(token ? "That token is not the right one." : "");
+    show("down");
+    $("work").hidden = false;
+    return;
+  }
+  if (query.get("q")) setFilter(query.get("q"));
+  if (query.get("lock")) {
+    table.chosen = query.get("lock");
+    table.open(table.chosen);
+  }
+}
+
+begin();

@@ -1,0 +1,129 @@
+//! Who held a lock before, as far as it was seen: made from what changes between looks, and bounded.
+
+use std::collections::{HashMap, VecDeque};
+
+use distlock::Key;
+use serde::Serialize;
+
+use crate::lock::Hold;
+
+/// How many holds are remembered, of all locks together.
+const MOST: usize = 20_000;
+/// Two looks further apart leave open what came between.
+const GAP_MS: u64 = 5_000;
+
+/// A hold that is over.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct PastHold {
+    #[serde(flatten)]
+    hold: Hold,
+    /// It was there at this look, and not at the next one.
+    seen_ms: u64,
+    /// It was over by then.
+    ended_ms: u64,
+    end: End,
+}
+
+/// How a hold ended, as far as can be told from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum End {
+    /// This console broke it.
+    Broken,
+    /// It went while its lease still had time: released, or broken by somebody else.
+    Ended,
+    /// Its lease ran out.
+    Expired,
+    /// Nobody looked when it ended.
+    Unseen,
+}
+
+impl End {
+    /// How a hold ended that was there at `seen_ms` and is not at `now_ms`.
+    fn of(hold: &Hold, seen_ms: u64, now_ms: u64) -> End {
+        match hold.expires_ms {
+            _ if now_ms.saturating_sub(seen_ms) > GAP_MS => End::Unseen,
+            Some(expires) if expires <= now_ms => End::Expired,
+            _ => End::Ended,
+        }
+    }
+}
+
+/// The holds that are over, of all locks.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Of each lock, the oldest first.
+    holds: HashMap<Key, VecDeque<PastHold>>,
+    /// Whose hold ended when, the oldest first: the order in which they are forgotten.
+    order: VecDeque<Key>,
+}
+
+impl Timeline {
+    /// Remembers a hold that was there at `seen_ms` and is not at `now_ms`.
+    pub(crate) fn end(&mut self, key: Key, hold: Hold, seen_ms: u64, now_ms: u64) {
+        let end = End::of(&hold, seen_ms, now_ms);
+        let past = PastHold { hold, seen_ms, ended_ms: now_ms, end };
+        self.holds.entry(key.clone()).or_default().push_back(past);
+        self.order.push_back(key);
+        if self.order.len() > MOST {
+            self.forget_oldest();
+        }
+    }
+
+    /// The last `most` holds of a lock, the oldest first. What was broken is asked only now: a look may see the end of a
+    /// hold before the break that ended it is written down.
+    pub(crate) fn of(&self, key: &Key, most: usize, is_broken: impl Fn(&Hold) -> bool) -> Vec<PastHold> {
+        let Some(holds) = self.holds.get(key) else { return Vec::new() };
+        let last = holds.iter().skip(holds.len().saturating_sub(most));
+        last.map(|past| {
+            let end = if is_broken(&past.hold) { End::Broken } else { past.end };
+            PastHold { end, ..past.clone() }
+        })
+        .collect()
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(key) = self.order.pop_front() else { return };
+        if let Some(holds) = self.holds.get_mut(&key) {
+            holds.pop_front();
+            if holds.is_empty() {
+                self.holds.remove(&key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(expires_ms: Option<u64>) -> Hold {
+        Hold { token: None, record: None, since_ms: None, expires_ms }
+    }
+
+    #[test]
+    fn the_end_is_told_as_far_as_it_was_seen() {
+        assert_eq!(End::of(&hold(Some(9_000)), 1_000, 2_000), End::Ended);
+        assert_eq!(End::of(&hold(Some(1_900)), 1_000, 2_000), End::Expired);
+        assert_eq!(End::of(&hold(None), 1_000, 2_000), End::Ended, "it has no lease");
+        assert_eq!(End::of(&hold(Some(1_900)), 1_000, 60_000), End::Unseen);
+        let mut timeline = Timeline::default();
+        let key = Key::new("a").unwrap();
+        timeline.end(key.clone(), hold(Some(9_000)), 1_000, 2_000);
+        assert_eq!(timeline.of(&key, 1, |_| true)[0].end, End::Broken);
+    }
+
+    #[test]
+    fn only_the_last_ones_are_remembered() {
+        let mut timeline = Timeline::default();
+        let (old, hot) = (Key::new("old").unwrap(), Key::new("hot").unwrap());
+        timeline.end(old.clone(), hold(None), 0, 1);
+        for moment in 0..MOST as u64 {
+            timeline.end(hot.clone(), hold(None), moment, moment + 1);
+        }
+        assert!(timeline.of(&old, 10, |_| false).is_empty() && !timeline.holds.contains_key(&old));
+        let last = timeline.of(&hot, 3, |_| false);
+        assert_eq!(last.iter().map(|past| past.seen_ms).collect::<Vec<_>>(), [19_997, 19_998, 19_999]);
+        assert_eq!((timeline.order.len(), timeline.holds[&hot].len()), (MOST, MOST));
+    }
+}

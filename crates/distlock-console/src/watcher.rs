@@ -1,0 +1,228 @@
+//! The only one who lists the engine: at most once a second, and not at all when nobody looks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use distlock::backend::LockInfo;
+use distlock::{Error, Key, Locker};
+use serde::Serialize;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::audit::{Audit, Row};
+use crate::failure::Failure;
+use crate::frame::{self, Look};
+use crate::lock::{Hold, Lock, Who, now_ms};
+use crate::locks::{List, Locks};
+use crate::timeline::{PastHold, Timeline};
+use crate::viewers::{Frames, Viewers};
+
+/// From the beginning of one listing to that of the next, at least.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How much of the time an engine may be busy listing for us: a tenth, as long as that makes no page too old.
+const REST: u32 = 10;
+/// The longest from one look to the next.
+const OLDEST: Duration = Duration::from_secs(5);
+/// An engine that takes longer does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How many past holds of one lock are shown.
+const MOST_PAST: usize = 60;
+
+/// Looks at the engine, and tells everybody who looks at us.
+pub(crate) struct Watcher {
+    locker: Locker,
+    audit: Arc<Audit>,
+    seen: Mutex<Seen>,
+    viewers: Viewers,
+    arrived: Notify,
+    pub(crate) counts: Counts,
+}
+
+/// How often, how long, how badly.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) listings: AtomicU64,
+    pub(crate) listing_us: AtomicU64,
+    pub(crate) errors: AtomicU64,
+}
+
+/// What the looks have shown so far.
+#[derive(Default)]
+struct Seen {
+    locks: Locks,
+    timeline: Timeline,
+    /// The last look that worked.
+    look: Option<Look>,
+    /// Why the last one did not, if it did not.
+    trouble: Option<Failure>,
+    next: Option<Instant>,
+    /// Whether the last look came to an end: it may have been given up by who wanted it.
+    is_settled: bool,
+    /// What a newcomer is sent, until something changes.
+    snapshot: Option<Bytes>,
+}
+
+/// What is known of all locks together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) is_up: bool,
+    pub(crate) locks: usize,
+    pub(crate) holds: usize,
+    pub(crate) waiters: usize,
+}
+
+impl Watcher {
+    pub(crate) fn new(locker: Locker, audit: Arc<Audit>) -> Watcher {
+        let (seen, viewers) = (Mutex::default(), Viewers::default());
+        Watcher { locker, audit, seen, viewers, arrived: Notify::new(), counts: Counts::default() }
+    }
+
+    /// Looks for as long as somebody looks at us; forever.
+    pub(crate) async fn run(&self) {
+        loop {
+            while self.viewers.count() > 0 {
+                let next = { self.look().await.next };
+                sleep_until(next.unwrap_or_else(Instant::now)).await;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// A newcomer, who is sent everything and then what changes.
+    pub(crate) async fn join(&self) -> Option<Frames> {
+        let mut seen = self.look().await;
+        let Seen { look, trouble, locks, snapshot, .. } = &mut *seen;
+        let first = snapshot.get_or_insert_with(|| frame::snapshot(*look, trouble.as_ref(), locks));
+        // Still under the lock: nothing can change between what it is sent first and what it is sent next.
+        let frames = self.viewers.join(first.clone())?;
+        self.arrived.notify_one();
+        Some(frames)
+    }
+
+    /// The locks whose names begin with `prefix`.
+    pub(crate) async fn list(&self, prefix: &str) -> Result<String, Failure> {
+        #[derive(Serialize)]
+        struct Body<L> {
+            at_ms: u64,
+            locks: L,
+        }
+        let seen = self.look().await;
+        let at_ms = seen.at_ms()?;
+        let locks = List(seen.locks.iter().filter(|lock| lock.key.as_str().starts_with(prefix)));
+        Ok(encode(&Body { at_ms, locks }))
+    }
+
+    /// One lock: its holders, its queue, and who held it before.
+    pub(crate) async fn detail(&self, key: &Key) -> Result<String, Failure> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            at_ms: u64,
+            name: &'a str,
+            lock: Option<&'a Lock>,
+            queue: Vec<Who<'a>>,
+            past: Vec<PastHold>,
+        }
+        let seen = self.look().await;
+        let at_ms = seen.at_ms()?;
+        let lock = seen.locks.get(key);
+        let waiters = lock.map_or(&[][..], |lock| &lock.waiters);
+        let queue = waiters.iter().map(|waiter| Who::from(&**waiter)).collect();
+        let is_broken = |hold: &Hold| hold.token.is_some_and(|token| self.audit.has_broken(key, token));
+        let past = seen.timeline.of(key, MOST_PAST, is_broken);
+        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past }))
+    }
+
+    pub(crate) async fn totals(&self) -> Totals {
+        let seen = self.look().await;
+        let mut totals = Totals { is_up: seen.trouble.is_none(), ..Totals::default() };
+        for lock in seen.locks.iter() {
+            totals.locks += 1;
+            totals.holds += lock.holds.len();
+            totals.waiters += lock.waiters.len();
+        }
+        totals
+    }
+
+    /// Tells everybody what was done.
+    pub(crate) fn tell(&self, row: &Row) {
+        self.viewers.send(&frame::audit(row));
+    }
+
+    pub(crate) fn viewers(&self) -> usize {
+        self.viewers.count()
+    }
+
+    /// Ends all streams, so that the server can end.
+    pub(crate) fn dismiss(&self) {
+        self.viewers.dismiss();
+    }
+
+    /// What is there, by a look that is at most as old as the interval.
+    ///
+    /// Whoever comes first looks, for all who wait behind it. Dropped in the middle it has changed nothing but the time
+    /// of the next look, and the next in line waits for that.
+    async fn look(&self) -> tokio::sync::MutexGuard<'_, Seen> {
+        let mut seen = self.seen.lock().await;
+        let now = Instant::now();
+        match seen.next {
+            Some(next) if next > now && seen.is_settled => return seen,
+            Some(next) => sleep_until(next).await,
+            None => {}
+        }
+        let began = Instant::now();
+        (seen.next, seen.is_settled) = (Some(began + INTERVAL), false);
+        self.counts.listings.fetch_add(1, Ordering::Relaxed);
+        let answer = timeout(PATIENCE, self.locker.inspect().list("")).await;
+        let took = began.elapsed();
+        self.counts.listing_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let listing = answer.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {PATIENCE:?}"))));
+        let frame = match listing {
+            Ok(listing) => {
+                let look = Look {
+                    look: seen.look.map_or(1, |look| look.look + 1),
+                    at_ms: now_ms(),
+                    took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                };
+                seen.take_in(look, listing)
+            }
+            Err(error) => {
+                self.counts.errors.fetch_add(1, Ordering::Relaxed);
+                let failure = Failure::from(&error);
+                let frame = frame::trouble(&failure, now_ms());
+                seen.trouble = Some(failure);
+                frame
+            }
+        };
+        seen.next = Some(began + INTERVAL.max((took * REST).min(OLDEST)));
+        (seen.snapshot, seen.is_settled) = (None, true);
+        self.viewers.send(&frame);
+        seen
+    }
+}
+
+impl Seen {
+    fn take_in(&mut self, look: Look, listing: Vec<LockInfo>) -> Bytes {
+        let seen_ms = self.look.map_or(look.at_ms, |earlier| earlier.at_ms);
+        let mut changes = self.locks.replace(listing, look);
+        for (key, hold) in changes.ended.drain(..) {
+            self.timeline.end(key, hold, seen_ms, look.at_ms);
+        }
+        (self.look, self.trouble) = (Some(look), None);
+        frame::changes(look, &changes, &self.locks)
+    }
+
+    /// When it was seen; old news are not handed out as new.
+    fn at_ms(&self) -> Result<u64, Failure> {
+        match &self.trouble {
+            Some(trouble) => Err(trouble.clone()),
+            None => Ok(self.look.map_or(0, |look| look.at_ms)),
+        }
+    }
+}
+
+/// Here nothing can fail to be JSON: all keys are text.
+fn encode(body: &impl Serialize) -> String {
+    serde_json::to_string(body).unwrap_or_default()
+}

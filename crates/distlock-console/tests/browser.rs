@@ -1,0 +1,284 @@
+//! The page in a real browser, over real servers.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::browser::{Browser, DOWN, ENTER, ESCAPE};
+use common::{LIMIT, Running};
+use distlock::{LockGuard, Locker, LossReason};
+use distlock_testkit::servers::{Directory, EtcdServer, RedisServer};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// 30 locks that are held, and 100 who wait: 40 for the first, in order, and the others for the rest.
+struct Crowd {
+    guards: Vec<LockGuard>,
+    waiters: Vec<JoinHandle<LockGuard>>,
+}
+
+const LABELS: [&str; 5] = ["nightly export", "invoice run", "schema change", "cache warm-up", "mail digest"];
+
+impl Crowd {
+    async fn gather(url: &str) -> Crowd {
+        let family = Locker::connect(url).await.unwrap();
+        let (mut guards, mut waiters) = (Vec::new(), Vec::new());
+        for number in 0..30 {
+            let label = LABELS[number % LABELS.len()];
+            let request = family.clone().lock(format!("job:{number:02}")).owner(format!("holder-{number:02}"));
+            // Long, so that a machine that is busy with other tests loses none; one is short, to see it renewed.
+            let ttl = Duration::from_secs(if number == 5 { 6 } else { 60 });
+            guards.push(request.ttl(ttl).label(label).await.unwrap());
+        }
+        for number in 0..100 {
+            let lock = if number < 40 { 0 } else { 1 + number % 29 };
+            let locker = family.clone();
+            waiters.push(tokio::spawn(async move {
+                let request = locker.lock(format!("job:{lock:02}")).owner(format!("waiter-{number:02}"));
+                request.ttl(Duration::from_secs(60)).label("batch").await.unwrap()
+            }));
+            if number < 40 {
+                await_waiters(&family, "job:00", number + 1).await;
+            }
+        }
+        Crowd { guards, waiters }
+    }
+
+    fn take(&mut self, name: &str) -> LockGuard {
+        let index = self.guards.iter().position(|guard| guard.key().as_str() == name).expect("it is held");
+        self.guards.remove(index)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.waiters.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn await_waiters(locker: &Locker, name: &str, count: usize) {
+    let queued = async {
+        while locker.inspect().get(name).await.unwrap().is_none_or(|lock| lock.waiters.len() < count) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, queued).await.expect("they wait");
+}
+
+/// The row of a lock; only rows in view are there.
+fn row(name: &str) -> String {
+    format!("[...document.querySelectorAll('#rows .row')].find((it) => it.cells.name.textContent === '{name}')")
+}
+
+async fn check_page(engine: &str, url: &str) {
+    let mut crowd = Crowd::gather(url).await;
+    let directory = Directory::new();
+    let audit_file = directory.path().join("audit.jsonl");
+    let watcher = Locker::connect(url).await.unwrap();
+    let console = Running::start_over(url, &watcher, |options| options.audit_file = Some(audit_file.clone())).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    browser.until("30 rows", "document.querySelector('#count').textContent === '30 locks'").await;
+    browser.until("100 wait", "document.querySelector('#stat-waiting').textContent === '100'").await;
+    let address = browser.js("return location.href").await;
+    assert!(!address.as_str().unwrap().contains(&console.token), "the token is out of the address: {address}");
+
+    check_rows_live(&browser, &watcher, &mut crowd).await;
+    check_filter(&browser).await;
+    check_keyboard(&browser).await;
+    check_detail(&browser).await;
+    take_pictures(&browser, engine).await;
+    check_break(&browser, &console, &mut crowd, &audit_file).await;
+    browser.picture(&format!("{engine}-broken")).await;
+    console.stop().await;
+    browser.until("it says so", "document.querySelector('#health').textContent === 'Disconnected'").await;
+    browser.until("in full", "document.querySelector('#banner').textContent.includes('does not answer')").await;
+}
+
+async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd) {
+    let seconds = |name: &str, cell: &str| format!("parseFloat({}.cells.{cell}.textContent)", row(name));
+    browser.js(&format!("window.before = {}", seconds("job:05", "left"))).await;
+    browser.until("it counts down", &format!("{} < window.before", seconds("job:05", "left"))).await;
+    browser.js(&format!("window.before = {}", seconds("job:05", "left"))).await;
+    browser.until("a renewal", &format!("{} > window.before", seconds("job:05", "left"))).await;
+    let new = watcher.clone().lock("a-new-one").owner("newcomer").await.unwrap();
+    browser.until("a row appears", &row("a-new-one")).await;
+    new.unlock().await.unwrap();
+    browser.until("a row vanishes", &format!("!{}", row("a-new-one"))).await;
+    let handed = crowd.take("job:10");
+    handed.unlock().await.unwrap();
+    let next = format!("{}.lock.holders[0].owner.startsWith('waiter-')", row("job:10"));
+    browser.until("the next one has it", &next).await;
+    let told = browser.text("#health").await;
+    assert_eq!(told, "Live");
+}
+
+async fn check_filter(browser: &Browser) {
+    browser.press("/").await;
+    assert_eq!(browser.js("return document.activeElement.id").await, "filter");
+    browser.press("JOB:0").await;
+    browser.until("ten of them", "document.querySelector('#count').textContent === '10 of 30 locks'").await;
+    let address = browser.js("return location.search").await;
+    assert_eq!(address, "?q=JOB%3A0");
+    browser.press(" invoice").await;
+    browser.until("by label too", "document.querySelector('#count').textContent === '2 of 30 locks'").await;
+    assert_eq!(browser.texts("#rows .name").await, ["job:01", "job:06"]);
+    browser.press(" nothing").await;
+    browser.until("none", "document.querySelector('#nothing').innerText === 'No lock matches the filter.'").await;
+    browser.press(ESCAPE).await;
+    browser.until("all again", "document.querySelector('#count').textContent === '30 locks'").await;
+}
+
+async fn check_keyboard(browser: &Browser) {
+    let chosen = "document.querySelector('#rows [aria-selected=true]')?.cells.name.textContent";
+    browser.press(ESCAPE).await;
+    assert_eq!(browser.js("return document.activeElement.id").await, "table");
+    browser.press(&format!("jj{DOWN}k")).await;
+    assert_eq!(browser.js(&format!("return {chosen}")).await, "job:01");
+    let active = "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))";
+    assert_eq!(browser.js(&format!("return {active}.cells.name.textContent")).await, "job:01", "readers are told");
+    let outline = browser.js("return getComputedStyle(document.activeElement).outlineStyle").await;
+    assert_eq!(outline, "solid", "the focus can be seen");
+    browser.press(ENTER).await;
+    browser.until("the detail", "document.querySelector('#detail-name')?.textContent === 'job:01'").await;
+    assert_eq!(browser.js("return location.search").await, "?lock=job%3A01");
+    browser.press(ESCAPE).await;
+    browser.until("closed", "document.querySelector('#detail').hidden").await;
+    assert_eq!(browser.js("return document.activeElement.id").await, "table");
+}
+
+async fn check_detail(browser: &Browser) {
+    browser.press("k").await;
+    browser.press(ENTER).await;
+    browser.until("the queue", "document.querySelectorAll('#detail .queue li').length === 40").await;
+    let expected: Vec<String> = (0..40).map(|number| format!("waiter-{number:02}")).collect();
+    assert_eq!(browser.texts("#detail .queue b").await, expected, "in order");
+    let places: Vec<String> = (1..=40).map(|place| place.to_string()).collect();
+    assert_eq!(browser.texts("#detail .queue .place").await, places);
+    let holder = browser.text("#detail .holder-card").await;
+    for part in ["holder-00", "nightly export", "exclusive", &format!("/{}", std::process::id())] {
+        assert!(holder.contains(part), "{part}: {holder}");
+    }
+    browser.until("a bar", "document.querySelectorAll('#detail .gantt .hold.held').length === 1").await;
+}
+
+async fn take_pictures(browser: &Browser, engine: &str) {
+    let mut pictures = Vec::new();
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme).await;
+        pictures.push(browser.picture(&format!("{engine}-{scheme}")).await);
+    }
+    assert_ne!(pictures[0], pictures[1], "dark is not light");
+    browser.resize(390, 844).await;
+    browser.picture(&format!("{engine}-narrow-detail")).await;
+    let width = browser.js("return document.documentElement.scrollWidth").await;
+    assert_eq!(width, 390, "nothing sticks out");
+    browser.press(ESCAPE).await;
+    browser.until("closed", "document.querySelector('#detail').hidden").await;
+    browser.picture(&format!("{engine}-narrow")).await;
+    assert_eq!(browser.js("return document.documentElement.scrollWidth").await, 390);
+    browser.prefer("light").await;
+    browser.resize(1440, 900).await;
+    browser.press(ENTER).await;
+    browser.until("open again", "document.querySelectorAll('#detail .queue li').length === 40").await;
+}
+
+async fn check_break(browser: &Browser, console: &Running, crowd: &mut Crowd, audit_file: &std::path::Path) {
+    let old = crowd.take("job:00");
+    browser.click("#detail .quiet-danger").await;
+    browser.press("job:0").await;
+    browser.click("#break-reason").await;
+    browser.press("it hangs since the deploy").await;
+    assert_eq!(browser.js("return document.querySelector('#break-do').disabled").await, true, "not the whole name");
+    browser.click("#break-name").await;
+    browser.press("\u{E010}0").await;
+    let command = browser.text("#break-command").await;
+    let expected =
+        format!("distlock break job:00 --if-token {} --reason 'it hangs since the deploy'", old.fencing_token());
+    assert_eq!(command, expected);
+    browser.picture("break").await;
+    assert!(!old.is_lost(), "nothing was done yet");
+    browser.click("#break-do").await;
+    assert_eq!(timeout(LIMIT, old.lost()).await.expect("it is told"), LossReason::Broken);
+    let next = "document.querySelector('#detail .holder-card')?.innerText.includes('waiter-00')";
+    browser.until("the next in the queue has it", next).await;
+    browser.until("and the queue moved up", "document.querySelectorAll('#detail .queue li').length === 39").await;
+    browser.until("it is marked", "document.querySelectorAll('#detail .gantt .hold.broken').length === 1").await;
+    browser.until("it is logged", "document.querySelector('#detail .audit')?.innerText.includes('it hangs')").await;
+    let rows = console.get("/api/v1/audit").send().await.json();
+    let row = &rows["rows"][0];
+    assert_eq!(
+        (&row["event"], &row["lock"], &row["remote"]),
+        (&"broken".into(), &"job:00".into(), &"127.0.0.1".into())
+    );
+    assert_eq!((&row["reason"], &row["holder"]["owner"]), (&"it hangs since the deploy".into(), &"holder-00".into()));
+    let text = std::fs::read_to_string(audit_file).unwrap();
+    assert_eq!(&serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap(), row);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_over_redis_needs_browser() {
+    let server = RedisServer::start();
+    check_page("redis", &server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_over_etcd_needs_browser() {
+    let server = EtcdServer::start();
+    check_page("etcd", &server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wrong_token_shows_nothing_and_the_right_one_can_be_typed_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let _guard = locker.lock("job").await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url.replace("#token=", "#token=0")).await;
+    browser.until("it asks", "!document.querySelector('#gate').hidden").await;
+    assert!(browser.text("#gate").await.contains("not the right one"));
+    assert!(browser.js("return document.querySelector('#work').hidden").await == true);
+    let asked = "const done = arguments[0]; fetch('/api/v1/locks').then((it) => done(it.status))";
+    assert_eq!(browser.js_async(asked).await, 401);
+    browser.picture("token").await;
+    browser.press(&console.token).await;
+    browser.press(ENTER).await;
+    browser.until("in", &row("job")).await;
+    assert_eq!(browser.js("return document.cookie").await, "", "scripts do not see the cookie");
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let name = "<img src=x onerror=\"window.hacked=1\">";
+    let label = "</span><script>window.hacked=2</script>";
+    let guard = locker.lock(name).owner("<b>owner</b>").label(label).await.unwrap();
+    let console = Running::start(&locker, |options| options.read_only = true).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    browser.until("a row", "document.querySelectorAll('#rows .row').length === 1").await;
+    assert_eq!(browser.texts("#rows .name").await, [name]);
+    browser.press(&format!("j{ENTER}")).await;
+    browser.until("the detail", "document.querySelector('#detail .holder-card')").await;
+    let shown = browser.text("#detail").await;
+    assert!(shown.contains(name) && shown.contains(label) && shown.contains("<b>owner</b>"), "{shown}");
+    assert!(shown.contains("This console only shows."), "{shown}");
+    assert_eq!(browser.js("return document.querySelectorAll('.danger:not(#break-do)').length").await, 0);
+    let inside = "return document.querySelectorAll('#work img, #work script, #work b:not(.mono)').length";
+    assert_eq!(browser.js(inside).await, 0);
+    assert_eq!(browser.js("return window.hacked ?? null").await, Value::Null);
+    let body = json!({"name": name, "token": guard.fencing_token().to_string(), "reason": "x"}).to_string();
+    let wish = format!(
+        "const done = arguments[0]; fetch('/api/v1/break', {{method: 'POST', body: {}, \
+         headers: {{'X-Distlock-Console': '1'}}}}).then((it) => done(it.status))",
+        Value::from(body)
+    );
+    assert_eq!(browser.js_async(&wish).await, 403, "the server refuses, whatever the page does");
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    browser.until("nothing", "document.querySelector('#nothing').innerText.startsWith('No lock is held')").await;
+    console.stop().await;
+}

@@ -1,0 +1,130 @@
+//! 5 000 locks: how soon they are painted, and what looking at them costs.
+//!
+//! Alone in its program: it counts the processor time of the whole process.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::Running;
+use common::browser::Browser;
+use distlock::{LockGuard, Locker};
+use distlock_testkit::servers::RedisServer;
+use serde_json::Value;
+
+const LOCKS: usize = 5_000;
+const BROWSERS: usize = 10;
+/// How long nothing happens but looking.
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// What this process has used so far.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    // Linux counts in hundredths of a second, whatever the machine.
+    Duration::from_millis(ticks * 10)
+}
+
+async fn listings(console: &Running) -> f64 {
+    let text = console.get("/metrics").send().await.body;
+    let line = text.lines().find(|line| line.starts_with("distlock_console_listing_duration_seconds_count")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser() {
+    let server = RedisServer::start();
+    let locker = Locker::connect(&server.url()).await.unwrap();
+    let _guards = hold_all(&locker).await;
+    let console = Running::start(&Locker::connect(&server.url()).await.unwrap(), |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    browser.until("all", "document.querySelector('#count').textContent === '5000 locks'").await;
+    // By the cookie, and with the engine's listing at hand: what is timed is the page.
+    browser.goto(console.url.split('#').next().unwrap()).await;
+    browser.until("all again", "document.querySelector('#count').textContent === '5000 locks'").await;
+    let painted = browser.js("return performance.getEntriesByName('first rows')[0].startTime").await.as_f64().unwrap();
+    let elements = browser.js("return document.querySelectorAll('#rows .row').length").await.as_u64().unwrap();
+    assert!(elements < 100, "only rows in view are elements: {elements}");
+    assert_last_row_is_reached(&browser).await;
+
+    let mut others = Vec::new();
+    for _ in 1..BROWSERS {
+        let mut events = console.events().await;
+        assert_eq!(events.next().await.1["locks"].as_array().map(Vec::len), Some(LOCKS));
+        others.push(tokio::spawn(async move {
+            let mut bytes = 0;
+            loop {
+                bytes = bytes.max(events.next().await.1.to_string().len());
+                if bytes > 10_000 {
+                    return bytes;
+                }
+            }
+        }));
+    }
+    let (began, used, listed) = (Instant::now(), processor_time(), listings(&console).await);
+    // Time must pass: this is what is measured.
+    tokio::time::sleep(WATCHED).await;
+    let (took, used, listed) = (began.elapsed(), processor_time() - used, listings(&console).await - listed);
+    assert!(others.iter().all(|other| !other.is_finished()), "nothing changes, so nothing but the time is sent");
+    others.iter().for_each(tokio::task::JoinHandle::abort);
+    let share = 100.0 * used.as_secs_f64() / took.as_secs_f64();
+    let rate = listed / took.as_secs_f64();
+    println!(
+        "{LOCKS} locks, {BROWSERS} browsers: rows painted after {painted:.0} ms, {rate:.2} listings/s, {share:.1} % of a core"
+    );
+    assert!(rate <= 1.0 + 1.5 / took.as_secs_f64(), "{rate} listings a second");
+    // Five times what is wanted of a quiet machine and an optimised program: this may be neither.
+    assert!(painted < 5_000.0, "{painted} ms");
+    assert!(share < 50.0, "{share} %");
+
+    drop(browser);
+    let gone = Instant::now();
+    while browsers(&console).await > 0.0 {
+        assert!(gone.elapsed() < common::LIMIT, "they are still counted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let used = processor_time();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let share = 100.0 * (processor_time() - used).as_secs_f64() / 3.0;
+    println!("nobody looks: {share:.1} % of a core");
+    assert!(share < 20.0, "{share} %");
+    console.stop().await;
+}
+
+/// Nobody renews them: what is measured is looking, not holding.
+async fn hold_all(locker: &Locker) -> Vec<LockGuard> {
+    let tasks: Vec<_> = (0..50)
+        .map(|task| {
+            let locker = locker.clone();
+            tokio::spawn(async move {
+                let mut guards = Vec::new();
+                for number in (task..LOCKS).step_by(50) {
+                    let request = locker.lock(format!("tenant-{:02}/order:{number:05}", number % 40)).label("import");
+                    guards.push(request.ttl(Duration::from_secs(1_800)).watchdog(false).await.unwrap());
+                }
+                guards
+            })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.extend(task.await.unwrap());
+    }
+    guards
+}
+
+async fn browsers(console: &Running) -> f64 {
+    let text = console.get("/metrics").send().await.body;
+    let line = text.lines().find(|line| line.starts_with("distlock_console_browsers ")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+async fn assert_last_row_is_reached(browser: &Browser) {
+    browser.press("\u{E010}").await;
+    let chosen = "document.querySelector('#rows [aria-selected=true]')?.cells.name.textContent";
+    let chosen = browser.js(&format!("return {chosen}")).await;
+    assert_eq!(chosen, Value::from("tenant-39/order:04999"));
+}
