@@ -4,6 +4,7 @@ mod acquire;
 mod ask;
 mod break_lock;
 mod completions;
+mod doctor;
 mod elect;
 mod hold;
 mod holder;
@@ -53,6 +54,7 @@ fn dispatch(command: Command) -> Exit {
         Command::Watch(flags) => watch::main(&flags),
         Command::Ask(flags) => ask::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
+        Command::Doctor(flags) => doctor::main(flags),
         Command::Completions(flags) => completions::main(&flags),
         Command::Man(flags) => man::main(&flags),
     }

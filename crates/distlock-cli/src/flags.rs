@@ -44,6 +44,8 @@ pub enum Command {
     Ask(Ask),
     /// Release somebody else's lock by force; the old holder may still be running
     Break(Break),
+    /// Look for what makes locks on an engine unsafe, slow or impossible
+    Doctor(Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Print a manual page
@@ -303,6 +305,21 @@ pub struct Ls {
     /// Only locks whose names begin with this
     #[arg(default_value = "", hide_default_value = true)]
     pub prefix: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 fine, 1 warnings, 2 unsafe; 64 usage, 78 configuration.")]
+pub struct Doctor {
+    /// The engine to look at, as with --url
+    #[arg(value_name = "URL", conflicts_with = "url")]
+    pub target: Option<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

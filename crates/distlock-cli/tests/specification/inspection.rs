@@ -84,7 +84,8 @@ fn break_says_what_it_cannot_do_and_does_nothing_else() {
 #[test]
 fn every_shell_has_completions_and_every_command_a_manual_page() {
     let machine = Machine::new();
-    let commands = ["run", "hold", "acquire", "renew", "release", "ls", "show", "watch", "break", "completions", "man"];
+    let commands =
+        ["run", "hold", "acquire", "renew", "release", "ls", "show", "watch", "break", "doctor", "completions", "man"];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let done = machine.run(&["completions", shell]);
         assert!(done.code == 0 && commands.iter().all(|it| done.stdout.contains(it)), "{shell}");

@@ -13,6 +13,7 @@ mod machine;
 mod background;
 mod child;
 mod configuration;
+mod doctor;
 mod election;
 mod exclusion;
 mod inspection;

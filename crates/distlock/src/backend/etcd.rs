@@ -8,6 +8,7 @@ mod adopt;
 mod attempt;
 mod builder;
 mod client;
+mod doctor;
 mod endpoint;
 mod engine;
 mod entry;

@@ -7,6 +7,7 @@
 mod builder;
 mod cluster;
 mod dial;
+pub(in crate::backend) mod doctor;
 mod ears;
 mod encryption;
 mod fault;
