@@ -23,7 +23,8 @@
 //! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections.
+//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections. `metrics`: what is counted and measured, for the
+//! `metrics` facade.
 
 mod ask;
 pub mod backend;
@@ -42,6 +43,7 @@ mod inspect;
 mod keeper;
 mod key;
 mod locker;
+mod meter;
 mod mode;
 mod multi;
 mod options;

@@ -15,6 +15,7 @@ use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::holds::{Chore, Hold};
 use crate::key::Key;
+use crate::meter::AcquireMeter;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::{Holder, OwnerId, Record};
@@ -135,12 +136,13 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     let record = Arc::new(record.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
     let mut acquire = Acquire::new(family, claim, options);
-    let grant = acquire.adopt(ticket).await.map_err(refused)?;
-    match acquire.accept(grant) {
-        ControlFlow::Break(Ok(Some(hold))) => Ok(hold),
-        ControlFlow::Break(Err(error)) => Err(refused(error)),
-        _ => Err(refused(Error::lost(LossReason::Expired))),
-    }
+    let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
+        Ok(ControlFlow::Break(Ok(Some(hold)))) => Ok(Some(hold)),
+        Ok(ControlFlow::Break(Err(error))) | Err(error) => Err(error),
+        Ok(_) => Err(Error::lost(LossReason::Expired)),
+    };
+    acquire.meter.ends(&adopted);
+    adopted.transpose().unwrap_or_else(|| Err(Error::lost(LossReason::Expired))).map_err(refused)
 }
 
 /// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
@@ -204,6 +206,7 @@ struct Acquire<'a> {
     /// Whether observers know that it waits.
     waits: bool,
     holder: Option<Holder>,
+    meter: AcquireMeter,
 }
 
 /// What to do after an answer: come to an end, or claim again.
@@ -228,12 +231,14 @@ impl<'a> Acquire<'a> {
             stale_grants: 0,
             waits: false,
             holder: None,
+            meter: AcquireMeter::begin(&family.clock, family.reporter.backend, options.group),
         }
     }
 
     async fn run(mut self) -> Result<Option<Arc<Hold>>> {
         loop {
             if let ControlFlow::Break(end) = self.claim_once().await {
+                self.meter.ends(&end);
                 return end.map_err(|error| error.with_key(&self.attempt.claim.key));
             }
         }
@@ -324,6 +329,7 @@ impl<'a> Acquire<'a> {
             };
         }
         if !std::mem::replace(&mut self.waits, true) {
+            self.meter.waits();
             self.report(EventKind::Waiting { holder: self.holder.as_ref() });
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
