@@ -24,7 +24,7 @@
 //!
 //! # Features
 //! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections. `metrics`: what is counted and measured, for the
-//! `metrics` facade.
+//! `metrics` facade. `spans`: `tracing` spans around asking, holding and renewing.
 
 mod ask;
 pub mod backend;
@@ -50,6 +50,7 @@ mod options;
 mod owner;
 mod request;
 mod semaphore;
+mod span;
 mod ticket;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 mod tls;

@@ -19,6 +19,7 @@ use crate::meter::AcquireMeter;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::{Holder, OwnerId, Record};
+use crate::span::{self, Span};
 use crate::ticket::HoldTicket;
 use crate::token::AttemptId;
 
@@ -49,7 +50,8 @@ pub(crate) async fn acquire(
         return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
     }
     let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
-    Acquire::new(family, claim, options).run().await
+    let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
+    span.around(Acquire::new(family, claim, options).run()).await
 }
 
 /// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
@@ -239,6 +241,7 @@ impl<'a> Acquire<'a> {
         loop {
             if let ControlFlow::Break(end) = self.claim_once().await {
                 self.meter.ends(&end);
+                span::acquired(&end);
                 return end.map_err(|error| error.with_key(&self.attempt.claim.key));
             }
         }

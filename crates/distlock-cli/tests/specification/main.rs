@@ -22,4 +22,5 @@ mod modes;
 mod outcome;
 mod servers;
 mod signals;
+mod trials;
 mod waiting;
