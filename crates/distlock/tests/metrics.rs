@@ -16,7 +16,13 @@ type Labels = BTreeMap<String, String>;
 
 /// Everything that was recorded: by type, name and labels, how often and the sum.
 #[derive(Clone, Default)]
-struct Recorded(Arc<Mutex<BTreeMap<(&'static str, String, Labels), (u64, f64)>>>);
+struct Recorded(Arc<Mutex<BTreeMap<Id, (u64, f64)>>>);
+
+/// Type, name and labels.
+type Id = (&'static str, String, Labels);
+
+/// A metric as the page has it: name, type and the names of its labels.
+type Row = (String, String, BTreeSet<String>);
 
 static RECORDED: LazyLock<Recorded> = LazyLock::new(Recorded::default);
 
@@ -99,7 +105,7 @@ fn text(path: &str) -> String {
 }
 
 /// Name, type and labels of each metric that the page documents, and all words that it has in code.
-fn documented() -> (BTreeSet<(String, String, BTreeSet<String>)>, BTreeSet<String>) {
+fn documented() -> (BTreeSet<Row>, BTreeSet<String>) {
     let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     let page = text("docs/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `distlock_"));
@@ -114,7 +120,7 @@ fn documented() -> (BTreeSet<(String, String, BTreeSet<String>)>, BTreeSet<Strin
 /// One test: the recorder is the process's.
 #[tokio::test]
 async fn what_is_recorded_is_what_the_page_says() {
-    metrics::set_global_recorder(RECORDED.clone()).ok().expect("the first");
+    assert!(metrics::set_global_recorder(RECORDED.clone()).is_ok(), "the first");
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
     let make = || Locker::builder().clock(clock.clone()).group("jobs").build(Memory::on(&store)).unwrap();

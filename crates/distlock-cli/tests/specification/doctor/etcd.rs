@@ -20,13 +20,13 @@ fn examine_older(url: &str) -> Examined {
 #[test]
 fn a_good_cluster_and_then_less_of_it() {
     let mut cluster = EtcdCluster::start();
-    examine(&cluster.url()).expect("version", "warning", "version 3.");
+    examine(&cluster.url()).expect_only("version", "warning", "version 3.");
     examine_older(&cluster.url()).expect_silence();
     let one = format!("etcd://{}/", cluster.addresses()[0]);
-    examine_older(&one).expect("endpoints", "warning", "one endpoint of 3 members");
+    examine_older(&one).expect_only("endpoints", "warning", "one endpoint of 3 members");
     let (leader, followers) = (cluster.leader(), cluster.followers());
     cluster.members_mut()[followers[0]].kill9();
-    examine_older(&cluster.url()).expect("reach", "warning", "refused");
+    examine_older(&cluster.url()).expect_only("reach", "warning", "refused");
     cluster.members_mut()[leader].kill9();
     let last = &mut cluster.members_mut()[followers[1]];
     eventually("an orphan", || (!last.has_leader()).then_some(()));
@@ -36,7 +36,7 @@ fn a_good_cluster_and_then_less_of_it() {
 #[test]
 fn one_member_and_endpoints_of_two_clusters() {
     let (one, other) = (EtcdServer::start(), EtcdServer::start());
-    examine_older(&one.url()).expect("members", "warning", "one member");
+    examine_older(&one.url()).expect_only("members", "warning", "one member");
     let both = format!("etcd://{},{}/", one.address(), other.address());
     examine_older(&both).expect_among("one-cluster", "unsafe", "2 different clusters");
 }
@@ -73,9 +73,9 @@ fn a_user_who_may_not_write_where_the_locks_are() {
     etcdctl.run(&["role", "grant-permission", "locks", "readwrite", "locks/", "--prefix=true"]);
     etcdctl.run(&["user", "grant-role", "locker", "locks"]);
     let url = |user: &str, prefix: &str| format!("etcd://{user}@{}/{prefix}", server.address());
-    examine_older(&url("locker:secret", "locks/")).expect("members", "warning", "one member");
+    examine_older(&url("locker:secret", "locks/")).expect_only("members", "warning", "one member");
     examine_older(&url("locker:secret", "others/")).expect_among("rights", "unsafe", "permission denied");
     let wrong = examine(&url("locker:wrong", "locks/"));
-    wrong.expect("reach", "unsafe", "");
+    wrong.expect_only("reach", "unsafe", "");
     assert!(wrong.findings[0]["fix"].as_str().unwrap().contains("password"), "{:?}", wrong.findings);
 }
