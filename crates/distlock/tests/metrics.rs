@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
 use distlock_testkit::conformance::record_skip;
+use distlock_testkit::servers::PATIENCE;
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 
 /// One series: its labels by name.
@@ -140,7 +141,9 @@ async fn what_is_recorded_is_what_the_page_says() {
         async move { other.lock("a").group("hasty").await }
     });
     let until = async |done: &dyn Fn() -> bool| {
+        let started = Instant::now();
         while !done() {
+            assert!(started.elapsed() < PATIENCE, "it never came");
             hand.advance(Duration::from_millis(10));
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

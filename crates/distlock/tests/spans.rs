@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Memory, Store};
 use distlock::{Clock, Locker};
@@ -60,7 +60,9 @@ async fn asking_holding_and_renewing_are_spans() {
     let inside = text.lines().find(|line| line.ends_with("charged")).expect("what the work said");
     assert!(inside.contains("lock hold{"), "{inside}");
 
+    let started = Instant::now();
     while log.ended("lock renew").is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it is renewed");
         hand.advance(Duration::from_millis(100));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
