@@ -515,7 +515,7 @@ impl<B: Backend> DynBackend for B {
         Box::pin(operation(Backend::name(self), "claim", Backend::claim(self, claim)))
     }
     fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>> {
-        Box::pin(Backend::claim_all(self, claims))
+        Box::pin(operation(Backend::name(self), "claim_all", Backend::claim_all(self, claims)))
     }
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake> {
         Box::pin(Backend::wait(self, claim))

@@ -81,13 +81,14 @@ pub(crate) async fn acquire_all(
         answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     }
     let unsent = |all: &mut Vec<Acquire<'_>>| all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
-    match answer {
+    let taken = match answer {
         Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
+        Some(Ok(ClaimedAll::Busy(..))) if options.wait != Some(Duration::ZERO) => {
+            unsent(&mut all);
+            Ok(None)
+        }
         Some(Ok(ClaimedAll::Busy(key, holder))) => {
             unsent(&mut all);
-            if options.wait != Some(Duration::ZERO) {
-                return Ok(None);
-            }
             Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
         }
         Some(Err(error)) if error.may_be_applied() => Err(error),
@@ -101,7 +102,15 @@ pub(crate) async fn acquire_all(
         }
         // One after the other says whom it waited for.
         None => Ok(None),
+    };
+    for acquire in &mut all {
+        match &taken {
+            // Each is asked for again, and counted then.
+            Ok(None) => acquire.meter.forget(),
+            end => acquire.meter.ends(end),
+        }
     }
+    taken
 }
 
 /// Every claim was granted; should one not become a hold, none stays.

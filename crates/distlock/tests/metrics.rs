@@ -190,6 +190,14 @@ async fn what_is_recorded_is_what_the_page_says() {
     };
     assert_eq!((calls("claim", "unavailable"), calls("renew", "unavailable"), calls("force_release", "ok")), (1, 1, 1));
 
+    // Several at once: each counts once, in one step or one after the other.
+    let both = other.lock_all(["e", "f"]).await.unwrap();
+    assert_eq!((now("distlock_active", &jobs).1, acquired("acquired").0), (2.0, 4));
+    assert!(make().lock_all(["e", "g"]).wait(Duration::ZERO).await.is_err());
+    assert_eq!(now("distlock_acquire_duration_seconds", &[jobs[0], ("outcome", "dropped")]).0, 0);
+    both.unlock().await.unwrap();
+    assert_eq!(now("distlock_active", &jobs).1, 0.0);
+
     // What a dropped locker leaves counts no more.
     let left = other.lock("d").group("left").await.unwrap();
     assert_eq!(now("distlock_active", &[("group", "left")]).1, 1.0);

@@ -29,6 +29,8 @@ impl AcquireMeter {
 
     pub(crate) fn waits(&self) {}
 
+    pub(crate) fn forget(&mut self) {}
+
     pub(crate) fn ends<T>(&mut self, _end: &Result<Option<T>>) {}
 }
 

@@ -105,14 +105,15 @@ pub(crate) struct AcquireMeter {
     started: Moment,
     backend: &'static str,
     group: &'static str,
-    outcome: &'static str,
+    /// `None`: it is not to be recorded.
+    outcome: Option<&'static str>,
     waiting: Counted,
 }
 
 impl AcquireMeter {
     pub(crate) fn begin(clock: &Clock, backend: &'static str, group: Group) -> AcquireMeter {
         let (clock, started) = (clock.clone(), clock.now());
-        AcquireMeter { clock, started, backend, group: group.0, outcome: "dropped", waiting: Counted::default() }
+        AcquireMeter { clock, started, backend, group: group.0, outcome: Some("dropped"), waiting: Counted::default() }
     }
 
     /// Somebody else has the lock.
@@ -121,18 +122,23 @@ impl AcquireMeter {
     }
 
     pub(crate) fn ends<T>(&mut self, end: &Result<Option<T>>) {
-        self.outcome = match end {
+        self.outcome = Some(match end {
             Ok(Some(_)) => "acquired",
             Ok(None) => "busy",
             Err(error) if error.kind() == ErrorKind::Timeout => "timeout",
             Err(_) => "error",
-        };
+        });
+    }
+
+    /// It goes on as another.
+    pub(crate) fn forget(&mut self) {
+        self.outcome = None;
     }
 }
 
 impl Drop for AcquireMeter {
     fn drop(&mut self) {
-        let AcquireMeter { backend, group, outcome, .. } = *self;
+        let AcquireMeter { backend, group, outcome: Some(outcome), .. } = *self else { return };
         let took = self.clock.now().since(self.started);
         histogram!(
             "distlock_acquire_duration_seconds",
