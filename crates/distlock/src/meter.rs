@@ -28,6 +28,7 @@ impl<T> Outcome for Result<T> {
             Err(error) => match error.kind() {
                 ErrorKind::Unavailable => "unavailable",
                 ErrorKind::Unknown => "unknown",
+                ErrorKind::Unsupported => "unsupported",
                 _ => "error",
             },
         }
