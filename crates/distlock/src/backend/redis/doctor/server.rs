@@ -316,8 +316,8 @@ mod tests {
     #[test]
     fn what_no_server_here_says_is_judged_too() {
         assert_eq!(troubles(&server(&[])), []);
-        let cases: [(&[(&str, &str)], &str, Severity); 6] = [
-            (&[("redis_version", "4.0.14")], "version", Severity::Unsafe),
+        let cases = [
+            (&[("redis_version", "4.0.14")][..], "version", Severity::Unsafe),
             (&[("redis_version", "6.2.7")], "version", Severity::Warning),
             (&[("used_memory", "950000")], "memory", Severity::Warning),
             (&[("maxmemory", "0"), ("maxmemory_policy", "allkeys-lru")], "eviction", Severity::Warning),
