@@ -2,9 +2,11 @@
 
 mod acquire;
 mod ask;
+mod bench;
 mod break_lock;
 mod completions;
 mod console;
+mod doctor;
 mod elect;
 mod hold;
 mod holder;
@@ -14,6 +16,7 @@ mod release;
 mod renew;
 pub mod run;
 mod show;
+mod verify;
 mod watch;
 
 use clap::Parser;
@@ -29,13 +32,18 @@ use crate::note::{Note, Notes};
 #[must_use]
 pub fn main() -> Exit {
     let mut words: Vec<_> = std::env::args_os().collect();
-    // A command that only `acquire` knows: help, completions and manual pages do not show it.
+    // Commands that only `acquire` and `verify` know: help, completions and manual pages do not show them.
     let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
+    let is_worker = words.get(1).is_some_and(|word| word == verify::worker::COMMAND);
     if is_holder {
         words[1] = "acquire".into();
     }
+    if is_worker {
+        words[1] = "verify".into();
+    }
     match Flags::try_parse_from(words) {
         Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
+        Ok(Flags { command: Command::Verify(flags) }) if is_worker => verify::worker::main(flags),
         Ok(flags) => dispatch(flags.command),
         Err(error) => refuse(&error),
     }
@@ -55,6 +63,9 @@ fn dispatch(command: Command) -> Exit {
         Command::Ask(flags) => ask::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Console(flags) => console::main(&flags),
+        Command::Doctor(flags) => doctor::main(flags),
+        Command::Verify(flags) => verify::main(flags),
+        Command::Bench(flags) => bench::main(flags),
         Command::Completions(flags) => completions::main(&flags),
         Command::Man(flags) => man::main(&flags),
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use distlock::backend::Scope;
 use distlock::backend::file::{FileBackend, default_dir};
-use distlock::{Config, Error, ErrorKind, Locker, redact};
+use distlock::{Config, Error, ErrorKind, Finding, Locker, redact};
 use tokio::time::timeout;
 
 use crate::flags;
@@ -55,6 +55,17 @@ impl Settings {
             Some(_) => Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name))),
             None => Ok(engine),
         }
+    }
+
+    /// Looks for what makes locks on the engine unsafe, slow or impossible.
+    ///
+    /// # Errors
+    /// Kind `Config`. An engine that cannot be reached is a finding.
+    pub async fn examine(&self) -> Result<Vec<Finding>, Error> {
+        if self.is_local() {
+            return distlock::examine(&Config::from_url(&format!("file://{}", default_dir()?.display()))?).await;
+        }
+        distlock::examine(&self.config).await
     }
 
     fn is_local(&self) -> bool {

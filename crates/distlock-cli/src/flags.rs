@@ -48,6 +48,12 @@ pub enum Command {
     Break(Break),
     /// Serve the web console: who holds, who waits, live
     Console(Console),
+    /// Look for what makes locks on an engine unsafe, slow or impossible
+    Doctor(Doctor),
+    /// Try for a while to have two holders, with workers that are stopped and killed
+    Verify(Verify),
+    /// Measure locks on an engine, from this machine
+    Bench(Bench),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Print a manual page
@@ -307,6 +313,74 @@ pub struct Ls {
     /// Only locks whose names begin with this
     #[arg(default_value = "", hide_default_value = true)]
     pub prefix: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 fine, 1 warnings, 2 unsafe; 64 usage, 78 configuration.")]
+pub struct Doctor {
+    /// The engine to look at, as with --url
+    #[arg(value_name = "URL", conflicts_with = "url")]
+    pub target: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 safe, 1 nothing was granted, 2 unsafe; 64 usage, 69 engine unreachable.")]
+pub struct Verify {
+    /// The engine to try, as with --url
+    #[arg(value_name = "URL", conflicts_with = "url")]
+    pub target: Option<String>,
+    /// How many processes take the lock
+    #[arg(long, value_name = "N", default_value = "6", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub workers: u16,
+    /// For how long
+    #[arg(long, value_name = "D", default_value = "10s", value_parser = duration::parse)]
+    pub time: Duration,
+    /// The lease of the workers
+    #[arg(long, value_name = "D", default_value = "2s", value_parser = duration::parse)]
+    pub ttl: Duration,
+    /// How often a worker is killed and replaced
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub kills: u32,
+    /// How often a worker is stopped for one and a half leases
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub pauses: u32,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// The engine to measure, as with --url
+    #[arg(value_name = "URL", conflicts_with = "url")]
+    pub target: Option<String>,
+    /// For how long each part measures
+    #[arg(long, value_name = "D", default_value = "2s", value_parser = duration::parse)]
+    pub time: Duration,
+    /// How many tasks lock at once
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub tasks: u16,
+    /// How many locks are held at once
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u16).range(1..=10000))]
+    pub holds: u16,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

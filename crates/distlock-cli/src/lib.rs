@@ -12,6 +12,7 @@ pub mod environment;
 pub mod exit;
 pub mod flags;
 mod guardian;
+pub mod histogram;
 pub mod hold;
 pub mod hold_token;
 pub mod lock_view;

@@ -82,6 +82,11 @@ fn every_command_of_the_page_about_the_program_runs() {
 }
 
 #[test]
+fn every_command_of_the_page_about_operations_runs() {
+    assert_runs("operations.md");
+}
+
+#[test]
 fn every_command_of_the_page_about_migrating_runs() {
     assert_runs("migrating.md");
 }

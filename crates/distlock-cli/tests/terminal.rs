@@ -181,3 +181,21 @@ fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
     session.expect_text("done");
     assert!(!session.screen.lock().unwrap().contains("caught"));
 }
+
+#[test]
+fn watch_draws_a_table_that_stays_in_its_place() {
+    let mut session = Session::start();
+    session.type_text(&format!("export DISTLOCK_LOCK_DIR=$(mktemp -d) D={}\n", env!("CARGO_BIN_EXE_distlock")));
+    session.type_text("$D run watched sleep 30 & until $D show watched | grep -q held; do :; done; echo he''ld\n");
+    session.expect_text("held");
+    session.type_text("$D watch\n");
+    session.expect_text("\x1b[HNAME");
+    session.expect_text("watched");
+    session.expect_text("\x1b[HNAME");
+    session.expect_text("watched");
+    session.type_text("\x03");
+    session.type_text("echo en''ded\n");
+    session.expect_text("ended");
+    session.type_text("kill %1; wait; rm -r $DISTLOCK_LOCK_DIR; echo cle''an\n");
+    session.expect_text("clean");
+}

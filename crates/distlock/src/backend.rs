@@ -26,6 +26,7 @@ use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::meter::operation;
 use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
@@ -508,40 +509,40 @@ impl<B: Backend> DynBackend for B {
         Backend::attach(self, attachment);
     }
     fn ready(&self) -> BoxFuture<'_, Result<()>> {
-        Box::pin(Backend::ready(self))
+        Box::pin(operation(Backend::name(self), "ready", Backend::ready(self)))
     }
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>> {
-        Box::pin(Backend::claim(self, claim))
+        Box::pin(operation(Backend::name(self), "claim", Backend::claim(self, claim)))
     }
     fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>> {
-        Box::pin(Backend::claim_all(self, claims))
+        Box::pin(operation(Backend::name(self), "claim_all", Backend::claim_all(self, claims)))
     }
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake> {
         Box::pin(Backend::wait(self, claim))
     }
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>> {
-        Box::pin(Backend::renew(self, leases))
+        Box::pin(operation(Backend::name(self), "renew", Backend::renew(self, leases)))
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
-        Box::pin(Backend::release(self, claim))
+        Box::pin(operation(Backend::name(self), "release", Backend::release(self, claim)))
     }
     fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(Backend::amend(self, lease))
+        Box::pin(operation(Backend::name(self), "amend", Backend::amend(self, lease)))
     }
     fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>> {
-        Box::pin(Backend::adopt(self, from, token, claim))
+        Box::pin(operation(Backend::name(self), "adopt", Backend::adopt(self, from, token, claim)))
     }
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
         Backend::descriptor(self, claim)
     }
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>> {
-        Box::pin(Backend::list(self, prefix))
+        Box::pin(operation(Backend::name(self), "list", Backend::list(self, prefix)))
     }
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>> {
-        Box::pin(Backend::get(self, key))
+        Box::pin(operation(Backend::name(self), "get", Backend::get(self, key)))
     }
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>> {
-        Box::pin(Backend::force_release(self, key, token, reason))
+        Box::pin(operation(Backend::name(self), "force_release", Backend::force_release(self, key, token, reason)))
     }
     fn close(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(Backend::close(self))

@@ -3,7 +3,7 @@
 use crate::backend::DynBackend;
 #[cfg(feature = "etcd")]
 use crate::backend::etcd::{Etcd, EtcdBuilder};
-use crate::backend::file::{FileBackend, default_dir};
+use crate::backend::file::{self, FileBackend, default_dir};
 use crate::backend::memory::{Memory, Store};
 #[cfg(feature = "redis")]
 use crate::backend::redis::{self, Redis, RedisBuilder};
@@ -15,6 +15,7 @@ use crate::config::Driver;
 use crate::config::TlsFiles;
 use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, Result};
+use crate::finding::Finding;
 use crate::locker::Locker;
 use crate::url::Target;
 #[cfg(any(feature = "etcd", feature = "redis"))]
@@ -49,6 +50,43 @@ impl Locker {
     }
 }
 
+/// Looks at the engine that `config` names, for what makes locks there unsafe, slow or impossible.
+///
+/// It connects by itself and leaves nothing behind; on Redis it writes keys that nobody uses, and on etcd leases. What
+/// the servers do not allow to be asked is a [`Note`](crate::Severity::Note).
+///
+/// # Errors
+/// Kind `Config` and `Unsupported`, as [`Locker::from_config`]. An engine that cannot be reached is a finding.
+///
+/// # Cancel safety
+/// Dropping the future closes its connections; a key of a dropped script is gone within a millisecond, a lease with its
+/// time to live.
+pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
+    let settings = config.validate()?;
+    let ttl = settings.default_ttl;
+    match &settings.target {
+        Target::Memory { .. } => {
+            Ok(vec![Finding::note("scope", "memory", "locks end with this process, and no other process sees them")])
+        }
+        Target::File { dir } => {
+            let dir = dir.clone().map_or_else(default_dir, Ok)?;
+            Ok(vec![file::examine(&dir)])
+        }
+        #[cfg(feature = "redis")]
+        Target::Redis { servers, credentials, options } => {
+            Ok(redis(&settings, servers, credentials, options)?.examine(ttl).await)
+        }
+        #[cfg(feature = "redis")]
+        Target::Redlock { nodes, options } => Ok(redlock(&settings, nodes, options)?.examine(ttl).await),
+        #[cfg(feature = "etcd")]
+        Target::Etcd { hosts, credentials, tls, .. } => {
+            Ok(etcd(&settings, hosts, credentials, *tls)?.build()?.examine(ttl).await)
+        }
+        #[cfg(not(all(feature = "etcd", feature = "redis")))]
+        other => Err(not_built_in(other.driver())),
+    }
+}
+
 fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
     match &settings.target {
         Target::Memory { name } => {
@@ -65,9 +103,7 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
-            let engine = speak_redis(reach_redis(servers), credentials, options);
-            let engine = if options.tls { encrypt_redis(engine, &settings.tls)? } else { engine };
-            Ok(Box::new(engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()?))
+            Ok(Box::new(redis(settings, servers, credentials, options)?))
         }
         #[cfg(feature = "redis")]
         Target::Redlock { nodes, options } => Ok(Box::new(redlock(settings, nodes, options)?)),
@@ -79,6 +115,18 @@ fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
         #[cfg(not(all(feature = "etcd", feature = "redis")))]
         other => Err(not_built_in(other.driver())),
     }
+}
+
+#[cfg(feature = "redis")]
+fn redis(
+    settings: &Settings,
+    servers: &RedisServers,
+    credentials: &Credentials,
+    options: &RedisOptions,
+) -> Result<Redis> {
+    let engine = speak_redis(reach_redis(servers), credentials, options);
+    let engine = if options.tls { encrypt_redis(engine, &settings.tls)? } else { engine };
+    engine.prefix(&settings.prefix).dial_timeout(settings.dial_timeout).build()
 }
 
 #[cfg(feature = "redis")]

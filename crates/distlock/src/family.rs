@@ -107,6 +107,7 @@ impl Core {
     }
 
     pub(crate) fn report(&self, hold: &Hold, kind: EventKind<'_>) {
+        hold.meter.saw(self.reporter.backend, &kind);
         self.reporter.emit(hold.key(), hold.owner(), Some(hold.token), kind);
     }
 

@@ -19,6 +19,7 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::options::check_ttl;
 use crate::owner::{Holder, OwnerId, Record, check_text};
+use crate::span::Span;
 use crate::ticket::HoldTicket;
 use crate::token::FencingToken;
 
@@ -154,8 +155,10 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future drops the work and nothing else.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let mut work = pin!(work);
-        let mut lost = pin!(self.hold().lost());
+        let hold = self.hold();
+        let span = Span::hold(hold.key(), hold.owner(), hold.token);
+        let mut work = pin!(span.around(work));
+        let mut lost = pin!(hold.lost());
         std::future::poll_fn(|context| {
             // The clock first: after a pause of the process no step may be taken before it has been looked at.
             if self.is_lost() || lost.as_mut().poll(context).is_ready() {

@@ -13,6 +13,7 @@ use crate::clock::{Moment, deadline};
 use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::key::Key;
+use crate::meter::HoldMeter;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
@@ -43,6 +44,7 @@ pub(crate) struct Hold {
     drift: f64,
     /// When `at_least` is over.
     least_end: Moment,
+    pub(crate) meter: HoldMeter,
 }
 
 struct State {
@@ -91,6 +93,7 @@ impl Hold {
             renew_at: options.renew_at,
             drift,
             least_end: now.after(options.at_least),
+            meter: HoldMeter::new(options.group),
             claim,
         }
     }

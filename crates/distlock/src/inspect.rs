@@ -8,6 +8,7 @@ use crate::backend::LockInfo;
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::key::Key;
+use crate::meter;
 use crate::owner::{MAX_TEXT_BYTES, OwnerId, check_text};
 use crate::token::FencingToken;
 
@@ -66,6 +67,7 @@ impl Inspect {
         check_text("reason", reason).map_err(|error| error.with_key(&key))?;
         self.check()?;
         let outcome = self.family.backend.force_release(&key, token, reason).await;
+        meter::forced(self.family.backend.name(), &outcome);
         if outcome.is_ok() {
             tracing::warn!(target: "distlock", { lock.name = %key, lock.token = token.get(), reason }, "lock forced");
         }

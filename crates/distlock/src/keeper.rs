@@ -22,6 +22,7 @@ use crate::event::{EventKind, LossReason};
 use crate::family::Core;
 use crate::holds::{Chore, Due, Hold};
 use crate::key::Key;
+use crate::span::Span;
 use crate::token::AttemptId;
 
 /// How many holds one renewal call carries.
@@ -251,7 +252,8 @@ fn retire(core: &Core, hold: &Arc<Hold>) {
 
 async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermit) {
     let leases: Vec<Lease> = batch.iter().map(|hold| hold.lease()).collect();
-    let mut call = core.backend.renew(&leases);
+    let span = Span::renew(core.reporter.backend, leases.len());
+    let mut call = std::pin::pin!(span.around(core.backend.renew(&leases)));
     let answers = match timeout(SLOT_PATIENCE, &mut call).await {
         Ok(answers) => answers,
         Err(_) => {

@@ -23,7 +23,8 @@
 //! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections.
+//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections. `metrics`: what is counted and measured, for the
+//! `metrics` facade. `spans`: `tracing` spans around asking, holding and renewing.
 
 mod ask;
 pub mod backend;
@@ -35,18 +36,21 @@ mod error;
 mod event;
 mod family;
 pub mod fencing;
+mod finding;
 mod guard;
 mod holds;
 mod inspect;
 mod keeper;
 mod key;
 mod locker;
+mod meter;
 mod mode;
 mod multi;
 mod options;
 mod owner;
 mod request;
 mod semaphore;
+mod span;
 mod ticket;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 mod tls;
@@ -67,9 +71,11 @@ mod pages {
 pub use ask::{AskRequest, Asked};
 pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
 pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
+pub use connect::examine;
 pub use election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventKind, LossReason, Observer};
+pub use finding::{Finding, Severity};
 pub use guard::{HoldState, LockGuard};
 pub use inspect::{Change, Inspect, Watch};
 pub use key::{Key, MAX_KEY_BYTES};

@@ -295,6 +295,13 @@ impl LockerBuilder {
         self
     }
 
+    /// What locks are counted under that do not say otherwise; one of few words, never a lock's name. Default: `default`.
+    #[cfg(feature = "metrics")]
+    pub fn group(mut self, group: &'static str) -> Self {
+        self.options.group = crate::meter::Group(group);
+        self
+    }
+
     /// Who sees every event. Default: nobody.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observer = Some(Arc::new(observer));

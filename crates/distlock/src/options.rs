@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::meter::Group;
 use crate::mode::Mode;
 use crate::owner::check_text;
 use crate::watchdog::{Kind, Watchdog};
@@ -46,6 +47,8 @@ pub(crate) struct Options {
     pub(crate) mode: Mode,
     pub(crate) reentrant: bool,
     pub(crate) label: Option<Arc<str>>,
+    /// What the lock is counted under.
+    pub(crate) group: Group,
 }
 
 impl Default for Options {
@@ -65,6 +68,7 @@ impl Default for Options {
             mode: Mode::Exclusive,
             reentrant: false,
             label: None,
+            group: Group::default(),
         }
     }
 }

@@ -68,6 +68,13 @@ macro_rules! common_options {
             self
         }
 
+        /// What the lock is counted under; one of few words, never its name. Default: what the locker says.
+        #[cfg(feature = "metrics")]
+        pub fn group(mut self, group: &'static str) -> Self {
+            self.0.options.group = crate::meter::Group(group);
+            self
+        }
+
         /// Lets the owner enter a lock that it has already: the hold is counted, the fencing token stays the same, and
         /// the last unlock releases it.
         pub fn reentrant(mut self) -> Self {

@@ -15,9 +15,11 @@ use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::holds::{Chore, Hold};
 use crate::key::Key;
+use crate::meter::AcquireMeter;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::{Holder, OwnerId, Record};
+use crate::span::{self, Span};
 use crate::ticket::HoldTicket;
 use crate::token::AttemptId;
 
@@ -48,7 +50,8 @@ pub(crate) async fn acquire(
         return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
     }
     let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
-    Acquire::new(family, claim, options).run().await
+    let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
+    span.around(Acquire::new(family, claim, options).run()).await
 }
 
 /// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
@@ -78,13 +81,14 @@ pub(crate) async fn acquire_all(
         answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     }
     let unsent = |all: &mut Vec<Acquire<'_>>| all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
-    match answer {
+    let taken = match answer {
         Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
+        Some(Ok(ClaimedAll::Busy(..))) if options.wait != Some(Duration::ZERO) => {
+            unsent(&mut all);
+            Ok(None)
+        }
         Some(Ok(ClaimedAll::Busy(key, holder))) => {
             unsent(&mut all);
-            if options.wait != Some(Duration::ZERO) {
-                return Ok(None);
-            }
             Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
         }
         Some(Err(error)) if error.may_be_applied() => Err(error),
@@ -98,7 +102,15 @@ pub(crate) async fn acquire_all(
         }
         // One after the other says whom it waited for.
         None => Ok(None),
+    };
+    for acquire in &mut all {
+        match &taken {
+            // Each is asked for again, and counted then.
+            Ok(None) => acquire.meter.forget(),
+            end => acquire.meter.ends(end),
+        }
     }
+    taken
 }
 
 /// Every claim was granted; should one not become a hold, none stays.
@@ -136,12 +148,13 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     let record = Arc::new(record.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
     let mut acquire = Acquire::new(family, claim, options);
-    let grant = acquire.adopt(ticket).await.map_err(refused)?;
-    match acquire.accept(grant) {
-        ControlFlow::Break(Ok(Some(hold))) => Ok(hold),
-        ControlFlow::Break(Err(error)) => Err(refused(error)),
-        _ => Err(refused(Error::lost(LossReason::Expired))),
-    }
+    let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
+        Ok(ControlFlow::Break(Ok(Some(hold)))) => Ok(Some(hold)),
+        Ok(ControlFlow::Break(Err(error))) | Err(error) => Err(error),
+        Ok(_) => Err(Error::lost(LossReason::Expired)),
+    };
+    acquire.meter.ends(&adopted);
+    adopted.transpose().unwrap_or_else(|| Err(Error::lost(LossReason::Expired))).map_err(refused)
 }
 
 /// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
@@ -205,6 +218,7 @@ struct Acquire<'a> {
     /// Whether observers know that it waits.
     waits: bool,
     holder: Option<Holder>,
+    meter: AcquireMeter,
 }
 
 /// What to do after an answer: come to an end, or claim again.
@@ -229,12 +243,15 @@ impl<'a> Acquire<'a> {
             stale_grants: 0,
             waits: false,
             holder: None,
+            meter: AcquireMeter::begin(&family.clock, family.reporter.backend, options.group),
         }
     }
 
     async fn run(mut self) -> Result<Option<Arc<Hold>>> {
         loop {
             if let ControlFlow::Break(end) = self.claim_once().await {
+                self.meter.ends(&end);
+                span::acquired(&end);
                 return end.map_err(|error| error.with_key(&self.attempt.claim.key));
             }
         }
@@ -325,6 +342,7 @@ impl<'a> Acquire<'a> {
             };
         }
         if !std::mem::replace(&mut self.waits, true) {
+            self.meter.waits();
             self.report(EventKind::Waiting { holder: self.holder.as_ref() });
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));

@@ -291,7 +291,7 @@ async fn rule_8_renewals_that_hang_hold_up_no_others() {
         let calls = world.calls.clone();
         let reached = async {
             while calls.renewals.load(Ordering::SeqCst) < sent {
-                tokio::task::yield_now().await
+                tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(SOON, reached).await.expect("sent soon");

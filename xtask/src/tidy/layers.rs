@@ -7,8 +7,10 @@ use super::rust_text::{RustText, is_word};
 const LIBRARY: &str = "crates/distlock/src/";
 
 /// They know nobody but each other.
-const LEAVES: &[&str] =
-    &["key", "token", "owner", "options", "error", "event", "clock", "mode", "watchdog", "ticket", "tls"];
+const LEAVES: &[&str] = &[
+    "key", "token", "owner", "options", "error", "event", "clock", "mode", "watchdog", "ticket", "tls", "finding",
+    "meter", "span",
+];
 
 /// They know the contract and the leaves, and serve the public types, of which they know nothing.
 const MIDDLE: &[&str] = &["family", "keeper", "holds", "wait"];

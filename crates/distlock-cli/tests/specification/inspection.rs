@@ -84,12 +84,30 @@ fn break_says_what_it_cannot_do_and_does_nothing_else() {
 #[test]
 fn every_shell_has_completions_and_every_command_a_manual_page() {
     let machine = Machine::new();
-    let commands =
-        ["run", "hold", "acquire", "renew", "release", "ls", "show", "watch", "break", "console", "completions", "man"];
+    let commands = [
+        "run",
+        "hold",
+        "acquire",
+        "renew",
+        "release",
+        "ls",
+        "show",
+        "watch",
+        "break",
+        "console",
+        "doctor",
+        "verify",
+        "bench",
+        "completions",
+        "man",
+    ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let done = machine.run(&["completions", shell]);
         assert!(done.code == 0 && commands.iter().all(|it| done.stdout.contains(it)), "{shell}");
-        assert!(!done.stdout.contains("acquire-holder"), "{shell}: it is nobody's to call");
+        assert!(
+            !done.stdout.contains("verify-worker") && !done.stdout.contains("acquire-holder"),
+            "{shell}: it is nobody's to call"
+        );
     }
     let program = machine.run(&["man"]).stdout;
     for command in commands {

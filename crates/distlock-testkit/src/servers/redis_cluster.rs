@@ -12,10 +12,12 @@ pub const SLOTS: u16 = 16_384;
 /// A node that is silent for so long is taken for dead.
 const NODE_TIMEOUT_MS: u32 = 1000;
 
-/// Three masters that share the slots. Dropping it kills them.
+/// Three masters that share the slots, and their replicas if they have any. Dropping it kills them.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
+    /// They serve no slot until their master dies.
+    replicas: Vec<RedisServer>,
     /// The ports on which the nodes talk to each other.
     buses: Vec<Port>,
 }
@@ -32,10 +34,31 @@ impl RedisCluster {
     pub fn with(options: &RedisOptions) -> RedisCluster {
         let buses: Vec<Port> = (0..3).map(|_| Port::free()).collect();
         let nodes = buses.iter().map(|bus| node(options.clone(), bus)).collect();
-        let cluster = RedisCluster { nodes, buses };
+        let cluster = RedisCluster { nodes, replicas: Vec::new(), buses };
         cluster.share_slots();
         cluster.introduce();
         cluster.expect_whole();
+        cluster
+    }
+
+    /// The same, and each master has a replica that keeps up.
+    #[track_caller]
+    pub fn with_replicas(options: &RedisOptions) -> RedisCluster {
+        let mut cluster = RedisCluster::with(options);
+        for at in 0..cluster.nodes.len() {
+            let (bus, id) = (Port::free(), cluster.id(at));
+            let replica = node(options.clone(), &bus);
+            cluster.meet(&replica, &bus);
+            eventually("a replica to know its master", || {
+                replica.command(&["CLUSTER", "REPLICATE", &id]).error().is_none().then_some(())
+            });
+            cluster.replicas.push(replica);
+            cluster.buses.push(bus);
+        }
+        for node in &cluster.nodes {
+            let follows = |info: &String| info.contains("state=online");
+            eventually("a replica that keeps up", || node.info("replication", "slave0").filter(follows));
+        }
         cluster
     }
 
@@ -149,10 +172,14 @@ impl RedisCluster {
 
     fn introduce(&self) {
         for (node, bus) in self.nodes.iter().zip(&self.buses).skip(1) {
-            let address = node.address();
-            let (host, port, bus) = (address.ip().to_string(), address.port().to_string(), bus.number().to_string());
-            expect_ok(&self.nodes[0].command(&["CLUSTER", "MEET", &host, &port, &bus]));
+            self.meet(node, bus);
         }
+    }
+
+    fn meet(&self, node: &RedisServer, bus: &Port) {
+        let address = node.address();
+        let (host, port, bus) = (address.ip().to_string(), address.port().to_string(), bus.number().to_string());
+        expect_ok(&self.nodes[0].command(&["CLUSTER", "MEET", &host, &port, &bus]));
     }
 }
 

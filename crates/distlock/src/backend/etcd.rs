@@ -9,6 +9,7 @@ mod attempt;
 mod batches;
 mod builder;
 mod client;
+mod doctor;
 mod endpoint;
 mod engine;
 mod entry;

@@ -24,6 +24,7 @@ use line::{Line, Standing};
 use place::{Place, Places};
 use waiter::{Queue, Waiter};
 
+mod doctor;
 mod fault;
 mod hold;
 mod home;
@@ -40,6 +41,7 @@ mod tests;
 mod waiter;
 mod watcher;
 
+pub(crate) use doctor::examine;
 pub use home::default_dir;
 
 /// How often to begin again when a file or a ticket changes under our hands. Each time somebody else gets on.

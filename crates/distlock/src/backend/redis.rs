@@ -8,6 +8,7 @@ mod builder;
 mod cluster;
 mod combiner;
 mod dial;
+pub(in crate::backend) mod doctor;
 mod ears;
 mod encryption;
 mod fault;

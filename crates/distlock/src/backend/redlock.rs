@@ -7,6 +7,7 @@ mod attempts;
 mod builder;
 mod claiming;
 mod crew;
+mod doctor;
 mod gate;
 mod inspecting;
 mod quarantine;

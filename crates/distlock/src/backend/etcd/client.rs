@@ -122,6 +122,39 @@ impl Client {
         })
     }
 
+    /// Asks this server and no other, for `patience` at the longest.
+    pub(super) async fn call_at<Q, A>(
+        &self,
+        endpoint: usize,
+        path: &'static str,
+        request: Q,
+        patience: Duration,
+    ) -> Result<A, Failure>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let asking = async {
+            self.log_in(false).await?;
+            let (channel, _) = self.endpoints[endpoint].channel(self.runtime());
+            self.ask(channel, path, request).await
+        };
+        tokio::time::timeout(patience, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
+    }
+
+    /// Where the servers are, for messages.
+    pub(super) fn places(&self) -> Vec<String> {
+        self.endpoints.iter().map(Endpoint::place).collect()
+    }
+
+    pub(super) fn has_login(&self) -> bool {
+        self.login.is_some()
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.endpoints.iter().all(Endpoint::is_encrypted)
+    }
+
     /// Opens the stream of watches.
     pub(super) async fn watch(
         &self,

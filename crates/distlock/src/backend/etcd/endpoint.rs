@@ -60,6 +60,22 @@ impl Endpoint {
         Endpoint { source: Source::Given(channel), link: Mutex::default() }
     }
 
+    /// Where it is, for messages.
+    pub(super) fn place(&self) -> String {
+        match &self.source {
+            Source::Dialled(dial) => dial.uri().authority().map(ToString::to_string).unwrap_or_default(),
+            Source::Given(_) => "the given channel".into(),
+        }
+    }
+
+    /// Whether it is dialled over TLS. What the application looks after is its own business.
+    pub(super) fn is_encrypted(&self) -> bool {
+        match &self.source {
+            Source::Dialled(dial) => dial.uri().scheme_str() == Some("https"),
+            Source::Given(_) => true,
+        }
+    }
+
     /// The connection and its number. It lives on `runtime`, whoever asks first.
     pub(super) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 /// What NFS calls itself in `statfs`.
-const NFS: u64 = 0x6969;
+pub(super) const NFS: u64 = 0x6969;
 
 /// Which file it is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

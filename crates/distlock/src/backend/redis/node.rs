@@ -49,6 +49,10 @@ impl NodeOptions {
     pub(in crate::backend) fn place(&self) -> &str {
         &self.0.dialer.place
     }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.0
+    }
 }
 
 /// The connections to one node: one for claims, releases and messages, one for renewals.

@@ -522,7 +522,7 @@ async fn query(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisRe
     connection.send_packed_command(command).await.and_then(Value::extract_error)
 }
 
-fn read_time(time: Value) -> Result<u64> {
+pub(super) fn read_time(time: Value) -> Result<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time)
         .map_err(|error| Error::unavailable(format!("redis: its clock cannot be read: {error}")))?;
     Ok(seconds * 1_000_000 + micros)

@@ -7,7 +7,7 @@ use redis::Value;
 use crate::backend::redis::dial::Address;
 
 /// How many slots a cluster has.
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 /// The slot of a key: of its tag, if it has one that is not empty.
 pub(super) fn slot_of(key: &str) -> u16 {

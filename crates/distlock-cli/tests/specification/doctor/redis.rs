@@ -1,0 +1,199 @@
+//! Redis: one server, sentinels, a cluster.
+
+use std::time::Duration;
+
+use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
+use distlock_testkit::proxy::Proxy;
+use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE, SentinelSetup, eventually};
+
+use super::examine;
+use crate::machine::Machine;
+
+/// A server that nothing is wrong with.
+fn good() -> RedisOptions {
+    RedisServer::options().persistent().config("maxmemory 100mb")
+}
+
+/// The rights that docs/backends/redis.md asks for.
+const RIGHTS: &str = "resetchannels ~app:* ~{app:* &distlock:wake:* -@all +hello +auth +ping +select +role +time \
+                      +subscribe +scan +eval +evalsha +get +getrange +setrange +set +del +exists +type +pttl +pexpire \
+                      +zadd +zrem +zrange +zrank +zcard +zscore +hset +hget +hmget +hgetall +hdel +publish";
+
+#[test]
+fn a_good_server_is_left_in_peace_and_as_it_was() {
+    let server = good().start();
+    examine(&server.url()).expect_silence();
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0, "nothing is left behind");
+    let text = Machine::new().run(&["doctor", &server.url()]).stdout;
+    assert!(text.lines().count() == 1 && text.contains("0 unsafe, 0 warning, 0 note"), "{text}");
+    let unsaved = RedisServer::start();
+    examine(&format!("{}?restart_guard=on", unsaved.url())).expect_silence();
+}
+
+#[test]
+fn a_lock_that_somebody_holds_is_not_touched() {
+    let server = good().start();
+    let machine = Machine::with_server(server.url());
+    let _holder = machine.hold("distlock-doctor");
+    let before = machine.show("distlock-doctor")["holder"]["token"].clone();
+    examine(&server.url()).expect_silence();
+    assert_eq!(machine.show("distlock-doctor")["holder"]["token"], before);
+}
+
+#[test]
+fn a_server_that_evicts_locks() {
+    let server = good().config("maxmemory-policy allkeys-lru").start();
+    examine(&server.url()).expect_only("eviction", "unsafe", "allkeys-lru");
+}
+
+#[test]
+fn a_server_that_keeps_nothing() {
+    let server = good().config("appendonly no").start();
+    examine(&server.url()).expect_only("persistence", "warning", "nothing is kept");
+    server.command(&["CONFIG", "SET", "save", "3600 1"]);
+    examine(&server.url()).expect_only("persistence", "warning", "snapshots only");
+}
+
+#[test]
+fn a_server_that_writes_to_its_disk_late() {
+    let server = good().config("appendfsync everysec").start();
+    examine(&server.url()).expect_only("persistence", "warning", "everysec");
+}
+
+#[test]
+fn a_server_whose_disk_fails() {
+    let server = good().config("dbfilename taken").start();
+    std::fs::create_dir(server.directory().join("taken")).unwrap();
+    server.command(&["BGSAVE"]);
+    let failed = |status: &String| status == "err";
+    eventually("a failed save", || server.info("persistence", "rdb_last_bgsave_status").filter(failed));
+    examine(&server.url()).expect_among("disk", "unsafe", "failed");
+}
+
+#[test]
+fn a_replica_and_a_master_that_does_not_wait_for_it() {
+    let master = good().start();
+    let replica = good().replica_of(master.address()).start();
+    replica.expect_in_sync();
+    examine(&replica.url()).expect_among("role", "unsafe", &master.address().to_string());
+    examine(&master.url()).expect_only("replicas", "warning", "1 replicas, min-replicas-to-write 0");
+    master.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    eventually("a replica that counts", || {
+        master.info("replication", "min_slaves_good_slaves").filter(|good| good == "1")
+    });
+    examine(&master.url()).expect_silence();
+}
+
+#[test]
+fn a_master_whose_replicas_are_away() {
+    let server = good().config("min-replicas-to-write 1").start();
+    let examined = examine(&server.url());
+    examined.expect_among("replicas", "unsafe", "0 replicas keep up, 1 must");
+    examined.expect_among("writes", "unsafe", "NOREPLICAS");
+}
+
+#[test]
+fn rights_that_are_missing() {
+    let server = good()
+        .user("whole", "secret", RIGHTS)
+        .user("unordered", "secret", &RIGHTS.replace("+zadd ", ""))
+        .user("elsewhere", "secret", &RIGHTS.replace("~app:*", "~other:*"))
+        .user("mute", "secret", &RIGHTS.replace("&distlock:wake:* ", ""))
+        .user("blind", "secret", &RIGHTS.replace("+scan ", ""))
+        .start();
+    let url = |user: &str| format!("{}?prefix=app:", server.url_of(user, "secret"));
+    let whole = examine(&url("whole"));
+    let is_note = |severity: &str, check: &str| severity == "note" && (check == "info" || check == "config");
+    assert!(whole.troubles().iter().all(|(check, severity)| is_note(severity, check)), "{:?}", whole.troubles());
+    assert_eq!(whole.code, 0, "what may not be asked is no failure");
+    examine(&url("unordered")).expect_among("rights", "unsafe", "ZADD");
+    examine(&url("elsewhere")).expect_among("rights", "unsafe", "EVAL (NOPERM");
+    let mute = examine(&url("mute"));
+    mute.expect_among("wakes", "warning", "PUBLISH");
+    mute.expect_among("wakes", "warning", "SUBSCRIBE");
+    examine(&url("blind")).expect_among("extras", "warning", "SCAN");
+}
+
+#[test]
+fn a_server_that_everybody_reaches_without_a_password() {
+    // An address that is nobody's: the server passes it over, and listens to nobody else.
+    let server = good().config("bind 127.0.0.1 -192.0.2.1").start();
+    examine(&server.url()).expect_only("password", "unsafe", "192.0.2.1");
+    let guarded = good().config("bind 127.0.0.1 -192.0.2.1").password("secret").start();
+    examine(&guarded.url()).expect_silence();
+}
+
+#[test]
+fn a_clock_that_is_wrong() {
+    let shim = ClockShim::new();
+    let server = good().clock(&shim).start();
+    shim.forward(ShiftedClock::Wall, Duration::from_secs(60));
+    examine(&server.url()).expect_only("clock", "warning", "s ahead of ours");
+    shim.reset();
+    shim.back(ShiftedClock::Wall, Duration::from_secs(60));
+    examine(&server.url()).expect_only("clock", "warning", "s behind ours");
+}
+
+#[test]
+fn a_server_that_is_far_away() {
+    let server = good().start();
+    let proxy = Proxy::start(server.address());
+    proxy.delay(Duration::from_millis(60));
+    examine(&format!("redis://{}/?ttl=1s", proxy.address())).expect_only("latency", "warning", "leases last 1s");
+}
+
+#[test]
+fn a_server_with_hardly_a_connection_left() {
+    let server = good().config("maxclients 10").start();
+    examine(&server.url()).expect_only("connections", "warning", "of 10");
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_and_one_that_knows_us_not() {
+    let mut server = good().password("secret").start();
+    let wrong = server.url().replace("secret", "hunter2");
+    let examined = examine(&wrong);
+    examined.expect_only("reach", "unsafe", "");
+    assert!(examined.findings[0]["fix"].as_str().unwrap().contains("password"), "{:?}", examined.findings);
+    assert!(!examined.findings[0].to_string().contains("hunter2"));
+    server.kill9();
+    examine(&server.url()).expect_only("reach", "unsafe", "cannot reach");
+}
+
+#[test]
+fn sentinels() {
+    let mut setup = SentinelSetup::with(&good().config("min-replicas-to-write 1"));
+    examine(&setup.url()).expect_silence();
+    examine(&format!("{}?ttl=1s", setup.url())).expect_only("failover", "warning", "leases last 1s");
+    let all = setup.url();
+    let (hosts, _) = all.strip_prefix("redis+sentinel://").unwrap().rsplit_once('/').unwrap();
+    let two = hosts.split(',').take(2).collect::<Vec<_>>().join(",");
+    examine(&format!("redis+sentinel://{two}/{SERVICE}")).expect_among("sentinels", "warning", "2 sentinels are named");
+    let stranger = examine(&format!("redis+sentinel://{hosts}/other"));
+    stranger.expect_among("service", "unsafe", "does not know");
+    stranger.expect_among("master", "unsafe", "");
+    setup.sentinels()[0].command(&["SENTINEL", "SET", SERVICE, "quorum", "1"]);
+    examine(&setup.url()).expect_only("quorum", "warning", "quorum 1 of 3");
+    setup.sentinels()[0].command(&["SENTINEL", "SET", SERVICE, "quorum", "5"]);
+    examine(&setup.url()).expect_only("quorum", "warning", "quorum 5 of 3");
+    setup.sentinels()[0].command(&["SENTINEL", "SET", SERVICE, "quorum", "2"]);
+    setup.sentinels_mut()[2].kill9();
+    examine(&setup.url()).expect_only("reach", "warning", "cannot reach");
+}
+
+#[test]
+fn a_good_cluster() {
+    let cluster = RedisCluster::with_replicas(&good().config("min-replicas-to-write 1"));
+    examine(&cluster.url()).expect_silence();
+    assert!(cluster.nodes().iter().all(|node| node.command(&["DBSIZE"]).int() == 0), "nothing is left behind");
+}
+
+#[test]
+fn a_cluster_without_replicas_and_then_without_a_slot() {
+    let cluster = RedisCluster::with(&good());
+    examine(&cluster.url()).expect_only("replicas", "warning", "no replica");
+    for node in cluster.nodes() {
+        node.command(&["CLUSTER", "DELSLOTS", "7"]);
+    }
+    examine(&cluster.url()).expect_among("slots", "unsafe", "nobody serves 1 of 16384");
+}

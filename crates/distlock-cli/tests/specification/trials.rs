@@ -1,0 +1,101 @@
+//! `verify` and `bench`: what they say about engines that are good, and about one that is made to forget.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use distlock_testkit::servers::{EtcdServer, RedisServer};
+use serde_json::Value;
+
+use crate::machine::Machine;
+
+fn verify(machine: &Machine, more: &[&str]) -> (i32, Value) {
+    let done = machine.run(&[&["verify", "--json", "--workers", "4"], more].concat());
+    let report = serde_json::from_str(&done.stdout).unwrap_or_else(|_| panic!("{} {}", done.stdout, done.stderr));
+    (done.code, report)
+}
+
+#[track_caller]
+fn check_safe((code, report): (i32, Value)) {
+    assert_eq!((code, report["verdict"].as_str()), (0, Some("safe")), "{report:#}");
+    assert!(report["holds"].as_u64() > Some(10), "{report:#}");
+    assert_eq!(report["waits"]["count"], report["holds"], "{report:#}");
+}
+
+#[test]
+fn redis_is_safe_when_workers_are_killed_and_stopped() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let (code, report) = verify(&machine, &["--time", "3s", "--ttl", "500ms", "--kills", "2", "--pauses", "1"]);
+    assert_eq!((report["kills"].as_u64(), report["pauses"].as_u64()), (Some(2), Some(1)), "{report:#}");
+    assert_eq!(report["in_order"], true);
+    check_safe((code, report));
+}
+
+#[test]
+fn this_machine_is_safe_and_says_so_to_people() {
+    let machine = Machine::new();
+    let done = machine.run(&["verify", "--time", "1s", "--kills", "1"]);
+    assert_eq!(done.code, 0, "{}{}", done.stdout, done.stderr);
+    assert!(
+        done.stdout.starts_with("safe: ") && done.stdout.contains("6 workers, 1 kills, 0 pauses"),
+        "{}",
+        done.stdout
+    );
+    assert!(done.stdout.contains("waits: p50") && done.stdout.contains('█'), "{}", done.stdout);
+}
+
+#[test]
+fn etcd_is_safe() {
+    let server = EtcdServer::start();
+    check_safe(verify(&Machine::new(), &["--time", "1s", &server.url()]));
+}
+
+#[test]
+fn a_server_that_forgets_is_found_out() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                server.command(&["FLUSHALL"]);
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let (code, report) = verify(&machine, &["--time", "2s"]);
+        over.store(true, Ordering::Relaxed);
+        assert_eq!((code, report["verdict"].as_str()), (2, Some("unsafe")), "{report:#}");
+        let said = report["violations"][0].as_str().unwrap_or_default();
+        assert!(said.starts_with("exclusion: worker"), "{report:#}");
+    });
+}
+
+#[test]
+fn an_engine_that_is_away_is_69() {
+    let mut server = RedisServer::start();
+    server.kill9();
+    let machine = Machine::with_server(server.url());
+    assert_eq!(machine.code(&["verify", "--connect-timeout", "1s"]), 69);
+    assert_eq!(machine.code(&["bench", "--connect-timeout", "1s"]), 69);
+    assert_eq!(machine.code(&["verify", "--workers", "0"]), 64);
+}
+
+#[test]
+fn bench_measures_and_leaves_no_lock_behind() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let done = machine.run(&["bench", "--json", "--time", "200ms", "--tasks", "4", "--holds", "10"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let parts: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let names: Vec<_> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
+    assert_eq!(names, ["alone", "uncontended", "contended", "held"]);
+    for part in &parts {
+        let number = |field: &str| part[field].as_f64().unwrap_or_else(|| panic!("{field}: {part}"));
+        assert!(number("count") >= 10.0 && number("per_second") > 1.0, "{part}");
+        assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"), "{part}");
+        assert!(number("p99_us") <= number("max_us"), "{part}");
+    }
+    assert_eq!(machine.run(&["ls", "--json"]).stdout, "");
+    let text = Machine::new().run(&["bench", "--time", "100ms", "--holds", "2"]).stdout;
+    assert!(text.contains("contended: ") && text.contains("handoffs") && text.contains('█'), "{text}");
+}

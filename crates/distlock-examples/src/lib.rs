@@ -1,0 +1,1 @@
+//! Examples that need crates which the library's own tests do not: see `examples/`.

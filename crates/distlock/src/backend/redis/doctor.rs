@@ -1,0 +1,71 @@
+//! Looks for what makes locks on Redis unsafe, slow or impossible: one server, sentinels, or a cluster.
+
+mod cluster;
+mod facts;
+mod sentinel;
+mod server;
+
+use std::time::Duration;
+
+pub(in crate::backend) use self::facts::Facts;
+pub(in crate::backend) use self::server::{CLOCKS_APART, Expectations, check};
+use crate::backend::redis::Redis;
+use crate::backend::redis::dial::Dialer;
+use crate::backend::redis::node::NodeOptions;
+use crate::backend::redis::options::Options;
+use crate::error::{Error, ErrorKind, Result};
+use crate::finding::{Finding, Findings};
+
+/// The name of the lock that is tried; nobody uses it.
+const LOCK: &str = "distlock-doctor";
+
+impl Redis {
+    /// Everything that was found; leases are to last `ttl`.
+    pub(crate) async fn examine(&self, ttl: Duration) -> Vec<Finding> {
+        let options = &*self.options;
+        let lock = format!("{}{LOCK}", options.prefix);
+        match &options.sentinels {
+            Some(sentinels) => sentinel::examine(options, sentinels, ttl, &lock).await,
+            None if options.is_cluster => cluster::examine(options, &self.seeds, ttl, &lock).await,
+            None => examine_server(options, &options.dialer, &expectations(options, ttl), &lock).await,
+        }
+    }
+}
+
+impl NodeOptions {
+    /// What the node says about itself.
+    pub(in crate::backend) async fn facts(&self) -> Result<Facts> {
+        let options = self.options();
+        Facts::gather(options, &options.dialer, &format!("{}{LOCK}", options.prefix)).await
+    }
+
+    /// What to expect of one of several.
+    pub(in crate::backend) fn expectations(&self, ttl: Duration) -> Expectations {
+        expectations(self.options(), ttl)
+    }
+}
+
+fn expectations(options: &Options, ttl: Duration) -> Expectations {
+    let encrypted = options.encryption.is_some();
+    Expectations { ttl, encrypted, guarded: options.guard.is_some(), fails_over: false }
+}
+
+async fn examine_server(options: &Options, server: &Dialer, expected: &Expectations, lock: &str) -> Vec<Finding> {
+    match Facts::gather(options, server, lock).await {
+        Err(error) => vec![unreachable(&server.place, &error)],
+        Ok(facts) => {
+            let mut findings = Findings::about(&facts.place);
+            check(&facts, expected, &mut findings);
+            findings.all
+        }
+    }
+}
+
+/// A server that cannot be asked.
+pub(in crate::backend) fn unreachable(place: &str, error: &Error) -> Finding {
+    let fix = match error.kind() {
+        ErrorKind::Auth => "check the user and the password",
+        _ => "check that it runs, the address, the firewall, and whether it expects TLS",
+    };
+    Finding::not_safe("reach", place, error.to_string()).because("no lock can be taken on it").fix(fix)
+}
