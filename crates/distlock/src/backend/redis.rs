@@ -28,6 +28,7 @@ mod server_clock;
 mod servers;
 mod session;
 mod slots;
+mod together;
 mod value;
 mod waiting;
 
@@ -51,10 +52,11 @@ use self::renewals::{Item, Renewals};
 use self::script::{Reply, garbled};
 use self::servers::Servers;
 use self::session::Session;
+use self::together::Together;
 use self::waiting::Waiting;
 use crate::backend::{
-    Attachment, Backend, Busy, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Term,
-    Wake,
+    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
+    Scope, Term, Wake,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -244,22 +246,70 @@ impl Redis {
                 read_busy(reply, claim, hears, server_us).map(Claimed::Busy)
             }
             "disagrees" => Err(claim.mode().disagrees(value::mode_of(&reply.word()?).ok_or_else(garbled)?)),
-            "late" => Err(Error::unavailable("redis: the claim arrived after its time and was refused")),
-            "fence" => Err(Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
-                .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key")),
-            "quarantined" => {
-                let left = Duration::from_millis(reply.unsigned()?);
-                Err(Error::unavailable(format!("redis: quarantined for another {left:?}")).with_help(
-                    "the server was restarted, promoted, emptied or is new, and leases from before may last",
-                ))
-            }
-            "foreign" => {
-                let key = reply.word()?;
-                Err(Error::new(ErrorKind::Foreign, format!("redis: {key:?} is not a queue of ours")))
-            }
-            _ => Err(garbled()),
+            word => Err(refusal(word, &mut reply)?),
         }
     }
+
+    async fn try_claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        let links = self.links();
+        if let Some(guard) = &self.options.guard {
+            claims.iter().for_each(|claim| guard.note(claim.lease()));
+        }
+        let names = claims.iter().map(|claim| self.names(&claim.key)).collect::<Result<Vec<_>>>()?;
+        together::check(&names, |lock| links.servers.group(lock))?;
+        let Some(first) = names.first() else { return Ok(ClaimedAll::Granted(Vec::new())) };
+        let mut route = links.servers.route(&first.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            let wake = self.wake(pair.hears(&session, first));
+            match together::claim(&session, &names, &wake, claims, links.clock.now()).await {
+                Err(error) if route.again(&error, false).await => {}
+                Ok(Together::Granted(grants)) => {
+                    return self.confirm_all(&pair, &names, claims).await.map(|()| ClaimedAll::Granted(grants));
+                }
+                Ok(Together::Busy(which)) => {
+                    let key = claims[which].key.clone();
+                    let holder = self.get(&key).await.ok().flatten().and_then(|lock| lock.holder().cloned());
+                    return Ok(ClaimedAll::Busy(key, holder));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until the replicas have all of them; otherwise none is kept.
+    async fn confirm_all(&self, pair: &Pair, names: &[Names], claims: &[Claim]) -> Result<()> {
+        let Some(replicas) = &pair.replicas else { return Ok(()) };
+        for (names, claim) in names.iter().zip(claims) {
+            if let Err(mut error) = replicas.confirm(names, claim).await {
+                for claim in claims {
+                    error = self.give_back(claim, error).await;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a claim was not granted although nobody has the lock.
+fn refusal(word: &str, reply: &mut Reply) -> Result<Error> {
+    Ok(match word {
+        "late" => Error::unavailable("redis: the claim arrived after its time and was refused"),
+        "fence" => Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
+            .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key"),
+        "quarantined" => {
+            let left = Duration::from_millis(reply.unsigned()?);
+            Error::unavailable(format!("redis: quarantined for another {left:?}"))
+                .with_help("the server was restarted, promoted, emptied or is new, and leases from before may last")
+        }
+        "foreign" => {
+            let key = reply.word()?;
+            Error::new(ErrorKind::Foreign, format!("redis: {key:?} is not a queue of ours"))
+        }
+        _ => garbled(),
+    })
 }
 
 impl Backend for Redis {
@@ -272,7 +322,7 @@ impl Backend for Redis {
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, gathers: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -296,6 +346,10 @@ impl Backend for Redis {
             drop(self.release(claim).await);
         }
         outcome
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        self.try_claim_all(claims).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {

@@ -108,12 +108,14 @@ pub(super) static ADOPT: Script = Script::new(
         include_str!("adopt.lua")
     ),
 );
+pub(super) static GATHER: Script =
+    Script::new("claim", concat!(include_str!("clock.lua"), include_str!("fence.lua"), include_str!("gather.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
 pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 
-static ALL: [&Script; 9] = [&CONFIRM, &CLAIM, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
+static ALL: [&Script; 10] = [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
 
 impl Script {
     pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {
@@ -297,6 +299,7 @@ mod tests {
             assert!(script.wording(Dialect::Guarded).text.contains(GUARD), "{}", script.name);
             assert!(script.wording(Dialect::Sharded).text.contains("'SPUBLISH'"), "{}", script.name);
         }
+        assert!(GATHER.wording(Dialect::Guarded).text.contains(GUARD));
         assert!(RENEW.wording(Dialect::Guarded).text.contains(GUARD_LONGEST));
         for script in ALL {
             assert!(!script.wording(Dialect::Sharded).text.contains("'PUBLISH'"), "{}", script.name);

@@ -1,0 +1,54 @@
+-- Takes several locks, or none. KEYS: lock, queue, waiters, fence, holders, leases of each; ARGV: nonce, wake, not_after_us, then attempt, lease_ms, record of each; reply: nonce, now_us, outcome, ...
+-- Outcomes: 'granted', token of each | 'busy', which (from 1) | 'late' | 'fence' | 'quarantined', left_ms.
+local nonce, wake = ARGV[1], ARGV[2]
+local count = #KEYS / 6
+-- Its sender has given up on it, and perhaps released them already by another way.
+if now > tonumber(ARGV[3]) then
+  return { nonce, now, 'late' }
+end
+
+-- First a look at all of them: nothing is written when one is taken.
+local tokens = {}
+for i = 1, count do
+  local lock, queue, attempt = KEYS[6 * i - 5], KEYS[6 * i - 4], ARGV[3 * i + 1]
+  if redis.call('EXISTS', lock, queue) > 0 then
+    local held = redis.pcall('GETRANGE', lock, 0, 127)
+    local holder, token = string.match(type(held) == 'string' and held or '', '^(%x+)[ +](%d+) ')
+    if holder ~= attempt then
+      return { nonce, now, 'busy', i }
+    end
+    tokens[i] = tonumber(token)
+  end
+end
+
+-- The tokens before the locks: a fence that is not ours, or a server that must not write, shows before one is taken.
+local values = {}
+for i = 1, count do
+  if not tokens[i] then
+    local token, digits = next_token(KEYS[6 * i - 2])
+    if not token then
+      local problem = digits or { 'fence' }
+      return problem.err and problem or { nonce, now, unpack(problem) }
+    end
+    tokens[i] = token
+    values[i] = ARGV[3 * i + 1] .. ' ' .. digits .. ' ' .. wake .. ' ' .. ARGV[3 * i + 3]
+  end
+end
+for i = 1, count do
+  local lock, lease_ms = KEYS[6 * i - 5], ARGV[3 * i + 2]
+  if values[i] then
+    local set = redis.pcall('SET', lock, values[i], 'PX', lease_ms)
+    if set.err then
+      for j = 1, i - 1 do
+        if values[j] then
+          redis.call('DEL', KEYS[6 * j - 5])
+        end
+      end
+      return set
+    end
+  elseif redis.call('PTTL', lock) < tonumber(lease_ms) then
+    -- A repeat. A lease is never made shorter.
+    redis.call('PEXPIRE', lock, lease_ms)
+  end
+end
+return { nonce, now, 'granted', unpack(tokens) }
