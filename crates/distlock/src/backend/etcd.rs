@@ -24,6 +24,7 @@ mod reentry;
 mod session;
 mod slots;
 mod standing;
+mod together;
 mod turn;
 mod watches;
 
@@ -32,7 +33,8 @@ use std::sync::Arc;
 pub use self::builder::EtcdBuilder;
 use self::engine::Engine;
 use crate::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Grant, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
+    Wake,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -119,6 +121,7 @@ impl Backend for Etcd {
             delays: true,
             amends: true,
             adopts: true,
+            gathers: true,
             ..all
         }
     }
@@ -133,6 +136,10 @@ impl Backend for Etcd {
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         self.engine.claim(claim).await
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        self.engine.claim_all(claims).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {

@@ -149,7 +149,7 @@ impl Engine {
     }
 
     /// The attempt of `claim`, new or as it is. `None`: it cannot be used and was forgotten.
-    async fn attempt_of(self: &Arc<Self>, claim: &Claim) -> Result<Option<Arc<Attempt>>> {
+    pub(super) async fn attempt_of(self: &Arc<Self>, claim: &Claim) -> Result<Option<Arc<Attempt>>> {
         let known = self.attempts.get(claim.attempt);
         let session = match &known {
             Some(attempt) => attempt.state().session.clone(),

@@ -127,6 +127,47 @@ pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result
     Ok(view)
 }
 
+/// How several queues looked to a request for all of them.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// Whether this very request made all keys.
+    pub(super) is_new: bool,
+    /// The create revisions of our keys that are there.
+    pub(super) own: Vec<Option<i64>>,
+    /// The first key of each queue, where it is not a new one of ours.
+    pub(super) heads: Vec<Option<KeyValue>>,
+    pub(super) header: Header,
+}
+
+impl Gathered {
+    /// The first of the locks that is not ours.
+    pub(super) fn first_taken(&self) -> Option<usize> {
+        let head = |place: usize| self.heads.get(place)?.as_ref().map(|head| head.create_revision);
+        let is_ours = |place: usize| self.is_new || self.own[place].is_some() && head(place) == self.own[place];
+        (0..self.own.len()).find(|place| !is_ours(*place))
+    }
+}
+
+/// Makes our keys in several queues if nobody is in any of them; otherwise none.
+pub(super) async fn join_all(client: &Client, asks: &[Ask]) -> Result<Gathered, Failure> {
+    let free = |ask: &Ask| Compare { range_end: end_of(&ask.lock), ..created_at(&ask.lock, 0) };
+    let request = TxnRequest {
+        compare: asks.iter().map(free).collect(),
+        success: asks.iter().map(|ask| Request::Put(ask.put(None)).into()).collect(),
+        failure: asks.iter().flat_map(|ask| [range(own(&ask.key)), range(first_of(&ask.lock, 1))]).collect(),
+    };
+    let answer = txn(client, request).await?;
+    let header = answer.header.unwrap_or_default();
+    if answer.succeeded {
+        return Ok(Gathered { is_new: true, own: vec![Some(header.revision); asks.len()], heads: Vec::new(), header });
+    }
+    let mut ranges = ranges_of(answer.responses);
+    let mut first = || ranges.next().unwrap_or_default().into_iter().next();
+    let seen = asks.iter().map(|_| (first().map(|own| own.create_revision), first()));
+    let (own, heads) = seen.unzip();
+    Ok(Gathered { is_new: false, own, heads, header })
+}
+
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
 async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failure> {
     let Ask { lock, key, mode, .. } = ask;
