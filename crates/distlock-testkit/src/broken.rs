@@ -179,7 +179,8 @@ impl Backend for Broken {
                             return Ok(ClaimedAll::Busy(claim.key.clone(), busy.holder));
                         }
                     }
-                    tokio::task::yield_now().await;
+                    // Long enough for somebody to see it.
+                    tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 Ok(ClaimedAll::Granted(grants))
             }

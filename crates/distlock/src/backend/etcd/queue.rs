@@ -140,11 +140,15 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// The first of the locks that is not ours.
+    /// The first of the locks that somebody else has, or that was ours and is gone; `None` when all are ours.
     pub(super) fn first_taken(&self) -> Option<usize> {
+        if self.is_new {
+            return None;
+        }
         let head = |place: usize| self.heads.get(place)?.as_ref().map(|head| head.create_revision);
-        let is_ours = |place: usize| self.is_new || self.own[place].is_some() && head(place) == self.own[place];
-        (0..self.own.len()).find(|place| !is_ours(*place))
+        let mut places = 0..self.own.len();
+        let taken = places.clone().find(|place| head(*place).is_some_and(|head| self.own[*place] != Some(head)));
+        taken.or_else(|| places.find(|place| self.own[*place].is_none()))
     }
 }
 
