@@ -63,7 +63,6 @@ impl Locker {
 /// time to live.
 pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
     let settings = config.validate()?;
-    let ttl = settings.default_ttl;
     match &settings.target {
         Target::Memory { .. } => {
             Ok(vec![Finding::note("scope", "memory", "locks end with this process, and no other process sees them")])
@@ -74,13 +73,15 @@ pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
-            Ok(redis(&settings, servers, credentials, options)?.examine(ttl).await)
+            Ok(redis(&settings, servers, credentials, options)?.examine(settings.default_ttl).await)
         }
         #[cfg(feature = "redis")]
-        Target::Redlock { nodes, options } => Ok(redlock(&settings, nodes, options)?.examine(ttl).await),
+        Target::Redlock { nodes, options } => {
+            Ok(redlock(&settings, nodes, options)?.examine(settings.default_ttl).await)
+        }
         #[cfg(feature = "etcd")]
         Target::Etcd { hosts, credentials, tls, .. } => {
-            Ok(etcd(&settings, hosts, credentials, *tls)?.build()?.examine(ttl).await)
+            Ok(etcd(&settings, hosts, credentials, *tls)?.build()?.examine(settings.default_ttl).await)
         }
         #[cfg(not(all(feature = "etcd", feature = "redis")))]
         other => Err(not_built_in(other.driver())),

@@ -1,7 +1,9 @@
 //! What an examination of an engine found.
 
 use std::fmt;
+#[cfg(any(feature = "etcd", feature = "redis"))]
 use std::net::IpAddr;
+#[cfg(any(feature = "etcd", feature = "redis"))]
 use std::time::Duration;
 
 /// How much a [`Finding`] matters.
@@ -75,6 +77,7 @@ impl Finding {
         Finding { severity: Severity::Warning, ..Finding::fine(check, place, found) }
     }
 
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn not_safe(check: &'static str, place: &str, found: impl Into<String>) -> Finding {
         Finding { severity: Severity::Unsafe, ..Finding::fine(check, place, found) }
     }
@@ -91,6 +94,7 @@ impl Finding {
 }
 
 /// What was found about one place.
+#[cfg(any(feature = "etcd", feature = "redis"))]
 #[derive(Debug)]
 pub(crate) struct Findings<'a> {
     pub(crate) place: &'a str,
