@@ -68,18 +68,17 @@ async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
     other.lock("other").await.unwrap().unlock().await.unwrap();
 
     for (message, parts) in [
-        (
-            "lock acquired",
-            &["DEBUG distlock", "lock.name=invoice:42", "lock.owner=req-7", "lock.token=1", "lock.wait_s="][..],
-        ),
+        ("lock acquired", &[" DEBUG ", "lock.name=invoice:42", "lock.owner=req-7", "lock.token=1", "lock.wait_s="][..]),
         ("lock busy", &["lock.owner=req-8", "owner req-7"]),
-        ("lock wait timed out", &["INFO distlock", "lock.outcome=\"timeout\"", "lock.wait_s=4"]),
-        ("lock renewal failed", &["WARN distlock", "error.kind=Unavailable", "lock.ttl_s="]),
-        ("lock lost", &["ERROR distlock", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\""]),
-        ("lock forced", &["WARN distlock", "reason=\"stuck\""]),
+        ("lock wait timed out", &[" INFO ", "lock.outcome=\"timeout\"", "lock.wait_s=4"]),
+        ("lock renewal failed", &[" WARN ", "error.kind=Unavailable", "lock.ttl_s="]),
+        ("lock lost", &[" ERROR ", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\""]),
+        ("lock forced", &[" WARN ", "reason=\"stuck\""]),
         ("lock released", &["lock.name=other", "lock.outcome=\"released\""]),
     ] {
         let line = log.line(message);
+        // Between the two is the span, where there is one.
+        assert!(line.contains(&format!("distlock: {message}")), "{line:?}");
         for part in parts {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
         }
