@@ -158,7 +158,8 @@ fn observe(crew: &Arc<Crew>, at: usize, vote: &Vote, claim: &Claim) {
     }
 }
 
-/// Nodes that are late: what they answer is noted. If the claim was not granted, whatever they did is taken back.
+/// Nodes that are late: what they answer is noted. If the claim was not granted, whatever they did is taken back. If it was,
+/// and was released before it came to a node, then its place in the queue there is.
 fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<Arc<Parting>>) {
     if late.is_over() {
         return;
@@ -167,12 +168,15 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
     // tidy-allow(spawn): the caller has its answer; what is still on its way ends with the node's timeout
     crew.runtime.clone().spawn(async move {
         let behind = late.behind().to_vec();
-        let (timeout, mut clear) = (Crew::node_timeout(claim.ttl), Vec::new());
+        let (timeout, mut clear, mut queued) = (Crew::node_timeout(claim.ttl), Vec::new(), Vec::new());
         late.run(timeout, timeout, |at, answer| {
             let vote = vote_of(answer);
             observe(&crew, at, &vote, &claim);
             if !matches!(vote, Vote::Granted | Vote::Unanswered) {
                 clear.push(at);
+            }
+            if matches!(vote, Vote::Held(_)) {
+                queued.push(at);
             }
             false
         })
@@ -181,6 +185,11 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
         if let Some(parting) = parting {
             let owing = behind.into_iter().filter(|at| !clear.contains(at));
             releasing::pay_later(&crew, &parting, owing);
+        } else if claim.queue
+            && crew.attempts.get(claim.attempt).is_none()
+            && let Ok(parting) = Parting::of(&crew, &claim)
+        {
+            releasing::pay_later(&crew, &parting, queued);
         }
     });
 }
