@@ -65,6 +65,9 @@ pub(crate) async fn acquire_all(
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     family.check_process()?;
     let _under_way = family.holds.begin()?;
+    if !family.backend.capabilities().gathers {
+        return Ok(None);
+    }
     for key in keys {
         enter_again(family, key, owner, options)?;
     }
@@ -72,36 +75,37 @@ pub(crate) async fn acquire_all(
     let record = Arc::new(record);
     let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
     let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(family, claim.clone(), options)).collect();
-    let Some(first) = all.first() else { return Ok(None) };
+    let [first, ..] = all.as_slice() else { return Ok(None) };
     let until = first.until;
     all.iter_mut().for_each(|acquire| acquire.attempt.sent = true);
     let mut answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
-    if answer.as_ref().is_some_and(|answer| answer.as_ref().is_err_and(Error::may_be_applied)) {
+    let is_doubtful = matches!(&answer, Some(Err(error)) if error.may_be_applied());
+    if is_doubtful {
         // The same claims once more: it cannot harm, and may say what became of them.
         answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     }
-    let unsent = |all: &mut Vec<Acquire<'_>>| all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
+    let is_refused = match &answer {
+        Some(Ok(ClaimedAll::Busy(..))) => true,
+        Some(Err(error)) => !error.may_be_applied(),
+        Some(Ok(ClaimedAll::Granted(_))) | None => false,
+    };
+    if is_refused && !is_doubtful {
+        // Nothing of them is there. A request that was not answered may still come: that one is withdrawn.
+        all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
+    }
+    let waits = options.wait != Some(Duration::ZERO);
     let taken = match answer {
         Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
-        Some(Ok(ClaimedAll::Busy(..))) if options.wait != Some(Duration::ZERO) => {
-            unsent(&mut all);
-            Ok(None)
-        }
+        Some(Ok(ClaimedAll::Busy(..))) if waits => Ok(None),
         Some(Ok(ClaimedAll::Busy(key, holder))) => {
-            unsent(&mut all);
             Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
         }
-        Some(Err(error)) if error.may_be_applied() => Err(error),
-        Some(Err(error)) if error.is_retryable() || error.kind() == ErrorKind::Unsupported => {
-            unsent(&mut all);
-            Ok(None)
-        }
-        Some(Err(error)) => {
-            unsent(&mut all);
-            Err(error)
-        }
-        // One after the other says whom it waited for.
-        None => Ok(None),
+        Some(Err(error)) if is_refused && (error.is_retryable() || error.kind() == ErrorKind::Unsupported) => Ok(None),
+        Some(Err(error)) => Err(error.with_key(&claims[0].key)),
+        None => match all[0].time_out() {
+            ControlFlow::Break(Err(late)) => Err(late.with_key(&claims[0].key)),
+            _ => Ok(None),
+        },
     };
     for acquire in &mut all {
         match &taken {

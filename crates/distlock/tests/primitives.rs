@@ -3,10 +3,13 @@
 
 use std::future::IntoFuture;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Asked, ErrorKind, Locker};
+use distlock_testkit::{Calls, Wire};
 use tokio::time::timeout;
 
 /// For what must happen soon in real time.
@@ -38,6 +41,35 @@ async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
     let outcome = timeout(SOON, all).await.expect("told while the second is still taken").unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
     taken.unlock().await.unwrap();
+}
+
+/// A request that was lost may still come, and take what nobody would give back.
+#[tokio::test]
+async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_not_known_what_became_of_them() {
+    let store = Store::new();
+    let calls = Arc::new(Calls::default());
+    let locker = Locker::new(Wire::new(Memory::on(&store), calls.clone())).unwrap();
+    let other = Locker::new(Memory::on(&store)).unwrap();
+    let _taken = other.lock("b").await.unwrap();
+    let refused = || locker.lock_all(["a", "b"]).wait(Duration::ZERO).into_future();
+
+    assert_eq!(refused().await.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(calls.claims.load(Ordering::SeqCst), 1);
+    store.script(Operation::Claim, Fault::LoseRequest);
+    let error = refused().await.unwrap_err();
+    assert_eq!((error.kind(), error.key().map(|key| key.as_str())), (ErrorKind::Timeout, Some("b")), "asked again");
+    let withdrawn = async {
+        while calls.releases.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, withdrawn).await.expect("both claims are withdrawn");
+
+    (0..2).for_each(|_| store.script(Operation::Claim, Fault::LoseReply));
+    let error = refused().await.unwrap_err();
+    assert_eq!((error.kind(), error.key().map(|key| key.as_str())), (ErrorKind::Unknown, Some("a")), "{error}");
+    locker.close().await.unwrap();
+    assert_eq!(calls.releases.load(Ordering::SeqCst), 4, "and nothing of the first, which was refused");
 }
 
 #[tokio::test]
