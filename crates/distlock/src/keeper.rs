@@ -45,24 +45,21 @@ type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 /// Starts the keeper of `core` and attaches the engine to it.
 pub(crate) fn start(core: Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
-    let (report, reported) = mpsc::channel();
-    let home = Handle::try_current().ok();
-    let thread = std::thread::Builder::new().name("distlock-keeper".into());
-    // The runtime is made and dropped there: where a locker is made, dropping one may not be allowed.
-    let run = move || match Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => {
-            let (losses, pushed) = Losses::channel();
-            let (handle, clock) = (runtime.handle().clone(), core.clock.clone());
-            core.backend.attach(Attachment { losses, runtime: handle, home, clock, drift: core.drift });
-            let _ = report.send(Ok(()));
-            run_on(&runtime, &core, pushed);
-        }
-        Err(error) => {
-            let _ = report.send(Err(error));
+    let (give, given) = mpsc::channel::<(Runtime, Pushed)>();
+    let keeps = core.clone();
+    // The thread is there first, to drop the runtime in: where a locker is made, that may not be allowed.
+    let run = move || {
+        if let Ok((runtime, pushed)) = given.recv() {
+            run_on(&runtime, &keeps, pushed);
         }
     };
-    thread.spawn(run).map_err(failed)?;
-    reported.recv().unwrap_or_else(|_| Err(std::io::Error::other("the engine panicked"))).map_err(failed)
+    std::thread::Builder::new().name("distlock-keeper".into()).spawn(run).map_err(failed)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let (losses, pushed) = Losses::channel();
+    let (handle, home, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());
+    core.backend.attach(Attachment { losses, runtime: handle, home, clock, drift: core.drift });
+    let _ = give.send((runtime, pushed));
+    Ok(())
 }
 
 fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {

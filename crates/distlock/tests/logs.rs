@@ -1,38 +1,16 @@
 //! What the library says to `tracing`: the names and fields that dashboards are built on.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+mod log_kit;
+
 use std::time::Duration;
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
+use log_kit::Log;
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-
-    fn line(&self, message: &str) -> String {
-        let text = self.text();
-        text.lines()
-            .find(|line| line.contains(message))
-            .unwrap_or_else(|| panic!("no {message:?} in {text}"))
-            .to_owned()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+fn line(log: &Log, message: &str) -> String {
+    let text = log.text();
+    text.lines().find(|line| line.contains(message)).unwrap_or_else(|| panic!("no {message:?} in {text}")).to_owned()
 }
 
 /// One test: the subscriber is the process's.
@@ -76,7 +54,7 @@ async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
         ("lock forced", &[" WARN ", "reason=\"stuck\""]),
         ("lock released", &["lock.name=other", "lock.outcome=\"released\""]),
     ] {
-        let line = log.line(message);
+        let line = line(&log, message);
         // Between the two is the span, where there is one.
         assert!(line.contains(&format!("distlock: {message}")), "{line:?}");
         for part in parts {

@@ -17,6 +17,7 @@ mod groups;
 mod guard;
 #[path = "redis_faults/log.rs"]
 mod log;
+mod log_kit;
 #[path = "redis_faults/partition.rs"]
 mod partition;
 mod redis_faults_kit;

@@ -1,35 +1,19 @@
 //! The spans that docs/metrics.md promises, with their fields.
 #![cfg(feature = "spans")]
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+mod log_kit;
+
 use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Memory, Store};
 use distlock::{Clock, Locker};
+use log_kit::Log;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// The spans of this name that have ended.
-    fn ended(&self, name: &str) -> Vec<String> {
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let is_it = |line: &&str| line.contains(&format!("{name}{{")) && line.contains("close");
-        text.lines().filter(is_it).map(str::to_owned).collect()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// The spans of this name that have ended.
+fn ended(log: &Log, name: &str) -> Vec<String> {
+    let is_it = |line: &&str| line.contains(&format!("{name}{{")) && line.contains("close");
+    log.text().lines().filter(is_it).map(str::to_owned).collect()
 }
 
 /// One test: the subscriber is the process's.
@@ -45,28 +29,28 @@ async fn asking_holding_and_renewing_are_spans() {
 
     let guard = locker.lock("invoice:42").owner("req-7").await.unwrap();
     assert!(locker.clone().try_lock("invoice:42").await.unwrap().is_none());
-    let asked = log.ended("lock acquire");
+    let asked = ended(&log, "lock acquire");
     let parts = ["INFO", "distlock", "lock.name=invoice:42", "lock.owner=req-7", "lock.backend=\"memory\""];
     assert!(parts.iter().all(|part| asked[0].contains(part)), "{asked:?}");
     assert!(asked[0].contains("lock.outcome=\"acquired\"") && asked[1].contains("lock.outcome=\"busy\""), "{asked:?}");
 
     guard.run(async { tracing::info!("charged") }).await.unwrap();
-    let held = log.ended("lock hold");
+    let held = ended(&log, "lock hold");
     assert!(
         held.len() == 1 && held[0].contains("lock.name=invoice:42") && held[0].contains("lock.token=1"),
         "{held:?}"
     );
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let text = log.text();
     let inside = text.lines().find(|line| line.ends_with("charged")).expect("what the work said");
     assert!(inside.contains("lock hold{"), "{inside}");
 
     let started = Instant::now();
-    while log.ended("lock renew").is_empty() {
+    while ended(&log, "lock renew").is_empty() {
         assert!(started.elapsed() < Duration::from_secs(20), "it is renewed");
         hand.advance(Duration::from_millis(100));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let renewed = log.ended("lock renew");
+    let renewed = ended(&log, "lock renew");
     assert!(renewed[0].contains("DEBUG") && renewed[0].contains("lock.count=1"), "{renewed:?}");
     guard.unlock().await.unwrap();
 }

@@ -1,6 +1,6 @@
 //! `verify` and `bench`: what they say about engines that are good, and about one that is made to forget.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use distlock_testkit::servers::{EtcdServer, RedisServer};
@@ -54,16 +54,16 @@ fn etcd_is_safe() {
 fn a_server_that_forgets_is_found_out() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
-    let over = AtomicBool::new(false);
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
+        // Until the other end of the channel is gone, by a panic too; with a pause, so that locks are there to be forgotten.
+        scope.spawn(move || {
+            while is_over.recv_timeout(Duration::from_millis(3)) == Err(RecvTimeoutError::Timeout) {
                 server.command(&["FLUSHALL"]);
-                std::thread::sleep(Duration::from_millis(3));
             }
         });
         let (code, report) = verify(&machine, &["--time", "2s"]);
-        over.store(true, Ordering::Relaxed);
+        drop(over);
         assert_eq!((code, report["verdict"].as_str()), (2, Some("unsafe")), "{report:#}");
         let said = report["violations"][0].as_str().unwrap_or_default();
         assert!(said.starts_with("exclusion: worker"), "{report:#}");

@@ -35,15 +35,22 @@ impl SentinelSetup {
     /// The same, with options for the three servers that hold data. The sentinels are encrypted if these are.
     #[track_caller]
     pub fn with(options: &RedisOptions) -> SentinelSetup {
+        let setup = SentinelSetup::hasty(options);
+        setup.servers[1..].iter().for_each(RedisServer::expect_in_sync);
+        setup.expect_complete();
+        setup
+    }
+
+    /// The same without waiting until replicas follow and sentinels know each other, which takes them seconds: for tests in
+    /// which nobody but the master has to do anything.
+    #[track_caller]
+    pub fn hasty(options: &RedisOptions) -> SentinelSetup {
         let master = options.clone().start();
         let address = master.address();
         let replicas = (0..2).map(|_| options.clone().replica_of(address).start());
         let servers: Vec<RedisServer> = std::iter::once(master).chain(replicas).collect();
-        servers[1..].iter().for_each(RedisServer::expect_in_sync);
         let sentinels = (0..3).map(|_| sentinel(options, address)).collect();
-        let setup = SentinelSetup { sentinels, servers };
-        setup.expect_complete();
-        setup
+        SentinelSetup { sentinels, servers }
     }
 
     /// The URL that names all sentinels and the service.

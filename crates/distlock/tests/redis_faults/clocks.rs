@@ -11,7 +11,8 @@ use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, connected, ms, now, sleep};
-use crate::log::Log;
+use crate::log;
+use crate::log_kit::Log;
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -22,17 +23,17 @@ fn tells_of(line: &str, seconds: f64) -> bool {
 }
 
 async fn expect_told(log: &Log, seconds: f64) {
-    let told = || log.lines("the clock of redis was set").iter().any(|line| tells_of(line, seconds));
+    let told = || log::lines(log, "the clock of redis was set").iter().any(|line| tells_of(line, seconds));
     let until = now().after(PATIENCE);
     while !told() {
-        assert!(now() < until, "nobody told of {seconds} s: {:?}", log.lines("redis"));
+        assert!(now() < until, "nobody told of {seconds} s: {:?}", log::lines(log, "redis"));
         sleep(ms(10)).await;
     }
 }
 
 #[tokio::test]
 async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
-    let (log, shim) = (Log::begin(), ClockShim::new());
+    let (log, shim) = (log::begin(), ClockShim::new());
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");

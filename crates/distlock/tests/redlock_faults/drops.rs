@@ -53,6 +53,7 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
             let ends = runtime();
             ends.block_on(async { bench.direct().await.lock("a").await.expect("granted") })
         };
+        // Whole leases pass while no runtime of ours runs: there is nobody to await anything.
         std::thread::sleep(TTL * 2);
         guard.check().expect("renewed by the keeper");
         // Outside of any runtime.

@@ -135,7 +135,7 @@ impl Setup for Sentinel {
     type Engine = Redis;
 
     async fn start() -> Self {
-        Sentinel(SentinelSetup::start())
+        Sentinel(SentinelSetup::hasty(&RedisServer::options()))
     }
 
     async fn client(&self) -> Redis {

@@ -18,9 +18,9 @@ use crate::error::{Error, Result};
 use crate::event::LossReason;
 
 /// How many locks one call renews: a fraction of a millisecond of the server's time.
-const CHUNK: usize = 160;
+const CHUNK: usize = 192;
 /// The shortest time between two calls, so that many locks need few of them; less where leases are short.
-const SPACING: Duration = Duration::from_millis(44);
+const SPACING: Duration = Duration::from_millis(48);
 const SPACING_PART: u32 = 50;
 /// How many nodes of a cluster, or slots of one, are called at once.
 const CALLS_AT_ONCE: usize = 64;
