@@ -65,8 +65,8 @@ async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
         Err(error) => return refused(&error, &flags.lock, notes),
     };
     loop {
-        let turn = run_locked(&plan, &engine, flags, turns, &mut signals, notes).await;
-        if !turn.is_another_due {
+        let turn = run_locked(&plan, &engine, flags, &mut signals, notes).await;
+        if turns == Turns::One || !turn.is_ended_by_loss {
             return turn.exit;
         }
     }
@@ -75,13 +75,13 @@ async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
 /// How one turn with the lock ended.
 struct Turn {
     exit: Exit,
-    /// The command was ended for a loss, and is to be run again.
-    is_another_due: bool,
+    /// The command was ended for a loss.
+    is_ended_by_loss: bool,
 }
 
 impl From<Exit> for Turn {
     fn from(exit: Exit) -> Turn {
-        Turn { exit, is_another_due: false }
+        Turn { exit, is_ended_by_loss: false }
     }
 }
 
@@ -89,7 +89,6 @@ async fn run_locked(
     plan: &Plan,
     engine: &Engine,
     flags: &Run,
-    turns: Turns,
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Turn {
@@ -111,9 +110,8 @@ async fn run_locked(
         slot: guard.slot(),
         engine: &engine.name,
     };
-    let mut turn = take_turn(plan, &guard, &identity, signals, notes).await;
+    let turn = take_turn(plan, &guard, &identity, signals, notes).await;
     drop(inherited);
-    turn.is_another_due &= turns == Turns::UntilTheCommandEnds;
     release(guard, engine, turn, plan, notes).await
 }
 
@@ -141,8 +139,8 @@ async fn release(guard: LockGuard, engine: &Engine, turn: Turn, plan: &Plan, not
         return Exit::from(ExitCode::Lost).into();
     }
     notes.say(&Note::Failed { message: error.to_string() });
-    // Goes on releasing: in the background before another turn, else for a while; the lease does the rest.
-    if !turn.is_another_due {
+    // Goes on releasing for a while; a lease that was given up for lost ends by itself about now.
+    if !turn.is_ended_by_loss {
         let _ = engine.locker.close().await;
     }
     turn
@@ -183,7 +181,7 @@ async fn take_turn<H: Hold>(
     identity.apply(&mut command, |name| std::env::var(name).ok());
     match supervise(command, &plan.policy, hold, signals, notes).await {
         Ok(ending) if ending.loss.is_some() => {
-            Turn { exit: verdict(&ending, &plan.policy), is_another_due: ending.by_loss }
+            Turn { exit: verdict(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }
         }
         Ok(ending) => {
             let until = plan.at_least.map_or(started, |least| started.after(least));
