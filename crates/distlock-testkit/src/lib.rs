@@ -24,8 +24,10 @@ pub mod proxy;
 pub mod servers;
 mod setup;
 pub mod stranger;
+mod turns;
 mod wire;
 
 pub use polls::poll_times;
 pub use setup::{Client, MemorySetup, Setup, World};
+pub use turns::Turns;
 pub use wire::{Calls, Wire};

@@ -7,10 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use distlock::backend::file::FileBackend;
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Asked, ErrorKind, Locker};
-use distlock_testkit::{Calls, Wire};
+use distlock_testkit::servers::Directory;
+use distlock_testkit::{Calls, Turns, Wire};
 use tokio::time::timeout;
+
+distlock_testkit::child!();
 
 /// For what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
@@ -150,4 +154,12 @@ fn whoever_follows_leaders_without_a_pause_lets_others_run() {
         done.send(()).unwrap();
     });
     is_done.recv_timeout(SOON).expect("others run");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operations_on_files_under_kills_and_cancels_keep_a_clean_history() {
+    let directory = Directory::new();
+    let locker = || Locker::new(FileBackend::in_dir(directory.path()).unwrap()).unwrap();
+    let turns = Turns { lockers: (0..12).map(|_| locker()).collect(), rounds: 60, hurry: Duration::from_millis(1) };
+    turns.check(&format!("file://{}", directory.path().display()), || {}).await;
 }

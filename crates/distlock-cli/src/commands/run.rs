@@ -85,13 +85,7 @@ impl From<Exit> for Turn {
     }
 }
 
-async fn run_locked(
-    plan: &Plan,
-    engine: &Engine,
-    flags: &Run,
-    signals: &mut Signals,
-    notes: &mut Notes,
-) -> Turn {
+async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Turn {
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
     let guard = match acquire(engine, &wanted, signals, notes).await {

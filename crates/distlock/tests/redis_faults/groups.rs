@@ -7,9 +7,8 @@ use distlock::backend::redis::Redis;
 use distlock::backend::{Backend, Claim, Claimed, Wake};
 use distlock::{Clock, ErrorKind, Key, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record};
 use distlock_testkit::child::Child;
-use distlock_testkit::history::{History, Hold};
-use distlock_testkit::poll_times;
 use distlock_testkit::servers::{Data, RedisServer};
+use distlock_testkit::{Turns, poll_times};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -387,66 +386,14 @@ async fn a_lock_for_one_makes_the_same_calls_as_if_there_were_no_groups() {
     assert_eq!(["get", "zcard", "zrange", "hget", "hset", "zadd", "pexpire"].map(calls), [0; 7]);
 }
 
-/// What the number asks for, and as which owner: on each of three locks the modes that can meet there.
-fn any_request(locker: &Locker, number: u32) -> (LockRequest, u32, &'static str) {
-    match number % 6 {
-        0 => (locker.lock("a"), 100 + number, "a"),
-        1 | 2 => (locker.read("a"), 200 + number, "a"),
-        3 => (locker.semaphore("b", 2).acquire(), 300 + number, "b"),
-        4 => (locker.lock("c").owner("one").reentrant(), 1, "c"),
-        _ => (locker.lock("c").owner("two").reentrant(), 2, "c"),
-    }
-}
-
 #[tokio::test]
 async fn f09_a_thousand_operations_under_kills_and_cancels_keep_a_clean_history() {
-    const CLIENTS: u32 = 12;
-    const ROUNDS: u32 = 84;
     let bench = Bench::start();
-    let history = Arc::new(History::default());
-    let mut tasks = JoinSet::new();
-    for number in 0..CLIENTS {
-        let (locker, history) = (bench.behind_proxy().await, history.clone());
-        tasks.spawn(async move {
-            let mut held = 0;
-            for round in 0..ROUNDS {
-                let asked = now();
-                let (request, client, key) = any_request(&locker, number + round);
-                let patience = if (number + round) % 3 == 0 { ms(3) } else { PATIENCE };
-                let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
-                // A cut connection in the middle is an error now and then; it must never be two holders.
-                let Ok(guard) = granted else { continue };
-                let (granted, token) = (now(), guard.fencing_token().get());
-                let (mode, slot) = (guard.mode(), guard.slot());
-                if mode == Mode::Exclusive {
-                    history.write(key, token, true);
-                }
-                tokio::task::yield_now().await;
-                let end = if guard.check().is_ok() { now() } else { granted };
-                if round % 2 == 0 {
-                    drop(guard);
-                } else {
-                    drop(guard.unlock().await);
-                }
-                let key = key.to_owned();
-                history.hold(Hold { key, client, mode, slot, asked, queued: None, granted, token, end });
-                held += 1;
-            }
-            held
-        });
+    let mut lockers = Vec::new();
+    for _ in 0..12 {
+        lockers.push(bench.behind_proxy().await);
     }
-    // Meanwhile processes are killed with locks in their hands, and connections cut.
-    for order in ["read a 1500", "permit b 1500 2", "enter c 1500 one", "lock a 1500"] {
-        let mut child = Child::start();
-        child.connect(&bench.server.url());
-        child.send(order);
-        sleep(ms(150)).await;
-        child.kill9();
-        bench.proxy.cut();
-    }
-    let held = timeout(PATIENCE * 4, tasks.join_all()).await.expect("everybody had all turns");
-    let held: u32 = held.into_iter().sum();
-    assert!(held > CLIENTS * ROUNDS / 3, "only {held} of {} were granted", CLIENTS * ROUNDS);
-    history.check().expect("a clean history");
+    let turns = Turns { lockers, rounds: 84, hurry: ms(3) };
+    turns.check(&bench.server.url(), || bench.proxy.cut()).await;
     bench.expect_nothing_left().await;
 }

@@ -1,0 +1,101 @@
+//! Turns at locks in every mode, while processes are killed and waits given up: what comes of it must be a clean history.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distlock::{Clock, LockRequest, Locker, Mode};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::child::Child;
+use crate::history::{History, Hold};
+
+/// How long one turn, and all of them, may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a process has what it asked for before it is killed.
+const LIFE: Duration = Duration::from_millis(150);
+
+/// Turns that many tasks take.
+#[derive(Debug)]
+pub struct Turns {
+    /// One for each task.
+    pub lockers: Vec<Locker>,
+    /// How many turns each takes.
+    pub rounds: u32,
+    /// How long a task waits that means to give up.
+    pub hurry: Duration,
+}
+
+impl Turns {
+    /// Takes all turns, while processes on `url` are killed with locks in their hands; each time `disturb` does its own.
+    ///
+    /// # Panics
+    /// When the history is not clean, or most turns fail.
+    pub async fn check(self, url: &str, mut disturb: impl FnMut()) {
+        let reenters = self.lockers[0].capabilities().reenters;
+        let all = self.rounds * u32::try_from(self.lockers.len()).expect("a few");
+        let history = Arc::new(History::default());
+        let mut tasks = JoinSet::new();
+        for (number, locker) in (0..).zip(self.lockers) {
+            tasks.spawn(take_turns(locker, number, self.rounds, self.hurry, history.clone()));
+        }
+        let entry = if reenters { "enter c 1500 one" } else { "lock c 1500" };
+        for order in ["read a 1500", "permit b 1500 2", entry, "lock a 1500"] {
+            let mut child = Child::start();
+            child.connect(url);
+            child.send(order);
+            tokio::time::sleep(LIFE).await;
+            child.kill9();
+            disturb();
+        }
+        let held = timeout(PATIENCE * 2, tasks.join_all()).await.expect("everybody had all turns");
+        let held: u32 = held.into_iter().sum();
+        assert!(held > all / 3, "only {held} of {all} were granted");
+        history.check().expect("a clean history");
+    }
+}
+
+/// What the number asks for, and as which owner: on each of four locks the modes that can meet there.
+fn any_request(locker: &Locker, number: u32) -> (LockRequest, u32, &'static str) {
+    let reenters = locker.capabilities().reenters;
+    match number % 8 {
+        0 => (locker.lock("a"), 100 + number, "a"),
+        1 | 2 => (locker.read("a"), 200 + number, "a"),
+        3 => (locker.semaphore("b", 2).acquire(), 300 + number, "b"),
+        4 if reenters => (locker.lock("c").owner("one").reentrant(), 1, "c"),
+        5 if reenters => (locker.lock("c").owner("two").reentrant(), 2, "c"),
+        4 | 5 => (locker.lock("c"), 400 + number, "c"),
+        _ => (locker.lock("d"), 500 + number, "d"),
+    }
+}
+
+/// One turn after the other; answers how many there were.
+async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, history: Arc<History>) -> u32 {
+    let clock = Clock::system();
+    let mut held = 0;
+    for round in 0..rounds {
+        let asked = clock.now();
+        let (request, client, key) = any_request(&locker, number + round);
+        let patience = if (number + round) % 3 == 0 { hurry } else { PATIENCE };
+        let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
+        // A cut connection in the middle is an error now and then; it must never be two holders.
+        let Ok(guard) = granted else { continue };
+        let (granted, token) = (clock.now(), guard.fencing_token().get());
+        let (mode, slot) = (guard.mode(), guard.slot());
+        if mode == Mode::Exclusive {
+            history.write(key, token, true);
+        }
+        tokio::task::yield_now().await;
+        let end = if guard.check().is_ok() { clock.now() } else { granted };
+        if round % 2 == 0 {
+            drop(guard);
+        } else {
+            drop(guard.unlock().await);
+        }
+        history.hold(Hold { key: key.into(), client, mode, slot, asked, queued: None, granted, token, end });
+        held += 1;
+    }
+    held
+}
