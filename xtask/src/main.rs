@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
@@ -21,6 +21,8 @@ The project's own commands.
   cargo xtask tidy                 layering and habits
   cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
   cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
+  cargo xtask chaos ENGINE [--seconds N] [--seed S]
+                                   locks on real servers (redis, sentinel, redlock, etcd, file) while all around them fails
   cargo xtask help                 this text
 ";
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         ["tidy"] => exit_code(tidy::run()),
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
+        ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             ExitCode::SUCCESS
@@ -47,6 +50,11 @@ fn main() -> ExitCode {
 
 fn bench(name: &str, rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "--release", "-q", "-p", "distlock-bench", "--", name]).args(rest)
+}
+
+/// Not in release mode: the build that the tests are of.
+fn chaos(rest: &[&str]) -> Cmd {
+    Cmd::cargo(&["run", "-q", "-p", "distlock-chaos", "--"]).args(rest)
 }
 
 /// Where the workspace is: as cargo says now, because the binary may have been built for another checkout.

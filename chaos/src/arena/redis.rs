@@ -1,0 +1,80 @@
+//! Redis servers that know nothing of each other: one, or three for a quorum.
+
+use std::time::Duration;
+
+use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
+use distlock_testkit::servers::{Data, RedisServer, RedlockNodes};
+
+use super::Arena;
+use crate::fault::Fault;
+use crate::links::Links;
+
+/// Further than any lease.
+const LEAP: Duration = Duration::from_secs(10);
+
+/// The servers, the links to them, and the clock of the first.
+pub(crate) struct Redis {
+    servers: RedlockNodes,
+    count: usize,
+    links: Links,
+    clock: ClockShim,
+}
+
+impl Redis {
+    pub(crate) fn alone() -> Redis {
+        Redis::of(1)
+    }
+
+    pub(crate) fn quorum() -> Redis {
+        Redis::of(3)
+    }
+
+    fn of(count: usize) -> Redis {
+        let clock = ClockShim::new();
+        // A server that is to keep its data must have written them before it answers.
+        let mut options = vec![RedisServer::options().persistent(); count];
+        options[0] = options[0].clone().clock(&clock);
+        let servers = RedlockNodes::with(options);
+        let links = Links::to((0..count).map(|at| servers[at].address()));
+        Redis { servers, count, links, clock }
+    }
+}
+
+impl Arena for Redis {
+    fn url(&self, worker: usize) -> String {
+        // On one server it is the restart guard that makes a loss of data harmless; a quorum has it anyway.
+        let scheme = if self.count == 1 { "redis" } else { "redlock" };
+        format!("{scheme}://{}/?restart_guard=on", self.links.addresses(worker))
+    }
+
+    fn begin(&mut self, fault: Fault) {
+        match fault {
+            Fault::Link { server, side, trouble } => self.links.begin(server, side, trouble),
+            Fault::Freeze { server } => self.servers[server].stop(),
+            Fault::Restart { server } | Fault::Forget { server } => self.servers[server].kill9(),
+            Fault::Flush { server } => {
+                self.servers[server].command(&["FLUSHALL"]);
+            }
+            Fault::ClockForward { .. } => self.clock.forward(ShiftedClock::Wall, LEAP),
+            Fault::ClockBack { by, .. } => self.clock.back(ShiftedClock::Wall, by),
+            other => unreachable!("{other:?} is not for Redis"),
+        }
+    }
+
+    fn end(&mut self, fault: Fault) {
+        match fault {
+            Fault::Link { server, side, .. } => self.links.end(server, side),
+            Fault::Freeze { server } => self.servers[server].cont(),
+            Fault::Restart { server } => self.servers[server].restart(Data::Kept),
+            Fault::Forget { server } => self.servers[server].restart(Data::Lost),
+            // A clock stays as it was set: setting it right would be another leap.
+            _ => {}
+        }
+    }
+
+    fn leftovers(&mut self) -> Vec<String> {
+        // The restart guard's own key stays, too.
+        let keys = (0..self.count).flat_map(|at| self.servers.keys(at));
+        keys.filter(|key| !key.ends_with(":g")).collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! What a worker writes down, in a file that outlives it.
+//!
+//! Every line is one write to the end of the file: what was written before SIGKILL is there, and at most the last line
+//! is cut short.
+
+use std::fmt::{self, Display};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::str::FromStr;
+
+use distlock::Moment;
+
+/// Something that a worker saw, with the number of the attempt that it is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) at: Moment,
+    pub(crate) attempt: u64,
+    pub(crate) what: What,
+}
+
+/// What a worker saw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum What {
+    /// It begins to ask for a lock.
+    Asks { lock: usize },
+    /// It stands in the queue.
+    Queued,
+    /// It was granted the lock.
+    Granted { token: u64, deadline: Moment },
+    /// It looked, and the lock was good until then.
+    Good { deadline: Moment },
+    /// It was told that the lock is lost.
+    Told { reason: String },
+    /// It stopped to believe in the lock at this moment, which may be earlier than when it said so.
+    Left,
+    /// What the fenced resource said to its write.
+    Wrote { token: u64, accepted: bool },
+    /// The lock is released, or why that is not known.
+    Released { how: String },
+    /// It did not get the lock.
+    Failed { how: String },
+    /// It did not run since that moment.
+    Stalled { since: Moment },
+}
+
+impl Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ", self.at.as_nanos(), self.attempt)?;
+        match &self.what {
+            What::Asks { lock } => write!(f, "asks {lock}"),
+            What::Queued => f.write_str("queued"),
+            What::Granted { token, deadline } => write!(f, "granted {token} {}", deadline.as_nanos()),
+            What::Good { deadline } => write!(f, "good {}", deadline.as_nanos()),
+            What::Told { reason } => write!(f, "told {reason}"),
+            What::Left => f.write_str("left"),
+            What::Wrote { token, accepted } => write!(f, "wrote {token} {accepted}"),
+            What::Released { how } => write!(f, "released {how}"),
+            What::Failed { how } => write!(f, "failed {how}"),
+            What::Stalled { since } => write!(f, "stalled {}", since.as_nanos()),
+        }
+    }
+}
+
+impl FromStr for Entry {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Entry, String> {
+        let strange = || format!("not an entry: {line:?}");
+        let number = |text: &str| text.parse::<u64>().map_err(|_| strange());
+        let moment = |text: &str| number(text).map(Moment::from_nanos);
+        let mut words = line.splitn(4, ' ');
+        let mut word = || words.next().ok_or_else(strange);
+        let (at, attempt, what) = (moment(word()?)?, number(word()?)?, word()?);
+        let rest = words.next().unwrap_or_default();
+        let pair = || rest.split_once(' ').ok_or_else(strange);
+        let what = match what {
+            "asks" => What::Asks { lock: rest.parse().map_err(|_| strange())? },
+            "queued" => What::Queued,
+            "granted" => What::Granted { token: number(pair()?.0)?, deadline: moment(pair()?.1)? },
+            "good" => What::Good { deadline: moment(rest)? },
+            "told" => What::Told { reason: rest.to_owned() },
+            "left" => What::Left,
+            "wrote" => What::Wrote { token: number(pair()?.0)?, accepted: pair()?.1 == "true" },
+            "released" => What::Released { how: rest.to_owned() },
+            "failed" => What::Failed { how: rest.to_owned() },
+            "stalled" => What::Stalled { since: moment(rest)? },
+            _ => return Err(strange()),
+        };
+        Ok(Entry { at, attempt, what })
+    }
+}
+
+/// The file of one worker process.
+#[derive(Debug)]
+pub(crate) struct Journal(File);
+
+impl Journal {
+    pub(crate) fn open(path: &Path) -> io::Result<Journal> {
+        Ok(Journal(File::options().create(true).append(true).open(path)?))
+    }
+
+    pub(crate) fn write(&self, at: Moment, attempt: u64, what: What) {
+        let line = format!("{}\n", Entry { at, attempt, what }).replace('\n', " ");
+        // A worker that cannot say what it does must not go on doing it.
+        (&self.0).write_all(format!("{}\n", line.trim_end()).as_bytes()).expect("a journal can be written");
+    }
+}
+
+/// What a worker wrote down. A line that was cut short by its end is left out.
+pub(crate) fn read(path: &Path) -> Vec<Entry> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole.lines().map(|line| line.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_as_they_were_written_and_half_a_line_is_left_out() {
+        let moment = Moment::from_nanos(7);
+        let all = [
+            What::Asks { lock: 2 },
+            What::Queued,
+            What::Granted { token: u64::MAX, deadline: Moment::NEVER },
+            What::Good { deadline: moment },
+            What::Told { reason: "its lease ended".into() },
+            What::Left,
+            What::Wrote { token: 3, accepted: true },
+            What::Released { how: "dropped".into() },
+            What::Failed { how: "Timeout: held by\nsomebody".into() },
+            What::Stalled { since: moment },
+        ];
+        let directory = distlock_testkit::servers::Directory::new();
+        let path = directory.path().join("journal");
+        let journal = Journal::open(&path).unwrap();
+        all.iter().for_each(|what| journal.write(Moment::from_nanos(9), 4, what.clone()));
+        File::options().append(true).open(&path).unwrap().write_all(b"12 4 gran").unwrap();
+        let read = read(&path);
+        assert_eq!(read.len(), all.len());
+        assert_eq!(read[2], Entry { at: Moment::from_nanos(9), attempt: 4, what: all[2].clone() });
+        assert_eq!(read[8].what, What::Failed { how: "Timeout: held by somebody".into() });
+    }
+}

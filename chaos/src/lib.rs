@@ -1,0 +1,29 @@
+//! Locks on real servers while everything around them fails.
+//!
+//! [`run`] starts servers and worker processes, lets a [`Plan`] of faults loose on them, and judges what the workers
+//! believed by the journals that they leave. `cargo xtask chaos ENGINE --seconds N --seed S` is this crate's program.
+
+mod arena;
+mod broken;
+mod crew;
+mod dice;
+mod ears;
+mod engine;
+mod fault;
+mod journal;
+mod judge;
+mod links;
+mod plan;
+mod resource;
+mod run;
+mod story;
+mod tally;
+pub mod worker;
+
+pub use broken::Broken;
+pub use engine::Engine;
+pub use fault::{Fault, Trouble};
+pub use judge::Finding;
+pub use plan::{Plan, Step};
+pub use run::{Order, describe, run};
+pub use tally::{Outcome, Tally};

@@ -1,0 +1,223 @@
+//! What goes wrong when: decided by the seed before anything begins.
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+use crate::engine::Engine;
+use crate::fault::{Fault, Trouble};
+
+/// How many worker processes there are.
+pub(crate) const WORKERS: usize = 5;
+/// How many locks they take.
+pub(crate) const LOCKS: usize = 3;
+/// The workers are in so many halves, each with links of its own.
+pub(crate) const SIDES: usize = 2;
+
+/// A fault and its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// When it begins, counted from the start of the run.
+    pub at: Duration,
+    /// How long it lasts.
+    pub lasts: Duration,
+    /// What it is.
+    pub fault: Fault,
+}
+
+/// All faults of a run, as three sequences that go on at the same time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Workers that are killed.
+    pub kills: Vec<Step>,
+    /// Workers that are stopped.
+    pub pauses: Vec<Step>,
+    /// What happens to servers and links.
+    pub servers: Vec<Step>,
+}
+
+impl Plan {
+    /// The plan for a run of `time`. The same arguments give the same plan.
+    #[must_use]
+    pub fn new(engine: Engine, seed: u64, time: Duration) -> Plan {
+        let mut dice = Dice::new(seed);
+        Plan {
+            kills: kills(&mut dice, time),
+            pauses: pauses(&mut dice, engine, time),
+            servers: servers(&mut dice, engine, time),
+        }
+    }
+}
+
+fn kills(dice: &mut Dice, time: Duration) -> Vec<Step> {
+    sequence(time, Duration::from_millis(800), |_| {
+        let step = (Fault::Kill { worker: dice.below(WORKERS) }, Duration::ZERO);
+        (step, dice.millis(700..2500))
+    })
+}
+
+fn pauses(dice: &mut Dice, engine: Engine, time: Duration) -> Vec<Step> {
+    sequence(time, Duration::from_millis(400), |_| {
+        let fault = Fault::Pause { worker: dice.below(WORKERS) };
+        let lasts = engine.ttl() * u32::try_from(120 + dice.below(100)).unwrap_or(120) / 100;
+        ((fault, lasts), dice.millis(200..900))
+    })
+}
+
+fn servers(dice: &mut Dice, engine: Engine, time: Duration) -> Vec<Step> {
+    let mut deck = Vec::new();
+    sequence(time, engine.ttl() + Duration::from_millis(300), |_| {
+        // Each kind once before any comes again, so that a short run has many kinds.
+        if deck.is_empty() {
+            deck = kinds(engine);
+            dice.shuffle(&mut deck);
+        }
+        let kind = deck.pop().unwrap_or(Kind::Cut);
+        let step = step(dice, engine, kind);
+        // Now and then there is peace, for waits that nothing disturbs: only those can be judged for their order.
+        let rest = if dice.percent(15) { dice.millis(4000..7000) } else { dice.millis(300..1500) };
+        (step, rest)
+    })
+}
+
+/// Steps one after the other, with a pause behind each, until the time is over.
+fn sequence(
+    time: Duration,
+    first: Duration,
+    mut next: impl FnMut(usize) -> ((Fault, Duration), Duration),
+) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut at = first;
+    while at < time {
+        let ((fault, lasts), rest) = next(steps.len());
+        if at + lasts > time {
+            break;
+        }
+        steps.push(Step { at, lasts, fault });
+        at += lasts + rest;
+    }
+    steps
+}
+
+/// What a plan chooses from, before it is decided which server, for how long and how much.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    NoReplies,
+    NoRequests,
+    Silence,
+    LateRequests,
+    Delay,
+    Cut,
+    CutAfter,
+    Refused,
+    Freeze,
+    Restart,
+    Forget,
+    Flush,
+    ClockForward,
+    ClockBack,
+    KillLeader,
+    FreezeFollowers,
+    RemoveFile,
+    EmptyFile,
+}
+
+/// What an engine promises to survive; docs/guarantees.md says what it does not, and that is not tried here.
+fn kinds(engine: Engine) -> Vec<Kind> {
+    use Kind::*;
+    let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused];
+    let servers: &[Kind] = match engine {
+        // A clock that leaps forward ends leases early: not promised on one server.
+        Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
+        Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
+        // A leader that is frozen and thaws revokes leases that live, in the version that Debian has.
+        Engine::Etcd => &[KillLeader, KillLeader, FreezeFollowers, FreezeFollowers],
+        // A master that is frozen and thaws serves its side until it is demoted; clients dial the servers themselves.
+        Engine::Sentinel => return vec![KillLeader],
+        Engine::File => return vec![RemoveFile, EmptyFile],
+    };
+    links.iter().chain(servers).copied().collect()
+}
+
+fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
+    let count = if matches!(engine, Engine::Redlock | Engine::Etcd) { 3 } else { 1 };
+    let server = dice.below(count);
+    let side = dice.below(SIDES);
+    let link = |trouble| Fault::Link { server, side, trouble };
+    let ttl = usize::try_from(engine.ttl().as_millis()).unwrap_or(usize::MAX);
+    let blink = dice.millis(50..400);
+    let short_or_long = dice.millis(ttl / 4..ttl * 3 / 2);
+    match kind {
+        Kind::NoReplies => (link(Trouble::NoReplies), short_or_long),
+        Kind::NoRequests => (link(Trouble::NoRequests), short_or_long),
+        Kind::Silence => (link(Trouble::Silence), short_or_long),
+        Kind::LateRequests => (link(Trouble::LateRequests), short_or_long),
+        Kind::Delay => (link(Trouble::Delay(dice.millis(20..300))), short_or_long),
+        Kind::Cut => (link(Trouble::Cut), Duration::ZERO),
+        Kind::CutAfter => (link(Trouble::CutAfter(dice.below(400) as u64)), blink),
+        Kind::Refused => (link(Trouble::Refused), blink),
+        Kind::Freeze => (Fault::Freeze { server }, short_or_long),
+        Kind::Restart => (Fault::Restart { server }, blink),
+        Kind::Forget => (Fault::Forget { server }, blink),
+        Kind::Flush => (Fault::Flush { server }, Duration::ZERO),
+        // Always the same one: the clocks of a majority are not promised.
+        Kind::ClockForward => (Fault::ClockForward { server: 0 }, Duration::from_millis(200)),
+        Kind::ClockBack => {
+            let by = dice.millis(200..1500);
+            // Tokens rise by the clock after a loss of data, once it is where it was: none of that before.
+            (Fault::ClockBack { server: 0, by }, by + Duration::from_millis(500))
+        }
+        Kind::KillLeader => (Fault::KillLeader, dice.millis(200..2000)),
+        Kind::FreezeFollowers => (Fault::FreezeFollowers { count: 1 + dice.below(2) }, short_or_long),
+        Kind::RemoveFile => (Fault::RemoveFile { lock: dice.below(LOCKS) }, Duration::ZERO),
+        Kind::EmptyFile => (Fault::EmptyFile { lock: dice.below(LOCKS) }, Duration::ZERO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_seed_is_a_plan() {
+        for (_, engine) in Engine::ALL {
+            assert_eq!(Plan::new(engine, 7, MINUTE), Plan::new(engine, 7, MINUTE));
+            assert_ne!(Plan::new(engine, 7, MINUTE), Plan::new(engine, 8, MINUTE));
+        }
+    }
+
+    #[test]
+    fn every_kind_has_its_turn_and_all_is_over_in_time() {
+        for (_, engine) in Engine::ALL {
+            let plan = Plan::new(engine, 1, MINUTE);
+            let steps: Vec<&Step> = [&plan.kills, &plan.pauses, &plan.servers].into_iter().flatten().collect();
+            assert!(steps.iter().all(|step| step.at + step.lasts <= MINUTE));
+            let mut seen: Vec<&str> = steps.iter().map(|step| step.fault.kind()).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            let kinds = kinds(engine);
+            let mut wanted: Vec<&str> =
+                kinds.iter().map(|kind| step(&mut Dice::new(1), engine, *kind).0.kind()).collect();
+            wanted.extend(["worker killed", "worker stopped for longer than its lease"]);
+            wanted.sort_unstable();
+            wanted.dedup();
+            assert_eq!(seen, wanted, "{engine:?}");
+        }
+    }
+
+    #[test]
+    fn only_one_clock_of_three_is_ever_set_and_it_has_its_time_again_before_data_are_lost() {
+        let plan = Plan::new(Engine::Redlock, 3, MINUTE * 10);
+        for step in &plan.servers {
+            match step.fault {
+                Fault::ClockForward { server } => assert_eq!(server, 0),
+                Fault::ClockBack { server, by } => {
+                    assert_eq!(server, 0);
+                    assert!(step.lasts > by);
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! One run: servers, workers, faults, and the verdict.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use distlock::{Clock, Moment};
+use distlock_testkit::servers::{Directory, poll_until};
+
+use crate::arena::{self, Arena};
+use crate::broken::Broken;
+use crate::crew::Crew;
+use crate::engine::Engine;
+use crate::fault::Fault;
+use crate::judge::{Finding, judge, judge_ends};
+use crate::plan::{Plan, Step, WORKERS};
+use crate::resource::Resource;
+use crate::story::{Injected, Story};
+use crate::tally::{Outcome, Tally};
+use crate::worker::Duty;
+
+/// How often the runner looks at its own pulse, and what it takes for a stall.
+const PULSE: Duration = Duration::from_millis(25);
+const STALL: Duration = Duration::from_millis(150);
+
+/// What is to be run.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// The engine.
+    pub engine: Engine,
+    /// What decides the plan of faults.
+    pub seed: u64,
+    /// How long faults go on.
+    pub time: Duration,
+    /// How long everybody may take to be served, and everything to be gone, when nothing is in the way any more.
+    pub patience: Duration,
+    /// What is wrong with the workers, if anything.
+    pub broken: Option<Broken>,
+    /// The program whose command `worker` is a worker.
+    pub program: PathBuf,
+    /// Where the journals of a run go that found something.
+    pub keep: Option<PathBuf>,
+}
+
+/// Runs it.
+///
+/// # Panics
+/// When a server cannot be started, or does not come back.
+#[must_use]
+pub fn run(order: &Order) -> Outcome {
+    let engine = order.engine;
+    let plan = Plan::new(engine, order.seed, order.time);
+    let directory = Directory::new();
+    let socket = directory.path().join("resource.sock");
+    let opens_fence = order.broken == Some(Broken::OpensFence);
+    let resource = Resource::serve(&socket, opens_fence).expect("a unix socket");
+    let mut arena = arena::of(engine);
+    let finish = directory.path().join("finish");
+    let duty = |worker| Duty {
+        url: arena.url(worker),
+        ttl: engine.ttl(),
+        seed: 0,
+        journal: PathBuf::new(),
+        socket: socket.clone(),
+        finish: finish.clone(),
+        broken: order.broken,
+    };
+    let duties = (0..WORKERS).map(duty).collect();
+    let mut crew = Crew::start(order.program.clone(), directory.path().to_owned(), duties);
+
+    let (injected, stalls) = inflict(&plan, order.time, &mut crew, arena.as_mut());
+    let healed = Clock::system().now();
+    fs::write(&finish, "").expect("a directory that can be written");
+    let odd = crew.finish(order.patience);
+    let left = left_behind(arena.as_mut(), engine.ttl() + order.patience);
+
+    let story = Story::read(&crew.lives, injected, stalls);
+    let writes = resource.writes();
+    let mut findings: Vec<Finding> = judge(&story, &writes, engine.is_fair()).into_iter().collect();
+    findings.extend(judge_ends(&story, &odd));
+    findings.extend((!left.is_empty()).then_some(Finding::LeftBehind { names: left }));
+    if let Some(keep) = order.keep.as_ref().filter(|_| !findings.is_empty()) {
+        keep_journals(directory.path(), keep);
+    }
+    let tally = Tally::of(&story, &writes, resource.overwritten(), engine.is_fair(), healed);
+    Outcome { tally, findings }
+}
+
+/// Carries out the plan; what was done when, and when this process itself did not run.
+fn inflict(
+    plan: &Plan,
+    time: Duration,
+    crew: &mut Crew,
+    arena: &mut dyn Arena,
+) -> (Vec<Injected>, Vec<(Moment, Moment)>) {
+    let stage = Stage { start: Instant::now(), clock: Clock::system(), injected: Mutex::default() };
+    let (crew, is_over) = (Mutex::new(crew), AtomicBool::new(false));
+    let stalls = thread::scope(|scope| {
+        // Also when a server does not come back and this panics: the pulse would beat for ever.
+        let over = Over(&is_over);
+        let pulse = scope.spawn(|| watch_pulse(&is_over));
+        let kills = scope.spawn(|| {
+            stage.play(&plan.kills, |step, _| {
+                if let Fault::Kill { worker } = step.fault {
+                    lock(&crew).kill(worker);
+                }
+            });
+        });
+        let pauses = scope.spawn(|| {
+            stage.play(&plan.pauses, |step, stage| {
+                let Fault::Pause { worker } = step.fault else { return };
+                let Some(life) = lock(&crew).stop(worker) else { return };
+                stage.sleep(step.lasts);
+                lock(&crew).go_on(worker, life);
+            });
+        });
+        stage.play(&plan.servers, |step, stage| {
+            arena.begin(step.fault);
+            stage.sleep(step.lasts);
+            arena.end(step.fault);
+        });
+        kills.join().expect("workers can be killed");
+        pauses.join().expect("workers can be stopped");
+        stage.sleep_until(time);
+        drop(over);
+        pulse.join().expect("a clock can be read")
+    });
+    (stage.injected.into_inner().unwrap_or_else(PoisonError::into_inner), stalls)
+}
+
+/// The time line of a run.
+struct Stage {
+    start: Instant,
+    clock: Clock,
+    injected: Mutex<Vec<Injected>>,
+}
+
+impl Stage {
+    /// Carries out steps at their times, or as soon as the one before is over.
+    fn play(&self, steps: &[Step], mut act: impl FnMut(&Step, &Stage)) {
+        for step in steps {
+            self.sleep_until(step.at);
+            let from = self.clock.now();
+            act(step, self);
+            lock(&self.injected).push(Injected { fault: step.fault, from, to: self.clock.now() });
+        }
+    }
+
+    fn sleep_until(&self, at: Duration) {
+        self.sleep(at.saturating_sub(self.start.elapsed()));
+    }
+
+    fn sleep(&self, time: Duration) {
+        thread::sleep(time);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says so when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn watch_pulse(is_over: &AtomicBool) -> Vec<(Moment, Moment)> {
+    let (clock, mut stalls) = (Clock::system(), Vec::new());
+    while !is_over.load(Ordering::Relaxed) {
+        let since = clock.now();
+        thread::sleep(PULSE);
+        let now = clock.now();
+        if now.since(since) > STALL {
+            stalls.push((since, now));
+        }
+    }
+    stalls
+}
+
+/// What is still there when every lease must be over.
+fn left_behind(arena: &mut dyn Arena, patience: Duration) -> Vec<String> {
+    let mut left = Vec::new();
+    poll_until(patience, || {
+        left = arena.leftovers();
+        left.is_empty().then_some(())
+    });
+    left
+}
+
+fn keep_journals(from: &Path, to: &Path) {
+    let _ = fs::create_dir_all(to);
+    let names = fs::read_dir(from).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    for name in names.filter(|name| name.to_string_lossy().starts_with("journal-")) {
+        let _ = fs::copy(from.join(&name), to.join(&name));
+    }
+}
+
+/// How a run reads for people.
+pub fn describe(order: &Order, outcome: &Outcome) -> String {
+    let (engine, seed, seconds) = (order.engine.name(), order.seed, order.time.as_secs());
+    let mut text = format!("chaos {engine}, {seconds} s, seed {seed}\n{}", outcome.tally);
+    for finding in &outcome.findings {
+        text += &format!("BROKEN: {finding}\n");
+    }
+    text += &match outcome.findings.len() {
+        0 => "no promise was broken\n".to_owned(),
+        count => format!("{count} broken; again: cargo xtask chaos {engine} --seconds {seconds} --seed {seed}\n"),
+    };
+    text
+}

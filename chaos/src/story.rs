@@ -1,0 +1,184 @@
+//! What happened, put together from the journals of all workers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use distlock::{Mode, Moment};
+use distlock_testkit::history::Hold;
+
+use crate::crew::Life;
+use crate::fault::Fault;
+use crate::journal::{self, Entry, What};
+use crate::worker::name;
+
+/// How long after a fault links and queues may still be putting themselves in order.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+/// A fault, from before it began until after it was over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Injected {
+    pub(crate) fault: Fault,
+    pub(crate) from: Moment,
+    pub(crate) to: Moment,
+}
+
+/// One attempt of a worker, from when it asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Turn {
+    pub(crate) life: usize,
+    pub(crate) worker: usize,
+    pub(crate) lock: usize,
+    pub(crate) asked: Moment,
+    pub(crate) queued: Option<Moment>,
+    pub(crate) granted: Option<Grant>,
+    /// Whether it came to an end without a grant.
+    pub(crate) failed: bool,
+    /// Every line about it.
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// A lock that a worker believed in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grant {
+    pub(crate) at: Moment,
+    pub(crate) token: u64,
+    /// The last deadline that it is known to have had.
+    deadline: Moment,
+    /// When it stopped to believe, as far as it came to say so.
+    left: Option<Moment>,
+    told: Option<Moment>,
+}
+
+/// Everything that the journals say.
+#[derive(Debug, Default)]
+pub(crate) struct Story {
+    pub(crate) turns: Vec<Turn>,
+    pub(crate) injected: Vec<Injected>,
+    lives: Vec<Life>,
+    /// When a life did not run, by its number.
+    stalls: BTreeMap<usize, Vec<(Moment, Moment)>>,
+    /// When the runner did not run, and with it the links.
+    own_stalls: Vec<(Moment, Moment)>,
+}
+
+impl Story {
+    pub(crate) fn read(lives: &[Life], injected: Vec<Injected>, own_stalls: Vec<(Moment, Moment)>) -> Story {
+        let mut story = Story { injected, own_stalls, lives: lives.to_vec(), ..Story::default() };
+        for (number, life) in lives.iter().enumerate() {
+            story.add(number, life.worker, journal::read(&life.journal));
+        }
+        story
+    }
+
+    fn add(&mut self, life: usize, worker: usize, entries: Vec<Entry>) {
+        let mut turns: HashMap<u64, usize> = HashMap::new();
+        for entry in entries {
+            match entry.what {
+                What::Stalled { since } => self.stalls.entry(life).or_default().push((since, entry.at)),
+                What::Asks { lock } => {
+                    turns.insert(entry.attempt, self.turns.len());
+                    let (asked, entries) = (entry.at, vec![entry]);
+                    let turn = Turn { life, worker, lock, asked, queued: None, granted: None, failed: false, entries };
+                    self.turns.push(turn);
+                }
+                _ => {
+                    let turn = turns.get(&entry.attempt).map(|at| &mut self.turns[*at]);
+                    turn.expect("an attempt is asked for first").add(entry);
+                }
+            }
+        }
+    }
+
+    /// Every hold as the checker of histories takes it; a hold's client is the number of its turn. A place in the queue
+    /// counts only where nothing happened that may cost it.
+    pub(crate) fn holds(&self, is_fair: bool) -> impl Iterator<Item = Hold> + '_ {
+        self.turns.iter().enumerate().filter_map(move |(number, turn)| {
+            let grant = turn.granted?;
+            let end = self.end(turn, grant);
+            Some(Hold {
+                key: name(turn.lock),
+                client: u32::try_from(number).unwrap_or(u32::MAX),
+                mode: Mode::Exclusive,
+                slot: None,
+                asked: turn.asked,
+                queued: turn.queued.filter(|_| is_fair && !self.is_disturbed(turn, grant.at)),
+                // One that woke up after its deadline never held it, but may have a token.
+                granted: grant.at.min(end),
+                token: grant.token,
+                end,
+            })
+        })
+    }
+
+    /// When the worker stopped to believe at the earliest: nothing is held against it that is not certain.
+    fn end(&self, turn: &Turn, grant: Grant) -> Moment {
+        let killed = self.lives[turn.life].killed.unwrap_or(grant.at);
+        let unsaid = || killed.min(grant.deadline).min(grant.told.unwrap_or(Moment::NEVER));
+        grant.left.unwrap_or_else(unsaid)
+    }
+
+    /// Whether a waiter may have lost its place without anybody's fault but the plan's, or a busy machine's.
+    fn is_disturbed(&self, turn: &Turn, granted: Moment) -> bool {
+        let meets = |from: Moment, to: Moment| from < granted && turn.asked < to;
+        let is_about = |fault: &Fault| fault.worker().is_none_or(|worker| worker == turn.worker);
+        let stalls = self.stalls.get(&turn.life).into_iter().flatten().chain(&self.own_stalls);
+        self.injected.iter().any(|one| is_about(&one.fault) && meets(one.from, one.to.after(RECOVERY)))
+            || stalls.into_iter().any(|(from, to)| meets(*from, to.after(RECOVERY)))
+    }
+
+    /// The turns of a life that were asked for and came to no end.
+    pub(crate) fn unserved(&self, life: usize) -> impl Iterator<Item = usize> + '_ {
+        let turns = self.turns.iter().enumerate();
+        turns.filter(move |(_, turn)| turn.life == life && turn.granted.is_none() && !turn.failed).map(|(at, _)| at)
+    }
+
+    /// The lines of some turns and the faults at that time, one after the other.
+    pub(crate) fn excerpt(&self, turns: &[usize]) -> String {
+        let turns: Vec<&Turn> = turns.iter().filter_map(|number| self.turns.get(*number)).collect();
+        let mut lines: Vec<(Moment, String)> = Vec::new();
+        for turn in &turns {
+            let who = format!("worker {} (process {}) {}", turn.worker, turn.life, name(turn.lock));
+            lines.extend(turn.entries.iter().map(|entry| (entry.at, format!("{who}: {:?}", entry.what))));
+            lines.extend(self.lives[turn.life].killed.map(|at| (at, format!("{who}: killed"))));
+        }
+        let times = || turns.iter().flat_map(|turn| &turn.entries).map(|entry| entry.at);
+        let (first, last) = (times().min().unwrap_or(Moment::NEVER), times().max().unwrap_or(Moment::NEVER));
+        lines.retain(|(at, _)| *at <= last);
+        for one in self.injected.iter().filter(|one| one.from <= last && one.to >= first) {
+            lines.push((one.from, format!("begins: {}", one.fault)));
+            lines.push((one.to, format!("is over: {}", one.fault)));
+        }
+        lines.sort();
+        let base = first.as_nanos();
+        let text = |(at, line): (Moment, String)| {
+            let ms = (i128::from(at.as_nanos()) - i128::from(base)) as f64 / 1e6;
+            format!("{ms:>12.3} ms  {line}\n")
+        };
+        lines.into_iter().map(text).collect()
+    }
+}
+
+impl Turn {
+    fn add(&mut self, entry: Entry) {
+        match &entry.what {
+            What::Queued => self.queued = self.queued.or(Some(entry.at)),
+            What::Granted { token, deadline } => {
+                let (token, deadline) = (*token, *deadline);
+                self.granted = Some(Grant { at: entry.at, token, deadline, left: None, told: None });
+            }
+            What::Good { deadline } => self.amend(|grant| grant.deadline = *deadline),
+            What::Told { .. } => self.amend(|grant| grant.told = Some(entry.at)),
+            What::Left => self.amend(|grant| grant.left = Some(entry.at)),
+            What::Failed { .. } => self.failed = true,
+            _ => {}
+        }
+        self.entries.push(entry);
+    }
+
+    fn amend(&mut self, change: impl FnOnce(&mut Grant)) {
+        // A lock may be lost before its worker came to say that it has it.
+        if let Some(grant) = &mut self.granted {
+            change(grant);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a run came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use distlock::Moment;
+
+use crate::journal::What;
+use crate::judge::Finding;
+use crate::resource::Written;
+use crate::story::Story;
+
+/// The figures of a run, and what was found.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures.
+    pub tally: Tally,
+    /// Every broken promise.
+    pub findings: Vec<Finding>,
+}
+
+/// The figures of a run.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Locks that were asked for.
+    pub asked: usize,
+    /// Locks that were granted.
+    pub granted: usize,
+    /// Attempts that ended otherwise, by how: given up, refused, not answered.
+    pub failed: BTreeMap<String, usize>,
+    /// Faults by kind.
+    pub faults: BTreeMap<&'static str, usize>,
+    /// Losses that holders were told of, by reason.
+    pub losses: BTreeMap<String, usize>,
+    /// Writes that the fenced resource accepted.
+    pub accepted: usize,
+    /// Stale writes that it refused.
+    pub refused: usize,
+    /// Stale writes that went over a later holder's where nobody checks tokens.
+    pub overwritten: u64,
+    /// Waits whose order could be judged: those that nothing disturbed.
+    pub in_order: usize,
+    /// The longest that somebody waited after everything was healed.
+    pub served_within: Duration,
+}
+
+impl Tally {
+    pub(crate) fn of(story: &Story, writes: &[Written], overwritten: u64, is_fair: bool, healed: Moment) -> Tally {
+        let mut tally = Tally { asked: story.turns.len(), overwritten, ..Tally::default() };
+        for turn in &story.turns {
+            for entry in &turn.entries {
+                match &entry.what {
+                    What::Failed { how } => {
+                        let kind = how.split(':').next().unwrap_or_default();
+                        *tally.failed.entry(kind.to_owned()).or_default() += 1;
+                    }
+                    What::Told { reason } => *tally.losses.entry(reason.clone()).or_default() += 1,
+                    _ => {}
+                }
+            }
+            if let Some(grant) = turn.granted {
+                tally.granted += 1;
+                tally.served_within = tally.served_within.max(grant.at.since(turn.asked.max(healed)));
+            }
+        }
+        for one in &story.injected {
+            *tally.faults.entry(one.fault.kind()).or_default() += 1;
+        }
+        tally.accepted = writes.iter().filter(|write| write.accepted).count();
+        tally.refused = writes.len() - tally.accepted;
+        tally.in_order = story.holds(is_fair).filter(|hold| hold.queued.is_some()).count();
+        tally
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: &dyn fmt::Display| writeln!(f, "  {name:<60} {value:>7}");
+        row("locks asked for", &self.asked)?;
+        row("granted", &self.granted)?;
+        for (how, count) in &self.failed {
+            row(&format!("not granted: {how}"), count)?;
+        }
+        for (kind, count) in &self.faults {
+            row(&format!("fault: {kind}"), count)?;
+        }
+        for (reason, count) in &self.losses {
+            row(&format!("loss told: {reason}"), count)?;
+        }
+        row("writes accepted by the fence", &self.accepted)?;
+        row("stale writes refused by the fence", &self.refused)?;
+        row("stale writes that hit the resource without fence", &self.overwritten)?;
+        if self.in_order > 0 {
+            row("undisturbed waits, judged for their order", &self.in_order)?;
+        }
+        row("longest wait after all was healed, ms", &self.served_within.as_millis())
+    }
+}

@@ -1,0 +1,303 @@
+//! A worker: a process that takes locks, writes to what they protect, and writes down what it believes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use distlock::{Clock, LockGuard, Locker, Moment};
+
+use crate::broken::Broken;
+use crate::dice::Dice;
+use crate::ears::{Ears, Listening};
+use crate::journal::{Journal, What};
+use crate::plan::LOCKS;
+use crate::resource::Writer;
+
+/// How many owners each worker has.
+const TASKS: usize = 2;
+/// The longest pause between the last look at a lock and the write that depends on it.
+const BLIND_MS: usize = 120;
+/// How often a worker looks at its own pulse, and what it takes for a stall.
+const PULSE: Duration = Duration::from_millis(25);
+const STALL: Duration = Duration::from_millis(150);
+
+/// What a worker is told on its command line.
+#[derive(Debug, Clone)]
+pub(crate) struct Duty {
+    pub(crate) url: String,
+    pub(crate) ttl: Duration,
+    pub(crate) seed: u64,
+    pub(crate) journal: PathBuf,
+    pub(crate) socket: PathBuf,
+    /// When this file is there, everybody takes each lock once more and leaves.
+    pub(crate) finish: PathBuf,
+    pub(crate) broken: Option<Broken>,
+}
+
+impl Duty {
+    /// The words that [`Duty::parse`] reads.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let path = |path: &PathBuf| path.display().to_string();
+        let broken = self.broken.map_or("", Broken::name);
+        let numbers = [self.ttl.as_millis().to_string(), self.seed.to_string()];
+        let [ttl, seed] = numbers;
+        vec![self.url.clone(), ttl, seed, path(&self.journal), path(&self.socket), path(&self.finish), broken.into()]
+    }
+
+    pub(crate) fn parse(words: &[String]) -> Result<Duty, String> {
+        let [url, ttl, seed, journal, socket, finish, broken] = words else {
+            return Err("a worker is started by the runner".into());
+        };
+        let number = |text: &String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+        Ok(Duty {
+            url: url.clone(),
+            ttl: Duration::from_millis(number(ttl)?),
+            seed: number(seed)?,
+            journal: journal.into(),
+            socket: socket.into(),
+            finish: finish.into(),
+            broken: Some(broken).filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()?,
+        })
+    }
+}
+
+/// Works until it is told to finish. An error is what it could not go on without.
+pub fn main(words: &[String]) -> Result<(), String> {
+    let duty = Duty::parse(words)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(work(duty))
+}
+
+async fn work(duty: Duty) -> Result<(), String> {
+    let journal = Arc::new(Journal::open(&duty.journal).map_err(|error| error.to_string())?);
+    let ears = Arc::new(Ears::new(journal.clone()));
+    tracing::subscriber::set_global_default(Listening(ears.clone())).map_err(|error| error.to_string())?;
+    watch_pulse(journal.clone());
+    let Some(locker) = connect(&duty).await else { return Ok(()) };
+    let attempts = Arc::new(AtomicU64::new(1));
+    let mut tasks = Vec::new();
+    for number in 0..TASKS {
+        let worker = Worker {
+            duty: duty.clone(),
+            locker: locker.clone(),
+            journal: journal.clone(),
+            ears: ears.clone(),
+            attempts: attempts.clone(),
+            resource: Writer::connect(&duty.socket).map_err(|error| error.to_string())?,
+            dice: Dice::new(duty.seed.wrapping_mul(TASKS as u64).wrapping_add(number as u64)),
+            clock: Clock::system(),
+            first_token: 0,
+        };
+        tasks.push(tokio::spawn(worker.run()));
+    }
+    for task in tasks {
+        task.await.map_err(|error| error.to_string())?;
+    }
+    if duty.broken == Some(Broken::Litters) {
+        litter(&locker).await;
+        // Not by returning, which would release it.
+        std::process::exit(0);
+    }
+    let _ = locker.close().await;
+    Ok(())
+}
+
+/// Tries until the servers can be reached: they may be away when a worker is started. `None` when it is too late.
+async fn connect(duty: &Duty) -> Option<Locker> {
+    loop {
+        if let Ok(locker) = Locker::connect(&duty.url).await {
+            return Some(locker);
+        }
+        if duty.finish.exists() {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Writes down when this process did not run: whoever stands in a queue then may lose its place.
+fn watch_pulse(journal: Arc<Journal>) {
+    std::thread::spawn(move || {
+        let clock = Clock::system();
+        loop {
+            let since = clock.now();
+            std::thread::sleep(PULSE);
+            let now = clock.now();
+            if now.since(since) > STALL {
+                journal.write(now, 0, What::Stalled { since });
+            }
+        }
+    });
+}
+
+struct Worker {
+    duty: Duty,
+    locker: Locker,
+    journal: Arc<Journal>,
+    ears: Arc<Ears>,
+    attempts: Arc<AtomicU64>,
+    resource: Writer,
+    dice: Dice,
+    clock: Clock,
+    first_token: u64,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        while !self.duty.finish.exists() {
+            let lock = self.dice.below(LOCKS);
+            let patience = self.dice.millis(200..3000);
+            self.turn(lock, Some(patience)).await;
+            let rest = self.dice.millis(0..30);
+            tokio::time::sleep(rest).await;
+        }
+        // Nothing is in the way any more: each is to be had, however long it takes.
+        for lock in 0..LOCKS {
+            while !self.turn(lock, None).await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
+    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        self.journal.write(self.clock.now(), attempt, What::Asks { lock });
+        match self.ask(lock, attempt, patience).await {
+            Ok(Some(guard)) => {
+                self.hold(lock, attempt, guard).await;
+                true
+            }
+            Ok(None) => false,
+            Err(how) => {
+                self.journal.write(self.clock.now(), attempt, What::Failed { how });
+                false
+            }
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        lock: usize,
+        attempt: u64,
+        patience: Option<Duration>,
+    ) -> Result<Option<LockGuard>, String> {
+        let name = name(lock);
+        let owner = attempt.to_string();
+        match self.duty.broken {
+            Some(Broken::SkipsLock) => return self.enter_unasked(lock, attempt).await,
+            Some(Broken::Barges) => return self.barge(&name, &owner, attempt).await,
+            _ => {}
+        }
+        let asking = self.locker.lock(name.as_str()).ttl(self.duty.ttl).owner(owner.as_str());
+        // Nothing renews it, so that the deadline comes for certain.
+        let asking = asking.watchdog(self.duty.broken != Some(Broken::IgnoresDeadline));
+        let failed = |error: distlock::Error| format!("{:?}: {error}", error.kind());
+        let Some(patience) = patience else { return asking.await.map(Some).map_err(failed) };
+        if self.dice.percent(15) {
+            // Some lose patience by dropping the future.
+            let dropped = tokio::time::timeout(patience / 4, asking).await;
+            return dropped.map_err(|_| "dropped".to_owned())?.map(Some).map_err(failed);
+        }
+        asking.wait(patience).await.map(Some).map_err(failed)
+    }
+
+    async fn hold(&mut self, lock: usize, attempt: u64, guard: LockGuard) {
+        let (now, deadline) = (self.clock.now(), guard.deadline().unwrap_or(Moment::NEVER));
+        let token = self.token_of(&guard);
+        self.journal.write(now, attempt, What::Granted { token, deadline });
+        if self.duty.broken == Some(Broken::Hoards) {
+            std::future::pending::<()>().await;
+        }
+        if self.duty.broken == Some(Broken::IgnoresDeadline) {
+            tokio::time::sleep(self.duty.ttl * 3 / 2).await;
+        }
+        for _ in 0..=self.dice.below(3) {
+            let work = self.dice.millis(1..25);
+            tokio::time::sleep(work).await;
+            if guard.is_lost() {
+                break;
+            }
+            let deadline = guard.deadline().unwrap_or(Moment::NEVER);
+            self.journal.write(self.clock.now(), attempt, What::Good { deadline });
+        }
+        // Nobody can rule out that it stands still here, between the last look and the write: that is what fences are for.
+        let blind = self.dice.millis(0..BLIND_MS);
+        tokio::time::sleep(blind).await;
+        self.write(lock, attempt, token);
+        self.leave(attempt, guard).await;
+    }
+
+    fn write(&mut self, lock: usize, attempt: u64, token: u64) {
+        let used = if self.duty.broken == Some(Broken::OpensFence) { self.first_token } else { token };
+        if let Ok(accepted) = self.resource.write(lock, used) {
+            self.journal.write(self.clock.now(), attempt, What::Wrote { token: used, accepted });
+        }
+    }
+
+    async fn leave(&mut self, attempt: u64, guard: LockGuard) {
+        // The time first: what is good after it was good then.
+        let now = self.clock.now();
+        let is_lost = guard.is_lost() && self.duty.broken != Some(Broken::IgnoresDeadline);
+        let deadline = guard.deadline().filter(|_| is_lost).unwrap_or(now);
+        let told = self.ears.told(attempt).filter(|_| is_lost).unwrap_or(now);
+        self.journal.write(now.min(deadline).min(told), attempt, What::Left);
+        let how = if self.dice.percent(20) {
+            drop(guard);
+            "dropped".to_owned()
+        } else {
+            let unlocked = guard.unlock().await;
+            unlocked.map_or_else(|error| format!("{:?}", error.kind()), |()| "confirmed".to_owned())
+        };
+        self.journal.write(self.clock.now(), attempt, What::Released { how });
+    }
+
+    fn token_of(&mut self, guard: &LockGuard) -> u64 {
+        let token = guard.fencing_token().get();
+        if self.first_token == 0 {
+            self.first_token = token;
+        }
+        match self.duty.broken {
+            Some(Broken::LowersToken) => u64::MAX - token,
+            Some(Broken::RepeatsToken) => self.first_token,
+            _ => token,
+        }
+    }
+
+    /// Breaks the first rule: there is a guard, but of a lock that nobody else asks for.
+    async fn enter_unasked(&self, lock: usize, attempt: u64) -> Result<Option<LockGuard>, String> {
+        let name = format!("{}-{attempt}-{}", name(lock), std::process::id());
+        let taken = self.locker.lock(name.as_str()).ttl(self.duty.ttl).await;
+        taken.map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Breaks the order: whoever looks in the right moment has it.
+    async fn barge(&mut self, name: &str, owner: &str, attempt: u64) -> Result<Option<LockGuard>, String> {
+        let mut is_known = false;
+        loop {
+            match self.locker.try_lock(name).ttl(self.duty.ttl).owner(owner).await {
+                Ok(Some(guard)) => return Ok(Some(guard)),
+                Ok(None) if !is_known => {
+                    self.journal.write(self.clock.now(), attempt, What::Queued);
+                    is_known = true;
+                }
+                _ => {}
+            }
+            let pause = self.dice.millis(1..60);
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// Breaks the promise to leave nothing.
+async fn litter(locker: &Locker) {
+    if let Ok(Some(guard)) = locker.try_lock("litter").ttl(Duration::from_secs(600)).await {
+        guard.detach();
+    }
+}
+
+/// What a lock is called.
+pub(crate) fn name(lock: usize) -> String {
+    format!("chaos{lock}")
+}

@@ -1,0 +1,121 @@
+//! Short runs of every engine, and proof that each rule of the judge can fail.
+
+use std::time::Duration;
+
+use distlock_chaos::{Broken, Engine, Finding, Order, Outcome, describe, run};
+use distlock_testkit::history::Violation;
+
+fn order(engine: Engine, seconds: u64) -> Order {
+    Order {
+        engine,
+        seed: 1,
+        time: Duration::from_secs(seconds),
+        patience: Duration::from_secs(60),
+        broken: None,
+        program: env!("CARGO_BIN_EXE_distlock-chaos").into(),
+        keep: None,
+    }
+}
+
+/// Nothing is broken, and something was tried.
+fn expect_clean(engine: Engine, seconds: u64) {
+    let order = order(engine, seconds);
+    let outcome = run(&order);
+    println!("{}", describe(&order, &outcome));
+    assert!(outcome.findings.is_empty(), "{}", describe(&order, &outcome));
+    assert!(outcome.tally.granted > 10, "{}", describe(&order, &outcome));
+    assert!(outcome.tally.faults.values().sum::<usize>() > 5, "{}", describe(&order, &outcome));
+}
+
+#[test]
+fn chaos_on_redis_breaks_no_promise() {
+    expect_clean(Engine::Redis, 7);
+}
+
+#[test]
+fn chaos_on_redlock_breaks_no_promise() {
+    expect_clean(Engine::Redlock, 7);
+}
+
+#[test]
+fn chaos_on_etcd_breaks_no_promise() {
+    expect_clean(Engine::Etcd, 8);
+}
+
+#[test]
+fn chaos_on_files_breaks_no_promise() {
+    expect_clean(Engine::File, 5);
+}
+
+fn outcome_of(broken: Broken, engine: Engine, seconds: u64) -> Outcome {
+    let patience = match broken {
+        Broken::Hoards => 2,
+        // Until everybody has had every lock it takes longer than it takes to see that something is wrong.
+        Broken::IgnoresDeadline => 6,
+        _ => 20,
+    };
+    let patience = Duration::from_secs(patience);
+    run(&Order { broken: Some(broken), patience, ..order(engine, seconds) })
+}
+
+#[track_caller]
+fn violation_of(broken: Broken, engine: Engine, seconds: u64) -> Violation {
+    let outcome = outcome_of(broken, engine, seconds);
+    let found = outcome.findings.iter().find_map(|finding| match finding {
+        Finding::History { violation, excerpt } => Some((violation.clone(), excerpt.clone())),
+        _ => None,
+    });
+    let (violation, excerpt) = found.unwrap_or_else(|| panic!("{broken:?} was not noticed: {outcome:?}"));
+    assert!(!excerpt.is_empty(), "what happened around it is shown");
+    violation
+}
+
+#[test]
+fn workers_that_skip_the_lock_are_found_out() {
+    let found = violation_of(Broken::SkipsLock, Engine::File, 1);
+    assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
+}
+
+#[test]
+fn workers_that_ignore_their_deadline_are_found_out() {
+    let found = violation_of(Broken::IgnoresDeadline, Engine::Redis, 1);
+    assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
+}
+
+#[test]
+fn tokens_given_twice_are_found_out() {
+    let found = violation_of(Broken::RepeatsToken, Engine::File, 1);
+    assert!(matches!(found, Violation::TokenRepeated(_)), "{found:?}");
+}
+
+#[test]
+fn tokens_that_fall_are_found_out() {
+    let found = violation_of(Broken::LowersToken, Engine::File, 1);
+    assert!(matches!(found, Violation::TokenFell(_)), "{found:?}");
+}
+
+#[test]
+fn a_fence_that_lets_stale_writes_pass_is_found_out() {
+    let found = violation_of(Broken::OpensFence, Engine::File, 1);
+    assert!(matches!(found, Violation::StaleWrite { .. }), "{found:?}");
+}
+
+#[test]
+fn waiters_that_are_overtaken_are_found_out() {
+    let found = violation_of(Broken::Barges, Engine::File, 2);
+    assert!(matches!(found, Violation::Overtaken(_)), "{found:?}");
+}
+
+#[test]
+fn waiters_that_are_never_served_are_found_out() {
+    let findings = outcome_of(Broken::Hoards, Engine::File, 1).findings;
+    assert!(findings.iter().any(|finding| matches!(finding, Finding::NotServed { .. })), "{findings:?}");
+}
+
+#[test]
+fn what_is_left_behind_is_found_out() {
+    let order = Order { patience: Duration::from_secs(3), ..order(Engine::Redis, 1) };
+    let findings = run(&Order { broken: Some(Broken::Litters), ..order }).findings;
+    let is_it = |finding: &Finding| matches!(finding, Finding::LeftBehind { names } if names == &["litter"]);
+    assert!(findings.iter().any(is_it), "{findings:?}");
+}
