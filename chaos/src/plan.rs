@@ -74,7 +74,8 @@ fn servers(dice: &mut Dice, engine: Engine, time: Duration) -> Vec<Step> {
         let kind = deck.pop().unwrap_or(Kind::Cut);
         let step = step(dice, engine, kind);
         // Now and then there is peace, for waits that nothing disturbs: only those can be judged for their order.
-        let rest = if dice.percent(15) { dice.millis(4000..7000) } else { dice.millis(300..1500) };
+        let is_peace = dice.percent(15) || engine == Engine::Sentinel;
+        let rest = if is_peace { dice.millis(4000..7000) } else { dice.millis(300..1500) };
         (step, rest)
     })
 }

@@ -96,35 +96,35 @@ fn inflict(
     crew: &mut Crew,
     arena: &mut dyn Arena,
 ) -> (Vec<Injected>, Vec<(Moment, Moment)>) {
-    let stage = Stage { start: Instant::now(), clock: Clock::system(), injected: Mutex::default() };
+    let stage = Stage { start: Instant::now(), time, clock: Clock::system(), injected: Mutex::default() };
     let (crew, is_over) = (Mutex::new(crew), AtomicBool::new(false));
     let stalls = thread::scope(|scope| {
         // Also when a server does not come back and this panics: the pulse would beat for ever.
         let over = Over(&is_over);
         let pulse = scope.spawn(|| watch_pulse(&is_over));
         let kills = scope.spawn(|| {
-            stage.play(&plan.kills, |step, _| {
+            stage.play(&plan.kills, |step| {
                 if let Fault::Kill { worker } = step.fault {
                     lock(&crew).kill(worker);
                 }
             });
         });
         let pauses = scope.spawn(|| {
-            stage.play(&plan.pauses, |step, stage| {
+            stage.play(&plan.pauses, |step| {
                 let Fault::Pause { worker } = step.fault else { return };
                 let Some(life) = lock(&crew).stop(worker) else { return };
-                stage.sleep(step.lasts);
+                thread::sleep(step.lasts);
                 lock(&crew).go_on(worker, life);
             });
         });
-        stage.play(&plan.servers, |step, stage| {
+        stage.play(&plan.servers, |step| {
             arena.begin(step.fault);
-            stage.sleep(step.lasts);
+            thread::sleep(step.lasts);
             arena.end(step.fault);
         });
         kills.join().expect("workers can be killed");
         pauses.join().expect("workers can be stopped");
-        stage.sleep_until(time);
+        stage.sleep_until(stage.time);
         drop(over);
         pulse.join().expect("a clock can be read")
     });
@@ -134,27 +134,28 @@ fn inflict(
 /// The time line of a run.
 struct Stage {
     start: Instant,
+    time: Duration,
     clock: Clock,
     injected: Mutex<Vec<Injected>>,
 }
 
 impl Stage {
-    /// Carries out steps at their times, or as soon as the one before is over.
-    fn play(&self, steps: &[Step], mut act: impl FnMut(&Step, &Stage)) {
+    /// Carries out steps at their times, or as soon as the one before is over. Those that a slow machine or a slow
+    /// election leaves no time for are left out.
+    fn play(&self, steps: &[Step], mut act: impl FnMut(&Step)) {
         for step in steps {
             self.sleep_until(step.at);
+            if self.start.elapsed() >= self.time {
+                return;
+            }
             let from = self.clock.now();
-            act(step, self);
+            act(step);
             lock(&self.injected).push(Injected { fault: step.fault, from, to: self.clock.now() });
         }
     }
 
     fn sleep_until(&self, at: Duration) {
-        self.sleep(at.saturating_sub(self.start.elapsed()));
-    }
-
-    fn sleep(&self, time: Duration) {
-        thread::sleep(time);
+        thread::sleep(at.saturating_sub(self.start.elapsed()));
     }
 }
 

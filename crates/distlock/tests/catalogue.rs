@@ -1,0 +1,36 @@
+//! Rows of the failure catalogue that need no server.
+
+use std::time::Duration;
+
+use distlock::backend::memory::{Memory, Store};
+use distlock::{ErrorKind, Locker};
+
+fn two_clients() -> [Locker; 2] {
+    let store = Store::new();
+    [(), ()].map(|()| Locker::new(Memory::on(&store)).expect("a locker"))
+}
+
+/// A cloned machine: the same host, the same pid, the same name of the owner.
+#[tokio::test]
+async fn f64_clients_that_look_the_same_exclude_each_other() {
+    let [one, twin] = two_clients();
+    let guard = one.lock("a").owner("worker-1").await.expect("granted");
+    assert!(twin.try_lock("a").owner("worker-1").await.expect("an answer").is_none(), "two holders");
+    let refused = twin.unlock("a").await.expect_err("not the twin's");
+    assert_eq!(refused.kind(), ErrorKind::NotHeld);
+    guard.check().expect("still held");
+    guard.unlock().await.expect("released");
+    assert!(twin.try_lock("a").owner("worker-1").await.expect("an answer").is_some());
+}
+
+#[tokio::test]
+async fn f70_a_guard_that_is_forgotten_is_renewed_until_max_hold_and_no_longer() {
+    let [one, other] = two_clients();
+    let (ttl, max_hold) = (Duration::from_millis(200), Duration::from_millis(700));
+    let start = std::time::Instant::now();
+    std::mem::forget(one.lock("a").ttl(ttl).max_hold(max_hold).await.expect("granted"));
+    let next = other.lock("a").wait(Duration::from_secs(20)).await.expect("free after max_hold");
+    // Longer than a lease: somebody renewed it.
+    assert!(start.elapsed() >= max_hold - ttl, "{:?}", start.elapsed());
+    next.unlock().await.expect("released");
+}
