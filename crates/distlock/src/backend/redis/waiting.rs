@@ -83,14 +83,14 @@ impl Waiting {
         self.table().is_empty()
     }
 
-    /// Returns when there is a message for `attempt`, with the grant if it was one.
+    /// Returns when there is a message for `attempt`, with the grant if it was one that can be believed.
     pub(super) async fn turn(&self, attempt: AttemptId) -> Option<Grant> {
         let turn = self.table().get(&attempt)?.turn.clone();
         turn.notified().await;
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
-        let grant =
-            place.get_mut().handed.take().zip(place.get().asked).map(|(handed, asked)| handed.grant(asked, self.drift));
+        let told = place.get_mut().handed.take().zip(place.get().asked);
+        let grant = told.and_then(|(handed, asked)| handed.grant(asked, self.drift));
         if grant.is_some() {
             place.remove();
         }
@@ -111,6 +111,8 @@ impl Waiting {
         self.era.fetch_add(1, Ordering::AcqRel);
         for place in table.values_mut() {
             place.asked = None;
+            // If the grant still stands, the claim finds it.
+            place.handed = None;
             place.turn.notify_one();
         }
     }
@@ -164,13 +166,17 @@ fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -
 }
 
 impl Handed {
-    /// The lease began on the server's clock when it was handed over. On ours no later than the message came, and no
-    /// later than the last claim plus what has passed on the server's clock since: a message may have lain in a buffer
-    /// while this process was stopped.
-    fn grant(self, asked: Asked, drift: f64) -> Grant {
-        let passed = Duration::from_micros(self.granted_us.saturating_sub(asked.server_us));
-        let start = asked.sent.after(passed.mul_f64(1.0 - drift)).min(self.received);
-        Grant { token: self.token, term: Some(Term { start, ttl: self.lease }), slot: self.slot }
+    /// The lease began on the server's clock when it was handed over: on ours no later than the last claim plus what has
+    /// passed on the server's clock since. Not when the message came: it may have lain in a buffer while this process was
+    /// stopped.
+    ///
+    /// Nothing when it cannot have been so: a grant from before that claim, which was answered busy, is over by then; and
+    /// one that came before it was given is by a clock that was set. The attempt claims again, and finds what it has.
+    fn grant(self, asked: Asked, drift: f64) -> Option<Grant> {
+        let passed = Duration::from_micros(self.granted_us.checked_sub(asked.server_us).filter(|passed| *passed > 0)?);
+        let start = asked.sent.after(passed.mul_f64(1.0 - drift));
+        let term = Some(Term { start, ttl: self.lease });
+        (start <= self.received).then_some(Grant { token: self.token, term, slot: self.slot })
     }
 }
 
@@ -208,40 +214,60 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_clock_that_leaps_does_not_begin_a_lease_in_the_future() {
+    async fn a_grant_from_before_a_claim_that_was_answered_busy_is_over() {
+        let (clock, hand) = Clock::manual();
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        waiting.enlist(attempt);
+        waiting.answered(attempt, clock.now(), 5_000_000);
+        // Stopped: the grant lies in a buffer until it is over. Going on, the claim is quicker than the message.
+        hand.advance(SECOND * 3);
+        waiting.enlist(attempt);
+        waiting.answered(attempt, clock.now(), 8_000_000);
+        hand.advance(Duration::from_millis(1));
+        waiting.hear(message(attempt, 6_000_000).as_bytes());
+        assert!(waiting.turn(attempt).await.is_none(), "claims again");
+        waiting.hear(message(attempt, 8_000_500).as_bytes());
+        assert!(waiting.turn(attempt).await.is_some(), "the next one is good");
+    }
+
+    #[tokio::test]
+    async fn a_grant_by_a_clock_that_was_set_is_not_believed() {
         let (clock, hand) = Clock::manual();
         let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
         waiting.hear(message(attempt, 3_600_000_000).as_bytes());
-        let grant = waiting.turn(attempt).await.expect("a grant");
-        assert_eq!(grant.term.expect("a lease").start, clock.now());
+        assert!(waiting.turn(attempt).await.is_none(), "it would begin in the future");
     }
 
     #[tokio::test]
     async fn a_message_before_the_wait_is_not_lost_and_one_for_nobody_is_nothing() {
-        let (clock, _hand) = Clock::manual();
+        let (clock, hand) = Clock::manual();
         let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.hear(message(attempt, 1).as_bytes());
         assert!(waiting.turn(attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
+        let sent = clock.now();
+        hand.advance(SECOND);
         waiting.hear(message(attempt, 7).as_bytes());
-        waiting.answered(attempt, clock.now(), 5);
+        waiting.answered(attempt, sent, 5);
         assert_eq!(waiting.turn(attempt).await.expect("a grant").token, FencingToken::new(42));
     }
 
     #[tokio::test]
     async fn an_answer_by_the_clock_of_an_earlier_server_counts_for_no_grant() {
-        let (clock, _hand) = Clock::manual();
+        let (clock, hand) = Clock::manual();
         let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
         waiting.enlist(attempt);
         waiting.wake_all();
         waiting.answered(attempt, clock.now(), 5_000_000);
+        hand.advance(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes());
         assert!(waiting.turn(attempt).await.is_none(), "claims again");
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
+        hand.advance(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes());
         assert!(waiting.turn(attempt).await.is_some());
     }
