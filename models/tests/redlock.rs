@@ -4,18 +4,15 @@
 //! the checker must find out how.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use distlock_models::{TWICE, expect_broken, expect_sound};
+use stateright::{Model, Property};
 
 const NODES: usize = 3;
 const QUORUM: usize = 2;
 const CLIENTS: usize = 2;
 /// Clients' clocks show anything up to here; ballots that nodes tell may go beyond.
 const LATEST_CLOCK: u8 = 2;
-/// Bounds for memory and time: a model that needs more has not been explored, and its test fails.
-const MOST_STATES: usize = 10_000_000;
-const MOST_TIME: Duration = Duration::from_secs(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
@@ -341,37 +338,6 @@ impl Model for Redlock {
             Property::<Self>::sometimes(TWICE, |_, state| state.granted.len() >= 2),
         ]
     }
-}
-
-/// Shows that the model does something.
-const TWICE: &str = "it is granted twice";
-
-fn explore(model: Redlock) -> impl Checker<Redlock> {
-    model.checker().target_state_count(MOST_STATES).timeout(MOST_TIME).threads(2).spawn_bfs().join()
-}
-
-/// Looks until all of `wanted` are found broken.
-fn expect_broken(model: Redlock, wanted: &[&'static str]) {
-    let enough = HasDiscoveries::AllOf(wanted.iter().copied().collect());
-    let checker = model.checker().target_state_count(MOST_STATES).timeout(MOST_TIME).threads(2).finish_when(enough);
-    let found = broken(&checker.spawn_bfs().join());
-    assert!(wanted.iter().all(|name| found.contains(name)), "{found:?}");
-}
-
-/// What the checker found broken.
-fn broken(checker: &impl Checker<Redlock>) -> Vec<&'static str> {
-    let mut names: Vec<_> = checker.discoveries().into_keys().filter(|name| *name != TWICE).collect();
-    names.sort_unstable();
-    names
-}
-
-fn expect_sound(model: Redlock) {
-    let checker = explore(model);
-    let (states, all) = (checker.unique_state_count(), checker.state_count());
-    println!("{states} states, {all} steps");
-    assert_eq!(broken(&checker), [""; 0]);
-    assert!(checker.is_done() && all < MOST_STATES, "not explored to the end: {states} states, {all} steps");
-    assert!(checker.discoveries().contains_key(TWICE), "hardly anything was granted");
 }
 
 const ENGINE: Redlock =
