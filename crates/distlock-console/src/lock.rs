@@ -8,8 +8,10 @@ use distlock::{FencingToken, Holder, Key, Mode, Record};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-/// Two looks at a moment that differ by less than this and what the look took are looks at the same moment: it is not
-/// known when during the look the engine was asked about this lock.
+use crate::frame::Look;
+
+/// Two looks at a moment that differ by less than this and what the two looks took are looks at the same moment: it is
+/// not known when during a look the engine was asked about this lock.
 const TOLERANCE_MS: u64 = 400;
 
 /// Milliseconds of the Unix epoch.
@@ -41,13 +43,15 @@ pub(crate) struct Hold {
     pub(crate) record: Option<Arc<Record>>,
     pub(crate) since_ms: Option<u64>,
     pub(crate) expires_ms: Option<u64>,
+    /// How long the look took that `expires_ms` is from: it may be off by as much.
+    pub(crate) blur_ms: u64,
 }
 
 impl Lock {
-    /// What the engine said at `now_ms`.
-    pub(crate) fn new(info: LockInfo, now_ms: u64, revision: u64) -> Lock {
-        let holds = info.holders.into_iter().map(|holder| Hold::new(holder, now_ms)).collect();
-        Lock { key: info.key, holds, waiters: info.waiters, revision }
+    /// What the engine said at a look.
+    pub(crate) fn new(info: LockInfo, look: Look) -> Lock {
+        let holds = info.holders.into_iter().map(|holder| Hold::new(holder, look)).collect();
+        Lock { key: info.key, holds, waiters: info.waiters, revision: look.look }
     }
 
     /// Whether the same ones hold it and wait for it.
@@ -69,10 +73,11 @@ impl Lock {
 }
 
 impl Hold {
-    fn new(holder: Holder, now_ms: u64) -> Hold {
+    fn new(holder: Holder, look: Look) -> Hold {
         let Holder { record, token, ttl_left, held_for, .. } = holder;
-        let since_ms = held_for.map(|held| now_ms.saturating_sub(millis(held)));
-        Hold { token, record, since_ms, expires_ms: ttl_left.map(|left| now_ms.saturating_add(millis(left))) }
+        let since_ms = held_for.map(|held| look.at_ms.saturating_sub(millis(held)));
+        let expires_ms = ttl_left.map(|left| look.at_ms.saturating_add(millis(left)));
+        Hold { token, record, since_ms, expires_ms, blur_ms: look.took_ms }
     }
 
     /// Whether it is the same hold, seen again.
@@ -83,13 +88,14 @@ impl Hold {
         }
     }
 
-    /// Takes over from an earlier look what only seems to have moved during this one, which took so long.
-    pub(crate) fn settle(&mut self, earlier: &Hold, took_ms: u64) {
-        let close = |a: u64, b: u64| a.abs_diff(b) < TOLERANCE_MS + took_ms;
+    /// Takes over from an earlier look what only seems to have moved since.
+    pub(crate) fn settle(&mut self, earlier: &Hold) {
+        let tolerance_ms = TOLERANCE_MS + self.blur_ms + earlier.blur_ms;
         if let (Some(now), Some(then)) = (self.expires_ms, earlier.expires_ms)
-            && close(now, then)
+            && now.abs_diff(then) < tolerance_ms
         {
-            self.expires_ms = Some(then);
+            // With its own blur, or many small steps would go unseen.
+            (self.expires_ms, self.blur_ms) = (Some(then), earlier.blur_ms);
         }
         self.since_ms = earlier.since_ms.or(self.since_ms);
     }

@@ -32,10 +32,10 @@ impl Locks {
         let mut before = std::mem::take(&mut self.0);
         let mut changes = Changes::default();
         for info in listing {
-            let mut lock = Lock::new(info, look.at_ms, look.look);
+            let mut lock = Lock::new(info, look);
             match before.remove(&lock.key) {
                 None => changes.set.push(lock.key.clone()),
-                Some(earlier) => changes.compare(earlier, &mut lock, look.took_ms),
+                Some(earlier) => changes.compare(earlier, &mut lock),
             }
             self.0.insert(lock.key.clone(), lock);
         }
@@ -61,10 +61,10 @@ impl Locks {
 }
 
 impl Changes {
-    fn compare(&mut self, earlier: Lock, lock: &mut Lock, took_ms: u64) {
+    fn compare(&mut self, earlier: Lock, lock: &mut Lock) {
         for hold in &mut lock.holds {
             if let Some(then) = earlier.holds.iter().find(|then| then.is_same(hold)) {
-                hold.settle(then, took_ms);
+                hold.settle(then);
             }
         }
         if !earlier.is_like(lock) {
@@ -128,6 +128,21 @@ mod tests {
         let renewed = locks.replace(vec![held("a", 1, 10_000, &["w"])], look(3, 102_000));
         assert_eq!((names(&renewed.renewed), renewed.set.len()), (vec!["a"], 0));
         assert_eq!(locks.iter().next().unwrap().revision, 1);
+    }
+
+    #[test]
+    fn a_lease_seen_by_a_slow_look_and_then_by_a_quick_one_has_not_moved() {
+        let mut locks = Locks::default();
+        // Asked at the beginning of a look that took 3 s: the lease really ends at 110 000.
+        locks.replace(vec![held("a", 1, 13_000, &[])], Look { look: 1, at_ms: 100_000, took_ms: 3_000 });
+        let quick = locks.replace(vec![held("a", 1, 5_000, &[])], look(2, 105_000));
+        assert!(quick.renewed.is_empty() && quick.set.is_empty(), "{:?}", quick.renewed);
+        let again = locks.replace(vec![held("a", 1, 4_000, &[])], look(3, 106_000));
+        assert!(again.renewed.is_empty(), "the first look stays as blurred as it was");
+        let renewed = locks.replace(vec![held("a", 1, 10_000, &[])], look(4, 107_000));
+        assert_eq!(names(&renewed.renewed), ["a"]);
+        let quick = locks.replace(vec![held("a", 1, 8_500, &[])], look(5, 109_000));
+        assert_eq!(names(&quick.renewed), ["a"], "both looks were quick: half a second is a renewal");
     }
 
     #[test]

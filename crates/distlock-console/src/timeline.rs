@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn hold(expires_ms: Option<u64>) -> Hold {
-        Hold { token: None, record: None, since_ms: None, expires_ms }
+        Hold { token: None, record: None, since_ms: None, expires_ms, blur_ms: 0 }
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl Findings<'_> {
         self.all.push(Finding::fine(check, self.place, found));
     }
 
+    #[cfg(feature = "redis")]
     pub(crate) fn note(&mut self, check: &'static str, found: impl Into<String>, why: &str, fix: &str) {
         self.all.push(Finding::note(check, self.place, found).because(why).fix(fix));
     }
