@@ -8,6 +8,7 @@ mod completions;
 mod console;
 mod doctor;
 mod elect;
+mod history;
 mod hold;
 mod holder;
 mod ls;
@@ -60,6 +61,7 @@ fn dispatch(command: Command) -> Exit {
         Command::Ls(flags) => ls::main(&flags),
         Command::Show(flags) => show::main(&flags),
         Command::Watch(flags) => watch::main(&flags),
+        Command::History(flags) => history::main(&flags),
         Command::Ask(flags) => ask::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Console(flags) => console::main(&flags),
@@ -102,7 +104,12 @@ fn with_engine(
 ) -> Exit {
     let mut notes = Notes::new(output.into(), output.json);
     block_on(async {
-        let done = async { work(&Settings::read(flags)?.open().await?).await };
+        let done = async {
+            let engine = Settings::read(flags)?.open().await?;
+            let done = work(&engine).await;
+            engine.finish().await;
+            done
+        };
         done.await.unwrap_or_else(|error| {
             notes.say(&Note::Failed { message: error.to_string() });
             ExitCode::from(&error).into()

@@ -24,6 +24,16 @@ pub struct Engine {
     pub locker: Locker,
     /// Names it without secrets.
     pub name: String,
+    keeps_history: bool,
+}
+
+impl Engine {
+    /// To be called before the process ends: what happened to locks goes into their histories, where those are kept.
+    pub async fn finish(&self) {
+        if self.keeps_history {
+            let _ = self.locker.close().await;
+        }
+    }
 }
 
 impl Settings {
@@ -68,6 +78,11 @@ impl Settings {
         distlock::examine(&self.config).await
     }
 
+    fn keeps_history(&self) -> bool {
+        // What a URL says counts as if it were said beside it.
+        self.config.clone().or(Config::default()).history.is_some_and(|most| most > 0)
+    }
+
     fn is_local(&self) -> bool {
         let Config { url, driver, endpoints, .. } = &self.config;
         url.is_none() && driver.is_none() && endpoints.is_empty()
@@ -93,11 +108,11 @@ impl Settings {
     fn open_local(&self) -> Result<Engine, Error> {
         let dir = default_dir()?;
         let name = format!("file://{}", dir.display());
-        let mut builder = Locker::builder();
+        let mut builder = Locker::builder().history(self.config.history.unwrap_or_default());
         if let Some(interval) = self.config.retry_interval.filter(|interval| !interval.is_zero()) {
             builder = builder.retry_interval(interval);
         }
-        Ok(Engine { locker: builder.build(FileBackend::host(dir))?, name })
+        Ok(Engine { locker: builder.build(FileBackend::host(dir))?, name, keeps_history: self.keeps_history() })
     }
 
     async fn open_configured(&self) -> Result<Engine, Error> {
@@ -109,7 +124,7 @@ impl Settings {
         let limit = self.config.dial_timeout.unwrap_or(distlock::DEFAULT_DIAL_TIMEOUT);
         let opened = timeout(limit, Locker::from_config(&self.config)).await;
         let locker = opened.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {limit:?}"))));
-        Ok(Engine { locker: locker.map_err(|error| about(&name, error))?, name })
+        Ok(Engine { locker: locker.map_err(|error| about(&name, error))?, name, keeps_history: self.keeps_history() })
     }
 }
 

@@ -42,6 +42,8 @@ pub enum Command {
     Show(Show),
     /// Follow locks as they change hands
     Watch(Ls),
+    /// Print who acquired, released, lost and broke a lock, where a history is kept
+    History(History),
     /// Ask whoever holds a lock to release it, and wait for that
     Ask(Ask),
     /// Release somebody else's lock by force; the old holder may still be running
@@ -394,6 +396,22 @@ pub struct Bench {
 pub struct Show {
     /// The lock
     pub name: OsString,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock history`.
+#[derive(Debug, Args)]
+pub struct History {
+    /// The lock
+    pub name: OsString,
+    /// Print at most the last N entries
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

@@ -28,7 +28,7 @@ fn holder_json(holder: &Holder) -> Value {
     fields
 }
 
-fn record_json(record: &Record) -> Value {
+pub(crate) fn record_json(record: &Record) -> Value {
     json!({
         "owner": record.owner.as_str(),
         "host": record.process.host,
@@ -44,14 +44,18 @@ fn record_json(record: &Record) -> Value {
 #[must_use]
 pub fn table(locks: &[LockInfo]) -> String {
     const HEADING: [&str; 8] = ["NAME", "MODE", "HOLDER", "HELD", "LEASE", "WAITERS", "TOKEN", "LABEL"];
-    let rows: Vec<[String; 8]> = locks.iter().map(row).collect();
+    columns(HEADING, &locks.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Rows below a heading, each column as wide as its widest cell.
+pub(crate) fn columns<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([HEADING[column].len()]).max().unwrap_or(0)
+        cells.chain([heading[column].len()]).max().unwrap_or(0)
     };
-    let widths: [usize; 8] = std::array::from_fn(width);
+    let widths: [usize; N] = std::array::from_fn(width);
     let mut text = String::new();
-    for row in std::iter::once(HEADING.map(str::to_owned)).chain(rows) {
+    for row in std::iter::once(&heading.map(str::to_owned)).chain(rows) {
         let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
     }
@@ -106,7 +110,7 @@ pub fn details(lock: &LockInfo) -> String {
     text
 }
 
-fn place(record: &Record) -> String {
+pub(crate) fn place(record: &Record) -> String {
     format!("{}@{}/{}", record.process.user, record.process.host, record.process.pid)
 }
 

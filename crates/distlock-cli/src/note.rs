@@ -74,6 +74,11 @@ pub enum Note {
         /// The token of the hold that was ended.
         token: FencingToken,
     },
+    /// There is no history of a lock.
+    NoHistory {
+        /// The lock.
+        name: String,
+    },
     /// Something failed.
     Failed {
         /// What, in one line.
@@ -88,6 +93,7 @@ impl Note {
             | Note::Lost { .. }
             | Note::HeldTooLong { .. }
             | Note::Broken { .. }
+            | Note::NoHistory { .. }
             | Note::Failed { .. } => Level::Normal,
             _ => Level::Verbose,
         }
@@ -115,6 +121,7 @@ impl Note {
             Note::Renewed { ttl } => json!({"event": "renewed", "ttl_s": seconds(ttl)}),
             Note::Released => json!({"event": "released"}),
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
+            Note::NoHistory { name } => json!({"event": "no_history", "name": name}),
             Note::Failed { message } => json!({"event": "failed", "message": message}),
         }
     }
@@ -155,6 +162,11 @@ impl fmt::Display for Note {
             Note::Broken { token } => {
                 write!(f, "released the hold with token {token}; its holder may still be running until it notices")
             }
+            Note::NoHistory { name } => write!(
+                f,
+                "nothing is written down about {name:?}; a history is kept by those who lock it with history=N in their URL, \
+                 or with DISTLOCK_HISTORY=N"
+            ),
             Note::Failed { message } => f.write_str(message),
         }
     }

@@ -9,7 +9,7 @@ use crate::conformance::{CASES, skips};
 type Row = (&'static str, &'static str, fn(&Capabilities) -> bool);
 
 /// The capabilities by name, with what each means for a user.
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 13] = [
     ("fair", "waiters are served in order", |able| able.fair),
     ("leases", "a hold ends by itself when its holder is gone", |able| able.leases),
     ("wakes", "a waiter is woken, and does not only poll", |able| able.wakes),
@@ -22,6 +22,7 @@ const ROWS: [Row; 12] = [
     ("amends", "`relabel`, `proclaim`", |able| able.amends),
     ("adopts", "`export` and `adopt`", |able| able.adopts),
     ("gathers", "`lock_all` in one step", |able| able.gathers),
+    ("history", "`history`", |able| able.history),
 ];
 
 /// The table in Markdown: one column for each engine, one line for each capability, and at the end how many conformance

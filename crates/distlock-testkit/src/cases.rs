@@ -17,11 +17,13 @@ use crate::history::{History, Hold};
 use crate::polls::poll_times;
 use crate::setup::{Client, Setup, World};
 
+mod histories;
 mod primitives;
 mod reentry;
 mod semaphore;
 mod shared;
 
+pub use histories::*;
 pub use primitives::*;
 pub use reentry::*;
 pub use semaphore::*;

@@ -223,6 +223,10 @@ declare! { $
     a_hold_that_has_ended_is_not_taken_over [adopts]
     a_take_over_repeated_is_the_same_grant [adopts, leases]
     a_holder_that_is_asked_hands_over [inspects, fair]
+    what_happens_to_a_lock_is_written_down [history]
+    a_break_is_written_down [history, breaks]
+    a_history_is_bounded [history]
+    without_a_history_nothing_is_written [history]
 }
 
 #[cfg(test)]
@@ -237,6 +241,7 @@ mod tests {
             include_str!("cases/semaphore.rs"),
             include_str!("cases/reentry.rs"),
             include_str!("cases/primitives.rs"),
+            include_str!("cases/histories.rs"),
         ];
         let lines = sources.iter().flat_map(|source| source.lines());
         let written: Vec<_> =

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use distlock::backend::memory::{Memory, Store};
 use distlock::backend::{Attachment, Backend};
-use distlock::{Clock, Key, Locker, Moment};
+use distlock::{Clock, Key, Locker, LockerBuilder, Moment};
 
 use tokio::runtime::Handle;
 
@@ -49,9 +49,18 @@ impl<S: Setup> World<S> {
 
     /// A new client.
     pub async fn client(&self) -> Client {
+        self.client_by(Locker::builder()).await
+    }
+
+    /// A new client whose locks keep a history of so many entries.
+    pub async fn chronicler(&self, most: u32) -> Client {
+        self.client_by(Locker::builder().history(most)).await
+    }
+
+    async fn client_by(&self, builder: LockerBuilder) -> Client {
         let calls = Arc::new(Calls::default());
         let engine = Wire::new(self.setup.client().await, calls.clone());
-        let locker = Locker::builder().default_ttl(self.setup.ttl()).build(engine).expect("a locker");
+        let locker = builder.default_ttl(self.setup.ttl()).build(engine).expect("a locker");
         Client { locker, calls }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use distlock::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Wake,
 };
-use distlock::{AttemptId, Error, FencingToken, Key, Result};
+use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Result};
 use tokio::sync::watch;
 
 /// How often an engine was asked.
@@ -138,6 +138,14 @@ impl<B: Backend> Backend for Wire<B> {
 
     async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         self.engine.force_release(key, token, reason).await
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        self.engine.write_history(entries, most).await
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        self.engine.history(key, most).await
     }
 
     async fn close(&self) -> Result<()> {

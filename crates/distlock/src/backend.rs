@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
+use crate::history::HistoryEntry;
 use crate::key::Key;
 use crate::meter::operation;
 use crate::mode::Mode;
@@ -239,6 +240,8 @@ pub struct Capabilities {
     pub adopts: bool,
     /// Several locks can be taken in one step: [`Backend::claim_all`].
     pub gathers: bool,
+    /// What happens to locks can be kept with them: [`Backend::write_history`].
+    pub history: bool,
 }
 
 impl Capabilities {
@@ -259,6 +262,7 @@ impl Capabilities {
             amends: false,
             adopts: false,
             gathers: false,
+            history: false,
         }
     }
 
@@ -463,6 +467,28 @@ pub trait Backend: Send + Sync + 'static {
         async { Err(unsupported(self.name(), "release a lock by force")) }
     }
 
+    /// Adds entries to the histories of their locks.
+    ///
+    /// # Behaviour
+    /// One answer for each entry, in their order. Each lock keeps its last `most` entries; more may stay for a while, at
+    /// most four times as many and 128. Locks themselves are never touched, and a history is none: it is not listed. An
+    /// entry may be written twice.
+    fn write_history(
+        &self,
+        entries: &[(Key, HistoryEntry)],
+        most: u32,
+    ) -> impl Future<Output = Vec<Result<()>>> + Send {
+        let _ = most;
+        let refused = entries.iter().map(|_| Err(unsupported(self.name(), "keep a history"))).collect();
+        async { refused }
+    }
+
+    /// The last `most` entries of a lock's history, in any order; none where nobody has written any.
+    fn history(&self, key: &Key, most: u32) -> impl Future<Output = Result<Vec<HistoryEntry>>> + Send {
+        let _ = (key, most);
+        async { Err(unsupported(self.name(), "keep a history")) }
+    }
+
     /// Closes connections and sessions. Called once, after the last release.
     ///
     /// # Behaviour
@@ -495,6 +521,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockInfo>>>;
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<LockInfo>>>;
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>>;
+    fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>>;
+    fn history<'a>(&'a self, key: &'a Key, most: u32) -> BoxFuture<'a, Result<Vec<HistoryEntry>>>;
     fn close(&self) -> BoxFuture<'_, Result<()>>;
 }
 
@@ -543,6 +571,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>> {
         Box::pin(operation(Backend::name(self), "force_release", Backend::force_release(self, key, token, reason)))
+    }
+    fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>> {
+        Box::pin(operation(Backend::name(self), "write_history", Backend::write_history(self, entries, most)))
+    }
+    fn history<'a>(&'a self, key: &'a Key, most: u32) -> BoxFuture<'a, Result<Vec<HistoryEntry>>> {
+        Box::pin(operation(Backend::name(self), "history", Backend::history(self, key, most)))
     }
     fn close(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(Backend::close(self))

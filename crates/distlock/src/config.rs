@@ -20,7 +20,7 @@ pub use secret::{Secret, redact, without_passwords};
 pub(crate) use settings::Settings;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) use settings::TlsFiles;
-pub(crate) use settings::check_prefix;
+pub(crate) use settings::{check_history, check_prefix};
 use value::Value;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -69,6 +69,9 @@ pub struct Config {
     pub retry_interval: Option<Duration>,
     /// How many requests in a row may fail before a wait gives up on the engine. Absent: 8; 0: the first failure ends it.
     pub max_retries: Option<u32>,
+    /// How many entries each lock keeps about who acquired, released, lost or broke it. Absent or 0: none are written;
+    /// at most 10 000.
+    pub history: Option<u32>,
     /// How long to try to reach a server. Absent: 5 s; otherwise 1 ms to 10 min.
     pub dial_timeout: Option<Duration>,
     /// The user, for servers whose place in the URL names none.
@@ -86,7 +89,7 @@ pub struct Config {
 }
 
 /// The fields' names in text. In the environment: upper case, behind `DISTLOCK_`.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "driver",
     "url",
     "endpoints",
@@ -94,6 +97,7 @@ const FIELDS: [&str; 14] = [
     "default_ttl",
     "retry_interval",
     "max_retries",
+    "history",
     "dial_timeout",
     "username",
     "password",
@@ -162,7 +166,7 @@ impl Config {
     /// This configuration, and where it says nothing, `lower`: `flags.or(env).or(file)`.
     ///
     /// What belongs together stays together. A `url` hides the lower `driver`, `url` and `endpoints`, and what it says
-    /// about prefix and TTL counts like fields beside it; `endpoints` hide the lower `url` and `endpoints`; `password`
+    /// about prefix, TTL and history counts like fields beside it; `endpoints` hide the lower `url` and `endpoints`; `password`
     /// and `password_file` hide both, and so do `tls_cert` and `tls_key`. A 0 is something said: it means the default.
     #[must_use]
     pub fn or(mut self, mut lower: Config) -> Config {
@@ -170,6 +174,7 @@ impl Config {
         if let Some(Ok(said)) = self.url.as_deref().map(url::parse) {
             self.prefix = self.prefix.or(said.prefix);
             self.default_ttl = self.default_ttl.or(said.ttl);
+            self.history = self.history.or(said.history);
         }
         if self.url.is_some() {
             (lower.driver, lower.url, lower.endpoints) = (None, None, Vec::new());
@@ -191,6 +196,7 @@ impl Config {
             default_ttl: self.default_ttl.or(lower.default_ttl),
             retry_interval: self.retry_interval.or(lower.retry_interval),
             max_retries: self.max_retries.or(lower.max_retries),
+            history: self.history.or(lower.history),
             dial_timeout: self.dial_timeout.or(lower.dial_timeout),
             username: self.username.or(lower.username),
             password: self.password.or(lower.password),
@@ -235,6 +241,7 @@ impl Config {
             "default_ttl" => self.default_ttl = length(duration::TTL, value)?,
             "retry_interval" => self.retry_interval = length(duration::RETRY_INTERVAL, value)?,
             "max_retries" => self.max_retries = Some(value.count()?),
+            "history" => self.history = Some(check_history(value.count()?)?),
             "dial_timeout" => self.dial_timeout = length(duration::DIAL_TIMEOUT, value)?,
             "username" => self.username = Some(value.text()?),
             "password" => self.password = Some(value.text()?.into()),
@@ -270,6 +277,7 @@ impl fmt::Debug for Config {
             .field("default_ttl", &self.default_ttl)
             .field("retry_interval", &self.retry_interval)
             .field("max_retries", &self.max_retries)
+            .field("history", &self.history)
             .field("dial_timeout", &self.dial_timeout)
             .field("username", &self.username)
             .field("password", &self.password)

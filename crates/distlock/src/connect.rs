@@ -44,6 +44,7 @@ impl Locker {
             .default_ttl(settings.default_ttl)
             .retry_interval(settings.retry_interval)
             .max_retries(settings.max_retries)
+            .history(settings.history)
             .build_boxed(open(&settings)?)?;
         locker.ready().await?;
         Ok(locker)

@@ -1,6 +1,7 @@
 //! What all clones of a locker share: the engine, the holds, the clock and the keeper that looks after them.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use tokio::sync::SetOnce;
 
@@ -8,7 +9,9 @@ use crate::backend::DynBackend;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, Reporter};
+use crate::history::HistoryEntry;
 use crate::holds::{Hold, Holds};
+use crate::journal::Journal;
 use crate::keeper;
 use crate::key::Key;
 use crate::owner::Process;
@@ -22,6 +25,8 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) drift: f64,
     pub(crate) reporter: Reporter,
+    /// Where what happens is gathered for the histories of locks; `None`: they have none.
+    pub(crate) journal: Option<Journal>,
     pub(crate) holds: Holds,
     /// Set when the family closes: whoever waits for a lock gives up.
     pub(crate) closing: SetOnce<()>,
@@ -38,12 +43,14 @@ impl Family {
         clock: Clock,
         drift: f64,
         reporter: Reporter,
+        journal: Option<Journal>,
     ) -> Result<Arc<Family>> {
         let core = Arc::new(Core {
             backend,
             clock,
             drift,
             reporter,
+            journal,
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
@@ -109,6 +116,26 @@ impl Core {
     pub(crate) fn report(&self, hold: &Hold, kind: EventKind<'_>) {
         hold.meter.saw(self.reporter.backend, &kind);
         self.reporter.emit(hold.key(), hold.owner(), Some(hold.token), kind);
+        if self.journal.is_some()
+            && let Some(entry) = HistoryEntry::of(&kind, hold.token, &hold.claim.record, self.wall_ms())
+        {
+            self.write_down(hold.key(), entry);
+        }
+    }
+
+    /// Adds to a lock's history, some time later and if it can; nobody waits for it.
+    pub(crate) fn write_down(&self, key: &Key, entry: HistoryEntry) {
+        if let Some(journal) = &self.journal
+            && journal.add(key, entry, self.clock.now())
+        {
+            self.holds.wake.notify_one();
+        }
+    }
+
+    /// Milliseconds of the Unix epoch, for people.
+    pub(crate) fn wall_ms(&self) -> u64 {
+        let since = self.clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Tells observers that a hold is over without a release by its owner.
@@ -133,7 +160,7 @@ mod tests {
         let store = Store::new();
         let reporter = Reporter { backend: "memory", observer: None };
         let backend = Box::new(Memory::on(&store));
-        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter).unwrap();
+        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter, None).unwrap();
         let ask = |family: Arc<Family>| async move {
             acquire(&family, Key::new("k").unwrap(), OwnerId::random(), &Options::default()).await
         };
@@ -147,6 +174,7 @@ mod tests {
             clock: Clock::system(),
             drift: DEFAULT_DRIFT,
             reporter: Reporter { backend: "memory", observer: None },
+            journal: None,
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),

@@ -7,9 +7,10 @@ use std::time::Duration;
 use crate::backend::LockInfo;
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::history::{HistoryEntry, HistoryKind, in_order};
 use crate::key::Key;
 use crate::meter;
-use crate::owner::{MAX_TEXT_BYTES, OwnerId, check_text};
+use crate::owner::{MAX_TEXT_BYTES, OwnerId, Record, check_text};
 use crate::token::FencingToken;
 
 /// How often to look at the most.
@@ -18,11 +19,13 @@ pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 /// Looks at locks from outside; made by [`Locker::inspect`](crate::Locker::inspect).
 pub struct Inspect {
     family: Arc<Family>,
+    /// Who looks, and breaks.
+    owner: OwnerId,
 }
 
 impl Inspect {
-    pub(crate) fn new(family: Arc<Family>) -> Self {
-        Inspect { family }
+    pub(crate) fn new(family: Arc<Family>, owner: OwnerId) -> Self {
+        Inspect { family, owner }
     }
 
     /// The locks whose names begin with `prefix`, in the order of their names; all of them when it is empty.
@@ -70,8 +73,30 @@ impl Inspect {
         meter::forced(self.family.backend.name(), &outcome);
         if outcome.is_ok() {
             tracing::warn!(target: "distlock", { lock.name = %key, lock.token = token.get(), reason }, "lock forced");
+            let who = Record::new(self.owner.clone(), self.family.process.clone(), None, self.family.clock.wall());
+            let entry = HistoryEntry::new(self.family.wall_ms(), HistoryKind::Broken, token, who);
+            self.family.write_down(&key, HistoryEntry { reason: Some(reason.to_owned()), ..entry });
         }
         outcome.map_err(|error| error.with_key(&key))
+    }
+
+    /// What has happened to `key`: its last entries, at most `most` of them, the oldest first.
+    ///
+    /// Only lockers that [keep a history](crate::LockerBuilder::history) write one, a moment after things happened and as
+    /// well as they can; whoever looks need not be one of them. A holder whose process died has left no entry of its end.
+    /// Of one hold after the other the order is that of their fencing tokens, whatever the clocks of their machines say.
+    ///
+    /// # Errors
+    /// What the engine says; kind `Unsupported` where [`Capabilities::history`](crate::backend::Capabilities) says so.
+    pub async fn history<K>(&self, key: K, most: u32) -> Result<Vec<HistoryEntry>>
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        let key = key.try_into().map_err(Into::into)?;
+        self.check()?;
+        let entries = self.family.backend.history(&key, most).await.map_err(|error| error.with_key(&key))?;
+        Ok(in_order(entries))
     }
 
     /// Follows the locks whose names begin with `prefix`, looking every `interval`, at most every 10 ms.

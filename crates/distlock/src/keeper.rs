@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, LossReason};
 use crate::family::Core;
 use crate::holds::{Chore, Due, Hold};
+use crate::journal::Noted;
 use crate::key::Key;
 use crate::span::Span;
 use crate::token::AttemptId;
@@ -37,6 +38,8 @@ const LATEST_ANSWER: Duration = Duration::from_secs(60);
 const RELEASES_AT_ONCE: usize = 64;
 /// How long one release, or closing the engine, may take before it counts as unanswered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long adding to the histories of locks may take; when closing, [`CALL_TIMEOUT`].
+const WRITING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest pause between two tries of a release.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -88,6 +91,8 @@ struct Keeper {
     /// Chores that failed, by when to try them again.
     later: BTreeMap<(Moment, AttemptId), Chore>,
     releases: JoinSet<Released>,
+    /// The call that adds to the histories of locks, if there is one under way.
+    writing: JoinSet<()>,
     /// The locks that `releases` are about.
     releasing: HashMap<Id, Key>,
     /// Locks whose release nobody confirmed before the family had to close.
@@ -113,6 +118,7 @@ impl Keeper {
             chores: VecDeque::new(),
             later: BTreeMap::new(),
             releases: JoinSet::new(),
+            writing: JoinSet::new(),
             releasing: HashMap::new(),
             unconfirmed: Vec::new(),
         }
@@ -128,7 +134,7 @@ impl Keeper {
                 break;
             }
             let retry = self.later.keys().next().map_or(Moment::NEVER, |(at, _)| *at);
-            let next = core.holds.plan().min(retry).min(closed_by.unwrap_or(Moment::NEVER));
+            let next = core.holds.plan().min(retry).min(closed_by.unwrap_or(Moment::NEVER)).min(self.next_writing());
             tokio::select! {
                 () = core.holds.wake.notified() => {}
                 Some((attempt, reason)) = pushed.recv() => {
@@ -137,6 +143,7 @@ impl Keeper {
                     }
                 }
                 Some(_) = self.renewals.join_next() => {}
+                Some(_) = self.writing.join_next() => {}
                 Some(done) = self.releases.join_next_with_id() => match done {
                     Ok((id, released)) => self.released(id, released),
                     Err(panicked) => self.unconfirmed.extend(self.releasing.remove(&panicked.id())),
@@ -145,6 +152,7 @@ impl Keeper {
             }
         }
         self.leave_undone();
+        let _ = timeout(CALL_TIMEOUT, self.write_the_rest()).await;
         if !matches!(timeout(CALL_TIMEOUT, core.backend.close()).await, Ok(Ok(()))) {
             tracing::warn!(target: "distlock", { lock.backend = core.reporter.backend }, "the engine did not close");
         }
@@ -171,6 +179,7 @@ impl Keeper {
             self.chores.push_back(due.remove());
         }
         self.start_releases(now);
+        self.start_writing(now);
         work.closed_by
     }
 
@@ -207,6 +216,33 @@ impl Keeper {
             let key = chore.claim.key.clone();
             let task = self.releases.spawn(release(self.core.clone(), chore));
             self.releasing.insert(task.id(), key);
+        }
+    }
+
+    fn start_writing(&mut self, now: Moment) {
+        let Some(journal) = self.core.journal.as_ref().filter(|_| self.writing.is_empty()) else { return };
+        let batch = journal.take(now);
+        if !batch.is_empty() {
+            self.writing.spawn(write(self.core.clone(), batch));
+        }
+    }
+
+    /// When to write next; while a call is under way, its end tells.
+    fn next_writing(&self) -> Moment {
+        let journal = self.core.journal.as_ref().filter(|_| self.writing.is_empty());
+        journal.map_or(Moment::NEVER, |journal| journal.due())
+    }
+
+    /// The family is closed: what has happened is written now or never.
+    async fn write_the_rest(&mut self) {
+        while self.writing.join_next().await.is_some() {}
+        let Some(journal) = &self.core.journal else { return };
+        loop {
+            let batch = journal.take(Moment::NEVER);
+            if batch.is_empty() {
+                return;
+            }
+            self.core.backend.write_history(&batch, journal.most).await;
         }
     }
 
@@ -330,6 +366,15 @@ async fn release(core: Arc<Core>, mut chore: Chore) -> Released {
             Released::GivenUp(chore.claim.key)
         }
     }
+}
+
+/// Adds to the histories of locks.
+async fn write(core: Arc<Core>, batch: Vec<Noted>) {
+    let Some(journal) = &core.journal else { return };
+    let call = core.backend.write_history(&batch, journal.most);
+    let unanswered = |_| batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
+    let answers = timeout(WRITING_TIMEOUT, call).await.unwrap_or_else(unanswered);
+    journal.written(batch, answers, core.clock.now());
 }
 
 /// Tells observers how a hold ended: it was released, or lost.

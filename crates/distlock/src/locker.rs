@@ -12,7 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Observer, Reporter};
 use crate::family::Family;
 use crate::guard::LockGuard;
+use crate::history::MAX_HISTORY;
 use crate::inspect::Inspect;
+use crate::journal::Journal;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::multi::LockAllRequest;
@@ -48,7 +50,13 @@ impl Locker {
 
     /// A locker with other defaults.
     pub fn builder() -> LockerBuilder {
-        LockerBuilder { options: Options::default(), clock: Clock::system(), drift: DEFAULT_DRIFT, observer: None }
+        LockerBuilder {
+            options: Options::default(),
+            clock: Clock::system(),
+            drift: DEFAULT_DRIFT,
+            observer: None,
+            history: 0,
+        }
     }
 
     /// Asks for a lock and waits for it.
@@ -199,7 +207,7 @@ impl Locker {
     /// Looks at locks from outside: who holds them, who waits.
     #[must_use]
     pub fn inspect(&self) -> Inspect {
-        Inspect::new(self.family.clone())
+        Inspect::new(self.family.clone(), self.owner.clone())
     }
 
     /// What the engine can do.
@@ -262,6 +270,7 @@ pub struct LockerBuilder {
     clock: Clock,
     drift: f64,
     observer: Option<Arc<dyn Observer>>,
+    history: u32,
 }
 
 impl LockerBuilder {
@@ -308,10 +317,20 @@ impl LockerBuilder {
         self
     }
 
+    /// How many entries each lock keeps about who acquired, released, lost or broke it, for
+    /// [`Inspect::history`]; at most [`MAX_HISTORY`](crate::MAX_HISTORY). Default: 0, none are written.
+    ///
+    /// They are written in the background, several at a time: no lock waits for them, and none fails with them.
+    pub fn history(mut self, most: u32) -> Self {
+        self.history = most;
+        self
+    }
+
     /// A locker over `backend`.
     ///
     /// # Errors
-    /// Kind `Config` when a default is not acceptable, naming it; `Backend` when the keeper cannot be started.
+    /// Kind `Config` when a default is not acceptable, naming it; `Unsupported` when there is to be a history and the
+    /// engine cannot keep one; `Backend` when the keeper cannot be started.
     pub fn build(self, backend: impl Backend) -> Result<Locker> {
         self.build_boxed(Box::new(backend))
     }
@@ -319,13 +338,21 @@ impl LockerBuilder {
     pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
         self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
         let reporter = Reporter { backend: backend.name(), observer: self.observer };
-        let family = Family::start(backend, self.clock, self.drift, reporter)?;
+        let journal = (self.history > 0).then(|| Journal::new(self.history));
+        if journal.is_some() && !backend.capabilities().history {
+            let message = format!("the {} engine cannot keep a history", backend.name());
+            return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
+        }
+        let family = Family::start(backend, self.clock, self.drift, reporter, journal)?;
         Ok(Locker { family, owner: OwnerId::random(), options: self.options })
     }
 
     fn check(&self) -> Result<()> {
         if !(0.0..=0.2).contains(&self.drift) {
             return Err(Error::invalid("clock_drift", format_args!("{} is not from 0 to 0.2", self.drift)));
+        }
+        if self.history > MAX_HISTORY {
+            return Err(Error::invalid("history", format_args!("{} is not from 0 to {MAX_HISTORY}", self.history)));
         }
         self.options.check()
     }

@@ -12,13 +12,14 @@ use std::time::Duration;
 pub(crate) use host::{Credentials, Host, Node};
 pub(crate) use target::{Protocol, RedisOptions, RedisServers, Target};
 
-use crate::config::{check_prefix, duration, is_plain_name};
+use crate::config::{check_history, check_prefix, duration, is_plain_name};
 use crate::error::Result;
+use crate::history::MAX_HISTORY;
 
 /// The options that any URL may have; each scheme takes some of them.
-const OPTIONS: [&str; 5] = ["prefix", "ttl", "restart_guard", "protocol", "db"];
+const OPTIONS: [&str; 6] = ["prefix", "ttl", "history", "restart_guard", "protocol", "db"];
 /// And those of one set of servers with their replicas.
-const REDIS_OPTIONS: [&str; 6] = ["prefix", "ttl", "restart_guard", "wait_replicas", "protocol", "db"];
+const REDIS_OPTIONS: [&str; 7] = ["prefix", "ttl", "history", "restart_guard", "wait_replicas", "protocol", "db"];
 
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -30,6 +31,7 @@ pub(crate) struct Parsed {
     pub(crate) target: Target,
     pub(crate) prefix: Option<String>,
     pub(crate) ttl: Option<Duration>,
+    pub(crate) history: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,10 +73,10 @@ const SCHEMES: [(&str, Shape, Wire); 15] = [
 impl Shape {
     fn options(self) -> &'static [&'static str] {
         match self {
-            Shape::Memory | Shape::File => &["prefix", "ttl"],
-            Shape::Etcd => &["prefix", "ttl", "names"],
+            Shape::Memory | Shape::File => &["prefix", "ttl", "history"],
+            Shape::Etcd => &["prefix", "ttl", "history", "names"],
             // A cluster has database 0 only.
-            Shape::Cluster => &["prefix", "ttl", "restart_guard", "wait_replicas", "protocol"],
+            Shape::Cluster => &["prefix", "ttl", "history", "restart_guard", "wait_replicas", "protocol"],
             Shape::Redis | Shape::Unix | Shape::Sentinel => &REDIS_OPTIONS,
             Shape::Redlock => &OPTIONS,
         }
@@ -99,7 +101,7 @@ pub(crate) fn parse(url: &str) -> Result<Parsed, String> {
     }
     let mut options = Options::parse(parts.query, shape)?;
     let target = build(shape, wire, &parts, &mut options)?;
-    Ok(Parsed { target, prefix: options.prefix, ttl: options.ttl })
+    Ok(Parsed { target, prefix: options.prefix, ttl: options.ttl, history: options.history })
 }
 
 /// A URL behind its scheme.
@@ -247,6 +249,7 @@ fn quorum(hosts: &str) -> Result<Vec<Node>, String> {
 struct Options {
     prefix: Option<String>,
     ttl: Option<Duration>,
+    history: Option<u32>,
     restart_guard: Option<bool>,
     wait_replicas: u32,
     protocol: Option<Protocol>,
@@ -287,6 +290,10 @@ impl Options {
                 self.prefix = Some(value);
             }
             "ttl" => self.ttl = Some(duration::TTL.parse(&value)?),
+            "history" => {
+                let most = value.parse().map_err(|_| format!("not a whole number from 0 to {MAX_HISTORY}"))?;
+                self.history = Some(check_history(most)?);
+            }
             "db" => self.db = Some(database(&value)?),
             "restart_guard" => match value.as_str() {
                 "on" => self.restart_guard = Some(true),

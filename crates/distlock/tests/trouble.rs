@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Term, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Term, Wake,
 };
-use distlock::{Clock, ErrorKind, Event, Key, Locker, LossReason, Result};
+use distlock::{Clock, ErrorKind, Event, HistoryKind, Key, Locker, LossReason, Result};
 use tokio::time::timeout;
 
 /// For what must happen in time on any machine.
@@ -321,4 +321,81 @@ async fn a_handover_allows_for_the_drift_that_was_configured() {
     let handed = timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
     let believed = handed.remaining().expect("it has a lease");
     assert!(believed <= ttl.mul_f64(0.95), "{believed:?} of the server's {ttl:?} on a clock that is 5 % slow");
+}
+
+#[tokio::test]
+async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_later() {
+    let store = Store::new();
+    store.script(Operation::WriteHistory, Fault::Refuse);
+    let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
+    let reader = Locker::new(Memory::on(&store)).unwrap();
+    let guard = locker.lock("a").await.unwrap();
+    let token = guard.fencing_token();
+    // Whatever becomes of the history, locks go on.
+    while reader.inspect().history("a", 10).await.unwrap().is_empty() {
+        timeout(SOON, async { locker.lock("b").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+        tokio::time::sleep(ms(20)).await;
+    }
+    let entries = reader.inspect().history("a", 10).await.unwrap();
+    assert_eq!((entries[0].token, entries[0].kind), (token, HistoryKind::Acquired));
+    assert!(reader.inspect().history("b", 10).await.unwrap().len() <= 10);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_history_that_hangs_delays_neither_locks_nor_for_long_closing() {
+    let store = Store::new();
+    (0..8).for_each(|_| store.script(Operation::WriteHistory, Fault::Hang));
+    let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
+    for _ in 0..100 {
+        timeout(SOON, async { locker.lock("a").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+    }
+    timeout(SOON, locker.close()).await.expect("it does not wait for ever").unwrap();
+    assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn what_happened_just_before_closing_is_in_the_history() {
+    let store = Store::new();
+    let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
+    locker.lock("a").await.unwrap().unlock().await.unwrap();
+    let _held = locker.lock("a").label("still held").await.unwrap();
+    locker.close().await.unwrap();
+    let entries = Locker::new(Memory::on(&store)).unwrap().inspect().history("a", 10).await.unwrap();
+    use HistoryKind::{Acquired, Released};
+    assert_eq!(entries.iter().map(|entry| entry.kind).collect::<Vec<_>>(), [Acquired, Released, Acquired, Released]);
+    assert_eq!(entries[3].record.label.as_deref(), Some("still held"));
+}
+
+#[tokio::test]
+async fn a_history_is_asked_for_only_where_there_can_be_one() {
+    let too_many = Locker::builder().history(distlock::MAX_HISTORY + 1).build(Memory::new()).unwrap_err();
+    assert!(too_many.kind() == ErrorKind::Config && too_many.to_string().contains("history"), "{too_many}");
+    let error = Locker::builder().history(1).build(Deaf(Memory::new())).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("history"), "{error}");
+}
+
+/// The memory engine without anything that an engine need not have.
+struct Deaf(Memory);
+
+impl Backend for Deaf {
+    fn name(&self) -> &'static str {
+        "deaf"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Scope::Process)
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        self.0.claim(claim).await
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        self.0.renew(leases).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.0.release(claim).await
+    }
 }

@@ -9,11 +9,11 @@ const LIBRARY: &str = "crates/distlock/src/";
 /// They know nobody but each other.
 const LEAVES: &[&str] = &[
     "key", "token", "owner", "options", "error", "event", "clock", "mode", "watchdog", "ticket", "tls", "finding",
-    "meter", "span",
+    "meter", "span", "history",
 ];
 
 /// They know the contract and the leaves, and serve the public types, of which they know nothing.
-const MIDDLE: &[&str] = &["family", "keeper", "holds", "wait"];
+const MIDDLE: &[&str] = &["family", "keeper", "holds", "journal", "wait"];
 
 /// The modules of `backend/`, each with the other engines that it may use.
 const ENGINES: &[(&str, &[&str])] =

@@ -42,7 +42,9 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
     };
     print(&guard, &engine, flags.output.json);
     let end = until_the_end(&guard, &mut signals, &mut notes).await;
-    match guard.unlock().await {
+    let released = guard.unlock().await;
+    engine.finish().await;
+    match released {
         Ok(()) => notes.say(&Note::Released),
         Err(_) if end == ExitCode::Lost.into() => {}
         Err(error) => {

@@ -237,6 +237,7 @@ impl Holder {
             // Goes on releasing for a while; the engine's lease does the rest.
             let _ = engine.locker.close().await;
         }
+        engine.finish().await;
         exit
     }
 }

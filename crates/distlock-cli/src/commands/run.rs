@@ -67,6 +67,7 @@ async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
     loop {
         let turn = run_locked(&plan, &engine, flags, &mut signals, notes).await;
         if turns == Turns::One || !turn.is_ended_by_loss {
+            engine.finish().await;
             return turn.exit;
         }
     }

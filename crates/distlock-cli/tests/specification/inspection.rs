@@ -63,6 +63,31 @@ fn watch_follows_a_lock_from_hand_to_hand() {
 }
 
 #[test]
+fn history_tells_what_happened_and_says_when_there_is_none() {
+    let machine = Machine::new();
+    assert_eq!(machine.code(&["run", "job", "true"]), 0);
+    let none = machine.run(&["history", "job"]);
+    assert!(none.code == 0 && none.stdout.is_empty() && none.stderr.contains("DISTLOCK_HISTORY=N"), "{}", none.stderr);
+
+    let run = |label: &str| {
+        let mut command = machine.distlock(&["run", "--reason", label, "job", "true"]);
+        assert_eq!(code(Wrapper::start(command.env("DISTLOCK_HISTORY", "50")).wait()), 0);
+    };
+    run("one");
+    run("two");
+    let text = machine.run(&["history", "job"]).stdout;
+    assert!(text.starts_with("TIME ") && text.lines().count() == 5, "{text}");
+    assert!(text.contains("waited 0.") && text.contains("held 0.") && text.contains("one"), "{text}");
+    let last = machine.run(&["history", "--json", "--limit", "2", "job"]).stdout;
+    let entries: Vec<Value> = last.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect();
+    let whats: Vec<_> = entries.iter().map(|entry| (&entry["name"], &entry["what"])).collect();
+    assert_eq!(whats, [(&"job".into(), &"acquired".into()), (&"job".into(), &"released".into())]);
+    assert!(entries[1]["label"].as_str().is_some_and(|label| label.contains("two")), "{last}");
+    assert!(entries[1]["held_s"].is_number() && entries[1]["waited_s"].is_null() && entries[1]["token"].is_string());
+    assert_eq!(machine.code(&["history", "--limit", "0", "job"]), 64);
+}
+
+#[test]
 fn break_says_what_it_cannot_do_and_does_nothing_else() {
     let machine = Machine::new();
     let break_it = |token: &str| machine.run(&["break", "job", "--if-token", token, "--reason", "test"]);

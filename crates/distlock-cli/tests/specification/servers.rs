@@ -27,6 +27,23 @@ fn every_command_works_with_redlock() {
     check_commands(&Machine::with_server(nodes.url()));
 }
 
+/// Who held a lock and who broke it, though all of them are gone.
+#[test]
+fn a_break_is_in_the_history_of_redis() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(format!("{}?history=20", server.url()));
+    let mut holder = machine.hold("job");
+    let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
+    assert_eq!(machine.code(&["break", "job", "--if-token", &token, "--reason", "it hangs"]), 0);
+    assert_eq!(code(holder.wait()), 79);
+    let told = machine.run(&["history", "--json", "job"]).stdout;
+    let entries: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let whats: Vec<_> = entries.iter().map(|entry| entry["what"].as_str().unwrap_or_default()).collect();
+    assert_eq!(whats, ["acquired", "broken", "lost"], "{told}");
+    assert_eq!(entries[1]["reason"], "it hangs");
+    assert!(entries.iter().all(|entry| entry["token"] == token.as_str()), "{told}");
+}
+
 fn check_commands(machine: &Machine) {
     let done = machine.run(&["run", "job", "sh", "-c", "echo $DISTLOCK_LOCK_NAME $DISTLOCK_HELD $DISTLOCK_TTL_MS"]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "job 1 30000\n"), "{}", done.stderr);

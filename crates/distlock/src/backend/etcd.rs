@@ -17,6 +17,7 @@ mod failure;
 mod horizon;
 mod housekeeping;
 mod inspect;
+mod journal;
 mod messages;
 mod names;
 mod queue;
@@ -37,6 +38,7 @@ use crate::backend::{
     Wake,
 };
 use crate::error::Result;
+use crate::history::{HistoryEntry, answer_all};
 use crate::key::Key;
 use crate::token::{AttemptId, FencingToken};
 
@@ -122,6 +124,7 @@ impl Backend for Etcd {
             amends: true,
             adopts: true,
             gathers: true,
+            history: true,
             ..all
         }
     }
@@ -172,6 +175,14 @@ impl Backend for Etcd {
 
     async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         self.engine.force_release(key, token, reason).await
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        answer_all(&self.engine.write_history(entries, most).await, entries.len())
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        self.engine.history(key, most).await
     }
 
     async fn close(&self) -> Result<()> {

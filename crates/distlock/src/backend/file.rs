@@ -14,6 +14,7 @@ use super::{
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
+use crate::history::{HistoryEntry, answer_all, by_lock};
 use crate::key::Key;
 use crate::owner::Holder;
 use crate::token::{AttemptId, FencingToken};
@@ -30,6 +31,7 @@ mod hold;
 mod home;
 mod inside;
 mod inspect;
+mod journal;
 mod kernel_locks;
 mod ledger;
 mod line;
@@ -131,7 +133,7 @@ impl Backend for FileBackend {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::new(Scope::Host);
         (can.fair, can.wakes, can.inspects) = (true, true, true);
-        (can.shares, can.slots) = (true, true);
+        (can.shares, can.slots, can.history) = (true, true, true);
         can
     }
 
@@ -214,6 +216,20 @@ impl Backend for FileBackend {
         self.0.inspector().refuse_to_break(key, token).map_err(|error| error.with_key(key))
     }
 
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        let mut answers: Vec<_> = entries.iter().map(|_| Ok(())).collect();
+        for (key, places) in by_lock(entries) {
+            let outcome = self.0.write_history(key, places.iter().map(|place| &entries[*place].1), most).await;
+            let all = answer_all(&outcome, places.len());
+            places.into_iter().zip(all).for_each(|(place, answer)| answers[place] = answer);
+        }
+        answers
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        journal::read(&self.0.places.find(key)?.journal, most)
+    }
+
     async fn close(&self) -> Result<()> {
         self.0.queue.close();
         for (_, hold) in self.0.holds().drain() {
@@ -244,6 +260,12 @@ impl Engine {
 
     fn inspector(&self) -> Inspector<'_> {
         Inspector::new(&self.places, &self.clock)
+    }
+
+    async fn write_history(&self, key: &Key, entries: impl Iterator<Item = &HistoryEntry>, most: u32) -> Result<()> {
+        let place = self.places.find(key)?;
+        let lines = entries.map(|entry| Ok(entry.to_line()? + "\n")).collect::<Result<String>>()?;
+        journal::append(&place.journal, &lines, most).await
     }
 
     /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.

@@ -18,12 +18,14 @@
 //! # Ok(()) }
 //! ```
 
+mod journals;
 mod queue;
 mod script;
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use self::journals::Journals;
 use self::queue::{Locks, Sender};
 use self::script::Script;
 pub use self::script::{Fault, Operation};
@@ -34,6 +36,7 @@ use crate::backend::{
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
+use crate::history::{HistoryEntry, answer_all};
 use crate::key::Key;
 use crate::token::{AttemptId, FencingToken};
 
@@ -45,6 +48,7 @@ pub struct Store(Arc<Shared>);
 struct Shared {
     clock: Clock,
     locks: Mutex<Locks>,
+    journals: Mutex<Journals>,
     script: Script,
 }
 
@@ -58,7 +62,12 @@ impl Store {
     /// An empty store whose leases run by `clock`.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Store {
-        Store(Arc::new(Shared { clock, locks: Mutex::default(), script: Script::default() }))
+        Store(Arc::new(Shared {
+            clock,
+            locks: Mutex::default(),
+            journals: Mutex::default(),
+            script: Script::default(),
+        }))
     }
 
     /// The store that everybody in this process gets by this name, as long as somebody has it.
@@ -94,6 +103,10 @@ impl Store {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.locks(|locks, now| locks.is_empty(now))
+    }
+
+    fn journals(&self) -> MutexGuard<'_, Journals> {
+        self.0.journals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn locks<T>(&self, action: impl FnOnce(&mut Locks, Moment) -> T) -> T {
@@ -161,7 +174,7 @@ impl Backend for Memory {
         let all = Capabilities::new(Scope::Process);
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, gathers: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, gathers: true, history: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -235,5 +248,18 @@ impl Backend for Memory {
             Ok(())
         })
         .await
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        let add_all = |_: &mut Locks, _| {
+            let mut journals = self.store.journals();
+            entries.iter().for_each(|(key, entry)| journals.add(key, entry.clone(), most as usize));
+            Ok(())
+        };
+        answer_all(&self.request(Operation::WriteHistory, add_all).await, entries.len())
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        self.request(Operation::Inspect, |_, _| Ok(self.store.journals().last(key, most as usize))).await
     }
 }

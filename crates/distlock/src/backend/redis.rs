@@ -15,6 +15,7 @@ mod fault;
 mod guard;
 mod holding;
 mod inspect;
+mod journal;
 mod link;
 mod names;
 pub(in crate::backend) mod node;
@@ -60,6 +61,7 @@ use crate::backend::{
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
+use crate::history::{HistoryEntry, answer_all, by_lock};
 use crate::key::Key;
 use crate::options::DEFAULT_RETRY_INTERVAL;
 use crate::token::{AttemptId, FencingToken};
@@ -278,6 +280,20 @@ impl Redis {
         }
     }
 
+    /// Adds lines to the history of one lock.
+    async fn append(&self, key: &Key, lines: Result<Vec<String>>, most: u32) -> Result<()> {
+        let (names, lines) = (self.names(key)?, lines?);
+        let mut route = self.links().servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            match journal::append(&session, &names, &lines, most).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Waits until the replicas have all of them; otherwise none is kept.
     async fn confirm_all(&self, pair: &Pair, names: &[Names], claims: &[Claim]) -> Result<()> {
         let Some(replicas) = &pair.replicas else { return Ok(()) };
@@ -322,7 +338,7 @@ impl Backend for Redis {
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, gathers: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, gathers: true, history: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -467,6 +483,35 @@ impl Backend for Redis {
             let (pair, _) = route.next().await?;
             let session = pair.main.session(PATIENCE).await?;
             match inspect::force_release(&session, &names, token).await {
+                Err(error) if route.again(&error, false).await => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        let mut answers: Vec<_> = entries.iter().map(|_| Ok(())).collect();
+        let locks: Vec<_> = by_lock(entries).into_iter().collect();
+        for some in locks.chunks(inspect::AT_ONCE) {
+            let calls = some.iter().map(|(key, places)| {
+                let lines = places.iter().map(|place| entries[*place].1.to_line()).collect();
+                self.append(key, lines, most)
+            });
+            for ((_, places), outcome) in some.iter().zip(inspect::together(calls).await) {
+                let all = answer_all(&outcome, places.len());
+                places.iter().zip(all).for_each(|(place, answer)| answers[*place] = answer);
+            }
+        }
+        answers
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        let names = self.names(key)?;
+        let mut route = self.links().servers.route(&names.lock);
+        loop {
+            let (pair, _) = route.next().await?;
+            let session = pair.main.session(PATIENCE).await?;
+            match journal::read(&session, &names, most).await {
                 Err(error) if route.again(&error, false).await => {}
                 outcome => return outcome,
             }

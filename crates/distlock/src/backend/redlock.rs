@@ -32,7 +32,8 @@ use crate::backend::redis::node::Lane;
 use crate::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::history::HistoryEntry;
 use crate::key::Key;
 use crate::token::FencingToken;
 
@@ -155,6 +156,11 @@ impl Backend for Redlock {
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
         inspecting::force_release(self.crew(), key, token).await
+    }
+
+    async fn history(&self, _key: &Key, _most: u32) -> Result<Vec<HistoryEntry>> {
+        let message = "the redlock engine cannot keep a history: none of its servers sees every hold";
+        Err(Error::new(ErrorKind::Unsupported, message))
     }
 
     async fn close(&self) -> Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::config::{Config, Driver, Secret, duration, refuse};
 use crate::error::Result;
+use crate::history::MAX_HISTORY;
 use crate::options::DEFAULT_MAX_RETRIES;
 use crate::owner::MAX_TEXT_BYTES;
 use crate::url::{self, Credentials, Parsed, Target};
@@ -21,6 +22,8 @@ pub(crate) struct Settings {
     pub(crate) default_ttl: Duration,
     pub(crate) retry_interval: Duration,
     pub(crate) max_retries: u32,
+    /// 0: none.
+    pub(crate) history: u32,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls: TlsFiles,
 }
@@ -40,7 +43,7 @@ impl Config {
     /// # Errors
     /// Kind `Config`, naming the field and what is accepted.
     pub(crate) fn validate(&self) -> Result<Settings> {
-        let Parsed { mut target, prefix, ttl } = self.place()?;
+        let Parsed { mut target, prefix, ttl, history } = self.place()?;
         let prefix = self.prefix.clone().or(prefix).unwrap_or_default();
         check_prefix(&prefix).map_err(|fault| refuse("prefix", fault))?;
         let resolve = |field: &str, bounds: duration::Bounds, length: Option<Duration>| {
@@ -49,10 +52,12 @@ impl Config {
         let default_ttl = resolve("default_ttl", duration::TTL, self.default_ttl.or(ttl))?;
         let retry_interval = resolve("retry_interval", duration::RETRY_INTERVAL, self.retry_interval)?;
         let dial_timeout = resolve("dial_timeout", duration::DIAL_TIMEOUT, self.dial_timeout)?;
+        let history = check_history(self.history.or(history).unwrap_or_default());
+        let history = history.map_err(|fault| refuse("history", fault))?;
         let tls = self.tls_files(&target)?;
         self.fill_credentials(&mut target)?;
         let max_retries = self.max_retries.unwrap_or(DEFAULT_MAX_RETRIES);
-        Ok(Settings { target, prefix, default_ttl, retry_interval, max_retries, dial_timeout, tls })
+        Ok(Settings { target, prefix, default_ttl, retry_interval, max_retries, history, dial_timeout, tls })
     }
 
     /// The engine, from `url` or from `driver` and `endpoints`.
@@ -78,7 +83,7 @@ impl Config {
 
     fn place_of(&self, driver: Driver, endpoints: &[String]) -> Result<Parsed> {
         let local = |target| match endpoints {
-            [] => Ok(Parsed { target, prefix: None, ttl: None }),
+            [] => Ok(Parsed { target, prefix: None, ttl: None, history: None }),
             [_, ..] => Err(refuse("endpoints", format_args!("the {driver} driver has none"))),
         };
         match driver {
@@ -217,6 +222,11 @@ fn password_in(file: &Path) -> Result<Secret, String> {
     // Editors and `echo` put one there.
     let text = text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
     if text.is_empty() { Err("the file is empty".into()) } else { Ok(text.into()) }
+}
+
+/// Refuses more entries of history than any engine should keep.
+pub(crate) fn check_history(most: u32) -> Result<u32, String> {
+    if most <= MAX_HISTORY { Ok(most) } else { Err(format!("{most} is not from 0 to {MAX_HISTORY}")) }
 }
 
 /// Braces would break the one tag that a key may have for Redis Cluster.

@@ -35,6 +35,7 @@ fn full() -> Config {
         default_ttl: Some(Duration::from_secs(30)),
         retry_interval: Some(Duration::from_millis(250)),
         max_retries: Some(7),
+        history: Some(500),
         dial_timeout: Some(Duration::from_millis(1500)),
         username: Some("app".into()),
         password: Some(SENTINEL.into()),
@@ -67,6 +68,7 @@ fn toml_sets_every_field() {
         default_ttl = "30s"
         retry_interval = 0.25
         max_retries = 7
+        history = 500
         dial_timeout = "1s 500ms"
         username = "app"
         password = "hunter2-s3cret"
@@ -91,6 +93,7 @@ fn the_environment_sets_every_field() {
         ("DISTLOCK_DEFAULT_TTL", "30"),
         ("DISTLOCK_RETRY_INTERVAL", "250ms"),
         ("DISTLOCK_MAX_RETRIES", "7"),
+        ("DISTLOCK_HISTORY", "500"),
         ("DISTLOCK_DIAL_TIMEOUT", "1.5"),
         ("DISTLOCK_USERNAME", "app"),
         ("DISTLOCK_PASSWORD", SENTINEL),
@@ -154,6 +157,7 @@ fn a_wrong_toml_is_refused_with_the_place_and_the_field() {
         ("ttl = '3s'", "line 1, column 7: ttl: no such field; known are driver, url, endpoints"),
         ("\n[redis]\nurl = 'redis://db'", known),
         ("prefix = 'é'\n  default_ttl = '50ms'", "line 2, column 17: default_ttl: 50ms is not accepted"),
+        ("history = 10001", "line 1, column 11: history: 10001 is not from 0 to 10000"),
         ("default_ttl = true", "line 1, column 15: default_ttl: not a length of time"),
         ("default_ttl = -1", "default_ttl: not a length of time"),
         ("max_retries = 1.5", "max_retries: not a whole number from 0 to 4294967295"),

@@ -93,10 +93,10 @@ fn an_etcd_cluster_has_its_prefix_in_the_path() {
     let parsed = parse("etcd://root:pw@h1,h2:99/team%20a/locks/").unwrap();
     let plain =
         Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
-    assert_eq!(parsed, Parsed { target: plain, prefix: Some("team a/locks/".into()), ttl: None });
+    assert_eq!(parsed, Parsed { target: plain, prefix: Some("team a/locks/".into()), ttl: None, history: None });
     let parsed = parse("etcds://h1,h2:99?prefix=/locks/").unwrap();
     let tls = Target::Etcd { hosts, credentials: Credentials::default(), tls: true, verbatim: false };
-    assert_eq!(parsed, Parsed { target: tls, prefix: Some("/locks/".into()), ttl: None });
+    assert_eq!(parsed, Parsed { target: tls, prefix: Some("/locks/".into()), ttl: None, history: None });
     assert_eq!(parse("etcd://h1/").unwrap().prefix, None);
     for (names, is_verbatim) in [("", false), ("?names=escaped", false), ("?names=verbatim", true)] {
         let found = target(&format!("etcd://h1/p{names}"));
@@ -169,12 +169,14 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redlock://a,[::1],[0::1]:6379", "host 3 is host 2 again"),
         ("etcd://h1/a?prefix=b", "the prefix is given twice"),
         ("etcd://h1/%7Ba%7D", "the path is to be a prefix: a control character or a brace at byte 0"),
-        ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl, names"),
+        ("mem://?history=10001", "option \"history\": 10001 is not from 0 to 10000"),
+        ("mem://?history=all", "option \"history\": not a whole number from 0 to 10000"),
+        ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl, history, names"),
         ("etcd://h1?names=raw", "option \"names\": neither escaped nor verbatim"),
         ("redis://db?names=verbatim", "option \"names\" is not known here"),
         (
             "redis://db?password=x",
-            "option \"password\" is not known here; known are prefix, ttl, restart_guard, wait_replicas, protocol, db",
+            "option \"password\" is not known here; known are prefix, ttl, history, restart_guard, wait_replicas, protocol, db",
         ),
         ("redis://db?p%61ss=x", "an option is not known here"),
         ("redis://db?ttl=1s&ttl=2s", "option \"ttl\" is given twice"),

@@ -7,7 +7,8 @@ use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE
 /// The least that a user of the engine needs, as docs/backends/redis.md says.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
                             +time +subscribe +scan +eval +evalsha +get +getrange +setrange +set +del +exists +type +pttl +pexpire \
-                            +zadd +zrem +zrange +zrank +zcard +zscore +hset +hget +hmget +hgetall +hdel +publish";
+                            +zadd +zrem +zrange +zrank +zcard +zscore +hset +hget +hmget +hgetall +hdel +publish \
+                            +xadd +xrevrange";
 
 /// A server and how to speak to it.
 pub(crate) struct Server<K> {

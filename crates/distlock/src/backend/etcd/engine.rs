@@ -14,6 +14,7 @@ use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::horizon::Horizon;
 use super::housekeeping::WATCH_AFTER;
+use super::journal::Journal;
 use super::messages::EventType;
 use super::names::Names;
 use super::queue::{self, Ask, View};
@@ -49,6 +50,7 @@ pub(super) struct Engine {
     pub(super) batches: Batches,
     pub(super) entries: Entries,
     pub(super) horizon: Horizon,
+    pub(super) journal: Journal,
     losses: OnceLock<Losses>,
     dial_timeout: Duration,
     tasks: Mutex<Tasks>,
@@ -73,6 +75,7 @@ impl Engine {
             batches: Batches::default(),
             entries: Entries::default(),
             horizon: Horizon::default(),
+            journal: Journal::default(),
             losses: OnceLock::new(),
             dial_timeout,
             tasks: Mutex::default(),

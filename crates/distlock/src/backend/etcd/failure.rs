@@ -46,6 +46,11 @@ impl Failure {
 }
 
 impl Failure {
+    /// Whether these are the server's words.
+    pub(super) fn says(&self, words: &str) -> bool {
+        self.message.contains(words)
+    }
+
     /// Whether another request, or a part of this one, might be accepted.
     pub(super) fn blames_the_request(&self) -> bool {
         matches!(self.fault, Fault::Full | Fault::Forbidden | Fault::LeaseGone | Fault::Rejected)

@@ -9,6 +9,7 @@ use super::client::{LEASE_TIME_TO_LIVE, PATIENCE};
 use super::engine::{Engine, holder_of};
 use super::entry;
 use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
+use super::names::end_of;
 use super::queue::{self, Leaver};
 use super::standing;
 use crate::backend::LockInfo;
@@ -18,7 +19,15 @@ use crate::token::FencingToken;
 
 impl Engine {
     pub(super) async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let keys = queue::list(&self.client, &self.names.all(prefix)).await?;
+        let (all, journals) = (self.names.all(prefix), self.names.journals());
+        let keys = if journals.starts_with(&all) {
+            // A lock's keys are all on one side.
+            let mut keys = queue::list_between(&self.client, &all, &journals).await?;
+            keys.extend(queue::list_between(&self.client, &end_of(&journals), &end_of(&all)).await?);
+            keys
+        } else {
+            queue::list(&self.client, &all).await?
+        };
         let mut queues: BTreeMap<Key, Vec<KeyValue>> = BTreeMap::new();
         for kv in keys {
             if let Some(place) = self.names.parse(&kv.key) {

@@ -70,6 +70,9 @@ pub(super) struct RangeResponse {
     pub(super) kvs: Vec<KeyValue>,
     #[prost(bool, tag = "3")]
     pub(super) more: bool,
+    /// How many there are, however few were asked for.
+    #[prost(int64, tag = "4")]
+    pub(super) count: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

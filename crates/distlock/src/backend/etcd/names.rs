@@ -69,6 +69,17 @@ impl Names {
         [name, format!("{{}}{created:x}/").as_bytes()].concat()
     }
 
+    /// What the keys of all histories begin with.
+    pub(super) fn journals(&self) -> Vec<u8> {
+        format!("{}{{}}history/", self.prefix).into_bytes()
+    }
+
+    /// What the keys of a lock's history begin with: apart from all locks, so that who lists those does not read it.
+    pub(super) fn journal(&self, key: &Key) -> Vec<u8> {
+        let lock = self.lock(key);
+        [&self.journals(), &lock[self.prefix.len()..]].concat()
+    }
+
     /// How the one who made `key` uses the lock at `lock`. Others than us, and who uses a lock below it, share nothing.
     pub(super) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
@@ -176,6 +187,9 @@ mod tests {
         let inside = [Names::inside(&lock, 0x1f), b"000102030405060708090a0b0c0d0e0f".to_vec()].concat();
         assert_eq!(inside, b"a{}1f/000102030405060708090a0b0c0d0e0f");
         assert_eq!(names.parse(&inside), None, "an entry is no lock");
+        let noted = [names.journal(&key("a/b")), b"0000018bcfe56800.0001.0a".to_vec()].concat();
+        assert_eq!(noted, b"{}history/a%2Fb/0000018bcfe56800.0001.0a");
+        assert_eq!(names.parse(&noted), None, "nor is its history");
         for other in ["a/2a", "a/readme", "a/b/2a-1-shared", "a/2a-1-shared-x", "a/2a-1-slot0", "a/2a-1-slot9999"] {
             assert_eq!(Names::mode(&lock, other.as_bytes()), Mode::Exclusive, "{other}");
         }

@@ -500,14 +500,19 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
 
 /// All keys that begin with `prefix`, in their order.
 pub(super) async fn list(client: &Client, prefix: &[u8]) -> Result<Vec<KeyValue>, Failure> {
+    list_between(client, prefix, &end_of(prefix)).await
+}
+
+/// All keys from `first` on and before `end`, in their order.
+pub(super) async fn list_between(client: &Client, first: &[u8], end: &[u8]) -> Result<Vec<KeyValue>, Failure> {
     const PAGE: i64 = 500;
-    let (mut all, mut from, mut revision) = (Vec::new(), prefix.to_vec(), 0);
+    let (mut all, mut from, mut revision) = (Vec::new(), first.to_vec(), 0);
     // An empty key is not one; this is the first that can be.
     if from.is_empty() {
         from.push(0);
     }
     loop {
-        let range_end = end_of(prefix);
+        let range_end = end.to_vec();
         let page = RangeRequest { key: from, range_end, limit: PAGE, revision, ..RangeRequest::default() };
         let answer: RangeResponse = client.call(RANGE, page, PATIENCE).await?;
         // All pages show the same moment.

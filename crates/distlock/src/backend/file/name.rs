@@ -12,6 +12,8 @@ pub(super) const LOCK: &str = ".lock";
 pub(super) const LINE: &str = ".q";
 /// How the name of a lock's anchor ends.
 pub(super) const ANCHOR: &str = ".held";
+/// How the name of a lock's history ends.
+pub(super) const JOURNAL: &str = ".log";
 /// How the directory of those who hold a lock beside others ends.
 pub(super) const INSIDE: &str = ".in";
 /// How the directory ends that holds the rest of a long name.

@@ -28,6 +28,8 @@ pub(super) struct Place {
     /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
     /// this one keeps the next out. `None` for paths too long to have one.
     pub(super) anchor: Option<PathBuf>,
+    /// What has happened to the lock.
+    pub(super) journal: PathBuf,
     pub(super) links: Links,
 }
 
@@ -103,7 +105,8 @@ impl Places {
         let line = ending(&lock, name::LOCK, name::LINE);
         let inside = ending(&lock, name::LOCK, name::INSIDE);
         let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
-        Ok(Place { lock, side: None, line, inside, anchor, links: Links::Refuse })
+        let journal = ending(&lock, name::LOCK, name::JOURNAL);
+        Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse })
     }
 
     fn at_path(&self, key: &Key) -> Result<Place> {
@@ -120,10 +123,11 @@ impl Places {
         }
         let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
         let inside = ending(&real, "", ".distlock.in");
+        let journal = ending(&real, "", ".distlock.log");
         let anchor = Key::escape(real.as_os_str().as_bytes())
             .ok()
             .map(|path| ending(&self.dir.join(PATHS).join(name::path_of(&path)), name::LOCK, name::ANCHOR));
-        Ok(Place { lock, side: Some(side), line, inside, anchor, links: Links::Follow })
+        Ok(Place { lock, side: Some(side), line, inside, anchor, journal, links: Links::Follow })
     }
 }
 

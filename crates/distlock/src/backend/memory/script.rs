@@ -21,6 +21,8 @@ pub enum Operation {
     Inspect,
     /// Ending somebody else's hold.
     ForceRelease,
+    /// Adding to the histories of locks.
+    WriteHistory,
 }
 
 /// What goes wrong with a request.

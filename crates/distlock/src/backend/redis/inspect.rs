@@ -21,7 +21,7 @@ use crate::token::FencingToken;
 /// How many keys the server looks at in one step of a scan.
 const SCAN_COUNT: usize = 1000;
 /// How many locks are asked for at once: thousands one by one would take thousands of round trips.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
 /// How many holders and waiters of one lock are shown.
 const MOST_SHOWN: usize = 1000;
 
@@ -55,7 +55,7 @@ pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result
 }
 
 /// Asks all of it at once; the answers are in the order of the questions.
-async fn together<F: Future>(questions: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub(super) async fn together<F: Future>(questions: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut open: Vec<_> = questions.map(|question| (Box::pin(question), None)).collect();
     poll_fn(|context| {
         for (question, answer) in open.iter_mut().filter(|(_, answer)| answer.is_none()) {

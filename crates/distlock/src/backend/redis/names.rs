@@ -14,6 +14,8 @@ pub(super) struct Names {
 const SUFFIXES: [&str; 5] = [":q", ":w", ":f", ":h", ":e"];
 /// What the restart guard's key ends in.
 const CANARY_SUFFIX: &str = ":g";
+/// What the key of a lock's history ends in.
+const JOURNAL_SUFFIX: &str = ":j";
 
 /// The key of the restart guard for all locks behind a prefix.
 pub(super) fn canary(prefix: &str) -> String {
@@ -25,9 +27,9 @@ impl Names {
     pub(super) fn new(prefix: &str, key: &Key) -> Result<Names> {
         let lock = format!("{prefix}{key}");
         let has_tag = lock.contains('{');
-        if has_tag && SUFFIXES.iter().chain(&[CANARY_SUFFIX]).any(|suffix| lock.ends_with(suffix)) {
-            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e or :g here")
-                .with_help("these are the keys of another lock's queue"));
+        if has_tag && SUFFIXES.iter().chain(&[CANARY_SUFFIX, JOURNAL_SUFFIX]).any(|suffix| lock.ends_with(suffix)) {
+            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g or :j here")
+                .with_help("these are keys beside another lock"));
         }
         Ok(Names { lock, has_tag })
     }
@@ -73,6 +75,11 @@ impl Names {
     /// When their leases end.
     pub(super) fn leases(&self) -> String {
         self.companion(":e")
+    }
+
+    /// What has happened to the lock.
+    pub(super) fn journal(&self) -> String {
+        self.companion(JOURNAL_SUFFIX)
     }
 
     fn companion(&self, suffix: &str) -> String {
@@ -121,7 +128,7 @@ mod tests {
             let lock = format!("{prefix}{key}");
             assert_eq!(names.lock, lock, "verbatim");
             let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
-            for companion in &companions {
+            for companion in companions.iter().chain(&[names.journal()]) {
                 assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
             }
             let mut command = redis::cmd("EVALSHA");
@@ -147,7 +154,7 @@ mod tests {
 
     #[test]
     fn names_that_are_another_locks_queue_are_refused() {
-        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", "{foo}:h", "{foo}:e", &canary("")] {
+        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", "{foo}:h", "{foo}:e", "{foo}:j", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }

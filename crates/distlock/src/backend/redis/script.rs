@@ -114,8 +114,10 @@ pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua")
 pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
 pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
+pub(super) static JOURNAL: Script = Script::new("history", include_str!("journal.lua"));
 
-static ALL: [&Script; 10] = [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW];
+static ALL: [&Script; 11] =
+    [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW, &JOURNAL];
 
 impl Script {
     pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {

@@ -1,0 +1,122 @@
+//! The file with a lock's history: one entry a line, the oldest first.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use super::fault::fault;
+use super::lock_file::{Links, LockFile};
+use crate::error::{Error, Result};
+use crate::history::HistoryEntry;
+
+/// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
+const ROOM: u64 = 512;
+/// How often, and after which pause, to try a file that somebody else is writing to.
+const TRIES: usize = 20;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Adds lines, each with its line end, to the file at `path`, which then keeps its last `most`.
+pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
+    for _ in 0..TRIES {
+        if try_append(path, lines, most).map_err(|error| fault("write history", path, error))? {
+            return Ok(());
+        }
+        // Never waited for by the kernel's means: a writer that stands still would stop this one too.
+        tokio::time::sleep(PAUSE).await;
+    }
+    Err(Error::unavailable(format!("somebody else is writing to {}", path.display())))
+}
+
+/// False when somebody else is at it.
+fn try_append(path: &Path, lines: &str, most: u32) -> io::Result<bool> {
+    let file = LockFile::open(path, Links::Refuse)?;
+    if !file.try_lock()? || !file.is_at(path)? {
+        return Ok(false);
+    }
+    let mut contents = file.contents();
+    let end = contents.seek(SeekFrom::End(0))?;
+    // Somebody who was stopped in the middle has left half a line.
+    let is_whole = end == 0 || last_byte(contents, end)? == b'\n';
+    let glue = if is_whole { "" } else { "\n" };
+    contents.seek(SeekFrom::End(0))?;
+    contents.write_all([glue, lines].concat().as_bytes())?;
+    if end + lines.len() as u64 > u64::from(most) * ROOM {
+        shorten(path, contents, most)?;
+    }
+    Ok(true)
+}
+
+fn last_byte(mut file: &File, end: u64) -> io::Result<u8> {
+    let mut last = [0];
+    file.seek(SeekFrom::Start(end - 1))?;
+    file.read_exact(&mut last)?;
+    Ok(last[0])
+}
+
+/// Puts a file with the last `most` lines in the place of `file`. Whoever waits for the old one sees that it is not there
+/// any more.
+fn shorten(path: &Path, mut file: &File, most: u32) -> io::Result<()> {
+    let mut text = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_end(&mut text)?;
+    let kept = last_lines(&text, most as usize);
+    if kept.len() == text.len() {
+        return Ok(());
+    }
+    let new = path.with_extension("new");
+    // Whatever is there is from a writer that was stopped: only who has the old file's lock comes here.
+    let _ = std::fs::remove_file(&new);
+    LockFile::create_new(&new)?.contents().write_all(kept)?;
+    std::fs::rename(&new, path)
+}
+
+/// The last entries in the file at `path`, at most `most`.
+pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
+    let failed = |error| fault("read history", path, error);
+    let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
+    let mut text = Vec::new();
+    file.contents().read_to_end(&mut text).map_err(failed)?;
+    Ok(last_lines(&text, most as usize).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
+}
+
+fn last_lines(text: &[u8], most: usize) -> &[u8] {
+    let ends = text.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    // The first of them ends the last line.
+    ends.skip(1).nth(most.saturating_sub(1)).map_or(text, |start| &text[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_the_last() {
+        assert_eq!(last_lines(b"1\n2\n3\n", 2), b"2\n3\n");
+        assert_eq!(last_lines(b"1\n2\n3\n", 3), b"1\n2\n3\n");
+        assert_eq!(last_lines(b"1\n2\n3\n", 9), b"1\n2\n3\n");
+        assert_eq!(last_lines(b"", 1), b"");
+    }
+
+    #[tokio::test]
+    async fn a_file_stays_short_and_half_a_line_costs_no_other() {
+        let dir = std::env::temp_dir().join(format!("distlock-journal-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.log");
+        append(&path, "first\n", 3).await.unwrap();
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"hal").unwrap();
+        append(&path, "second\n", 3).await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\nhal\nsecond\n");
+        let long = "x".repeat(600);
+        for number in 0..20 {
+            append(&path, &format!("{number}{long}\n"), 3).await.unwrap();
+            assert!(std::fs::metadata(&path).unwrap().len() <= 3 * 604, "after {number}");
+        }
+        let lines = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(lines.lines().map(|line| &line[..2]).collect::<Vec<_>>(), ["17", "18", "19"]);
+        let other = LockFile::open(&path, Links::Refuse).unwrap();
+        assert!(other.try_lock().unwrap());
+        assert!(append(&path, "late\n", 3).await.unwrap_err().is_retryable(), "somebody else is writing");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
