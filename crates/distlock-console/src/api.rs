@@ -1,16 +1,18 @@
 //! What is answered under `/api/v1`, `/metrics` and `/healthz`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Json;
-use axum::body::{Body, Bytes};
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
-use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use distlock::{ErrorKind, FencingToken, Key, Locker};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::audit::{Audit, Event, Row};
 use crate::door::Remote;
@@ -20,6 +22,10 @@ use crate::metrics as numbers;
 use crate::watcher::Watcher;
 
 pub(crate) const OPENAPI: &str = include_str!("page/openapi.json");
+
+/// The most that a visitor may send: a name, a token and a reason; and how long it may take.
+const LARGEST_BODY: usize = 16 * 1024;
+const BODY: Duration = Duration::from_secs(5);
 
 /// What every answer is made from.
 #[derive(Clone)]
@@ -119,14 +125,14 @@ struct Wish {
 
 pub(crate) async fn break_lock(
     State(app): State<App>,
-    ConnectInfo(remote): ConnectInfo<Remote>,
-    body: Result<Bytes, BytesRejection>,
+    Extension(remote): Extension<Remote>,
+    body: Body,
 ) -> Result<Json<Value>, Failure> {
     if app.read_only {
         let help = "start it without --read-only, or use `distlock break`";
         return Err(Failure::new(StatusCode::FORBIDDEN, "read_only", "this console only shows", help));
     }
-    let body = body.map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    let body = read(body).await?;
     let wish: Wish = serde_json::from_slice(&body).map_err(|problem| Failure::bad_request(problem.to_string()))?;
     let key = Key::new(&wish.name).map_err(|error| Failure::from(&error))?;
     let token = wish.token.parse().map_err(|_| Failure::bad_request("token: write the number as text"))?;
@@ -138,6 +144,18 @@ pub(crate) async fn break_lock(
     // On its own: a browser that goes away in the middle must not leave a break without its audit row.
     let done = tokio::spawn(break_and_write_down(app, wish, remote)).await;
     done.unwrap_or_else(|problem| Err(internal(&format!("the break did not end: {problem}")))).map(Json)
+}
+
+/// What a visitor sends, if it is not too much and comes soon.
+async fn read(body: Body) -> Result<Bytes, Failure> {
+    let Ok(read) = timeout(BODY, to_bytes(body, LARGEST_BODY)).await else {
+        let help = "send it in one go";
+        return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the rest of the request did not come", help));
+    };
+    read.map_err(|problem| {
+        let help = "a name, a token and a reason are enough";
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", problem.to_string(), help)
+    })
 }
 
 async fn break_and_write_down(

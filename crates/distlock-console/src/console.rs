@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::access::AccessToken;
 use crate::api::App;
 use crate::audit::Audit;
-use crate::door::{Door, Remote};
+use crate::door::Door;
 use crate::gate::Gate;
 use crate::options::{Options, Refused};
 use crate::watcher::Watcher;
@@ -53,7 +53,7 @@ impl Console {
             engine: distlock::redact(engine).into(),
             read_only: options.read_only,
         };
-        let door = Door::open(listener, tls).map_err(taken)?;
+        let door = Door::new(listener, tls);
         Ok(Console { door, address, scheme, token: options.token, app })
     }
 
@@ -82,8 +82,7 @@ impl Console {
     pub async fn serve(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let watcher = self.app.watcher.clone();
         let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-        let service = routes::router(self.app).into_make_service_with_connect_info::<Remote>();
-        let server = axum::serve(self.door, service).with_graceful_shutdown(async {
+        let server = self.door.serve(routes::router(self.app), async {
             // An error is the other end dropped: that is the end as well.
             let _ = stopped.await;
         });
@@ -94,9 +93,10 @@ impl Console {
             sleep(FAREWELL).await;
         };
         tokio::select! {
-            served = async { server.await } => served,
-            () = watcher.run() => Ok(()),
-            () = farewell => Ok(()),
+            () = server => {}
+            () = watcher.run() => {}
+            () = farewell => {}
         }
+        Ok(())
     }
 }

@@ -1,63 +1,105 @@
-//! Where visitors come in, encrypted or not.
+//! Where visitors come in: encrypted or not, never too many, and none who only stands there.
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::patient::Patient;
+
+/// How many connections there may be: all browsers that may look, and some who ask.
+const MOST_VISITORS: usize = 320;
 /// Who takes longer to shake hands is sent away.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Who takes longer to say what it wants, also after an answer, is sent away.
+const HEAD: Duration = Duration::from_secs(5);
+/// The longest head of a request.
+const LONGEST_HEAD: usize = 16 * 1024;
 /// When the machine has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Remote(pub(crate) SocketAddr);
+
 /// Takes connections.
 pub(crate) struct Door {
-    address: SocketAddr,
-    visitors: mpsc::Receiver<(Box<dyn Wire>, SocketAddr)>,
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
 }
 
 impl Door {
-    /// Opens it. Whoever shakes hands keeps nobody waiting behind.
-    pub(crate) fn open(listener: TcpListener, tls: Option<Arc<ServerConfig>>) -> io::Result<Door> {
-        let address = listener.local_addr()?;
-        let (sender, visitors) = mpsc::channel(1);
-        tokio::spawn(answer(listener, tls.map(TlsAcceptor::from), sender));
-        Ok(Door { address, visitors })
+    pub(crate) fn new(listener: TcpListener, tls: Option<Arc<ServerConfig>>) -> Door {
+        Door { listener, tls: tls.map(TlsAcceptor::from) }
+    }
+
+    /// Lets visitors in until `stop` resolves, and then waits for those who are inside.
+    pub(crate) async fn serve(self, app: Router, stop: impl Future<Output = ()>) {
+        let (stopping, stopped) = watch::channel(());
+        let mut visits = JoinSet::new();
+        let mut stop = pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break,
+                Some(_) = visits.join_next() => continue,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                // Dropped: it is told at once, and does not wait for somebody else to leave.
+                Ok(_) if visits.len() >= MOST_VISITORS => {}
+                Ok((stream, remote)) => {
+                    visits.spawn(visit(stream, remote, self.tls.clone(), app.clone(), stopped.clone()));
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+        drop(stopping);
+        while visits.join_next().await.is_some() {}
     }
 }
 
-async fn answer(listener: TcpListener, tls: Option<TlsAcceptor>, visitors: mpsc::Sender<(Box<dyn Wire>, SocketAddr)>) {
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = visitors.closed() => return,
-        };
-        let Ok((stream, remote)) = accepted else {
-            sleep(PAUSE).await;
-            continue;
-        };
-        let (tls, visitors) = (tls.clone(), visitors.clone());
-        tokio::spawn(async move {
-            if let Ok(Ok(wire)) = timeout(HANDSHAKE, shake_hands(stream, tls)).await {
-                // Closed: the console ends.
-                let _ = visitors.send((wire, remote)).await;
-            }
-        });
+async fn visit(
+    stream: TcpStream,
+    remote: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    app: Router,
+    mut stopped: watch::Receiver<()>,
+) {
+    let Ok(Ok(wire)) = timeout(HANDSHAKE, shake_hands(stream, tls)).await else { return };
+    let app = TowerToHyperService::new(app);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(Remote(remote));
+        app.call(request)
+    });
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(LONGEST_HEAD);
+    let mut connection = pin!(server.serve_connection(TokioIo::new(Patient::new(wire)), service));
+    tokio::select! {
+        // What goes wrong here went wrong for the visitor alone, who knows.
+        _ = connection.as_mut() => return,
+        // An error: the other end is dropped, and that is the sign.
+        _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
     }
+    let _ = connection.await;
 }
 
 async fn shake_hands(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Box<dyn Wire>> {
@@ -67,31 +109,4 @@ async fn shake_hands(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<
         None => Box::new(stream),
         Some(tls) => Box::new(tls.accept(stream).await?),
     })
-}
-
-impl Listener for Door {
-    type Io = Box<dyn Wire>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.visitors.recv().await {
-            Some(visitor) => visitor,
-            // Nobody comes any more; the server ends by its own signal.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        Ok(self.address)
-    }
-}
-
-/// Where a request comes from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Remote(pub(crate) SocketAddr);
-
-impl Connected<IncomingStream<'_, Door>> for Remote {
-    fn connect_info(stream: IncomingStream<'_, Door>) -> Remote {
-        Remote(*stream.remote_addr())
-    }
 }

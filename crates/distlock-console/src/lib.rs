@@ -29,6 +29,7 @@ mod lock;
 mod locks;
 mod metrics;
 mod options;
+mod patient;
 mod routes;
 mod timeline;
 mod tls;

@@ -1,7 +1,6 @@
 //! What is where. The OpenAPI document says the same, and a test compares the two.
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, get, post};
@@ -9,9 +8,6 @@ use axum::routing::{MethodRouter, get, post};
 use crate::api::{self, App};
 use crate::failure::Failure;
 use crate::{assets, gate};
-
-/// The most that a visitor may send: a name, a token and a reason.
-const LARGEST_BODY: usize = 16 * 1024;
 
 /// A path with its methods.
 type Route = (&'static str, &'static [&'static str], MethodRouter<App>);
@@ -44,7 +40,6 @@ pub(crate) fn router(app: App) -> Router {
             let help = "see /api/v1/openapi.json";
             Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", "not by that method", help)
         })
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .layer(from_fn_with_state(gate, gate::keep))
         .with_state(app)
 }

@@ -2,6 +2,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "http/limits.rs"]
+mod limits;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -442,7 +444,6 @@ async fn names_from_outside_come_back_as_they_are_and_nonsense_is_refused_in_jso
         console.post("/api/v1/break", &json!({"name": "", "token": "1", "reason": "x"})),
         console.post("/api/v1/break", &json!({"name": "a", "token": "1", "reason": "x", "force": true})),
         console.post("/api/v1/break", &Value::Null).body("not json"),
-        console.post("/api/v1/break", &Value::Null).body(&"x".repeat(20_000)),
         console.get("/api/v1/locks/%ff"),
         console.get("/api/v1/locks/a%0ab"),
         console.get("/api/v1/locks?prefix=a&prefix=b"),

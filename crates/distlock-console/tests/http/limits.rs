@@ -1,0 +1,78 @@
+//! Visitors who want too much, send too much, or never come to an end.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::common::{LIMIT, Running};
+use crate::memory;
+
+/// Sends a piece of a request and reads whatever comes until the end.
+async fn send_piece(address: SocketAddr, piece: String) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    stream.write_all(piece.as_bytes()).await.expect("it is sent");
+    let mut answer = Vec::new();
+    // Who is cut off in the middle of sending may see a reset instead of an end.
+    let _ = timeout(LIMIT, stream.read_to_end(&mut answer)).await.expect("it ends");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_sends_too_much_or_never_ends_is_sent_away() {
+    let console = Running::start(&memory().await, |_| {}).await;
+    let (address, token) = (console.address, console.token.clone());
+    let head = |rest: &str| {
+        format!(
+            "POST /api/v1/break HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\
+             X-Distlock-Console: 1\r\n{rest}"
+        )
+    };
+    let (no_head, no_body, long_head, idle) = tokio::join!(
+        send_piece(address, head("")),
+        send_piece(address, head("Content-Length: 100\r\n\r\n{\"name\":")),
+        send_piece(address, head(&format!("X-Long: {}\r\n\r\n", "x".repeat(20_000)))),
+        send_piece(address, String::new()),
+    );
+    assert!(no_head.is_empty() && idle.is_empty(), "{no_head}{idle}");
+    assert!(no_body.starts_with("HTTP/1.1 408"), "{no_body}");
+    assert!(long_head.starts_with("HTTP/1.1 431"), "{long_head}");
+    let long_body = console.post("/api/v1/break", &json!({"name": "x".repeat(20_000)})).send().await;
+    assert_eq!((long_body.status, long_body.error().as_str()), (413, "too_large"));
+    assert_eq!(console.bare("GET", "/healthz").send().await.status, 200);
+    console.stop().await;
+}
+
+/// Asks whether the console is well, and keeps the connection.
+async fn ask_and_stay(address: SocketAddr) -> (bool, TcpStream) {
+    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    let _ = stream.write_all(format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).await;
+    let answered = timeout(LIMIT, stream.read(&mut [0; 64])).await.expect("an answer, or the end");
+    (answered.is_ok_and(|bytes| bytes > 0), stream)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_visitors_are_sent_away_until_others_leave() {
+    let console = Running::start(&memory().await, |_| {}).await;
+    let mut browsers = Vec::new();
+    for _ in 0..256 {
+        browsers.push(console.events().await);
+    }
+    let refused = console.get("/api/v1/events").send().await;
+    assert_eq!((refused.status, refused.error().as_str()), (503, "busy"), "there is an end of browsers");
+    let mut others = JoinSet::new();
+    (0..100).for_each(|_| drop(others.spawn(ask_and_stay(console.address))));
+    let others = others.join_all().await;
+    let inside = others.iter().filter(|(is_inside, _)| *is_inside).count();
+    assert!((1..100).contains(&inside), "{inside} of 100 beside the browsers");
+    drop((browsers, others));
+    let left = Instant::now();
+    while !ask_and_stay(console.address).await.0 {
+        assert!(left.elapsed() < LIMIT, "there is room again");
+    }
+    console.stop().await;
+}
