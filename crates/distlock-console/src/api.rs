@@ -85,6 +85,10 @@ pub(crate) async fn lock(
     app.watcher.detail(&key).await.map(as_json)
 }
 
+pub(crate) async fn waits(State(app): State<App>) -> Result<Response, Failure> {
+    app.watcher.waits().await.map(as_json)
+}
+
 fn as_json(text: String) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

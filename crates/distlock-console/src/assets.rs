@@ -8,7 +8,7 @@ use axum::routing::{MethodRouter, get};
 type Asset = (&'static str, &'static str, &'static str);
 
 /// All files of the page.
-pub(crate) const ASSETS: [Asset; 9] = [
+pub(crate) const ASSETS: [Asset; 10] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
@@ -17,6 +17,7 @@ pub(crate) const ASSETS: [Asset; 9] = [
     ("/table.js", JAVASCRIPT, include_str!("page/table.js")),
     ("/detail.js", JAVASCRIPT, include_str!("page/detail.js")),
     ("/gantt.js", JAVASCRIPT, include_str!("page/gantt.js")),
+    ("/waits.js", JAVASCRIPT, include_str!("page/waits.js")),
     ("/words.js", JAVASCRIPT, include_str!("page/words.js")),
 ];
 

@@ -18,6 +18,7 @@ fn routes() -> Vec<Route> {
         ("/api/v1/session", &["get", "post"], get(api::session).post(api::sign_in)),
         ("/api/v1/locks", &["get"], get(api::locks)),
         ("/api/v1/locks/{name}", &["get"], get(api::lock)),
+        ("/api/v1/waits", &["get"], get(api::waits)),
         ("/api/v1/break", &["post"], post(api::break_lock)),
         ("/api/v1/events", &["get"], get(api::events)),
         ("/api/v1/audit", &["get"], get(api::audit)),

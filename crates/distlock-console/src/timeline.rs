@@ -16,20 +16,26 @@ const GAP_MS: u64 = 5_000;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct PastHold {
     #[serde(flatten)]
-    hold: Hold,
+    pub(crate) hold: Hold,
     /// It was there at this look, and not at the next one.
-    seen_ms: u64,
+    pub(crate) seen_ms: u64,
     /// It was over by then.
-    ended_ms: u64,
-    end: End,
+    pub(crate) ended_ms: u64,
+    pub(crate) end: End,
+    /// Why, where a history tells.
+    pub(crate) reason: Option<String>,
 }
 
 /// How a hold ended, as far as can be told from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum End {
-    /// This console broke it.
+    /// This console broke it, or somebody else, if the lock's history says so.
     Broken,
+    /// Its holder released it, as its history says.
+    Released,
+    /// Its holder lost it, as its history says.
+    Lost,
     /// It went while its lease still had time: released, or broken by somebody else.
     Ended,
     /// Its lease ran out.
@@ -62,7 +68,7 @@ impl Timeline {
     /// Remembers a hold that was there at `seen_ms` and is not at `now_ms`.
     pub(crate) fn end(&mut self, key: Key, hold: Hold, seen_ms: u64, now_ms: u64) {
         let end = End::of(&hold, seen_ms, now_ms);
-        let past = PastHold { hold, seen_ms, ended_ms: now_ms, end };
+        let past = PastHold { hold, seen_ms, ended_ms: now_ms, end, reason: None };
         self.holds.entry(key.clone()).or_default().push_back(past);
         self.order.push_back(key);
         if self.order.len() > MOST {

@@ -6,18 +6,21 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use distlock::backend::LockInfo;
-use distlock::{Error, Key, Locker};
+use distlock::{Error, HistoryEntry, Key, Locker};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::audit::{Audit, Row};
+use crate::chronicle;
 use crate::failure::Failure;
 use crate::frame::{self, Look};
+use crate::heat::{Heat, Strips};
 use crate::lock::{Hold, Lock, Who, now_ms};
 use crate::locks::{List, Locks};
-use crate::timeline::{PastHold, Timeline};
+use crate::timeline::{End, PastHold, Timeline};
 use crate::viewers::{Frames, Viewers};
+use crate::waits::Waits;
 
 /// From the beginning of one listing to that of the next, at least.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -29,6 +32,8 @@ const OLDEST: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How many past holds of one lock are shown.
 const MOST_PAST: usize = 60;
+/// How many entries of a lock's history that takes: two for each hold, three if it was broken.
+const MOST_ENTRIES: u32 = 180;
 
 /// Looks at the engine, and tells everybody who looks at us.
 pub(crate) struct Watcher {
@@ -53,6 +58,7 @@ pub(crate) struct Counts {
 struct Seen {
     locks: Locks,
     timeline: Timeline,
+    heat: Heat,
     /// The last look that worked.
     look: Option<Look>,
     /// Why the last one did not, if it did not.
@@ -123,15 +129,51 @@ impl Watcher {
             lock: Option<&'a Lock>,
             queue: Vec<Who<'a>>,
             past: Vec<PastHold>,
+            /// Whether the lock has a history: then `past` is not only what this console has seen.
+            has_history: bool,
         }
+        let history = self.history(key).await;
         let seen = self.look().await;
         let at_ms = seen.at_ms()?;
         let lock = seen.locks.get(key);
         let waiters = lock.map_or(&[][..], |lock| &lock.waiters);
         let queue = waiters.iter().map(|waiter| Who::from(&**waiter)).collect();
         let is_broken = |hold: &Hold| hold.token.is_some_and(|token| self.audit.has_broken(key, token));
-        let past = seen.timeline.of(key, MOST_PAST, is_broken);
-        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past }))
+        let mut past = seen.timeline.of(key, MOST_PAST, is_broken);
+        let has_history = !history.is_empty();
+        if has_history {
+            let holds = lock.map_or(&[][..], |lock| &lock.holds);
+            let is_held = |token| holds.iter().any(|hold| hold.token == Some(token));
+            past = chronicle::merge(chronicle::past_holds(&history, at_ms, is_held), past);
+            past.drain(..past.len().saturating_sub(MOST_PAST));
+            past.iter_mut().filter(|past| is_broken(&past.hold)).for_each(|past| past.end = End::Broken);
+        }
+        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history }))
+    }
+
+    /// What is written down about a lock; nothing where nobody writes, or the engine does not tell.
+    async fn history(&self, key: &Key) -> Vec<HistoryEntry> {
+        if !self.locker.capabilities().history {
+            return Vec::new();
+        }
+        let inspect = self.locker.inspect();
+        match timeout(PATIENCE, inspect.history(key, MOST_ENTRIES)).await {
+            Ok(Ok(entries)) => entries,
+            _ => Vec::new(),
+        }
+    }
+
+    /// How long locks were waited for, and who waits for whom.
+    pub(crate) async fn waits(&self) -> Result<String, Failure> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            at_ms: u64,
+            heat: Strips<'a>,
+            graph: Waits<'a>,
+        }
+        let seen = self.look().await;
+        let at_ms = seen.at_ms()?;
+        Ok(encode(&Body { at_ms, heat: seen.heat.worst(at_ms), graph: Waits::of(&seen.locks) }))
     }
 
     pub(crate) async fn totals(&self) -> Totals {
@@ -209,6 +251,7 @@ impl Seen {
         for (key, hold) in changes.ended.drain(..) {
             self.timeline.end(key, hold, seen_ms, look.at_ms);
         }
+        self.heat.see(&self.locks, look.at_ms);
         (self.look, self.trouble) = (Some(look), None);
         frame::changes(look, &changes, &self.locks)
     }

@@ -23,7 +23,9 @@ const LABELS: [&str; 5] = ["nightly export", "invoice run", "schema change", "ca
 
 impl Crowd {
     async fn gather(url: &str) -> Crowd {
-        let family = Locker::connect(url).await.unwrap();
+        let family = Locker::connect(&format!("{url}?history=50")).await.unwrap();
+        // Over before anybody looked: only the history knows.
+        family.clone().lock("job:00").owner("forerunner").await.unwrap().unlock().await.unwrap();
         let (mut guards, mut waiters) = (Vec::new(), Vec::new());
         for number in 0..30 {
             let label = LABELS[number % LABELS.len()];
@@ -85,6 +87,7 @@ async fn check_page(engine: &str, url: &str) {
     let address = browser.js("return location.href").await;
     assert!(!address.as_str().unwrap().contains(&console.token), "the token is out of the address: {address}");
 
+    check_heat(&browser).await;
     check_rows_live(&browser, &watcher, &mut crowd).await;
     check_filter(&browser).await;
     check_keyboard(&browser).await;
@@ -114,6 +117,16 @@ async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd)
     browser.until("the next one has it", &next).await;
     let told = browser.text("#health").await;
     assert_eq!(told, "Live");
+}
+
+async fn check_heat(browser: &Browser) {
+    browser.until("it says so", "document.querySelector('#waits-words').textContent.startsWith('30 locks')").await;
+    browser.click("#waits > summary").await;
+    browser.until("strips", "document.querySelectorAll('#heat .lock').length === 12").await;
+    assert!(browser.js("return document.querySelectorAll('#heat .heat').length").await.as_u64().unwrap() >= 12);
+    assert!(browser.text("#graph").await.contains("Nobody who holds"));
+    browser.click("#waits > summary").await;
+    browser.js("document.querySelector('#table').focus()").await;
 }
 
 async fn check_filter(browser: &Browser) {
@@ -163,6 +176,8 @@ async fn check_detail(browser: &Browser) {
         assert!(holder.contains(part), "{part}: {holder}");
     }
     browser.until("a bar", "document.querySelectorAll('#detail .gantt .hold.held').length === 1").await;
+    browser.until("one before", "document.querySelectorAll('#detail .gantt .hold.released').length === 1").await;
+    assert!(browser.text("#detail").await.contains("Recent holds, as written down"));
 }
 
 async fn take_pictures(browser: &Browser, engine: &str) {
@@ -281,5 +296,42 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     browser.until("nothing", "document.querySelector('#nothing').innerText.startsWith('No lock is held')").await;
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_in_a_circle_is_marked_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let mut waiting = Vec::new();
+    for (owner, held, wanted) in [("ann", "x", "y"), ("bob", "y", "x"), ("cid", "z", "x")] {
+        let (one, other) = (locker.clone(), locker.clone());
+        let guard = one.lock(held).owner(owner).await.unwrap();
+        waiting.push(tokio::spawn(async move {
+            let _guard = guard;
+            drop(other.lock(wanted).owner(owner).await.unwrap());
+        }));
+    }
+    await_waiters(&locker, "x", 2).await;
+    await_waiters(&locker, "y", 1).await;
+    let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    let words = "document.querySelector('#waits-stuck').textContent";
+    browser.until("it is said", &format!("{words}.includes('2 owners wait for each other in a circle')")).await;
+    browser.click("#waits > summary").await;
+    browser.until("three arrows", "document.querySelectorAll('#graph path.edge').length === 3").await;
+    assert_eq!(browser.js("return document.querySelectorAll('#graph path.edge.stuck').length").await, 2);
+    assert_eq!(browser.js("return document.querySelectorAll('#graph .party.stuck').length").await, 2);
+    let told = browser.texts("#graph .edges li").await;
+    assert_eq!(told[0], "ann waits for y, held by bob: for ever, in a circle");
+    assert_eq!(told[2], "cid waits for x, held by ann");
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme).await;
+        browser.picture(if scheme == "light" { "waits" } else { "waits-dark" }).await;
+    }
+    browser.click("#graph .edges .link").await;
+    browser.until("the lock is opened", "document.querySelector('#detail-name')?.textContent === 'y'").await;
+    waiting.iter().for_each(JoinHandle::abort);
+    browser.until("it is over", &format!("{words} === ''")).await;
     console.stop().await;
 }

@@ -3,6 +3,7 @@
 import { ask, follow, time } from "./stream.js";
 import { Detail } from "./detail.js";
 import { Table } from "./table.js";
+import { Waits } from "./waits.js";
 import { clock, say, span } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
@@ -16,6 +17,11 @@ const table = new Table((name) => {
   detail.open(name);
   remember();
 });
+const waits = new Waits((name) => {
+  table.choose(name);
+  table.open(name);
+});
+waits.isWanted = () => state === "good";
 /** What is wrong, if anything: the engine or the way to the console. */
 let state = "loading";
 let look = null;
@@ -38,6 +44,7 @@ const on = {
     table.replace(data.locks);
     if (data.trouble) on.trouble({ error: data.trouble });
     else show("good");
+    waits.look();
     if (detail.name !== null) detail.open(detail.name);
   },
   changes(data) {

@@ -57,7 +57,7 @@ export class Detail {
 
   /** Builds the panel anew only when it would read differently: a button must not be replaced under somebody's finger. */
   show() {
-    const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
+    const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.has_history, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
     if (this.panel.hidden || read !== this.read) this.build();
     this.read = read;
     this.draw();
@@ -145,9 +145,10 @@ export class Detail {
 
   history() {
     this.chart = el("div", { class: "chart" });
-    const legend = [["held", "held now"], ["ended", "released"], ["expired", "lease ran out"], ["broken", "broken here"], ["unseen", "end not seen"]];
+    const legend = [["held", "held now"], ["ended", "released"], ["expired", "lost, lease ran out"], ["broken", "broken"], ["unseen", "end not seen"]];
     const keys = legend.map(([kind, words]) => el("li", {}, el("span", { class: `key ${kind}`, "aria-hidden": "true" }), words));
-    return section("Recent holds, as seen from here", this.chart, el("ul", { class: "legend" }, ...keys));
+    const source = this.data.has_history ? "as written down" : "as seen from here";
+    return section(`Recent holds, ${source}`, this.chart, el("ul", { class: "legend" }, ...keys));
   }
 
   draw() {

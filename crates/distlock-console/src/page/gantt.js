@@ -9,10 +9,12 @@ const MOST_LANES = 12;
 const STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
 const ENDS = {
   held: "held now",
+  released: "released",
   ended: "released, or broken by somebody else",
   expired: "its lease ran out",
-  broken: "broken here",
-  unseen: "ended while nobody looked",
+  lost: "lost",
+  broken: "broken",
+  unseen: "ended, and nobody saw how",
 };
 
 /** The drawing; `width` in pixels. */
@@ -43,7 +45,7 @@ function bar(hold, now) {
 }
 
 function shapes({ hold, end, from, seen, till }, x, y) {
-  const words = `token ${hold.token ?? "–"}, ${place(hold)}, from ${clock(from)} to ${end === "held" ? "now" : clock(till)}: ${ENDS[end]}`;
+  const words = `token ${hold.token ?? "–"}, ${place(hold)}, from ${clock(from)} to ${end === "held" ? "now" : clock(till)}: ${ENDS[end]}${hold.reason ? `, ${hold.reason}` : ""}`;
   const width = Math.max(3, x(seen) - x(from));
   const shape = svg("rect", { class: `hold ${end}`, x: x(from), y: y + 4, width, height: LANE - 8, rx: 3 }, svg("title", { text: words }));
   const parts = [shape];
@@ -51,7 +53,7 @@ function shapes({ hold, end, from, seen, till }, x, y) {
   if (till - seen > 3000) {
     parts.unshift(svg("rect", { class: "maybe", x: x(seen), y: y + 8, width: Math.max(1, x(till) - x(seen)), height: LANE - 16 }));
   }
-  if (end === "broken" || end === "expired") {
+  if (["broken", "expired", "lost"].includes(end)) {
     const at = x(from) + width + 6;
     parts.push(svg("path", { class: `mark ${end}`, d: `M${at - 3} ${y + 7}l6 8m0 -8l-6 8` }));
   }

@@ -1,0 +1,133 @@
+//! Who held a lock before, as its own history tells it; and what this console has seen, where that tells nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use distlock::{FencingToken, HistoryEntry, HistoryKind};
+
+use crate::lock::Hold;
+use crate::timeline::{End, PastHold};
+
+/// The holds of a history that are over, the oldest first. `is_held` says which are not: one without an end that is not
+/// held any more ended without a word.
+pub(crate) fn past_holds(
+    entries: &[HistoryEntry],
+    now_ms: u64,
+    is_held: impl Fn(FencingToken) -> bool,
+) -> Vec<PastHold> {
+    let mut holds: BTreeMap<FencingToken, PastHold> = BTreeMap::new();
+    for entry in entries {
+        let hold = holds.entry(entry.token).or_insert_with(|| begin(entry));
+        if let Some(end) = end_of(entry.kind) {
+            // A break comes before the loss that it means to the holder, and says more.
+            hold.end = if hold.end == End::Broken { End::Broken } else { end };
+            (hold.seen_ms, hold.ended_ms) = (entry.at_ms, entry.at_ms);
+            hold.reason = hold.reason.take().or_else(|| entry.reason.clone());
+        }
+    }
+    let mut past = Vec::new();
+    let mut next_ms = now_ms;
+    for (token, mut hold) in holds.into_iter().rev() {
+        let since_ms = hold.hold.since_ms;
+        if hold.end != End::Unseen {
+            past.push(hold);
+        } else if !is_held(token) {
+            // At the latest when the next one had it.
+            hold.ended_ms = next_ms.max(hold.seen_ms);
+            past.push(hold);
+        }
+        next_ms = since_ms.unwrap_or(next_ms);
+    }
+    past.reverse();
+    past
+}
+
+/// What the console saw takes the place of what the history does not know: other clients, and ends of which nobody wrote.
+pub(crate) fn merge(mut written: Vec<PastHold>, seen: Vec<PastHold>) -> Vec<PastHold> {
+    for past in seen {
+        match written.iter_mut().find(|other| other.hold.is_same(&past.hold)) {
+            Some(known) if known.end == End::Unseen => {
+                let since_ms = known.hold.since_ms.or(past.hold.since_ms);
+                *known = PastHold { hold: Hold { since_ms, ..past.hold.clone() }, ..past };
+            }
+            Some(_) => {}
+            None => written.push(past),
+        }
+    }
+    written.sort_by_key(|past| past.ended_ms);
+    written
+}
+
+fn begin(entry: &HistoryEntry) -> PastHold {
+    // The beginning may have been forgotten: then the end says how long it was.
+    let since_ms = match entry.kind {
+        HistoryKind::Acquired => Some(entry.at_ms),
+        _ => entry.took_ms.map(|held| entry.at_ms.saturating_sub(held)),
+    };
+    // A break was written by another than the holder.
+    let record = (entry.kind != HistoryKind::Broken).then(|| Arc::new(entry.record.clone()));
+    let hold = Hold { token: Some(entry.token), record, since_ms, expires_ms: None, blur_ms: 0 };
+    PastHold { hold, seen_ms: entry.at_ms, ended_ms: entry.at_ms, end: End::Unseen, reason: None }
+}
+
+fn end_of(kind: HistoryKind) -> Option<End> {
+    match kind {
+        HistoryKind::Released => Some(End::Released),
+        HistoryKind::Lost => Some(End::Lost),
+        HistoryKind::Broken => Some(End::Broken),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use distlock::HistoryKind::{Acquired, Broken, Lost, Released};
+    use distlock::{OwnerId, Process, Record};
+
+    use super::*;
+
+    fn entry(token: u64, kind: HistoryKind, at_ms: u64) -> HistoryEntry {
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let mut entry = HistoryEntry::new(at_ms, kind, FencingToken::new(token), record);
+        entry.reason = (kind == Broken).then(|| "it hangs".to_owned());
+        entry
+    }
+
+    fn told(holds: &[PastHold]) -> Vec<(u64, Option<u64>, u64, End)> {
+        let token = |past: &PastHold| past.hold.token.unwrap().get();
+        holds.iter().map(|past| (token(past), past.hold.since_ms, past.ended_ms, past.end)).collect()
+    }
+
+    #[test]
+    fn a_history_becomes_holds_and_what_has_no_end_ended_before_the_next() {
+        let mut forgotten = entry(1, Released, 50);
+        forgotten.took_ms = Some(30);
+        let history = [
+            forgotten,
+            entry(2, Acquired, 60),
+            entry(3, Acquired, 90),
+            entry(3, Broken, 120),
+            entry(3, Lost, 121),
+            entry(4, Acquired, 130),
+        ];
+        let holds = past_holds(&history, 1_000, |token| token.get() == 4);
+        let expected =
+            [(1, Some(20), 50, End::Released), (2, Some(60), 90, End::Unseen), (3, Some(90), 121, End::Broken)];
+        assert_eq!(told(&holds), expected);
+        assert_eq!(holds[2].reason.as_deref(), Some("it hangs"));
+        assert_eq!(told(&past_holds(&history, 1_000, |_| false))[3], (4, Some(130), 1_000, End::Unseen));
+    }
+
+    #[test]
+    fn what_was_seen_from_here_fills_the_gaps() {
+        let written =
+            past_holds(&[entry(1, Acquired, 10), entry(2, Acquired, 20), entry(2, Released, 30)], 99, |_| false);
+        let seen = |token, end| PastHold { end, ended_ms: 17, ..begin(&entry(token, Acquired, 12)) };
+        let merged = merge(written, vec![seen(1, End::Expired), seen(2, End::Ended), seen(3, End::Ended)]);
+        let expected =
+            [(1, Some(10), 17, End::Expired), (3, Some(12), 17, End::Ended), (2, Some(20), 30, End::Released)];
+        assert_eq!(told(&merged), expected);
+    }
+}
