@@ -282,3 +282,36 @@ async fn a_channel_can_be_given() {
     guard.unlock().await.unwrap();
     locker.close().await.unwrap();
 }
+
+/// One lease for the histories of all clients, whatever becomes of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn histories_share_a_lease_and_survive_its_loss() {
+    let server = EtcdServer::start();
+    let client = || async { Locker::connect(&format!("{}?history=10&prefix=p/", server.url())).await.unwrap() };
+    let (first, second, stays) = (client().await, client().await, client().await);
+    for locker in [&first, &second] {
+        locker.lock("a").await.unwrap().unlock().await.unwrap();
+        locker.close().await.unwrap();
+    }
+    stays.lock("b").await.unwrap().unlock().await.unwrap();
+    expect_entries(&stays, "b", 2).await;
+    let etcdctl = server.etcdctl();
+    assert_eq!(keys(&etcdctl, "p/{}history/a/").len(), 4);
+    let leases = etcdctl.run(&["lease", "list"]);
+    let leases: Vec<_> = leases.lines().skip(1).collect();
+    assert_eq!(leases.len(), 2, "that of the histories, and that of the locker which is still open: {leases:?}");
+    leases.iter().for_each(|lease| drop(etcdctl.run(&["lease", "revoke", lease])));
+    assert!(keys(&etcdctl, "p/{}history/").is_empty(), "they hang on it");
+
+    stays.lock("a").await.unwrap().unlock().await.unwrap();
+    expect_entries(&stays, "a", 2).await;
+}
+
+async fn expect_entries(locker: &Locker, key: &str, count: usize) {
+    let written = async {
+        while locker.inspect().history(key, 10).await.unwrap().len() < count {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, written).await.expect("it is written");
+}

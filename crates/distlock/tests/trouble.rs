@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::backend::{
@@ -331,8 +331,10 @@ async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_
     let reader = Locker::new(Memory::on(&store)).unwrap();
     let guard = locker.lock("a").await.unwrap();
     let token = guard.fencing_token();
+    let began = Instant::now();
     // Whatever becomes of the history, locks go on.
     while reader.inspect().history("a", 10).await.unwrap().is_empty() {
+        assert!(began.elapsed() < SOON, "it is tried again");
         timeout(SOON, async { locker.lock("b").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
         tokio::time::sleep(ms(20)).await;
     }

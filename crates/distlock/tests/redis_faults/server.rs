@@ -417,3 +417,20 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
     guard.unlock().await.expect("released");
     assert!(connected(bench.server.port()).await.try_lock("a").await.expect("no failure").is_some());
 }
+
+#[tokio::test]
+async fn a_history_ends_by_itself_and_what_is_not_ours_is_left_alone() {
+    let bench = Bench::start();
+    let locker = Locker::connect(&format!("{}?history=10", bench.server.url())).await.unwrap();
+    bench.command("SET {b}:j mine");
+    for key in ["a", "b"] {
+        locker.lock(key).await.expect("granted").unlock().await.expect("whatever stands beside it");
+    }
+    locker.close().await.expect("closed");
+    assert_eq!(bench.command("XLEN {a}:j").int(), 2);
+    let left = bench.command("PTTL {a}:j").int();
+    assert!((6 * 24 * 3_600_000..=7 * 24 * 3_600_000).contains(&left), "{left} ms");
+    assert_eq!(bench.command("GET {b}:j").text(), "mine");
+    let error = bench.direct().await.inspect().history("b", 10).await.expect_err("not ours");
+    assert!(!error.may_be_applied(), "{error}");
+}
