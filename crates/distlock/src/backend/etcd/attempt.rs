@@ -19,6 +19,9 @@ use crate::mode::Mode;
 use crate::owner::{Holder, Record};
 use crate::token::{AttemptId, FencingToken};
 
+/// A hold that was handed on within the client and is older than this is not over in a moment.
+const HASTE: Duration = Duration::from_millis(5);
+
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Mark {
@@ -117,12 +120,14 @@ impl Attempt {
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
     }
 
-    /// It waits, and the queue as of `revision` has its key first. False: it does not wait, or not with that key.
+    /// It waits, and the queue as of `revision` has its key first: wakes it. False: it does not wait, or not with that key.
     pub(super) fn set_first(&self, created: i64, revision: i64) -> bool {
         let mut state = self.state();
         let waits = state.phase == Phase::Waiting && state.created == created;
         if waits {
             state.first_at = Some(revision);
+            // Whoever a watch has woken before waits for nobody's end any more, and hears of it from nobody else.
+            self.turn.notify_one();
         }
         waits
     }
@@ -285,6 +290,22 @@ impl Attempts {
         Some((mark, Holder::new(Some(attempt.state().record.clone()), Some(token))))
     }
 
+    /// Whether the lock goes from one attempt of this client to the next, so that a release of it is about to be sent.
+    pub(super) fn is_passed_on(&self, lock: &[u8], now: Moment) -> bool {
+        let table = self.table();
+        let Some(holder) = table.holders.get(lock).and_then(|id| table.all.get(id)) else { return false };
+        let state = holder.state();
+        let mark = Mark { key: holder.key.clone(), created: state.created };
+        state.first_at.is_some()
+            && match state.phase {
+                Phase::Waiting => true,
+                Phase::Held(since) => now.since(since) < HASTE,
+                // The next one's.
+                Phase::Leaving { .. } => table.behind.contains_key(&mark),
+                Phase::Gone => false,
+            }
+    }
+
     /// Those that have to be looked after now.
     pub(super) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
         let mut table = self.table();
@@ -403,5 +424,67 @@ impl Table {
                 self.behind.remove(before);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::key::Key;
+    use crate::owner::{OwnerId, Process};
+
+    const LOCK: &[u8] = b"a/";
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_nanos(0).after(Duration::from_millis(ms))
+    }
+
+    /// An attempt whose key was made at `created`.
+    fn made(attempts: &Attempts, created: i64) -> Arc<Attempt> {
+        let ttl = Duration::from_secs(10);
+        let record =
+            Record::new(OwnerId::new("o").unwrap(), Process::current(), Some("test".into()), SystemTime::UNIX_EPOCH);
+        let claim = Claim::new(Key::new("a").unwrap(), ttl, true, Arc::new(record));
+        let session = Arc::new(Session::new(7, 10, Term { start: at(0), ttl }, at(0)));
+        let attempt = attempts.begin(&claim, LOCK.to_vec(), session, at(10_000), at(250));
+        attempt.state().created = created;
+        attempt
+    }
+
+    async fn is_woken(attempt: &Attempt) -> bool {
+        tokio::time::timeout(Duration::ZERO, attempt.turn.notified()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn one_that_a_watch_has_woken_is_woken_again_by_its_turn() {
+        let attempts = Attempts::default();
+        let (first, second) = (made(&attempts, 1), made(&attempts, 2));
+        attempts.put_behind(&second, vec![first.mark().unwrap()]);
+        attempts.deleted(&first.key, 3);
+        assert!(is_woken(&second).await && !is_woken(&second).await);
+        assert!(!second.set_first(1, 3), "that was another key");
+        assert!(second.set_first(2, 3));
+        assert!(is_woken(&second).await, "it would wait for nothing");
+    }
+
+    #[test]
+    fn a_lock_is_passed_on_as_long_as_a_release_is_near() {
+        let attempts = Attempts::default();
+        let (first, second, third) = (made(&attempts, 1), made(&attempts, 2), made(&attempts, 3));
+        let is_passed_on = |ms| attempts.is_passed_on(LOCK, at(ms));
+        attempts.set_holder(&first);
+        first.state().phase = Phase::Held(at(0));
+        assert!(!is_passed_on(0), "nobody has handed it to the first");
+        assert!(second.set_first(2, 4));
+        attempts.set_holder(&second);
+        assert!(is_passed_on(100), "it was handed on just now");
+        second.state().phase = Phase::Held(at(100));
+        assert!(is_passed_on(104) && !is_passed_on(105), "who holds it for longer may hold it for long");
+        second.state().phase = Phase::Leaving { was_held: true };
+        assert!(!is_passed_on(106), "nobody comes after it");
+        attempts.put_behind(&third, vec![second.mark().unwrap()]);
+        assert!(is_passed_on(106), "the next one will release it too");
     }
 }

@@ -4,6 +4,10 @@
 //! transaction of its own inside of that one, with conditions and an answer of its own. Two keys of one queue never go
 //! together, since they would be made at the same revision and have no order. Claims of a long queue keep the server busy, so
 //! a release may go while they wait: somebody may be waiting for it.
+//!
+//! Where a lock goes from one task to the next, each of them asks for it again as the next one is about to release it. That
+//! claim waits for the release for a moment and rides with it: etcd would otherwise write the one after the other, and the
+//! next one waits for both.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +25,8 @@ use crate::clock::Moment;
 const CLAIMS_AT_ONCE: usize = 4;
 /// The same for a release.
 const AT_ONCE: usize = 8;
+/// How long a claim waits for the release that it may ride with.
+const RIDE: Duration = Duration::from_millis(2);
 /// How many go together: etcd allows for 128 operations, inside and outside counted together.
 const TOGETHER: usize = 64;
 /// A server that does not answer must not keep others waiting: a request that is older does not count.
@@ -31,20 +37,30 @@ const SILENCE: u32 = 5;
 /// What a write does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Write {
-    /// Makes a key in the queue of that lock.
-    Join { lock: Vec<u8> },
-    /// Deletes that key.
-    Leave { key: Vec<u8> },
+    /// Makes a key in the queue of that lock; if it rides, with the next release of it if that comes soon.
+    Join { lock: Vec<u8>, rides: bool },
+    /// Deletes that key of the lock.
+    Leave { lock: Vec<u8>, key: Vec<u8> },
 }
 
 impl Write {
     /// Whether one of them has to wait for the other. Names that nest are in each other's queues.
     fn conflicts_with(&self, other: &Write) -> bool {
         match (self, other) {
-            (Write::Join { lock }, Write::Join { lock: other }) => lock.starts_with(other) || other.starts_with(lock),
-            (Write::Leave { key }, Write::Leave { key: other }) => key == other,
+            (Write::Join { lock, .. }, Write::Join { lock: other, .. }) => {
+                lock.starts_with(other) || other.starts_with(lock)
+            }
+            (Write::Leave { key, .. }, Write::Leave { key: other, .. }) => key == other,
             _ => false,
         }
+    }
+
+    fn rides(&self) -> bool {
+        matches!(self, Write::Join { rides: true, .. })
+    }
+
+    fn rides_with(&self, other: &Write) -> bool {
+        matches!((self, other), (Write::Join { lock, .. }, Write::Leave { lock: other, .. }) if lock == other)
     }
 }
 
@@ -52,6 +68,8 @@ impl Write {
 struct Part {
     id: u64,
     write: Write,
+    /// It still waits for a release of the same lock.
+    rides: bool,
     request: TxnRequest,
     tell: oneshot::Sender<Result<TxnResponse, Failure>>,
 }
@@ -89,7 +107,7 @@ impl Batches {
     /// Counts one that goes at once; `None` when it should wait for company.
     fn begin(&self, write: &Write, now: Moment) -> Option<Flight> {
         let mut table = lock(&self.0);
-        let goes = table.waiting.is_empty() && table.has_room(write, now);
+        let goes = table.waiting.is_empty() && !write.rides() && table.has_room(write, now);
         goes.then(|| table.take_off(now, &self.0))
     }
 
@@ -98,22 +116,27 @@ impl Batches {
         let mut table = lock(&self.0);
         table.last_id += 1;
         let id = table.last_id;
-        table.waiting.push_back(Part { id, write, request, tell });
+        let rides = write.rides();
+        table.waiting.push_back(Part { id, write, rides, request, tell });
         (id, told)
+    }
+
+    /// Lets one go that has waited for a release for long enough.
+    fn hurry(&self, id: u64) {
+        lock(&self.0).waiting.iter_mut().filter(|part| part.id == id).for_each(|part| part.rides = false);
     }
 
     /// What goes next, if something may.
     fn next(&self, now: Moment) -> Option<(Flight, Vec<Part>)> {
         let mut table = lock(&self.0);
-        if !table.waiting.iter().any(|part| table.has_room(&part.write, now)) {
+        let goes = table.next();
+        if !goes.iter().any(|part| table.has_room(&part.write, now)) {
             return None;
         }
-        let (mut parts, mut rest): (Vec<Part>, VecDeque<Part>) = (Vec::new(), VecDeque::new());
-        for part in std::mem::take(&mut table.waiting) {
-            let fits = parts.len() < TOGETHER && !parts.iter().any(|other| part.write.conflicts_with(&other.write));
-            if fits { parts.push(part) } else { rest.push_back(part) }
-        }
-        table.waiting = rest;
+        let goes: Vec<u64> = goes.into_iter().map(|part| part.id).collect();
+        let waiting = std::mem::take(&mut table.waiting).into_iter();
+        let (mut parts, rest): (Vec<Part>, Vec<Part>) = waiting.partition(|part| goes.contains(&part.id));
+        table.waiting = rest.into();
         // Whoever comes sees those gone who leave in the same moment.
         parts.sort_by_key(|part| matches!(part.write, Write::Join { .. }));
         Some((table.take_off(now, &self.0), parts))
@@ -133,6 +156,17 @@ impl Batches {
 }
 
 impl Table {
+    /// Those that can go together now. Nobody overtakes one that it would have to wait for.
+    fn next(&self) -> Vec<&Part> {
+        let is_ready =
+            |part: &Part| !part.rides || self.waiting.iter().any(|other| part.write.rides_with(&other.write));
+        let is_free = |place: usize, part: &Part| {
+            !self.waiting.iter().take(place).any(|other| part.write.conflicts_with(&other.write))
+        };
+        let next = self.waiting.iter().enumerate().filter(|(place, part)| is_ready(part) && is_free(*place, part));
+        next.map(|(_, part)| part).take(TOGETHER).collect()
+    }
+
     fn has_room(&self, write: &Write, now: Moment) -> bool {
         let on_their_way = self.on_their_way.iter().filter(|since| now.since(since.1) < SLOW);
         let most = match write {
@@ -158,9 +192,17 @@ impl Engine {
             self.send_waiting();
             return answer;
         }
+        let rides = write.rides();
         let (id, mut told) = self.batches.add(write, request);
         self.send_waiting();
         let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
+        if rides {
+            if let Ok(answer) = tokio::time::timeout(RIDE, &mut told).await {
+                return answer.unwrap_or_else(closed);
+            }
+            self.batches.hurry(id);
+            self.send_waiting();
+        }
         let (mut landed, mut silent) = (self.batches.landed(), 0);
         while silent < SILENCE {
             if let Ok(answer) = tokio::time::timeout(SLOW, &mut told).await {
@@ -244,11 +286,16 @@ mod tests {
     }
 
     fn join(lock: &str) -> Write {
-        Write::Join { lock: lock.into() }
+        Write::Join { lock: lock.into(), rides: false }
+    }
+
+    fn riding(lock: &str) -> Write {
+        Write::Join { lock: lock.into(), rides: true }
     }
 
     fn leave(key: &str) -> Write {
-        Write::Leave { key: key.into() }
+        let (lock, _) = key.split_at(key.find('/').map_or(0, |end| end + 1));
+        Write::Leave { lock: lock.into(), key: key.into() }
     }
 
     /// What goes next, and what still waits.
@@ -289,6 +336,27 @@ mod tests {
         assert!(later.is_some(), "those before do not count for ever");
         drop((claims, releases, later));
         assert_eq!(batches.landed(), AT_ONCE as u64 + 1);
+    }
+
+    #[test]
+    fn a_claim_rides_with_the_next_release_of_its_lock_and_waits_for_it_for_a_moment() {
+        let batches = Batches::default();
+        let add = |write| batches.add(write, TxnRequest::default()).0;
+        assert!(batches.begin(&riding("a/"), at(0)).is_none(), "it waits for the release");
+        let [_, second, _, _] = [riding("a/"), riding("a/"), join("a/"), leave("b/1")].map(add);
+        let mut flights = Vec::new();
+        let mut goes = || {
+            let (flight, together) = next_of(&batches)?;
+            flights.push(flight);
+            Some(together)
+        };
+        assert_eq!(goes(), Some(vec![leave("b/1")]), "the release of another lock is nothing to ride with");
+        add(leave("a/1"));
+        assert_eq!(goes(), Some(vec![leave("a/1"), riding("a/")]), "two keys of one queue never go together");
+        assert_eq!(goes(), None, "and nobody overtakes");
+        batches.hurry(second);
+        assert_eq!(goes(), Some(vec![riding("a/")]), "it does not wait for ever");
+        assert_eq!(goes(), Some(vec![join("a/")]));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Engine {
         if let Some(value) = entry::mark_broken(&held.value, reason) {
             let _ = queue::rewrite(&self.client, &Mark::of(held), None, value).await;
         }
-        let leaver = Leaver { key: &held.key, created: held.create_revision, lease: None, if_new: false };
+        let leaver = Leaver { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
         let left = queue::leave(self, leaver, None).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }

@@ -108,7 +108,7 @@ pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result
         failure.insert(0, Request::Txn(make).into());
     }
     let request = TxnRequest { compare: vec![free], success, failure };
-    let answer = engine.write(Write::Join { lock: lock.clone() }, request).await?;
+    let answer = engine.write(Write::Join { lock: lock.clone(), rides: false }, request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
         return Ok(View::entered(key.clone(), ask.first_slot(), header));
@@ -232,7 +232,8 @@ pub(super) async fn line_up(engine: &Arc<Engine>, lock: &[u8], put: PutRequest) 
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
     let request = TxnRequest { compare: vec![created_at(&key, 0)], success, failure: Vec::new() };
-    let answer = engine.write(Write::Join { lock: lock.to_vec() }, request).await?;
+    let rides = engine.attempts.is_passed_on(lock, engine.clock.now());
+    let answer = engine.write(Write::Join { lock: lock.to_vec(), rides }, request).await?;
     Ok(lined_up(key, answer.header.unwrap_or_default(), answer.responses))
 }
 
@@ -429,6 +430,7 @@ pub(super) struct Left {
 /// A key to be deleted, if it is still that one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Leaver<'a> {
+    pub(super) lock: &'a [u8],
     pub(super) key: &'a [u8],
     /// When it was made; 0: whenever that was.
     pub(super) created: i64,
@@ -440,7 +442,7 @@ pub(super) struct Leaver<'a> {
 
 /// Deletes a key. Looks for the key `next` in the same moment.
 pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
-    let Leaver { key, created, lease, if_new } = leaver;
+    let Leaver { lock, key, created, lease, if_new } = leaver;
     let ours = match created {
         0 => exists(key),
         _ => created_at(key, created),
@@ -454,7 +456,7 @@ pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option
         success: std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect(),
         failure: Vec::new(),
     };
-    let answer = engine.write(Write::Leave { key: key.to_vec() }, request).await?;
+    let answer = engine.write(Write::Leave { lock: lock.to_vec(), key: key.to_vec() }, request).await?;
     let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
     Ok(Left { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }

@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Session {
-    fn new(id: i64, seconds: u64, term: Term, now: Moment) -> Self {
+    pub(super) fn new(id: i64, seconds: u64, term: Term, now: Moment) -> Self {
         Session {
             id,
             seconds,

@@ -186,7 +186,7 @@ impl Engine {
             (state.created, state.session.id, state.next_session.as_ref().map(|session| session.id))
         };
         let if_new = attempt.mode == Mode::Reentrant;
-        let leaver = Leaver { key: &attempt.key, created, lease: Some(lease), if_new };
+        let leaver = Leaver { lock: &attempt.lock, key: &attempt.key, created, lease: Some(lease), if_new };
         if let Some(lease) = moving {
             // It may hang on this one already.
             let moved = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
