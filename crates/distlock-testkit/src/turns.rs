@@ -78,7 +78,7 @@ async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, h
     for round in 0..rounds {
         let asked = clock.now();
         let (request, client, key) = any_request(&locker, number + round);
-        let patience = if (number + round) % 3 == 0 { hurry } else { PATIENCE };
+        let patience = if (number + round).is_multiple_of(3) { hurry } else { PATIENCE };
         let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
         // A cut connection in the middle is an error now and then; it must never be two holders.
         let Ok(guard) = granted else { continue };

@@ -56,7 +56,7 @@ impl Family {
             closed: SetOnce::new(),
             process: Process::current(),
         });
-        keeper::start(core.clone())?;
+        keeper::start(&core)?;
         Ok(Arc::new(Family(core)))
     }
 

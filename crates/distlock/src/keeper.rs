@@ -46,7 +46,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 
 /// Starts the keeper of `core` and attaches the engine to it.
-pub(crate) fn start(core: Arc<Core>) -> Result<()> {
+pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
     let (give, given) = mpsc::channel::<(Runtime, Pushed)>();
     let keeps = core.clone();
