@@ -33,7 +33,7 @@ impl Turns {
     ///
     /// # Panics
     /// When the history is not clean, or most turns fail.
-    pub async fn check(self, url: &str, mut disturb: impl FnMut()) {
+    pub async fn expect_clean_history(self, url: &str, mut disturb: impl FnMut()) {
         let reenters = self.lockers[0].capabilities().reenters;
         let all = self.rounds * u32::try_from(self.lockers.len()).expect("a few");
         let history = Arc::new(History::default());

@@ -161,5 +161,5 @@ async fn operations_on_files_under_kills_and_cancels_keep_a_clean_history() {
     let directory = Directory::new();
     let locker = || Locker::new(FileBackend::in_dir(directory.path()).unwrap()).unwrap();
     let turns = Turns { lockers: (0..12).map(|_| locker()).collect(), rounds: 60, hurry: Duration::from_millis(1) };
-    turns.check(&format!("file://{}", directory.path().display()), || {}).await;
+    turns.expect_clean_history(&format!("file://{}", directory.path().display()), || {}).await;
 }

@@ -394,6 +394,6 @@ async fn f09_a_thousand_operations_under_kills_and_cancels_keep_a_clean_history(
         lockers.push(bench.behind_proxy().await);
     }
     let turns = Turns { lockers, rounds: 84, hurry: ms(3) };
-    turns.check(&bench.server.url(), || bench.proxy.cut()).await;
+    turns.expect_clean_history(&bench.server.url(), || bench.proxy.cut()).await;
     bench.expect_nothing_left().await;
 }
