@@ -15,6 +15,8 @@ use distlock_testkit::servers::{Data, EtcdCluster, EtcdServer};
 use etcd_faults_kit::{Child, eventually, keys, keys_of, lease_of, locker, locker_at, ms, secs};
 use tokio::time::timeout;
 
+distlock_testkit::child!();
+
 /// Applied, reply lost: the claim is repeated with the same id and finds its own key.
 #[tokio::test(flavor = "multi_thread")]
 async fn f01_claim_applied_and_its_reply_lost() {

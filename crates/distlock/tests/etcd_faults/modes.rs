@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use distlock::backend::etcd::Etcd;
 use distlock::{Locker, LossReason};
+use distlock_testkit::Turns;
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
 use tokio::task::JoinSet;
@@ -357,4 +358,42 @@ async fn f01_entry_applied_and_its_reply_lost() {
     assert_eq!(keys(&server).len(), 2);
     first.unlock().await.expect("released");
     assert!(keys(&server).is_empty());
+}
+
+/// One of an owner's entries goes on in another process, under another label; the other entry stays inside.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_several_entries_is_taken_over_and_told() {
+    let server = EtcdServer::start();
+    let [one, two, third] = lockers(&server, 2);
+    let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant();
+    let (stays, old) = (enter(&two).await.unwrap(), enter(&one).await.unwrap());
+    assert_eq!(keys(&server).len(), 3, "the head and two entries");
+    let new = third.adopt(&old.export()).await.expect("taken over");
+    assert_eq!((new.fencing_token(), new.mode()), (old.fencing_token(), old.mode()));
+    assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
+    assert_eq!(keys(&server).len(), 3, "one for the other");
+    new.relabel("half way").await.expect("changed");
+    let shown = one.inspect().get("a").await.unwrap().expect("held");
+    let labels = shown.holders.iter().filter_map(|holder| holder.record.as_ref()?.label.as_deref());
+    assert_eq!(labels.collect::<Vec<_>>(), ["half way"]);
+    // It hangs on the lease of its new process, which goes on renewing it.
+    tokio::time::sleep(secs(4)).await;
+    new.check().expect("it is renewed in its new place");
+    stays.check().expect("untouched");
+    stays.unlock().await.unwrap();
+    assert!(one.try_lock("a").await.unwrap().is_none(), "one is inside");
+    new.unlock().await.unwrap();
+    assert!(keys(&server).is_empty());
+}
+
+/// Several tasks of each of several clients, in every mode, while processes are killed and connections cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn f09_operations_under_kills_and_cancels_keep_a_clean_history() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let clients: [Locker; 3] = std::array::from_fn(|_| locker_at(&[proxy.address()], secs(2)));
+    let lockers = clients.iter().cycle().take(12).cloned().collect();
+    let turns = Turns { lockers, rounds: 30, hurry: ms(10) };
+    turns.expect_clean_history(&format!("etcd://{}", server.address()), || proxy.cut()).await;
+    eventually("nothing is left", || keys(&server).is_empty()).await;
 }
