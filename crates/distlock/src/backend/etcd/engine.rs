@@ -21,14 +21,13 @@ use super::queue::{self, Ask, View};
 use super::reentry::Entries;
 use super::session::{self, Session, Sessions};
 use super::watches::Watches;
-use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Lease, Losses, Renewal};
+use crate::backend::{Attachment, Busy, Claim, Claimed, Grant, Losses};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::event::LossReason;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::owner::Holder;
-use crate::token::{AttemptId, FencingToken};
+use crate::token::FencingToken;
 
 /// The longest time between two looks at a queue in which somebody waits: the watch is a hint, this is behind it.
 const LONGEST_POLL: Duration = Duration::from_secs(20);
@@ -51,7 +50,7 @@ pub(super) struct Engine {
     pub(super) entries: Entries,
     pub(super) horizon: Horizon,
     pub(super) journal: Journal,
-    losses: OnceLock<Losses>,
+    pub(super) losses: OnceLock<Losses>,
     dial_timeout: Duration,
     tasks: Mutex<Tasks>,
 }
@@ -347,99 +346,6 @@ impl Engine {
         Some((Mark::of(first), holder_of(&first.value, first.create_revision)))
     }
 
-    pub(super) async fn renew(self: &Arc<Self>, leases: &[Lease]) -> Vec<Result<Renewal>> {
-        let mut answers = Vec::with_capacity(leases.len());
-        for lease in leases {
-            answers.push(self.renew_one(lease).await);
-        }
-        answers
-    }
-
-    /// Renews one hold: its lease was renewed since it last asked, or is now, for all that hang on it.
-    async fn renew_one(self: &Arc<Self>, lease: &Lease) -> Result<Renewal> {
-        if lease.claim.mode() == Mode::Reentrant {
-            return self.renew_entry(lease).await;
-        }
-        let attempt = self.attempts.get(lease.claim.attempt);
-        let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
-            return Ok(Renewal::Lost(LossReason::Revoked));
-        };
-        let (session, known) = {
-            let state = attempt.state();
-            (state.session.clone(), state.known_start)
-        };
-        let session = match session.covers(lease.claim.lease()) {
-            true => session,
-            false => match self.move_to_longer(&attempt, lease).await? {
-                Some(longer) => longer,
-                None => return Ok(Renewal::Lost(LossReason::Revoked)),
-            },
-        };
-        let renewed = match session.term() {
-            term if term.start > known && !session.is_gone() => Some(term),
-            _ => session.renewed_after(known).await?,
-        };
-        let Some(term) = renewed else {
-            self.session_lost(&session);
-            return Ok(Renewal::Lost(LossReason::Revoked));
-        };
-        let mut state = attempt.state();
-        if !matches!(state.phase, Phase::Held(_)) {
-            return Ok(Renewal::Lost(LossReason::Revoked));
-        }
-        state.known_start = term.start;
-        state.keep_until = state.keep_until.max(term.start.after(term.ttl));
-        Ok(Renewal::Renewed(Some(attempt.term_of(term))))
-    }
-
-    /// Writes what is known about a holder anew.
-    pub(super) async fn amend(&self, lease: &Lease) -> Result<bool> {
-        if lease.claim.mode() == Mode::Reentrant {
-            return self.amend_entry(lease).await;
-        }
-        let attempt = self.attempts.get(lease.claim.attempt);
-        let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
-            return Ok(false);
-        };
-        let (mark, session, slot) = {
-            let state = attempt.state();
-            if state.next_session.is_some() {
-                return Err(Error::unavailable("it is being moved to another lease"));
-            }
-            let mark = Mark { key: attempt.key.clone(), created: state.created };
-            (mark, state.session.id, state.slot)
-        };
-        let record = Arc::new(lease.claim.record.as_ref().clone().with_mode(attempt.mode));
-        let claim = Claim { record: record.clone(), ..lease.claim.clone() };
-        let value = Entry::new(&claim, session).with_slot(slot).to_value();
-        let amended = queue::rewrite(&self.client, &mark, Some(session), value).await?;
-        if amended {
-            attempt.state().record = record;
-        }
-        Ok(amended)
-    }
-
-    /// Hangs a hold on a lease that is long enough; `None` when the hold is gone.
-    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Option<Arc<Session>>> {
-        let session = self.session(lease.claim.lease()).await?;
-        let (created, from) = {
-            let state = attempt.state();
-            (state.created, state.session.id)
-        };
-        let mark = Mark { key: attempt.key.clone(), created };
-        // Until the answer it may hang on either.
-        attempt.state().next_session = Some(session.clone());
-        if !queue::attach(&self.client, &mark, from, session.id).await? {
-            attempt.state().name_is_taken = true;
-            self.key_lost(attempt);
-            return Ok(None);
-        }
-        let mut state = attempt.state();
-        state.next_session = None;
-        state.session = session.clone();
-        Ok(Some(session))
-    }
-
     pub(super) async fn close(&self) -> Result<()> {
         let held = |attempt: &Arc<Attempt>| {
             let state = attempt.state();
@@ -463,7 +369,7 @@ impl Engine {
     }
 
     /// A lease for a lock that asks for `ttl`.
-    async fn session(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>> {
+    pub(super) async fn session(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>> {
         let begin = |session: &Arc<Session>| {
             let (engine, session) = (self.clone(), session.clone());
             self.run(async move {
@@ -472,84 +378,6 @@ impl Engine {
             });
         };
         Ok(self.sessions.get(ttl, &self.client, &self.clock, begin).await?)
-    }
-
-    /// A lease is gone, and with it every key that hung on it: all are told at once.
-    pub(super) fn session_lost(self: &Arc<Self>, session: &Session) {
-        session.lose();
-        self.sessions.forget(session);
-        self.attempts_lost(session);
-        self.entries_lost(session);
-    }
-
-    pub(super) fn attempts_lost(&self, session: &Session) {
-        for attempt in self.attempts.all() {
-            if attempt.state().session.id == session.id {
-                self.key_lost(&attempt);
-            }
-        }
-        self.attempts.forget_lease(session.id);
-    }
-
-    /// The key of an attempt is gone, with its lease or by somebody's hand.
-    pub(super) fn key_lost(&self, attempt: &Attempt) {
-        self.key_lost_to(attempt, LossReason::Revoked);
-    }
-
-    pub(super) fn key_lost_to(&self, attempt: &Attempt, reason: LossReason) {
-        let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
-        self.attempts.remove(attempt);
-        match phase {
-            Phase::Held(_) => self.tell_loss(attempt.id, reason),
-            Phase::Waiting => attempt.turn.notify_one(),
-            Phase::Leaving { .. } | Phase::Gone => {}
-        }
-    }
-
-    pub(super) fn tell_loss(&self, attempt: AttemptId, reason: LossReason) {
-        if let Some(losses) = self.losses.get() {
-            losses.push(attempt, reason);
-        }
-    }
-
-    /// A watch saw that a key was deleted.
-    fn deleted(self: &Arc<Self>, key: &[u8], revision: i64) {
-        self.entry_deleted(key, revision);
-        let Some(attempt) = self.attempts.deleted(key, revision) else { return };
-        let (created, phase) = {
-            let mut state = attempt.state();
-            state.deleted = state.deleted.max(revision);
-            (state.created, state.phase)
-        };
-        // An older key of the same name says nothing about this one.
-        if !(1..revision).contains(&created) {
-            return;
-        }
-        match phase {
-            Phase::Held(_) => {
-                let engine = self.clone();
-                self.run(async move {
-                    let broken = queue::was_broken(&engine.client, &attempt.key, created, revision).await;
-                    engine.key_lost_to(&attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
-                });
-            }
-            Phase::Waiting => self.key_lost(&attempt),
-            // What we delete ourselves is no loss.
-            Phase::Leaving { .. } | Phase::Gone => {}
-        }
-    }
-
-    /// A watch saw that the key of a hold was written.
-    fn written(self: &Arc<Self>, key: &[u8], revision: i64) {
-        let held = self.attempts.owner_of(key);
-        let held = held.filter(|attempt| {
-            let state = attempt.state();
-            matches!(state.phase, Phase::Held(_)) && state.revision < revision
-        });
-        if let Some(attempt) = held {
-            let engine = self.clone();
-            self.run(async move { engine.look_who_wrote(&attempt, Some(revision)).await });
-        }
     }
 
     /// Starts what runs in the background.

@@ -127,51 +127,6 @@ pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result
     Ok(view)
 }
 
-/// How several queues looked to a request for all of them.
-#[derive(Debug)]
-pub(super) struct Gathered {
-    /// Whether this very request made all keys.
-    pub(super) is_new: bool,
-    /// The create revisions of our keys that are there.
-    pub(super) own: Vec<Option<i64>>,
-    /// The first key of each queue, where it is not a new one of ours.
-    pub(super) heads: Vec<Option<KeyValue>>,
-    pub(super) header: Header,
-}
-
-impl Gathered {
-    /// The first of the locks that somebody else has, or that was ours and is gone; `None` when all are ours.
-    pub(super) fn first_taken(&self) -> Option<usize> {
-        if self.is_new {
-            return None;
-        }
-        let head = |place: usize| self.heads.get(place)?.as_ref().map(|head| head.create_revision);
-        let mut places = 0..self.own.len();
-        let taken = places.clone().find(|place| head(*place).is_some_and(|head| self.own[*place] != Some(head)));
-        taken.or_else(|| places.find(|place| self.own[*place].is_none()))
-    }
-}
-
-/// Makes our keys in several queues if nobody is in any of them; otherwise none.
-pub(super) async fn join_all(client: &Client, asks: &[Ask]) -> Result<Gathered, Failure> {
-    let free = |ask: &Ask| Compare { range_end: end_of(&ask.lock), ..created_at(&ask.lock, 0) };
-    let request = TxnRequest {
-        compare: asks.iter().map(free).collect(),
-        success: asks.iter().map(|ask| Request::Put(ask.put(None)).into()).collect(),
-        failure: asks.iter().flat_map(|ask| [range(own(&ask.key)), range(first_of(&ask.lock, 1))]).collect(),
-    };
-    let answer = txn(client, request).await?;
-    let header = answer.header.unwrap_or_default();
-    if answer.succeeded {
-        return Ok(Gathered { is_new: true, own: vec![Some(header.revision); asks.len()], heads: Vec::new(), header });
-    }
-    let mut ranges = ranges_of(answer.responses);
-    let mut first = || ranges.next().unwrap_or_default().into_iter().next();
-    let seen = asks.iter().map(|_| (first().map(|own| own.create_revision), first()));
-    let (own, heads) = seen.unzip();
-    Ok(Gathered { is_new: false, own, heads, header })
-}
-
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
 async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failure> {
     let Ask { lock, key, mode, .. } = ask;
@@ -319,80 +274,6 @@ pub(super) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValu
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
 }
 
-/// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
-/// Answers the revision; `None` when it is not there.
-pub(super) async fn enter_below(
-    client: &Client,
-    head: &Mark,
-    key: &[u8],
-    value: Vec<u8>,
-    lease: i64,
-) -> Result<Option<i64>, Failure> {
-    let put = PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() };
-    let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
-    let request = TxnRequest {
-        compare: vec![created_at(&head.key, head.created)],
-        success: vec![Request::Put(put).into(), Request::Put(touch).into()],
-        failure: Vec::new(),
-    };
-    let answer = txn(client, request).await?;
-    Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
-}
-
-/// Makes the key of an entry and deletes that of another one, `old`, if it is there. Answers the revision as of which ours is
-/// there; `None` when neither is.
-pub(super) async fn swap_below(
-    client: &Client,
-    head: &Mark,
-    old: &[u8],
-    key: &[u8],
-    value: Vec<u8>,
-    lease: i64,
-) -> Result<Option<i64>, Failure> {
-    let put = PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() };
-    let delete = DeleteRangeRequest { key: old.to_vec() };
-    let request = TxnRequest {
-        compare: vec![created_at(&head.key, head.created), exists(old)],
-        success: vec![Request::Put(put).into(), Request::DeleteRange(delete).into()],
-        failure: vec![range(own(key))],
-    };
-    let answer = txn(client, request).await?;
-    let is_there = answer.succeeded || ranges_of(answer.responses).flatten().next().is_some();
-    Ok(is_there.then(|| answer.header.unwrap_or_default().revision))
-}
-
-/// What became of an entry that was to be deleted.
-#[derive(Debug)]
-pub(super) struct Out {
-    /// Whether it was there.
-    pub(super) deleted: bool,
-    /// Whether it was the last one, so that the head was deleted with it.
-    pub(super) was_last: bool,
-}
-
-/// Deletes the key of an entry in `area`; and the head, if it is the last one.
-pub(super) async fn go_out(client: &Client, head: &Mark, area: &[u8], key: &[u8]) -> Result<Out, Failure> {
-    let delete = |key: &[u8]| RequestOp::from(Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() }));
-    let only_if = |compare, key: &[u8]| {
-        RequestOp::from(Request::Txn(TxnRequest { compare, success: vec![delete(key)], failure: Vec::new() }))
-    };
-    let none_in = |from: &[u8], to: Vec<u8>| Compare { range_end: to, ..created_at(from, 0) };
-    let behind = [key, b"\0"].concat();
-    let ours = || only_if(vec![exists(key)], key);
-    let request = TxnRequest {
-        compare: vec![none_in(area, key.to_vec()), none_in(&behind, end_of(area))],
-        // All conditions are about the moment before.
-        success: vec![ours(), only_if(vec![exists(key), created_at(&head.key, head.created)], &head.key)],
-        failure: vec![ours()],
-    };
-    let answer = txn(client, request).await?;
-    let mut done = answer.responses.into_iter().map(|op| match op.response {
-        Some(Response::Txn(inner)) => inner.succeeded,
-        _ => false,
-    });
-    Ok(Out { deleted: done.next().unwrap_or_default(), was_last: done.next().unwrap_or_default() })
-}
-
 /// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
 /// it is not as it was read any more.
 pub(super) async fn take_over(
@@ -537,14 +418,14 @@ pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnRespo
     Ok(answer)
 }
 
-fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
+pub(super) fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
     responses.into_iter().filter_map(|op| match op.response {
         Some(Response::Range(range)) => Some(range.kvs),
         _ => None,
     })
 }
 
-fn created_at(key: &[u8], revision: i64) -> Compare {
+pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
@@ -554,7 +435,7 @@ fn created_at(key: &[u8], revision: i64) -> Compare {
     }
 }
 
-fn exists(key: &[u8]) -> Compare {
+pub(super) fn exists(key: &[u8]) -> Compare {
     Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) }
 }
 
@@ -586,11 +467,11 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
     }
 }
 
-fn own(key: &[u8]) -> RangeRequest {
+pub(super) fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }
 }
 
-fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
+pub(super) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
     sorted(lock, SortOrder::Ascend, limit)
 }
 
@@ -609,6 +490,6 @@ fn sorted(lock: &[u8], order: SortOrder, limit: i64) -> RangeRequest {
     }
 }
 
-fn range(range: RangeRequest) -> RequestOp {
+pub(super) fn range(range: RangeRequest) -> RequestOp {
     Request::Range(range).into()
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::attempt::Mark;
+use super::below;
 use super::engine::{Engine, busy, holder_of};
 use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
@@ -188,7 +189,7 @@ impl Engine {
         let (engine, entering) = (self.clone(), inside.clone());
         self.run(async move {
             let _making = entering.making.lock().await;
-            let entered = queue::enter_below(&engine.client, &entering.head, &entering.key, value, entering.own.id);
+            let entered = below::enter(&engine.client, &entering.head, &entering.key, value, entering.own.id);
             let entered = entered.await;
             match &entered {
                 Ok(Some(revision)) => entering.state().revision = *revision,
@@ -334,7 +335,7 @@ impl Engine {
             (was_held, repeated, state.in_doubt)
         };
         inside.shared.lose();
-        let out = queue::go_out(&self.client, &inside.head, &inside.area(), &inside.key).await?;
+        let out = below::go_out(&self.client, &inside.head, &inside.area(), &inside.key).await?;
         self.entries.remove(inside);
         if out.was_last {
             // The lease is empty now. Unanswered, it ends by itself.
@@ -357,7 +358,7 @@ impl Engine {
         self.run(async move {
             for pause in AGAIN {
                 engine.clock.sleep_until(engine.clock.now().after(pause)).await;
-                let out = queue::go_out(&engine.client, &inside.head, &inside.area(), &inside.key).await;
+                let out = below::go_out(&engine.client, &inside.head, &inside.area(), &inside.key).await;
                 if out.is_ok_and(|out| out.deleted) {
                     return;
                 }
@@ -483,7 +484,7 @@ impl Engine {
         let (engine, adopter) = (self.clone(), inside.clone());
         self.run(async move {
             let _making = adopter.making.lock().await;
-            let swapped = queue::swap_below(&engine.client, &adopter.head, &old, &adopter.key, value, adopter.own.id);
+            let swapped = below::swap(&engine.client, &adopter.head, &old, &adopter.key, value, adopter.own.id);
             let swapped = swapped.await;
             match &swapped {
                 Ok(Some(revision)) => {

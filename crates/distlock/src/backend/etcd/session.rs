@@ -271,60 +271,74 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
     }
 }
 
+/// When the next request for a lease is due.
+struct Pace<'a> {
+    session: &'a Session,
+    client: &'a Client,
+    clock: &'a Clock,
+    /// The last one failed.
+    failed: bool,
+}
+
+impl<'a> Pace<'a> {
+    fn new(session: &'a Session, client: &'a Client, clock: &'a Clock) -> Self {
+        Pace { session, client, clock, failed: false }
+    }
+
+    /// Waits until a request is due, or somebody wants one, or it is `until`; and answers whether one is to be sent.
+    async fn wait(&self, until: Moment) -> bool {
+        let Term { start, ttl } = self.session.term();
+        let pause = if self.failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
+        let due = start.after(ttl / 3).max(self.clock.now().after(pause));
+        tokio::select! {
+            () = self.session.wanted.notified(), if !self.failed => {}
+            () = self.clock.sleep_until(due.min(until)) => {}
+        }
+        // Whoever asked while the last request was on its way was served by it.
+        let is_wanted = *lock(&self.session.wanted_after) >= self.session.term().start;
+        is_wanted || self.clock.now() >= due
+    }
+
+    /// Sends one. Answers whether the lease is still there, as far as anybody knows.
+    async fn keep_alive(&mut self) -> bool {
+        let failures = self.session.state.borrow().failures;
+        let is_there = self.session.keep_alive(self.client, self.clock).await;
+        self.failed = self.session.state.borrow().failures > failures;
+        is_there
+    }
+}
+
 /// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
 /// it is gone.
 pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock) {
     let mut state = session.state.subscribe();
-    let mut failed = false;
+    let mut pace = Pace::new(session, client, clock);
     loop {
-        let Term { start, ttl } = session.term();
-        let pause = if failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
-        let due = start.after(ttl / 3).max(clock.now().after(pause));
-        tokio::select! {
+        let is_due = tokio::select! {
             _ = state.wait_for(|state| state.gone) => return,
-            () = session.wanted.notified(), if !failed => {}
-            () = clock.sleep_until(due) => {}
-        }
-        let is_wanted = *lock(&session.wanted_after) >= session.term().start;
-        if !is_wanted && clock.now() < due {
-            continue;
-        }
-        let failures = session.state.borrow().failures;
-        if session.is_idle(clock.now()) || !session.keep_alive(client, clock).await {
+            is_due = pace.wait(Moment::NEVER) => is_due,
+        };
+        if is_due && (session.is_idle(clock.now()) || !pace.keep_alive().await) {
             session.lose();
             return;
         }
-        failed = session.state.borrow().failures > failures;
     }
 }
 
 /// Keeps a lease alive as long as it is needed, then revokes it. Returns when it is gone.
 pub(super) async fn keep(session: &Session, sessions: &Sessions, client: &Client, clock: &Clock) {
-    let mut failed = false;
+    let mut pace = Pace::new(session, client, clock);
     loop {
-        let Term { start, ttl } = session.term();
-        let pause = if failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
-        let due = start.after(ttl / 3).max(clock.now().after(pause));
-        tokio::select! {
-            () = session.wanted.notified(), if !failed => {}
-            () = clock.sleep_until(due.min(session.idle_from())) => {}
-        }
+        let is_due = pace.wait(session.idle_from()).await;
         if sessions.close_idle(session, clock.now()) {
             // Unanswered, it ends by itself.
             let _ = session.revoke(client).await;
             session.lose();
             return;
         }
-        // Whoever asked while the last request was on its way was served by it.
-        let is_wanted = *lock(&session.wanted_after) >= session.term().start;
-        if !is_wanted && clock.now() < due {
-            continue;
-        }
-        let failures = session.state.borrow().failures;
-        if !session.keep_alive(client, clock).await {
+        if is_due && !pace.keep_alive().await {
             return;
         }
-        failed = session.state.borrow().failures > failures;
     }
 }
 

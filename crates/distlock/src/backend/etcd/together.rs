@@ -5,14 +5,62 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
+use super::client::Client;
 use super::engine::{Engine, ask_of, holder_of};
 use super::failure::{Failure, Fault};
-use super::queue::{self, Gathered};
+use super::messages::{Compare, Header, KeyValue, Request, TxnRequest};
+use super::names::end_of;
+use super::queue::{Ask, created_at, first_of, own, range, ranges_of, txn};
 use crate::backend::{Claim, ClaimedAll};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How many locks one transaction takes: etcd allows for 128 operations.
 const MOST: usize = 40;
+
+/// How several queues looked to a request for all of them.
+#[derive(Debug)]
+struct Gathered {
+    /// Whether this very request made all keys.
+    is_new: bool,
+    /// The create revisions of our keys that are there.
+    own: Vec<Option<i64>>,
+    /// The first key of each queue, where it is not a new one of ours.
+    heads: Vec<Option<KeyValue>>,
+    header: Header,
+}
+
+impl Gathered {
+    /// The first of the locks that somebody else has, or that was ours and is gone; `None` when all are ours.
+    fn first_taken(&self) -> Option<usize> {
+        if self.is_new {
+            return None;
+        }
+        let head = |place: usize| self.heads.get(place)?.as_ref().map(|head| head.create_revision);
+        let mut places = 0..self.own.len();
+        let taken = places.clone().find(|place| head(*place).is_some_and(|head| self.own[*place] != Some(head)));
+        taken.or_else(|| places.find(|place| self.own[*place].is_none()))
+    }
+}
+
+/// Makes our keys in several queues if nobody is in any of them; otherwise none.
+async fn join_all(client: &Client, asks: &[Ask]) -> Result<Gathered, Failure> {
+    let free = |ask: &Ask| Compare { range_end: end_of(&ask.lock), ..created_at(&ask.lock, 0) };
+    let request = TxnRequest {
+        compare: asks.iter().map(free).collect(),
+        success: asks.iter().map(|ask| Request::Put(ask.put(None)).into()).collect(),
+        failure: asks.iter().flat_map(|ask| [range(own(&ask.key)), range(first_of(&ask.lock, 1))]).collect(),
+    };
+    let answer = txn(client, request).await?;
+    let header = answer.header.unwrap_or_default();
+    if answer.succeeded {
+        return Ok(Gathered { is_new: true, own: vec![Some(header.revision); asks.len()], heads: Vec::new(), header });
+    }
+    let mut ranges = ranges_of(answer.responses);
+    let mut first = || ranges.next().unwrap_or_default().into_iter().next();
+    let seen = asks.iter().map(|_| (first().map(|own| own.create_revision), first()));
+    let (own, heads) = seen.unzip();
+    Ok(Gathered { is_new: false, own, heads, header })
+}
 
 impl Engine {
     pub(super) async fn claim_all(self: &Arc<Self>, claims: &[Claim]) -> Result<ClaimedAll> {
@@ -80,7 +128,7 @@ impl Engine {
         let (tell, told) = oneshot::channel();
         let (engine, attempts) = (self.clone(), attempts.to_vec());
         self.run(async move {
-            let outcome = queue::join_all(&engine.client, &asks).await;
+            let outcome = join_all(&engine.client, &asks).await;
             for (place, attempt) in attempts.iter().enumerate() {
                 let mut state = attempt.state();
                 match &outcome {
