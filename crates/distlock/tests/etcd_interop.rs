@@ -271,14 +271,20 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
     next.unlock().await.unwrap();
 }
 
-/// A channel that the application has made.
+/// A channel that the application has made: everything goes over it, also after its connection broke.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_channel_can_be_given() {
     let server = EtcdServer::start();
-    let channel = tonic::transport::Endpoint::from_shared(server.endpoint()).unwrap().connect_lazy();
+    let proxy = Proxy::start(server.address());
+    let channel =
+        tonic::transport::Endpoint::from_shared(format!("http://{}", proxy.address())).unwrap().connect_lazy();
     let locker = Locker::new(Etcd::over(channel).prefix("p/").build().unwrap()).unwrap();
     let guard = locker.lock("a").await.unwrap();
     assert_eq!(keys(&server.etcdctl(), "p/a/").len(), 1);
+    proxy.cut();
+    let other = locker.clone().lock("b").wait(PATIENCE).await.expect("connected again");
+    guard.check().expect("still held");
+    drop(other);
     guard.unlock().await.unwrap();
     locker.close().await.unwrap();
 }
