@@ -5,6 +5,8 @@
 mod etcd_faults_kit;
 #[path = "etcd_faults/modes.rs"]
 mod modes;
+#[path = "etcd_faults/turns.rs"]
+mod turns;
 
 use std::future::IntoFuture;
 
@@ -563,120 +565,6 @@ async fn f62_cluster_restored_from_an_old_copy() {
     let repeated = locker_at(&[server.address()], secs(2)).lock("a").wait(secs(20)).await.expect("a new client");
     assert!(repeated.fencing_token().get() < last, "a client that has seen nothing cannot tell: see the documentation");
     repeated.unlock().await.unwrap();
-}
-
-/// Whoever breaks a lock says so: its holder is told what it lost the lock to.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_broken_is_told_as_broken() {
-    let server = EtcdServer::start();
-    let (holder, operator) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
-    for held_for in [ms(0), ms(1_000)] {
-        let guard = holder.lock("a").await.unwrap();
-        tokio::time::sleep(held_for).await;
-        operator.inspect().force_release("a", guard.fencing_token(), "stuck").await.unwrap();
-        assert_eq!(timeout(secs(5), guard.lost()).await.expect("told"), LossReason::Broken);
-        assert!(keys(&server).is_empty());
-    }
-}
-
-/// Many waiters of one client: each gets its turn once, in order, and the lock goes on when some of them leave.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_queue_of_one_client_is_handed_over_without_gaps() {
-    let server = EtcdServer::start();
-    let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
-    let handle = engine.handle();
-    let locker = Locker::builder().default_ttl(secs(60)).build(engine).unwrap();
-    let guard = locker.lock("a").await.unwrap();
-    let mut waiters = Vec::new();
-    for count in 2..=12 {
-        let waiter = locker.clone().lock("a").wait(secs(30)).into_future();
-        waiters.push(tokio::spawn(async move { waiter.await.unwrap() }));
-        eventually("it has its place", || keys(&server).len() == count).await;
-    }
-    // Two in the middle give up.
-    for at in [7, 3] {
-        let cancelled = waiters.remove(at);
-        cancelled.abort();
-        assert!(cancelled.await.is_err());
-    }
-    eventually("they have left", || keys(&server).len() == 10).await;
-    let before = handle.requests();
-    let mut last = guard.fencing_token();
-    guard.unlock().await.unwrap();
-    for waiter in waiters {
-        let next = timeout(secs(5), waiter).await.expect("handed over").unwrap();
-        assert!(next.fencing_token() > last);
-        last = next.fencing_token();
-        next.check().expect("it is held");
-        next.unlock().await.unwrap();
-    }
-    assert!(keys(&server).is_empty());
-    let requests = handle.requests() - before;
-    assert!(requests <= 20, "{requests} requests for 10 releases, two places given up and a keep-alive or two");
-}
-
-/// The next of the same client has lost its place without knowing: the lock goes to the one behind it, and to nobody else.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
-    let server = EtcdServer::start();
-    let (ours, other) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
-    for _ in 0..5 {
-        let guard = ours.lock("a").await.unwrap();
-        let robbed = tokio::spawn(ours.clone().lock("a").wait(secs(30)).into_future());
-        eventually("it waits", || keys(&server).len() == 2).await;
-        let last = tokio::spawn(other.clone().lock("a").wait(secs(30)).into_future());
-        let its_key = keys(&server).into_iter().find(|key| key.ends_with("-1")).expect("the second of its client");
-        eventually("the other waits", || keys(&server).len() == 3).await;
-        server.etcdctl().run(&["del", &its_key]);
-        guard.unlock().await.unwrap();
-        let next = timeout(secs(10), last).await.expect("its turn").unwrap().expect("granted");
-        tokio::time::sleep(ms(50)).await;
-        assert!(!robbed.is_finished(), "two hold the lock");
-        let token = next.fencing_token();
-        next.unlock().await.unwrap();
-        let again = timeout(secs(10), robbed).await.expect("behind the other").unwrap().expect("granted");
-        assert!(again.fencing_token() > token);
-        again.unlock().await.unwrap();
-    }
-}
-
-/// The next of the same client stops waiting in the very moment in which the lock is handed to it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
-    let server = EtcdServer::start();
-    let locker = locker_at(&[server.address()], secs(60));
-    for turn in 0..30_u64 {
-        let guard = locker.lock("a").await.unwrap();
-        let leaver = tokio::spawn(locker.clone().lock("a").wait(secs(30)).into_future());
-        eventually("it waits", || keys(&server).len() == 2).await;
-        let last = tokio::spawn(locker.clone().lock("a").wait(secs(30)).into_future());
-        eventually("it waits too", || keys(&server).len() == 3).await;
-        let unlocking = tokio::spawn(guard.unlock());
-        tokio::time::sleep(std::time::Duration::from_micros(turn * 100)).await;
-        leaver.abort();
-        unlocking.await.unwrap().expect("released");
-        drop(leaver.await);
-        let next = timeout(secs(5), last).await.expect("passed on").unwrap().expect("granted");
-        assert!(!next.is_lost());
-        next.unlock().await.unwrap();
-        eventually("nothing is left", || keys(&server).is_empty()).await;
-    }
-}
-
-/// A lock that is taken again and again leaves no trail of names: etcd would walk over it each time.
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_are_used_again() {
-    let server = EtcdServer::start();
-    let locker = locker_at(&[server.address()], secs(60));
-    let mut names = std::collections::HashSet::new();
-    let mut tokens = std::collections::HashSet::new();
-    for _ in 0..5 {
-        let guard = locker.lock("a").await.unwrap();
-        assert!(tokens.insert(guard.fencing_token()));
-        names.extend(keys(&server));
-        guard.unlock().await.unwrap();
-    }
-    assert_eq!(names.len(), 1, "{names:?}");
 }
 
 /// All endpoints are down and come back: a wait goes on, and a hold that lasted through it is still one.
