@@ -21,6 +21,7 @@ mod inspection;
 mod messages;
 mod modes;
 mod outcome;
+mod secrets;
 mod servers;
 mod signals;
 mod trials;

@@ -12,6 +12,7 @@ pub(in crate::backend) mod doctor;
 mod ears;
 mod encryption;
 mod fault;
+mod flood;
 mod guard;
 mod holding;
 mod inspect;

@@ -23,7 +23,7 @@ const ENTRY: usize = 3 * SLOT;
 /// Checksum and length.
 const ENTRY_HEAD: usize = 23;
 /// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
-const LONGEST_ENTRY: usize = 8 * 1024;
+pub(super) const LONGEST_ENTRY: usize = 8 * 1024;
 
 /// What is in a file that may be a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +141,8 @@ impl<'a> Ledger<'a> {
     }
 }
 
-fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
+/// What is in `file` from `offset` on, `length` bytes at the most.
+pub(super) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
     while filled < length {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
 
 use super::fault::fault;
+use super::ledger::{self, LONGEST_ENTRY};
 use super::lock_file::{Links, LockFile};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
@@ -101,8 +102,15 @@ impl Line {
         let mut living = Living::new(self, None);
         let live = listed.tickets.into_iter().filter(|ticket| living.has(ticket.session));
         // One that left since, or has not written its record yet, is left out.
-        let records = live.filter_map(|ticket| std::fs::read(self.dir.join(ticket.to_string())).ok());
-        Ok(records.filter_map(|json| serde_json::from_slice(&json).ok()).map(Arc::new).collect())
+        Ok(live.filter_map(|ticket| self.record(ticket)).map(Arc::new).collect())
+    }
+
+    /// What a waiter says of itself. Whatever somebody may have put there: no link is followed, no pipe waited for, and no
+    /// more is read than a record can be.
+    fn record(&self, ticket: TicketName) -> Option<Record> {
+        let file = LockFile::look(&self.ticket_path(ticket), Links::Refuse).ok()??;
+        let json = ledger::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
+        serde_json::from_slice(&json).ok()
     }
 
     pub(super) fn dir(&self) -> &Path {

@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::backend::redis::encryption::Encryption;
+use crate::backend::redis::flood::Bounded;
 
 /// The kernel gives a connection up when sent data stays unacknowledged for so long.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,7 +48,7 @@ impl Dialer {
     {
         let dial = move || -> Dialled {
             let opening = dial();
-            Box::pin(async move { Ok(Box::new(opening.await?) as BoxStream) })
+            Box::pin(async move { Ok(Box::new(Bounded::new(opening.await?)) as BoxStream) })
         };
         Dialer { dial: Arc::new(dial), place: place.into() }
     }

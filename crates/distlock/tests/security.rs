@@ -1,0 +1,73 @@
+//! What SECURITY.md promises: hostile servers and hostile data cost an error and no more, and secrets stay where they are.
+
+#[cfg(feature = "etcd")]
+#[path = "security/etcd.rs"]
+mod etcd;
+#[path = "security/files.rs"]
+mod files;
+#[cfg(all(feature = "redis", feature = "etcd"))]
+#[path = "security/liar.rs"]
+mod liar;
+#[cfg(feature = "redis")]
+#[path = "security/redis.rs"]
+mod redis;
+#[cfg(all(feature = "redis", feature = "etcd"))]
+#[path = "security/secrets.rs"]
+mod secrets;
+
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use distlock::{Config, FencingToken, Locker};
+
+/// How long anything may take, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// Sees panics on any thread: most of the work is on the keeper's, where nobody else would notice.
+fn count_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            before(info);
+        }));
+    });
+}
+
+/// Runs what may fail, but neither panic nor hang.
+async fn in_time<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
+    let done = tokio::time::timeout(PATIENCE, work.into_future()).await;
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{what}");
+    done.unwrap_or_else(|_| panic!("not done within {PATIENCE:?}: {what}"))
+}
+
+/// A locker that does not wait long for a server that lies, and what becomes of a lock there.
+async fn lock_once(url: String) -> distlock::Result<()> {
+    let mut config = Config::default();
+    (config.url, config.dial_timeout) = (Some(url), Some(Duration::from_secs(1)));
+    let locker = Locker::from_config(&config).await?;
+    locker.lock("a").wait(Duration::from_secs(1)).await.map(drop)
+}
+
+/// Everything that looks at a lock, whatever it finds there.
+async fn use_all(locker: &Locker, key: &str, what: &str) {
+    let inspect = locker.inspect();
+    let _ = in_time(what, locker.try_lock(key)).await;
+    let _ = in_time(what, locker.lock(key).wait(Duration::from_millis(200))).await;
+    let _ = in_time(what, locker.try_read(key)).await;
+    let _ = in_time(what, locker.semaphore(key, 3).try_acquire()).await;
+    let _ = in_time(what, inspect.get(key)).await;
+    let _ = in_time(what, inspect.list("")).await;
+    let _ = in_time(what, inspect.force_release(key, FencingToken::new(1), "hostile")).await;
+}
+
+/// The most memory that this process has had, in megabytes.
+fn peak_memory_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
+}
