@@ -16,6 +16,7 @@ mod links;
 mod plan;
 mod resource;
 mod run;
+pub mod soak;
 mod story;
 mod tally;
 pub mod worker;

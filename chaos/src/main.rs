@@ -1,36 +1,31 @@
-//! `distlock-chaos ENGINE --seconds N --seed S`; what `cargo xtask chaos` starts.
+//! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`; what `cargo xtask chaos` and
+//! `cargo xtask soak` start.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use distlock_chaos::{Engine, Order, describe, run, worker};
+use distlock_chaos::{Engine, Order, describe, run, soak, worker};
 
-const USAGE: &str = "usage: cargo xtask chaos redis|sentinel|redlock|etcd|file [--seconds N] [--seed S]";
+const USAGE: &str = "\
+usage: cargo xtask chaos redis|sentinel|redlock|etcd|file [--seconds N] [--seed S]
+       cargo xtask soak [--seconds N]";
 
 /// How long everybody may take to be served when nothing is in the way: generous, for machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(("worker", rest)) = words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        return exit(worker::main(rest));
-    }
-    let outcome = order(&words).map(|order| {
-        let outcome = run(&order);
-        print!("{}", describe(&order, &outcome));
-        outcome.findings.is_empty()
-    });
+    let (first, rest) = words.split_first().map_or(("", &words[..]), |(first, rest)| (first.as_str(), rest));
+    let outcome = match first {
+        "worker" => worker::main(rest).map(|()| true),
+        "soak-worker" => soak::worker(rest).map(|()| true),
+        "soak" => run_soak(rest),
+        engine => run_chaos(engine, rest),
+    };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(problem) => exit(Err(format!("{problem}\n{USAGE}"))),
-    }
-}
-
-fn exit(outcome: Result<(), String>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("{problem}");
             ExitCode::from(2)
@@ -38,21 +33,53 @@ fn exit(outcome: Result<(), String>) -> ExitCode {
     }
 }
 
-fn order(words: &[String]) -> Result<Order, String> {
-    let (engine, mut rest) = words.split_first().ok_or("which engine?")?;
-    let (mut seconds, mut seed) = (30, 1);
-    while let [flag, value, others @ ..] = rest {
-        let number = value.parse::<u64>().map_err(|error| format!("{flag} {value}: {error}"))?;
-        match flag.as_str() {
-            "--seconds" => seconds = number,
-            "--seed" => seed = number,
-            _ => return Err(format!("`{flag}` is no option")),
+fn run_chaos(engine: &str, words: &[String]) -> Result<bool, String> {
+    let engine: Engine = engine.parse().map_err(usage)?;
+    let flags = Flags::parse(words, &["--seconds", "--seed"])?;
+    let (time, seed) = (Duration::from_secs(flags.seconds), flags.seed);
+    let keep = Some(PathBuf::from(format!("target/chaos/{}-{seed}", engine.name())));
+    let order = Order { engine, seed, time, patience: PATIENCE, broken: None, program: program()?, keep };
+    let outcome = run(&order);
+    print!("{}", describe(&order, &outcome));
+    Ok(outcome.findings.is_empty())
+}
+
+fn run_soak(words: &[String]) -> Result<bool, String> {
+    let flags = Flags::parse(words, &["--seconds"])?;
+    let (table, is_flat) = soak::soak(&program()?, Duration::from_secs(flags.seconds));
+    print!("{table}");
+    Ok(is_flat)
+}
+
+fn program() -> Result<PathBuf, String> {
+    std::env::current_exe().map_err(|error| error.to_string())
+}
+
+fn usage(problem: String) -> String {
+    format!("{problem}\n{USAGE}")
+}
+
+struct Flags {
+    seconds: u64,
+    seed: u64,
+}
+
+impl Flags {
+    /// Flags with their values; only those of `known`.
+    fn parse(mut words: &[String], known: &[&str]) -> Result<Flags, String> {
+        let mut flags = Flags { seconds: 30, seed: 1 };
+        while let [flag, value, rest @ ..] = words {
+            let number = value.parse::<u64>().map_err(|error| usage(format!("{flag} {value}: {error}")))?;
+            match flag.as_str() {
+                other if !known.contains(&other) => return Err(usage(format!("`{other}` is no option"))),
+                "--seconds" => flags.seconds = number,
+                _ => flags.seed = number,
+            }
+            words = rest;
         }
-        rest = others;
+        match words {
+            [] => Ok(flags),
+            [alone, ..] => Err(usage(format!("`{alone}` has no value"))),
+        }
     }
-    let engine: Engine = engine.parse()?;
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let keep = PathBuf::from(format!("target/chaos/{}-{seed}", engine.name()));
-    let time = Duration::from_secs(seconds);
-    Ok(Order { engine, seed, time, patience: PATIENCE, broken: None, program, keep: Some(keep) })
 }

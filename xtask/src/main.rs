@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
@@ -23,6 +23,7 @@ The project's own commands.
   cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
   cargo xtask chaos ENGINE [--seconds N] [--seed S]
                                    locks on real servers (redis, sentinel, redlock, etcd, file) while all around them fails
+  cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
   cargo xtask help                 this text
 ";
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
         ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
+        ["soak", rest @ ..] => exit_code(chaos(&["soak"]).args(rest).succeeds()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             ExitCode::SUCCESS

@@ -45,5 +45,5 @@ async fn hostile_data_in_etcd_are_an_error_or_a_foreign_lock() {
         etcdctl.run(&["del", "--prefix", ""]);
     }
     let guard = in_time("afterwards", locker.lock("a")).await.expect("nothing stays broken");
-    guard.unlock().await.expect("released");
+    assert!(guard.unlock().await.is_ok());
 }

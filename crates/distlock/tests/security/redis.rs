@@ -79,5 +79,5 @@ async fn hostile_data_in_redis_are_an_error_or_a_foreign_lock() {
     }
     server.command(&["FLUSHALL"]);
     let guard = in_time("afterwards", locker.lock("a")).await.expect("nothing stays broken");
-    guard.unlock().await.expect("released");
+    assert!(guard.unlock().await.is_ok());
 }
