@@ -1,6 +1,7 @@
 //! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`; what `cargo xtask chaos` and
 //! `cargo xtask soak` start.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,16 +47,14 @@ fn run_chaos(engine: &str, words: &[String]) -> Result<bool, String> {
 
 fn run_soak(words: &[String]) -> Result<bool, String> {
     let flags = Flags::parse(words, &["--seconds"])?;
-    let (table, is_flat) = soak::soak(&program()?, Duration::from_secs(flags.seconds));
-    print!("{table}");
-    Ok(is_flat)
+    Ok(soak::soak(&program()?, Duration::from_secs(flags.seconds)))
 }
 
 fn program() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| error.to_string())
 }
 
-fn usage(problem: String) -> String {
+fn usage(problem: impl Display) -> String {
     format!("{problem}\n{USAGE}")
 }
 
@@ -69,9 +68,9 @@ impl Flags {
     fn parse(mut words: &[String], known: &[&str]) -> Result<Flags, String> {
         let mut flags = Flags { seconds: 30, seed: 1 };
         while let [flag, value, rest @ ..] = words {
-            let number = value.parse::<u64>().map_err(|error| usage(format!("{flag} {value}: {error}")))?;
+            let number = value.parse::<u64>().map_err(|error| usage(format_args!("{flag} {value}: {error}")))?;
             match flag.as_str() {
-                other if !known.contains(&other) => return Err(usage(format!("`{other}` is no option"))),
+                other if !known.contains(&other) => return Err(usage(format_args!("`{other}` is no option"))),
                 "--seconds" => flags.seconds = number,
                 _ => flags.seed = number,
             }
@@ -79,7 +78,7 @@ impl Flags {
         }
         match words {
             [] => Ok(flags),
-            [alone, ..] => Err(usage(format!("`{alone}` has no value"))),
+            [alone, ..] => Err(usage(format_args!("`{alone}` has no value"))),
         }
     }
 }

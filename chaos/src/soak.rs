@@ -1,6 +1,6 @@
 //! A long run with many locks and a server that is restarted now and then: whether anything grows that should not.
 
-use std::fmt::Write;
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -34,36 +34,40 @@ const FIGURES: [(&str, u64); 6] = [
     ("keys but fences", 300),
 ];
 
-/// Runs for `time`; the table, and whether everything stayed flat.
+/// Runs for `time` and prints what it sees; whether everything stayed flat.
 ///
 /// # Panics
 /// When the server or a worker cannot be started, or a worker ends.
 #[must_use]
-pub fn soak(program: &Path, time: Duration) -> (String, bool) {
+pub fn soak(program: &Path, time: Duration) -> bool {
     let directory = Directory::new();
-    let mut server = RedisServer::options().persistent().start();
+    // What is written grows fast, and would take long to be read again.
+    let mut server = RedisServer::options().persistent().config("auto-aof-rewrite-min-size 4mb").start();
     let mut workers: Vec<Process> =
         (0..PROCESSES).map(|number| start(program, &server, directory.path(), number)).collect();
     let (start, mut looks) = (Instant::now(), Vec::new());
-    let mut table = format!("{:>8}", "s");
-    FIGURES.iter().for_each(|(name, _)| table += &format!("{name:>18}"));
+    println!("{:>8}{}", "s", row(FIGURES.map(|(name, _)| name)));
     for number in 1..=LOOKS {
         thread::sleep((time * number / LOOKS).saturating_sub(start.elapsed()));
         for worker in &mut workers {
             assert!(worker.ended().is_none(), "a worker ended: {}", worker.log());
         }
         let look = look(&workers, &server, directory.path());
-        let _ = write!(table, "\n{:>8}", start.elapsed().as_secs());
-        look.0.iter().for_each(|figure| table += &format!("{figure:>18}"));
+        let is_restarted = number % RESTART_EVERY == 0;
+        let note = if is_restarted { "  then restarted" } else { "" };
+        println!("{:>8}{}{note}", start.elapsed().as_secs(), row(look.0));
         looks.push(look);
-        if number % RESTART_EVERY == 0 {
-            table += "  then restarted";
+        if is_restarted {
             server.restart(Data::Kept);
         }
     }
     let grown = grown(&looks);
-    let verdict = if grown.is_empty() { "flat\n".to_owned() } else { format!("GROWS: {}\n", grown.join(", ")) };
-    (format!("{table}\n{verdict}"), grown.is_empty())
+    println!("{}", if grown.is_empty() { "flat".to_owned() } else { format!("GROWS: {}", grown.join(", ")) });
+    grown.is_empty()
+}
+
+fn row<T: Display>(cells: [T; 6]) -> String {
+    cells.map(|cell| format!("{cell:>18}")).concat()
 }
 
 fn start(program: &Path, server: &RedisServer, directory: &Path, number: usize) -> Process {

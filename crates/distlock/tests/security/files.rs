@@ -12,8 +12,10 @@ use crate::{count_panics, in_time, peak_memory_mb, use_all};
 
 const MOST_MEMORY_MB: u64 = 500;
 
-/// Something that nobody expects at a path.
-const ODD: [(&str, fn(&Path)); 6] = [
+/// Something that nobody expects at a path: what it is called, and what makes it.
+type Odd = (&'static str, fn(&Path));
+
+const ODD: [Odd; 6] = [
     ("garbage", |path| fs::write(path, b"\xff\x00garbage").expect("written")),
     ("our header and garbage", |path| {
         let header = b"distlock 1: the fencing counter and the holder of a lock.      \n";
