@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn a_slot_keeps_its_worst_look_and_old_slots_go() {
         let mut heat = Heat::default();
-        heat.see(&locks(&[("a", &[95_000]), ("b", &[99_000])], 100_000), 100_000);
+        heat.see(&locks(&[("a", &[91_000]), ("b", &[99_000])], 100_000), 100_000);
         heat.see(&locks(&[("a", &[98_000])], 105_000), 105_000);
         heat.see(&locks(&[("a", &[109_000])], 111_000), 111_000);
         let shown = serde_json::to_value(heat.worst(111_000)).unwrap();
         assert_eq!(shown["rows"][0]["name"], "a", "the worst first");
-        let cells = serde_json::json!([{"at_ms": 100_000, "p95_ms": 7_000}, {"at_ms": 110_000, "p95_ms": 2_000}]);
+        let cells = serde_json::json!([{"at_ms": 100_000, "p95_ms": 9_000}, {"at_ms": 110_000, "p95_ms": 2_000}]);
         assert_eq!(shown["rows"][0]["cells"], cells);
         assert_eq!((&shown["from_ms"], &shown["till_ms"], &shown["locks"]), (&0.into(), &120_000.into(), &2.into()));
         let later = 100_000 + SLOT_MS * SLOTS;
