@@ -10,7 +10,7 @@ use distlock::backend::{
     Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
     Term, Wake,
 };
-use distlock::{AttemptId, Clock, FencingToken, Key, Mode, OwnerId, Record, Result};
+use distlock::{AttemptId, Clock, FencingToken, HistoryEntry, Key, Mode, OwnerId, Record, Result};
 
 use crate::setup::{MemorySetup, Setup};
 
@@ -65,6 +65,8 @@ pub enum Flaw {
     TakesSomeOfSeveral,
     /// Grants several claims anew each time.
     CountsSeveralTwice,
+    /// Keeps every entry of a history.
+    NeverForgets,
 }
 
 /// A memory engine with a flaw.
@@ -264,6 +266,14 @@ impl Backend for Broken {
             return Ok(Grant::new(token, Some(Term { start: self.clock.now(), ttl: claim.ttl })));
         }
         self.engine.adopt(from, token, claim).await
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        self.engine.write_history(entries, if self.is(Flaw::NeverForgets) { u32::MAX } else { most }).await
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        self.engine.history(key, most).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -22,7 +22,7 @@ const ROWS: [Row; 13] = [
     ("amends", "`relabel`, `proclaim`", |able| able.amends),
     ("adopts", "`export` and `adopt`", |able| able.adopts),
     ("gathers", "`lock_all` in one step", |able| able.gathers),
-    ("history", "`history`", |able| able.history),
+    ("history", "`history`, `Inspect::history`", |able| able.history),
 ];
 
 /// The table in Markdown: one column for each engine, one line for each capability, and at the end how many conformance

@@ -321,6 +321,20 @@ impl LockerBuilder {
     /// [`Inspect::history`]; at most [`MAX_HISTORY`](crate::MAX_HISTORY). Default: 0, none are written.
     ///
     /// They are written in the background, several at a time: no lock waits for them, and none fails with them.
+    ///
+    /// ```
+    /// use distlock::{HistoryKind, Locker, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let store = Store::new();
+    /// let locker = Locker::builder().history(100).build(Memory::on(&store))?;
+    /// locker.lock("invoice:42").label("monthly").await?.unlock().await?;
+    /// locker.close().await?;
+    ///
+    /// let entries = Locker::new(Memory::on(&store))?.inspect().history("invoice:42", 10).await?;
+    /// assert_eq!(entries[1].kind, HistoryKind::Released);
+    /// # Ok(()) }
+    /// ```
     pub fn history(mut self, most: u32) -> Self {
         self.history = most;
         self

@@ -53,4 +53,5 @@ flaws! {
     keeps_the_label KeepsTheLabel: a_label_can_be_changed;
     takes_some_of_several TakesSomeOfSeveral: several_locks_are_never_held_in_part;
     counts_several_twice CountsSeveralTwice: several_claims_repeated_are_the_same_grants;
+    never_forgets NeverForgets: a_history_is_bounded;
 }
