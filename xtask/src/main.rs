@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak | fuzz`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
@@ -24,6 +24,7 @@ The project's own commands.
   cargo xtask chaos ENGINE [--seconds N] [--seed S]
                                    locks on real servers (redis, sentinel, redlock, etcd, file) while all around them fails
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
+  cargo xtask fuzz --seconds N     every decoder with hostile input, each for so long
   cargo xtask help                 this text
 ";
 
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
         ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
         ["soak", rest @ ..] => exit_code(chaos(&["soak"]).args(rest).succeeds()),
+        ["fuzz", "--seconds", seconds] if seconds.parse::<u32>().is_ok() => exit_code(fuzz(seconds).succeeds()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
             ExitCode::SUCCESS
@@ -57,6 +59,12 @@ fn bench(name: &str, rest: &[&str]) -> Cmd {
 /// Not in release mode: the build that the tests are of.
 fn chaos(rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "-q", "-p", "distlock-chaos", "--"]).args(rest)
+}
+
+/// The unit tests that are fuzzers, from a new seed. One that fails prints the seed and the line for the corpus.
+fn fuzz(seconds: &str) -> Cmd {
+    let tests = ["test", "-q", "-p", "distlock", "--all-features", "--lib", "fuzz_", "--", "--nocapture"];
+    Cmd::cargo(&tests).env("DISTLOCK_FUZZ_SECONDS", seconds).hidden_env("RUST_BACKTRACE", "0")
 }
 
 /// Where the workspace is: as cargo says now, because the binary may have been built for another checkout.

@@ -244,4 +244,18 @@ mod tests {
         assert!(Key::escape([0xff; 171]).is_err(), "171 bytes become 513");
         assert!(Key::escape([0xff; 170]).is_ok());
     }
+
+    #[test]
+    fn fuzz_any_bytes_become_a_name_and_come_back() {
+        distlock_testkit::fuzz("names.txt", |input| {
+            if let Ok(key) = Key::escape(input) {
+                assert_eq!(key.unescape(), input);
+                assert_eq!(Key::new(key.as_str()).expect("it is a name"), key);
+            }
+            let text = String::from_utf8_lossy(input);
+            if let Ok(key) = Key::new(&*text) {
+                assert_eq!(key.as_str(), text);
+            }
+        });
+    }
 }

@@ -86,4 +86,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<HoldTicket>(&text).unwrap(), ticket);
         assert!(!format!("{ticket:?}").contains(&ticket.attempt.to_string()));
     }
+
+    #[test]
+    fn fuzz_tickets_of_strangers() {
+        distlock_testkit::fuzz("texts.txt", |input| {
+            if let Ok(ticket) = serde_json::from_slice::<HoldTicket>(input) {
+                let text = serde_json::to_vec(&ticket).expect("JSON");
+                assert_eq!(serde_json::from_slice::<HoldTicket>(&text).expect("it comes back"), ticket);
+            }
+        });
+    }
 }

@@ -130,4 +130,15 @@ mod tests {
         let fault = DIAL_TIMEOUT.resolve(Some(Duration::ZERO)).unwrap_err();
         assert_eq!(fault, "0s is not accepted; accepted is 1ms to 10m, absent means 5s");
     }
+
+    #[test]
+    fn fuzz_lengths_are_within_bounds() {
+        distlock_testkit::fuzz("texts.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            for bounds in [TTL, RETRY_INTERVAL, DIAL_TIMEOUT] {
+                let length = bounds.parse(&text);
+                assert!(length.is_err() || length.is_ok_and(|length| length <= bounds.max));
+            }
+        });
+    }
 }

@@ -539,3 +539,15 @@ fn a_broken_toml_never_shows_the_password_in_it() {
     check("hunter2-s3cret");
     assert!(refused > 1000, "{refused}");
 }
+
+#[cfg(feature = "config")]
+#[test]
+fn fuzz_toml() {
+    distlock_testkit::fuzz("toml.txt", |input| {
+        let text = String::from_utf8_lossy(input);
+        if let Ok(config) = Config::from_toml(&text) {
+            distlock_testkit::assert_in_proportion(input, &config);
+            let _ = config.check();
+        }
+    });
+}

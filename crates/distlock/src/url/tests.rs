@@ -264,3 +264,21 @@ fn random_urls_around_a_password_never_show_it() {
     }
     assert!(taken > 100 && refused > 10_000, "{taken} taken, {refused} refused");
 }
+
+#[test]
+fn fuzz_urls() {
+    distlock_testkit::fuzz("url.txt", |input| {
+        let url = String::from_utf8_lossy(input);
+        let parsed = parse(&url);
+        let handed_on = crate::config::without_passwords(&url);
+        if let Ok(parsed) = parsed {
+            distlock_testkit::assert_in_proportion(input, &parsed.target);
+            assert!(parse(&handed_on).is_ok(), "it is one without its passwords too: {handed_on}");
+            assert_eq!(crate::config::without_passwords(&handed_on), handed_on);
+        }
+        distlock_testkit::assert_in_proportion(input, &redact(&url));
+        if let Ok(config) = Config::from_url(&url) {
+            let _ = config.check();
+        }
+    });
+}

@@ -127,4 +127,17 @@ mod tests {
             assert!(read(value.as_bytes()).is_none(), "{value}");
         }
     }
+
+    #[test]
+    fn fuzz_values_of_strangers() {
+        distlock_testkit::fuzz("etcd_value.txt", |input| {
+            if let Some(entry) = read(input) {
+                distlock_testkit::assert_in_proportion(input, &entry);
+                assert_eq!(read(&entry.to_value()), Some(entry.clone()), "it comes back");
+                let broken = mark_broken(input, "stuck").expect("it can be marked");
+                assert!(is_broken(&broken) && read(&broken).is_none_or(|again| again == entry));
+            }
+            let _ = is_broken(input);
+        });
+    }
 }

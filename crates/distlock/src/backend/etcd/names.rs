@@ -212,4 +212,42 @@ mod tests {
         assert_eq!(end_of(b"a\xff\xff"), b"b");
         assert_eq!(end_of(b""), b"\0");
     }
+
+    #[test]
+    fn fuzz_every_name_comes_back_and_no_queue_is_inside_another() {
+        distlock_testkit::fuzz("names.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            let mut lines = text.split('\n');
+            let escaped = names(lines.next().unwrap_or_default(), false);
+            let keys: std::collections::BTreeSet<Key> = lines.filter_map(|line| Key::new(line).ok()).collect();
+            let mut seen: Vec<Vec<u8>> = Vec::new();
+            for key in keys {
+                let lock = escaped.lock(&key);
+                for mode in [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 3 }] {
+                    let place = Names::place(&lock, i64::MAX, u32::MAX, mode);
+                    assert_eq!(escaped.parse(&place), Some(Place { key: key.clone(), is_ours: true }));
+                    assert_eq!(Names::mode(&lock, &place), mode);
+                }
+                assert!(seen.iter().all(|other| !lock.starts_with(other) && !other.starts_with(&lock)), "{key:?}");
+                seen.push(lock);
+            }
+        });
+    }
+
+    #[test]
+    fn fuzz_keys_of_strangers() {
+        distlock_testkit::fuzz("etcd_keys.txt", |input| {
+            for verbatim in [false, true] {
+                let place = names("locks/", verbatim).parse(input);
+                distlock_testkit::assert_in_proportion(input, &place);
+                // A verbatim name is the key without its end.
+                assert!(
+                    !verbatim || place.is_none_or(|place| input.starts_with(&names("locks/", true).lock(&place.key)))
+                );
+            }
+            let end = end_of(input);
+            assert!(end == [0] || end.as_slice() > input);
+            let _ = Names::mode(b"locks/a/", input);
+        });
+    }
 }

@@ -83,4 +83,12 @@ mod tests {
             assert_eq!(flock(line), None, "{line}");
         }
     }
+
+    #[test]
+    fn fuzz_the_kernels_table() {
+        distlock_testkit::fuzz("texts.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            assert!(KernelLocks::parse(&text).0.len() <= text.lines().count());
+        });
+    }
 }

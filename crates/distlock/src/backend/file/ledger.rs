@@ -284,4 +284,14 @@ mod tests {
         let directory = File::open(scratch.path()).unwrap();
         assert_eq!(Ledger::of(&directory).content().unwrap(), Content::Foreign);
     }
+
+    #[test]
+    fn fuzz_what_others_wrote_into_the_file() {
+        distlock_testkit::fuzz("file_record.txt", |input| {
+            let _ = (parse_entry(input), parse_slot(input));
+            // With the right sum and length, so that what is behind it is reached too.
+            let framed = [format!("{:016x} {:05} ", checksum(input), input.len()).as_bytes(), input].concat();
+            distlock_testkit::assert_in_proportion(input, &parse_entry(&framed));
+        });
+    }
 }

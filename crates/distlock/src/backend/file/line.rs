@@ -488,4 +488,14 @@ mod tests {
         assert_eq!(standing(&late), Standing::First);
         assert_eq!(line.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
     }
+
+    #[test]
+    fn fuzz_names_of_tickets_are_only_those_that_we_write() {
+        distlock_testkit::fuzz("texts.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            assert!(
+                text.parse::<TicketName>().is_err() || text.parse::<TicketName>().is_ok_and(|n| n.to_string() == text)
+            );
+        });
+    }
 }

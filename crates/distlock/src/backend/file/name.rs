@@ -29,10 +29,14 @@ const PIECE: usize = 200;
 pub(super) fn path_of(key: &Key) -> PathBuf {
     let name = escape(key.as_str());
     let mut path = PathBuf::new();
-    let mut rest = name.as_str();
+    let mut rest = name;
     while rest.len() > PIECE {
-        let (piece, tail) = rest.split_at(rest.floor_char_boundary_at(PIECE));
-        path.push(format!("{piece}{MORE}"));
+        let mut tail = rest.split_off(rest.floor_char_boundary_at(PIECE));
+        path.push(format!("{rest}{MORE}"));
+        if tail.starts_with('.') {
+            // Of each piece as of the name: none is a hidden file.
+            tail.replace_range(..1, "%2E");
+        }
         rest = tail;
     }
     path.push(format!("{rest}{LOCK}"));
@@ -136,5 +140,31 @@ mod tests {
         {
             assert_eq!(key_of(Path::new(path)), None, "{path}");
         }
+    }
+
+    #[test]
+    fn fuzz_every_name_is_read_back_and_never_shares_a_file() {
+        distlock_testkit::fuzz("names.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            let mut seen = HashSet::new();
+            for key in text.split('\n').filter_map(|line| Key::new(line).ok()).collect::<HashSet<_>>() {
+                let path = path_of(&key);
+                for component in path.components() {
+                    let Component::Normal(name) = component else { panic!("{path:?}") };
+                    assert!(name.len() <= 255 && !name.to_str().expect("text").starts_with('.'), "{path:?}");
+                }
+                assert_eq!(key_of(&path), Some(key));
+                assert!(seen.insert(path));
+            }
+        });
+    }
+
+    #[test]
+    fn fuzz_paths_of_strangers() {
+        use std::os::unix::ffi::OsStrExt;
+        distlock_testkit::fuzz("file_paths.txt", |input| {
+            let path = Path::new(OsStr::from_bytes(input));
+            assert!(key_of(path).is_none_or(|key| path_of(&key) == path));
+        });
     }
 }

@@ -17,6 +17,9 @@ const CANARY_SUFFIX: &str = ":g";
 /// What the key of a lock's history ends in.
 const JOURNAL_SUFFIX: &str = ":j";
 
+/// Behind a name that is a tag and nothing else. No name has it: braces that are not one tag are refused.
+const NO_MORE: &str = "{}";
+
 /// The key of the restart guard for all locks behind a prefix.
 pub(super) fn canary(prefix: &str) -> String {
     format!("{{{prefix}distlock}}{CANARY_SUFFIX}")
@@ -85,10 +88,13 @@ impl Names {
     fn companion(&self, suffix: &str) -> String {
         let lock = &self.lock;
         let mut key = String::with_capacity(lock.len() + 4);
-        if self.has_tag {
-            key.push_str(lock);
-        } else {
+        if !self.has_tag {
             key.extend(["{", lock, "}"]);
+        } else if is_all_tag(lock) {
+            // As it is, it would be the companion of the lock that has the name between the braces.
+            key.extend([lock, NO_MORE]);
+        } else {
+            key.push_str(lock);
         }
         key.push_str(suffix);
         key
@@ -97,17 +103,24 @@ impl Names {
     /// The lock's name, given the key of the lock or of its queue.
     pub(super) fn lock_of(prefix: &str, stored: &str) -> Option<Key> {
         let lock = match stored.strip_suffix(":q") {
-            Some(stem) if stem.starts_with('{') && stem.ends_with('}') => &stem[1..stem.len() - 1],
-            Some(stem) if stem.contains('{') => stem,
+            Some(stem) if is_all_tag(stem) => &stem[1..stem.len() - 1],
+            Some(stem) if stem.contains('{') => stem.strip_suffix(NO_MORE).unwrap_or(stem),
             _ => stored,
         };
         Key::new(lock.strip_prefix(prefix)?).ok()
     }
 }
 
+/// Whether it is one tag and nothing else.
+fn is_all_tag(text: &str) -> bool {
+    let tag = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    tag.is_some_and(|tag| !tag.contains(['{', '}']))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::check_prefix;
     use crate::error::ErrorKind;
 
     fn names(prefix: &str, key: &str) -> Names {
@@ -153,10 +166,42 @@ mod tests {
     }
 
     #[test]
+    fn a_name_in_braces_is_another_lock_than_the_name_alone() {
+        let (alone, in_braces) = (names("", "x"), names("", "{x}"));
+        assert_eq!([alone.queue(), in_braces.queue()], ["{x}:q", "{x}{}:q"]);
+        assert_eq!(Names::lock_of("", "{x}{}:q").unwrap().as_str(), "{x}");
+    }
+
+    #[test]
     fn names_that_are_another_locks_queue_are_refused() {
         for key in ["{foo}:q", "{foo}:w", "user:{42}:f", "{foo}:h", "{foo}:e", "{foo}:j", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }
+    }
+
+    #[test]
+    fn fuzz_every_name_is_found_again_and_no_two_locks_share_a_key() {
+        let all = |names: &Names| {
+            let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
+            std::iter::once(names.lock.clone()).chain(companions).collect::<Vec<_>>()
+        };
+        distlock_testkit::fuzz("names.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            let mut lines = text.split('\n');
+            let Some(prefix) = lines.next().filter(|prefix| check_prefix(prefix).is_ok()) else { return };
+            let locks = lines.filter_map(|line| Key::new(line).ok()).collect::<std::collections::BTreeSet<_>>();
+            let mut seen = vec![canary(prefix)];
+            for key in locks {
+                let Ok(names) = Names::new(prefix, &key) else { continue };
+                for stored in [&names.lock, &names.queue()] {
+                    assert_eq!(Names::lock_of(prefix, stored), Some(key.clone()), "{stored}");
+                }
+                let keys = all(&names);
+                assert!(keys.iter().all(|key| hashed(key) == hashed(&names.lock) && !seen.contains(key)), "{keys:?}");
+                seen.extend(keys);
+            }
+            let _ = Names::lock_of(prefix, &text);
+        });
     }
 }

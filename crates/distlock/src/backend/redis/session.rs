@@ -525,7 +525,7 @@ async fn query(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisRe
 pub(super) fn read_time(time: Value) -> Result<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time)
         .map_err(|error| Error::unavailable(format!("redis: its clock cannot be read: {error}")))?;
-    Ok(seconds * 1_000_000 + micros)
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 /// Whether the subscription stands. Without the right to it waiters poll; other failures are failures.

@@ -113,4 +113,17 @@ mod tests {
         assert_eq!(redirected("[::1]:7", &teller), Some(Address::new("::1", 7)));
         assert_eq!(redirected(":8", &teller), Some(Address::new("10.0.0.9", 8)));
     }
+
+    #[test]
+    fn fuzz_answers_of_strangers() {
+        let teller = Address::new("teller", 1);
+        distlock_testkit::fuzz("redis_reply.txt", |input| {
+            let Ok(answer) = redis::parse_redis_value(input) else { return };
+            if let Some(slots) = Slots::read(&answer, &teller) {
+                let owners = slots.owners();
+                assert!((0..=u16::MAX).filter_map(|slot| slots.owner(slot)).all(|owner| owners.contains(owner)));
+            }
+            let _ = super::super::session::read_time(answer);
+        });
+    }
 }

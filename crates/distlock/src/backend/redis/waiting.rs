@@ -295,4 +295,24 @@ mod tests {
         waiting.hear(format!("retry {} {attempt}", AttemptId::random()).as_bytes());
         assert!(waiting.turn(attempt).await.is_none(), "told to claim again");
     }
+
+    #[test]
+    fn fuzz_messages_of_strangers() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let attempt: AttemptId = "000102030405060708090a0b0c0d0e0f".parse().unwrap();
+        distlock_testkit::fuzz("redis_message.txt", |input| {
+            runtime.block_on(async {
+                let (clock, _hand) = Clock::manual();
+                let waiting = waiting_by(&clock);
+                waiting.enlist(attempt);
+                waiting.answered(attempt, clock.now(), 5_000_000);
+                waiting.hear(input);
+                waiting.wake(attempt);
+                if let Some(term) = waiting.turn(attempt).await.and_then(|grant| grant.term) {
+                    assert!(term.start <= clock.now(), "a lease that begins in the future");
+                    let _ = crate::clock::deadline(term.start, term.ttl, waiting.drift);
+                }
+            });
+        });
+    }
 }
