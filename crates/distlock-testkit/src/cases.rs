@@ -17,12 +17,14 @@ use crate::history::{History, Hold};
 use crate::polls::poll_times;
 use crate::setup::{Client, Setup, World};
 
+mod drops;
 mod histories;
 mod primitives;
 mod reentry;
 mod semaphore;
 mod shared;
 
+pub use drops::*;
 pub use histories::*;
 pub use primitives::*;
 pub use reentry::*;

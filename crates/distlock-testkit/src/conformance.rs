@@ -227,6 +227,15 @@ declare! { $
     a_break_is_written_down [history, breaks]
     a_history_is_bounded [history]
     without_a_history_nothing_is_written [history]
+    several_locks_dropped_at_every_poll []
+    readers_and_writers_dropped_at_every_poll [shares]
+    permits_dropped_at_every_poll [slots]
+    elections_dropped_at_every_poll [inspects]
+    taking_over_dropped_at_every_poll [adopts]
+    asking_dropped_at_every_poll [inspects, fair]
+    looking_dropped_at_every_poll [inspects]
+    force_release_dropped_at_every_poll [breaks]
+    close_dropped_at_every_poll []
 }
 
 #[cfg(test)]
@@ -242,6 +251,7 @@ mod tests {
             include_str!("cases/reentry.rs"),
             include_str!("cases/primitives.rs"),
             include_str!("cases/histories.rs"),
+            include_str!("cases/drops.rs"),
         ];
         let lines = sources.iter().flat_map(|source| source.lines());
         let written: Vec<_> =

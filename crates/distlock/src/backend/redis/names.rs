@@ -183,7 +183,8 @@ mod tests {
     #[test]
     fn fuzz_every_name_is_found_again_and_no_two_locks_share_a_key() {
         let all = |names: &Names| {
-            let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
+            let companions =
+                [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases(), names.journal()];
             std::iter::once(names.lock.clone()).chain(companions).collect::<Vec<_>>()
         };
         distlock_testkit::fuzz("names.txt", |input| {

@@ -1,0 +1,169 @@
+//! Every other public future, dropped after any number of polls: nobody waits for a lease because of it, and nothing is
+//! left behind. Those of one lock are in `cases.rs`.
+
+use std::future::{Future, IntoFuture};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::{expect_granted, expect_lock, spawn_waiter};
+use crate::polls::poll_times;
+use crate::setup::{Setup, World};
+
+/// More than any of these futures needs when nobody is in its way.
+const MOST_POLLS: usize = 8;
+/// After that a future that waits for others is dropped where it stands.
+const A_MOMENT: Duration = Duration::from_millis(50);
+/// A lease that nobody can wait for: what is free within the patience of a case was released.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Polls `future` so many times, or until it has waited for a moment without being woken, and drops it.
+async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
+}
+
+/// Several locks that are asked for, or left, by a future that is dropped.
+pub async fn several_locks_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other) = (world.client().await, world.client().await);
+    let keys = [world.key("all-polls"), world.key("all-polls")];
+    for polls in 0..MOST_POLLS {
+        drop(drop_after(polls, client.locker.lock_all(&keys).ttl(LONG).into_future()).await);
+        let all = other.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
+        let _ = drop_after(polls, client.locker.lock_all(&keys).ttl(LONG).wait(world.patience()).into_future()).await;
+        let _ = drop_after(polls, all.unlock()).await;
+        let guard = client.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
+        let _ = drop_after(polls, guard.lost()).await;
+        guard.check().expect("held");
+        guard.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// A reader's and a writer's request that is dropped, whether the lock was free or taken.
+pub async fn readers_and_writers_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("shared-polls"));
+    for polls in 0..MOST_POLLS {
+        drop(drop_after(polls, client.locker.read(&key).ttl(LONG).into_future()).await);
+        drop(drop_after(polls, client.locker.write(&key).ttl(LONG).into_future()).await);
+        let writer = other.locker.write(&key).wait(world.patience()).await.expect("it becomes free");
+        drop(drop_after(polls, client.locker.read(&key).into_future()).await);
+        writer.unlock().await.expect("released");
+        let reader = other.locker.read(&key).wait(world.patience()).await.expect("it becomes free");
+        drop(drop_after(polls, client.locker.write(&key).into_future()).await);
+        let _ = drop_after(polls, reader.unlock()).await;
+    }
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A permit that is asked for, or given back, by a future that is dropped: all of them are there again.
+pub async fn permits_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("permit-polls"));
+    let (ours, theirs) = (client.locker.semaphore(&key, 2), other.locker.semaphore(&key, 2));
+    for polls in 0..MOST_POLLS {
+        drop(drop_after(polls, ours.acquire().ttl(LONG).into_future()).await);
+        let both = [(); 2].map(|()| theirs.acquire().wait(world.patience()).into_future());
+        let [first, second] = both;
+        let (first, second) = (first.await.expect("a permit"), second.await.expect("another"));
+        drop(drop_after(polls, ours.acquire().into_future()).await);
+        let _ = drop_after(polls, first.unlock()).await;
+        second.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// Campaigning, leading, looking who leads, and resigning, dropped: the next candidate is elected.
+pub async fn elections_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("election-polls"));
+    let (ours, theirs) = (client.locker.election(&key), other.locker.election(&key));
+    for polls in 0..MOST_POLLS {
+        drop(drop_after(polls, ours.campaign("ours").into_future()).await);
+        let _ = drop_after(polls, ours.lead("ours", async |_| std::future::pending::<()>().await)).await;
+        let leadership = theirs.campaign("theirs").wait(world.patience()).await.expect("elected");
+        drop(drop_after(polls, ours.campaign("ours").into_future()).await);
+        let _ = drop_after(polls, ours.leader()).await;
+        let mut leaders = ours.observe(Duration::from_millis(10));
+        if drop_after(polls, leaders.next()).await.is_none() {
+            assert!(leaders.next().await.expect("answered").is_some(), "what a dropped look saw is seen again");
+        }
+        let _ = drop_after(polls, leadership.proclaim("half way")).await;
+        leadership.guard().check().expect("still leading");
+        let _ = drop_after(polls, leadership.resign()).await;
+    }
+    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A hold that somebody began to take over is the old guard's, the new one's, or free.
+pub async fn taking_over_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (before, after, key) = (world.client().await, world.client().await, world.key("adopt-polls"));
+    for polls in 0..MOST_POLLS {
+        let old = expect_lock(world, &before.locker, &key).await;
+        let ticket = old.export();
+        drop(drop_after(polls, after.locker.adopt(&ticket)).await);
+        drop(old);
+    }
+    expect_lock(world, &after.locker, &key).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Asking a holder, hearing of it, and handing over, dropped: whoever waits gets the lock.
+pub async fn asking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (holder, waiter, asker) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("ask-polls");
+    for polls in 0..MOST_POLLS {
+        let guard = expect_lock(world, &holder.locker, &key).await;
+        drop(drop_after(polls, asker.locker.ask(&key, "soon").into_future()).await);
+        let _ = drop_after(polls, guard.asked()).await;
+        guard.check().expect("nobody was made to release");
+        let waiting = spawn_waiter(world, &waiter, &key).await;
+        let _ = drop_after(polls, guard.hand_over()).await;
+        expect_granted(world, waiting).await.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// Looking at locks, dropped, changes none.
+pub async fn looking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("look-polls"));
+    let guard = client.locker.lock(&key).await.expect("granted");
+    let inspect = other.locker.inspect();
+    for polls in 0..MOST_POLLS {
+        let _ = drop_after(polls, inspect.list("")).await;
+        let _ = drop_after(polls, inspect.get(&key)).await;
+        let mut watch = other.locker.inspect().watch("", Duration::from_millis(10));
+        let _ = drop_after(polls, watch.next()).await;
+        let _ = drop_after(polls, guard.lost()).await;
+        let _ = drop_after(polls, guard.run(std::future::pending::<()>())).await;
+        let _ = drop_after(polls, guard.relabel("seen")).await;
+        guard.check().expect("held");
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A hold that somebody began to end by force is lost and told so, or as good as before.
+pub async fn force_release_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (client, other, key) = (world.client().await, world.client().await, world.key("force-polls"));
+    for polls in 0..MOST_POLLS {
+        let guard = expect_lock(world, &client.locker, &key).await;
+        let inspect = other.locker.inspect();
+        let _ = drop_after(polls, inspect.force_release(&key, guard.fencing_token(), "a test")).await;
+        drop(guard);
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+    }
+    world.expect_nothing_left().await;
+}
+
+/// A close that is dropped goes on by itself: what was held is released.
+pub async fn close_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+    let (other, key) = (world.client().await, world.key("close-polls"));
+    for polls in 1..4 {
+        let client = world.client().await;
+        let guard = client.locker.lock(&key).wait(world.patience()).ttl(LONG).await.expect("granted");
+        let closed = drop_after(polls, client.locker.close()).await;
+        expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
+        assert!(guard.is_lost() && (closed.is_some() || client.locker.lock(&key).await.is_err()));
+    }
+    world.expect_nothing_left().await;
+}
