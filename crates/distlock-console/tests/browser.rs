@@ -302,15 +302,19 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_in_a_circle_is_marked_needs_browser() {
     let locker = Locker::connect("mem://").await.unwrap();
-    let mut waiting = Vec::new();
+    // Everybody has something before anybody wants more.
+    let mut holding = Vec::new();
     for (owner, held, wanted) in [("ann", "x", "y"), ("bob", "y", "x"), ("cid", "z", "x")] {
-        let (one, other) = (locker.clone(), locker.clone());
-        let guard = one.lock(held).owner(owner).await.unwrap();
-        waiting.push(tokio::spawn(async move {
-            let _guard = guard;
-            drop(other.lock(wanted).owner(owner).await.unwrap());
-        }));
+        holding.push((owner, wanted, locker.clone().lock(held).owner(owner).await.unwrap()));
     }
+    let wait = |(owner, wanted, guard)| {
+        let other = locker.clone();
+        tokio::spawn(async move {
+            let _guard: LockGuard = guard;
+            drop(other.lock(wanted).owner(owner).await.unwrap());
+        })
+    };
+    let waiting: Vec<_> = holding.into_iter().map(wait).collect();
     await_waiters(&locker, "x", 2).await;
     await_waiters(&locker, "y", 1).await;
     let console = Running::start(&locker, |_| {}).await;

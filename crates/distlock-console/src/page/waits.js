@@ -38,6 +38,10 @@ export class Waits {
     if (!this.panel.open) return;
     const width = Math.max(280, $("heat").clientWidth);
     $("heat").replaceChildren(heat.rows.length ? this.strips(heat, width) : quiet("Nobody waited."));
+    // Only when it has changed: what has the focus, or is just being clicked, stays where it is.
+    const shown = JSON.stringify([graph, width]);
+    if (shown === this.shown) return;
+    this.shown = shown;
     $("graph").replaceChildren(...(graph.edges.length ? this.graph(graph, width) : [quiet("Nobody who holds a lock waits for another.")]));
   }
 
