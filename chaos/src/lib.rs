@@ -14,6 +14,7 @@ mod journal;
 mod judge;
 mod links;
 mod plan;
+mod pulse;
 mod resource;
 mod run;
 pub mod soak;

@@ -17,14 +17,11 @@ use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::judge::{Finding, judge, judge_ends};
 use crate::plan::{Plan, Step, WORKERS};
+use crate::pulse;
 use crate::resource::Resource;
 use crate::story::{Injected, Story};
 use crate::tally::{Outcome, Tally};
 use crate::worker::Duty;
-
-/// How often the runner looks at its own pulse, and what it takes for a stall.
-const PULSE: Duration = Duration::from_millis(25);
-const STALL: Duration = Duration::from_millis(150);
 
 /// What is to be run.
 #[derive(Debug, Clone)]
@@ -175,12 +172,7 @@ impl Drop for Over<'_> {
 fn watch_pulse(is_over: &AtomicBool) -> Vec<(Moment, Moment)> {
     let (clock, mut stalls) = (Clock::system(), Vec::new());
     while !is_over.load(Ordering::Relaxed) {
-        let since = clock.now();
-        thread::sleep(PULSE);
-        let now = clock.now();
-        if now.since(since) > STALL {
-            stalls.push((since, now));
-        }
+        stalls.extend(pulse::beat(&clock));
     }
     stalls
 }

@@ -12,15 +12,13 @@ use crate::dice::Dice;
 use crate::ears::{Ears, Listening};
 use crate::journal::{Journal, What};
 use crate::plan::LOCKS;
+use crate::pulse;
 use crate::resource::Writer;
 
 /// How many owners each worker has.
 const TASKS: usize = 2;
 /// The longest pause between the last look at a lock and the write that depends on it.
 const BLIND_MS: usize = 120;
-/// How often a worker looks at its own pulse, and what it takes for a stall.
-const PULSE: Duration = Duration::from_millis(25);
-const STALL: Duration = Duration::from_millis(150);
 
 /// What a worker is told on its command line.
 #[derive(Debug, Clone)]
@@ -121,10 +119,7 @@ fn watch_pulse(journal: Arc<Journal>) {
     std::thread::spawn(move || {
         let clock = Clock::system();
         loop {
-            let since = clock.now();
-            std::thread::sleep(PULSE);
-            let now = clock.now();
-            if now.since(since) > STALL {
+            if let Some((since, now)) = pulse::beat(&clock) {
                 journal.write(now, 0, What::Stalled { since });
             }
         }

@@ -8,6 +8,8 @@ mod files;
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[path = "security/liar.rs"]
 mod liar;
+#[cfg(all(feature = "redis", feature = "etcd"))]
+mod log_kit;
 #[cfg(feature = "redis")]
 #[path = "security/redis.rs"]
 mod redis;

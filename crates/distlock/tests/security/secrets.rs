@@ -1,29 +1,14 @@
 //! Passwords are in no log line, whatever happens.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distlock::Locker;
 use distlock_testkit::servers::{Data, EtcdServer, RedisServer};
 
 use crate::in_time;
+use crate::log_kit::Log;
 
 const PASSWORD: &str = "hunter2-s3cret";
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Takes a lock, loses the server and asks again; everything that is said about it.
 async fn life(url: &str, fail: impl FnOnce()) -> String {
@@ -65,7 +50,7 @@ async fn no_password_is_in_any_log_line_error_or_debug_output() {
     etcd.restart(Data::Kept);
     said += &life(&url.replace(PASSWORD, &format!("{PASSWORD}-wrong")), || {}).await;
 
-    let log = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    let log = log.text();
     assert!(log.contains("lock lost") && log.contains("lock renewal failed"), "there is something to look at: {log}");
     // Whatever else is said, as by the client crates.
     for line in log.lines().chain(said.lines()) {

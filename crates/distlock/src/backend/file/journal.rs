@@ -12,6 +12,8 @@ use crate::history::HistoryEntry;
 
 /// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
 const ROOM: u64 = 512;
+/// How much of a file is read: whoever may write to the directory could leave one of any length there.
+const MOST_READ: u64 = 64 << 20;
 /// How often, and after which pause, to try a file that somebody else is writing to.
 const TRIES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(5);
@@ -56,12 +58,10 @@ fn last_byte(mut file: &File, end: u64) -> io::Result<u8> {
 
 /// Puts a file with the last `most` lines in the place of `file`. Whoever waits for the old one sees that it is not there
 /// any more.
-fn shorten(path: &Path, mut file: &File, most: u32) -> io::Result<()> {
-    let mut text = Vec::new();
-    file.seek(SeekFrom::Start(0))?;
-    file.read_to_end(&mut text)?;
+fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
+    let text = tail(file, MOST_READ)?;
     let kept = last_lines(&text, most as usize);
-    if kept.len() == text.len() {
+    if kept.len() as u64 == file.metadata()?.len() {
         return Ok(());
     }
     let new = path.with_extension("new");
@@ -75,9 +75,16 @@ fn shorten(path: &Path, mut file: &File, most: u32) -> io::Result<()> {
 pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
     let failed = |error| fault("read history", path, error);
     let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
-    let mut text = Vec::new();
-    file.contents().read_to_end(&mut text).map_err(failed)?;
+    let text = tail(file.contents(), MOST_READ).map_err(failed)?;
     Ok(last_lines(&text, most as usize).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
+}
+
+/// The end of a file, at most `most` bytes.
+fn tail(mut file: &File, most: u64) -> io::Result<Vec<u8>> {
+    file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(most)))?;
+    let mut text = Vec::new();
+    file.take(most).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn last_lines(text: &[u8], most: usize) -> &[u8] {
@@ -96,6 +103,16 @@ mod tests {
         assert_eq!(last_lines(b"1\n2\n3\n", 3), b"1\n2\n3\n");
         assert_eq!(last_lines(b"1\n2\n3\n", 9), b"1\n2\n3\n");
         assert_eq!(last_lines(b"", 1), b"");
+    }
+
+    #[test]
+    fn of_a_file_only_the_end_is_read() {
+        let path = std::env::temp_dir().join(format!("distlock-tail-{}", std::process::id()));
+        std::fs::write(&path, "first\nsecond\n").unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!(tail(&file, 7).unwrap(), b"second\n");
+        assert_eq!(tail(&file, 99).unwrap(), b"first\nsecond\n");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[tokio::test]
