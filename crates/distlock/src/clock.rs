@@ -50,6 +50,12 @@ impl Moment {
         Moment(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
+    /// The last moment up to this one that is a whole number of `step`s after the clock's zero.
+    pub(crate) fn down_to(self, step: Duration) -> Moment {
+        let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX);
+        Moment(self.0 - self.0.checked_rem(step).unwrap_or(0))
+    }
+
     /// How long after `earlier` this is; zero when it is not after it.
     #[must_use]
     pub fn since(self, earlier: Moment) -> Duration {
@@ -172,6 +178,8 @@ mod tests {
         assert_eq!(Moment::from_nanos(7).after(Duration::MAX), Moment::NEVER);
         assert_eq!(Moment::from_nanos(7).before(Duration::MAX), Moment::from_nanos(0));
         assert_eq!(Moment::from_nanos(7).since(Moment::NEVER), Duration::ZERO);
+        assert_eq!(Moment(1_007).down_to(Duration::from_nanos(10)), Moment(1_000));
+        assert_eq!(Moment(7).down_to(Duration::ZERO), Moment(7));
     }
 
     #[tokio::test]

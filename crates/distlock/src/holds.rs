@@ -23,6 +23,9 @@ use crate::watchdog::{Kind, Watchdog};
 /// How long to wait for the answer to one renewal before another is sent beside it.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
+/// Renewals begin at this many moments in the time between two of the same lock: however many locks there are, the keeper
+/// wakes no more often, and those of one moment share a call.
+const ROUNDS: u32 = 64;
 /// The pause before a release is tried again, to begin with.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How many losses of attempts that are not holds yet are remembered; a hold whose loss is forgotten learns of it by its
@@ -257,7 +260,9 @@ impl Hold {
         let early = 1.0 - 0.1 * self.claim.attempt.fraction();
         // An engine may answer from a session that was renewed a while ago: asking again at once would not help.
         let soonest = now.after(state.term.ttl.min(end.since(now)).mul_f64(self.renew_at / 2.0));
-        state.term.start.after(state.term.ttl.mul_f64(self.renew_at * early)).max(soonest).min(end)
+        let interval = state.term.ttl.mul_f64(self.renew_at);
+        let look = state.term.start.after(interval.mul_f64(early)).down_to(interval / ROUNDS);
+        look.max(soonest).min(end)
     }
 
     fn end_of(&self, state: &State) -> Moment {
@@ -683,6 +688,13 @@ mod tests {
         assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
         let alone = hold(&Options { watchdog: Watchdog::off(), ..Options::default() });
         assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn many_holds_are_looked_at_in_few_rounds() {
+        let looks: BTreeSet<_> = (0..200).map(|_| hold(&Options::default()).next_look(START)).collect();
+        // Those taken together are spread over a tenth of the time between two renewals.
+        assert!((2..=9).contains(&looks.len()), "{looks:?}");
     }
 
     #[test]

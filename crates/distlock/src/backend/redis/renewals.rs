@@ -19,9 +19,10 @@ use crate::event::LossReason;
 
 /// How many locks one call renews: a fraction of a millisecond of the server's time.
 const CHUNK: usize = 192;
-/// The shortest time between two calls, so that many locks need few of them; less where leases are short.
-const SPACING: Duration = Duration::from_millis(48);
-const SPACING_PART: u32 = 50;
+/// The shortest time between two calls, so that many locks need few of them also where leases are of many lengths; less
+/// where they are short.
+const SPACING: Duration = Duration::from_millis(20);
+const SPACING_PART: u32 = 250;
 /// How many nodes of a cluster, or slots of one, are called at once.
 const CALLS_AT_ONCE: usize = 64;
 /// How long a renewal waits for a connection that is being opened again.
