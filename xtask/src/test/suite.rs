@@ -30,6 +30,8 @@ pub(super) fn tests() -> Outcome {
             return Outcome::new(Tally::one(false), "cargo xtask test tests");
         }
     };
+    // In one go with the programs that tests start: were it left to the first test, others would wait for it.
+    Cmd::cargo(&["build", "--workspace", "--all-features", "--tests", "--examples"]).succeeds();
     let nextest = Cmd::cargo(&["nextest", "--version"]).succeeds_silently();
     let lacking: Vec<&Need> = NEEDS.iter().filter(|need| !(need.is_there)()).collect();
     let names: Vec<&str> = lacking.iter().map(|need| need.name).collect();
@@ -78,7 +80,7 @@ fn left_out(lacking: &[&Need]) -> Vec<String> {
     all.iter().filter_map(|name| Some(format!("{name}: {}", why(name)?))).collect()
 }
 
-fn target_directory() -> PathBuf {
+pub(super) fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from)
 }
 
