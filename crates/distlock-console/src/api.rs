@@ -48,6 +48,7 @@ impl App {
             "leases": can.leases,
             "fair": can.fair,
             "breaks": can.breaks,
+            "history": can.history,
             "read_only": self.read_only,
         })
     }
@@ -87,6 +88,10 @@ pub(crate) async fn lock(
 
 pub(crate) async fn waits(State(app): State<App>) -> Result<Response, Failure> {
     app.watcher.waits().await.map(as_json)
+}
+
+pub(crate) async fn losses(State(app): State<App>) -> Result<Response, Failure> {
+    app.watcher.lost().await.map(as_json)
 }
 
 fn as_json(text: String) -> Response {

@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use distlock::{FencingToken, Holder, Key};
 use serde::{Serialize, Serializer};
 
-use crate::lock::{Who, now_ms};
+use crate::lock::{Hold, Who, now_ms};
 use crate::options::Refused;
+use crate::timeline::{End, PastHold};
 
 /// How many rows are kept in memory.
 const MOST: usize = 1_000;
@@ -58,6 +59,15 @@ impl Row {
     /// The same, with its outcome.
     pub(crate) fn ended(&self, event: Event, error: Option<String>) -> Row {
         Row { at_ms: now_ms(), event, error, ..self.clone() }
+    }
+
+    /// The lock and the hold of it that was broken, if one was.
+    pub(crate) fn broken_hold(&self) -> Option<(&Key, PastHold)> {
+        let record = self.holder.as_ref().and_then(|holder| holder.record.clone());
+        let hold = Hold { record, ..Hold::unseen(self.token) };
+        let reason = Some(self.reason.clone());
+        let past = PastHold { hold, seen_ms: self.at_ms, ended_ms: self.at_ms, end: End::Broken, reason };
+        (self.event == Event::Broken).then_some((&self.lock, past))
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use distlock::{FencingToken, HistoryEntry, HistoryKind};
+use serde::Serialize;
 
-use crate::lock::Hold;
+use crate::lock::{Hold, Who};
 use crate::timeline::{End, PastHold};
 
 /// The holds of a history that are over, the oldest first. `is_held` says which are not: one without an end that is not
@@ -58,6 +59,30 @@ pub(crate) fn merge(mut written: Vec<PastHold>, seen: Vec<PastHold>) -> Vec<Past
     written
 }
 
+/// Something that happened, as it is shown.
+#[derive(Debug, Serialize)]
+pub(crate) struct Event<'a> {
+    /// When, by the clock of who wrote it down.
+    at_ms: u64,
+    what: &'static str,
+    /// As text: readers of JSON round numbers of this size.
+    token: String,
+    /// How long it was waited for, when it was acquired; otherwise how long it was held, where that is known.
+    took_ms: Option<u64>,
+    reason: Option<&'a str>,
+    /// Whose hold it is; of a break, who broke it.
+    #[serde(flatten)]
+    who: Who<'a>,
+}
+
+impl<'a> From<&'a HistoryEntry> for Event<'a> {
+    fn from(entry: &'a HistoryEntry) -> Event<'a> {
+        let HistoryEntry { at_ms, kind, token, took_ms, reason, record, .. } = entry;
+        let (what, token, reason) = (kind.as_str(), token.to_string(), reason.as_deref());
+        Event { at_ms: *at_ms, what, token, took_ms: *took_ms, reason, who: record.into() }
+    }
+}
+
 fn begin(entry: &HistoryEntry) -> PastHold {
     // The beginning may have been forgotten: then the end says how long it was.
     let since_ms = match entry.kind {
@@ -66,7 +91,7 @@ fn begin(entry: &HistoryEntry) -> PastHold {
     };
     // A break was written by another than the holder.
     let record = (entry.kind != HistoryKind::Broken).then(|| Arc::new(entry.record.clone()));
-    let hold = Hold { token: Some(entry.token), record, since_ms, expires_ms: None, blur_ms: 0 };
+    let hold = Hold { record, since_ms, ..Hold::unseen(entry.token) };
     PastHold { hold, seen_ms: entry.at_ms, ended_ms: entry.at_ms, end: End::Unseen, reason: None }
 }
 

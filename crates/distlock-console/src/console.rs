@@ -95,6 +95,7 @@ impl Console {
         tokio::select! {
             () = server => {}
             () = watcher.run() => {}
+            () = watcher.read_histories() => {}
             () = farewell => {}
         }
         Ok(())

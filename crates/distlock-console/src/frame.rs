@@ -8,6 +8,7 @@ use crate::audit::Row;
 use crate::failure::Failure;
 use crate::lock::Lock;
 use crate::locks::{Changes, List, Locks};
+use crate::losses::Lost;
 
 /// A look at the engine that worked.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -21,19 +22,20 @@ pub(crate) struct Look {
 }
 
 /// Everything.
-pub(crate) fn snapshot(look: Option<Look>, trouble: Option<&Failure>, locks: &Locks) -> Bytes {
+pub(crate) fn snapshot(look: Option<Look>, trouble: Option<&Failure>, locks: &Locks, lost: &Lost) -> Bytes {
     #[derive(Serialize)]
     struct Body<'a, L> {
         #[serde(flatten)]
         look: Option<Look>,
         trouble: Option<&'a Failure>,
+        lost: &'a Lost,
         locks: L,
     }
-    encode("snapshot", &Body { look, trouble, locks: List(locks.iter()) })
+    encode("snapshot", &Body { look, trouble, lost, locks: List(locks.iter()) })
 }
 
 /// What a look changed.
-pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks) -> Bytes {
+pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks, lost: &Lost) -> Bytes {
     #[derive(Serialize)]
     struct Body<'a, S> {
         #[serde(flatten)]
@@ -41,6 +43,7 @@ pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks) -> Bytes {
         set: S,
         renewed: Vec<(&'a str, Vec<Option<u64>>)>,
         gone: Vec<&'a str>,
+        lost: &'a Lost,
     }
     let renewed = |lock: &'_ Lock| lock.expiries();
     let body = Body {
@@ -48,6 +51,7 @@ pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks) -> Bytes {
         set: List(locks.these(&changes.set)),
         renewed: locks.these(&changes.renewed).map(|lock| (lock.key.as_str(), renewed(lock))).collect(),
         gone: changes.gone.iter().map(|key| key.as_str()).collect(),
+        lost,
     };
     encode("changes", &body)
 }

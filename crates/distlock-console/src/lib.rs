@@ -29,6 +29,7 @@ mod heat;
 mod host;
 mod lock;
 mod locks;
+mod losses;
 mod metrics;
 mod options;
 mod patient;

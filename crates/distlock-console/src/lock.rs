@@ -12,7 +12,7 @@ use crate::frame::Look;
 
 /// Two looks at a moment that differ by less than this and what the two looks took are looks at the same moment: it is
 /// not known when during a look the engine was asked about this lock.
-const TOLERANCE_MS: u64 = 400;
+pub(crate) const TOLERANCE_MS: u64 = 400;
 
 /// Milliseconds of the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
@@ -43,6 +43,8 @@ pub(crate) struct Hold {
     pub(crate) record: Option<Arc<Record>>,
     pub(crate) since_ms: Option<u64>,
     pub(crate) expires_ms: Option<u64>,
+    /// The most that was ever seen to be left of its lease: about the whole of it.
+    pub(crate) longest_ms: u64,
     /// How long the look took that `expires_ms` is from: it may be off by as much.
     pub(crate) blur_ms: u64,
 }
@@ -77,7 +79,13 @@ impl Hold {
         let Holder { record, token, ttl_left, held_for, .. } = holder;
         let since_ms = held_for.map(|held| look.at_ms.saturating_sub(millis(held)));
         let expires_ms = ttl_left.map(|left| look.at_ms.saturating_add(millis(left)));
-        Hold { token, record, since_ms, expires_ms, blur_ms: look.took_ms }
+        let longest_ms = ttl_left.map_or(0, millis);
+        Hold { token, record, since_ms, expires_ms, longest_ms, blur_ms: look.took_ms }
+    }
+
+    /// A hold of which only the token is known.
+    pub(crate) fn unseen(token: FencingToken) -> Hold {
+        Hold { token: Some(token), record: None, since_ms: None, expires_ms: None, longest_ms: 0, blur_ms: 0 }
     }
 
     /// Whether it is the same hold, seen again.
@@ -98,6 +106,7 @@ impl Hold {
             (self.expires_ms, self.blur_ms) = (Some(then), earlier.blur_ms);
         }
         self.since_ms = earlier.since_ms.or(self.since_ms);
+        self.longest_ms = self.longest_ms.max(earlier.longest_ms);
     }
 }
 

@@ -19,6 +19,7 @@ fn routes() -> Vec<Route> {
         ("/api/v1/locks", &["get"], get(api::locks)),
         ("/api/v1/locks/{name}", &["get"], get(api::lock)),
         ("/api/v1/waits", &["get"], get(api::waits)),
+        ("/api/v1/losses", &["get"], get(api::losses)),
         ("/api/v1/break", &["post"], post(api::break_lock)),
         ("/api/v1/events", &["get"], get(api::events)),
         ("/api/v1/audit", &["get"], get(api::audit)),

@@ -5,12 +5,12 @@ use std::collections::{HashMap, VecDeque};
 use distlock::Key;
 use serde::Serialize;
 
-use crate::lock::Hold;
+use crate::lock::{Hold, TOLERANCE_MS};
 
 /// How many holds are remembered, of all locks together.
 const MOST: usize = 20_000;
-/// Two looks further apart leave open what came between.
-const GAP_MS: u64 = 5_000;
+/// Two looks further apart leave open what came between. A slow engine is looked at every five seconds.
+pub(crate) const GAP_MS: u64 = 10_000;
 
 /// A hold that is over.
 #[derive(Debug, Clone, Serialize)]
@@ -49,8 +49,13 @@ impl End {
     fn of(hold: &Hold, seen_ms: u64, now_ms: u64) -> End {
         match hold.expires_ms {
             _ if now_ms.saturating_sub(seen_ms) > GAP_MS => End::Unseen,
-            Some(expires) if expires <= now_ms => End::Expired,
-            _ => End::Ended,
+            // A holder gives up what it lost a little before the engine does.
+            Some(expires) if expires > now_ms + TOLERANCE_MS + hold.blur_ms => End::Ended,
+            // Its holder was behind already: it renews long before half of the lease is over.
+            Some(expires) if expires.saturating_sub(seen_ms) <= hold.longest_ms / 2 => End::Expired,
+            // It may have been renewed and released since.
+            Some(_) => End::Unseen,
+            None => End::Ended,
         }
     }
 }
@@ -65,15 +70,16 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// Remembers a hold that was there at `seen_ms` and is not at `now_ms`.
-    pub(crate) fn end(&mut self, key: Key, hold: Hold, seen_ms: u64, now_ms: u64) {
+    /// Remembers a hold that was there at `seen_ms` and is not at `now_ms`, and says what is known of its end.
+    pub(crate) fn end(&mut self, key: Key, hold: Hold, seen_ms: u64, now_ms: u64) -> PastHold {
         let end = End::of(&hold, seen_ms, now_ms);
         let past = PastHold { hold, seen_ms, ended_ms: now_ms, end, reason: None };
-        self.holds.entry(key.clone()).or_default().push_back(past);
+        self.holds.entry(key.clone()).or_default().push_back(past.clone());
         self.order.push_back(key);
         if self.order.len() > MOST {
             self.forget_oldest();
         }
+        past
     }
 
     /// The last `most` holds of a lock, the oldest first. What was broken is asked only now: a look may see the end of a
@@ -104,13 +110,15 @@ mod tests {
     use super::*;
 
     fn hold(expires_ms: Option<u64>) -> Hold {
-        Hold { token: None, record: None, since_ms: None, expires_ms, blur_ms: 0 }
+        Hold { token: None, record: None, since_ms: None, expires_ms, longest_ms: 2_000, blur_ms: 0 }
     }
 
     #[test]
     fn the_end_is_told_as_far_as_it_was_seen() {
         assert_eq!(End::of(&hold(Some(9_000)), 1_000, 2_000), End::Ended);
         assert_eq!(End::of(&hold(Some(1_900)), 1_000, 2_000), End::Expired);
+        assert_eq!(End::of(&hold(Some(2_000)), 1_000, 1_990), End::Expired, "its holder knew, and left it");
+        assert_eq!(End::of(&hold(Some(2_001)), 1_000, 3_000), End::Unseen, "it had time to be renewed and released");
         assert_eq!(End::of(&hold(None), 1_000, 2_000), End::Ended, "it has no lease");
         assert_eq!(End::of(&hold(Some(1_900)), 1_000, 60_000), End::Unseen);
         let mut timeline = Timeline::default();

@@ -1,7 +1,7 @@
 //! The only one who lists the engine: at most once a second, and not at all when nobody looks.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -9,15 +9,16 @@ use distlock::backend::LockInfo;
 use distlock::{Error, HistoryEntry, Key, Locker};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::audit::{Audit, Row};
-use crate::chronicle;
+use crate::chronicle::{self, Event};
 use crate::failure::Failure;
 use crate::frame::{self, Look};
 use crate::heat::{Heat, Strips};
 use crate::lock::{Hold, Lock, Who, now_ms};
 use crate::locks::{List, Locks};
+use crate::losses::{Loss, Losses, Lost, Unread};
 use crate::timeline::{End, PastHold, Timeline};
 use crate::viewers::{Frames, Viewers};
 use crate::waits::Waits;
@@ -34,12 +35,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_PAST: usize = 60;
 /// How many entries of a lock's history that takes: two for each hold, three if it was broken.
 const MOST_ENTRIES: u32 = 180;
+/// Of how many entries losses are looked for, in each lock's history; and from one history to the next, at least.
+const RECENT_ENTRIES: u32 = 50;
+const HISTORY_PACE: Duration = Duration::from_millis(50);
 
 /// Looks at the engine, and tells everybody who looks at us.
 pub(crate) struct Watcher {
     locker: Locker,
     audit: Arc<Audit>,
     seen: Mutex<Seen>,
+    losses: std::sync::Mutex<Losses>,
+    unread: Unread,
     viewers: Viewers,
     arrived: Notify,
     pub(crate) counts: Counts,
@@ -66,6 +72,8 @@ struct Seen {
     next: Option<Instant>,
     /// Whether the last look came to an end: it may have been given up by who wanted it.
     is_settled: bool,
+    /// What was lost, by then.
+    lost: Lost,
     /// What a newcomer is sent, until something changes.
     snapshot: Option<Bytes>,
 }
@@ -82,7 +90,8 @@ pub(crate) struct Totals {
 impl Watcher {
     pub(crate) fn new(locker: Locker, audit: Arc<Audit>) -> Watcher {
         let (seen, viewers) = (Mutex::default(), Viewers::default());
-        Watcher { locker, audit, seen, viewers, arrived: Notify::new(), counts: Counts::default() }
+        let (losses, unread) = (std::sync::Mutex::default(), Unread::default());
+        Watcher { locker, audit, seen, losses, unread, viewers, arrived: Notify::new(), counts: Counts::default() }
     }
 
     /// Looks for as long as somebody looks at us; forever.
@@ -96,11 +105,23 @@ impl Watcher {
         }
     }
 
+    /// Reads the histories of locks that may have been lost, one after the other and slowly; forever.
+    pub(crate) async fn read_histories(&self) {
+        loop {
+            let key = self.unread.next().await;
+            let history = self.history(&key, RECENT_ENTRIES).await;
+            // What has no end yet is of no interest here.
+            let past = chronicle::past_holds(&history, now_ms(), |_| true);
+            past.iter().for_each(|past| self.losses().learn(&key, past));
+            sleep(HISTORY_PACE).await;
+        }
+    }
+
     /// A newcomer, who is sent everything and then what changes.
     pub(crate) async fn join(&self) -> Option<Frames> {
         let mut seen = self.look().await;
-        let Seen { look, trouble, locks, snapshot, .. } = &mut *seen;
-        let first = snapshot.get_or_insert_with(|| frame::snapshot(*look, trouble.as_ref(), locks));
+        let Seen { look, trouble, locks, lost, snapshot, .. } = &mut *seen;
+        let first = snapshot.get_or_insert_with(|| frame::snapshot(*look, trouble.as_ref(), locks, lost));
         // Still under the lock: nothing can change between what it is sent first and what it is sent next.
         let frames = self.viewers.join(first.clone())?;
         self.arrived.notify_one();
@@ -131,8 +152,10 @@ impl Watcher {
             past: Vec<PastHold>,
             /// Whether the lock has a history: then `past` is not only what this console has seen.
             has_history: bool,
+            /// What that says, the newest first.
+            events: Vec<Event<'a>>,
         }
-        let history = self.history(key).await;
+        let history = self.history(key, MOST_ENTRIES).await;
         let seen = self.look().await;
         let at_ms = seen.at_ms()?;
         let lock = seen.locks.get(key);
@@ -148,16 +171,17 @@ impl Watcher {
             past.drain(..past.len().saturating_sub(MOST_PAST));
             past.iter_mut().filter(|past| is_broken(&past.hold)).for_each(|past| past.end = End::Broken);
         }
-        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history }))
+        let events = history.iter().rev().map(Event::from).collect();
+        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history, events }))
     }
 
     /// What is written down about a lock; nothing where nobody writes, or the engine does not tell.
-    async fn history(&self, key: &Key) -> Vec<HistoryEntry> {
+    async fn history(&self, key: &Key, most: u32) -> Vec<HistoryEntry> {
         if !self.locker.capabilities().history {
             return Vec::new();
         }
         let inspect = self.locker.inspect();
-        match timeout(PATIENCE, inspect.history(key, MOST_ENTRIES)).await {
+        match timeout(PATIENCE, inspect.history(key, most)).await {
             Ok(Ok(entries)) => entries,
             _ => Vec::new(),
         }
@@ -176,6 +200,20 @@ impl Watcher {
         Ok(encode(&Body { at_ms, heat: seen.heat.worst(at_ms), graph: Waits::of(&seen.locks) }))
     }
 
+    /// What was lost in the last 24 hours.
+    pub(crate) async fn lost(&self) -> Result<String, Failure> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            at_ms: u64,
+            #[serde(flatten)]
+            lost: Lost,
+            rows: Vec<Loss<'a>>,
+        }
+        let at_ms = { self.look().await.at_ms()? };
+        let losses = self.losses();
+        Ok(encode(&Body { at_ms, lost: losses.count(), rows: losses.rows() }))
+    }
+
     pub(crate) async fn totals(&self) -> Totals {
         let seen = self.look().await;
         let mut totals = Totals { is_up: seen.trouble.is_none(), ..Totals::default() };
@@ -189,6 +227,9 @@ impl Watcher {
 
     /// Tells everybody what was done.
     pub(crate) fn tell(&self, row: &Row) {
+        if let Some((key, past)) = row.broken_hold() {
+            self.losses().learn(key, &past);
+        }
         self.viewers.send(&frame::audit(row));
     }
 
@@ -227,7 +268,7 @@ impl Watcher {
                     at_ms: now_ms(),
                     took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 };
-                seen.take_in(look, listing)
+                self.take_in(&mut seen, look, listing)
             }
             Err(error) => {
                 self.counts.errors.fetch_add(1, Ordering::Relaxed);
@@ -242,20 +283,33 @@ impl Watcher {
         self.viewers.send(&frame);
         seen
     }
+
+    /// What browsers are sent of a look that worked.
+    fn take_in(&self, seen: &mut Seen, look: Look, listing: Vec<LockInfo>) -> Bytes {
+        let before_ms = seen.look.map(|earlier| earlier.at_ms);
+        let mut losses = self.losses();
+        let is_gap = losses.look(before_ms, look.at_ms);
+        let mut changes = seen.locks.replace(listing, look);
+        if self.locker.capabilities().history {
+            // After a gap anything may have happened to any lock; otherwise only to those that somebody lost hold of.
+            let all = seen.locks.iter().filter(|_| is_gap).map(|lock| &lock.key);
+            self.unread.add(changes.ended.iter().map(|(key, _)| key).chain(all));
+        }
+        for (key, hold) in changes.ended.drain(..) {
+            let past = seen.timeline.end(key.clone(), hold, before_ms.unwrap_or(look.at_ms), look.at_ms);
+            losses.learn(&key, &past);
+        }
+        seen.heat.see(&seen.locks, look.at_ms);
+        (seen.look, seen.trouble, seen.lost) = (Some(look), None, losses.count());
+        frame::changes(look, &changes, &seen.locks, &seen.lost)
+    }
+
+    fn losses(&self) -> MutexGuard<'_, Losses> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Seen {
-    fn take_in(&mut self, look: Look, listing: Vec<LockInfo>) -> Bytes {
-        let seen_ms = self.look.map_or(look.at_ms, |earlier| earlier.at_ms);
-        let mut changes = self.locks.replace(listing, look);
-        for (key, hold) in changes.ended.drain(..) {
-            self.timeline.end(key, hold, seen_ms, look.at_ms);
-        }
-        self.heat.see(&self.locks, look.at_ms);
-        (self.look, self.trouble) = (Some(look), None);
-        frame::changes(look, &changes, &self.locks)
-    }
-
     /// When it was seen; old news are not handed out as new.
     fn at_ms(&self) -> Result<u64, Failure> {
         match &self.trouble {

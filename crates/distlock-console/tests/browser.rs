@@ -24,8 +24,11 @@ const LABELS: [&str; 5] = ["nightly export", "invoice run", "schema change", "ca
 impl Crowd {
     async fn gather(url: &str) -> Crowd {
         let family = Locker::connect(&format!("{url}?history=50")).await.unwrap();
-        // Over before anybody looked: only the history knows.
+        // Over before anybody looked: only the histories know.
         family.clone().lock("job:00").owner("forerunner").await.unwrap().unlock().await.unwrap();
+        let lost = family.clone().lock("job:03").owner("unlucky").await.unwrap();
+        family.inspect().force_release("job:03", lost.fencing_token(), "made way").await.unwrap();
+        timeout(LIMIT, lost.lost()).await.expect("it is told");
         let (mut guards, mut waiters) = (Vec::new(), Vec::new());
         for number in 0..30 {
             let label = LABELS[number % LABELS.len()];
@@ -91,6 +94,7 @@ async fn check_page(engine: &str, url: &str) {
     check_rows_live(&browser, &watcher, &mut crowd).await;
     check_filter(&browser).await;
     check_keyboard(&browser).await;
+    check_losses(&browser, engine).await;
     check_detail(&browser).await;
     take_pictures(&browser, engine).await;
     check_break(&browser, &console, &mut crowd, &audit_file).await;
@@ -103,8 +107,9 @@ async fn check_page(engine: &str, url: &str) {
 async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd) {
     let seconds = |name: &str, cell: &str| format!("parseFloat({}.cells.{cell}.textContent)", row(name));
     browser.js(&format!("window.before = {}", seconds("job:05", "left"))).await;
-    browser.until("it counts down", &format!("{} < window.before", seconds("job:05", "left"))).await;
-    // More than the least that was seen: what is left right now may be the most there is.
+    // Less than the most that was seen, and then more than the least: what is left right now may be either.
+    let falls = "(left => { window.before = Math.max(window.before, left); return left < window.before })";
+    browser.until("it counts down", &format!("{falls}({})", seconds("job:05", "left"))).await;
     let rises = "(left => { window.before = Math.min(window.before, left); return left > window.before })";
     browser.until("a renewal", &format!("{rises}({})", seconds("job:05", "left"))).await;
     let new = watcher.clone().lock("a-new-one").owner("newcomer").await.unwrap();
@@ -117,6 +122,22 @@ async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd)
     browser.until("the next one has it", &next).await;
     let told = browser.text("#health").await;
     assert_eq!(told, "Live");
+}
+
+async fn check_losses(browser: &Browser, engine: &str) {
+    browser.until("the history is read", "document.querySelector('#stat-lost').textContent === '1'").await;
+    assert!(browser.text("#stat-lost-since").await.starts_with("known since "));
+    browser.click("#stat-lost").await;
+    browser.until("its lock is opened", "document.querySelector('#detail-name')?.textContent === 'job:03'").await;
+    browser.until("the log", "document.querySelectorAll('#detail .log li').length === 4").await;
+    let log = browser.texts("#detail .log li").await;
+    assert!(log[0].contains("acquired holder-03") && log[1].contains("lost unlucky"), "{log:?}");
+    assert!(log[2].contains("broken by ") && log[2].contains(": made way"), "{log:?}");
+    browser.js("document.querySelector('#detail .log').scrollIntoView(false)").await;
+    browser.picture(&format!("{engine}-lost")).await;
+    browser.click("#detail .close").await;
+    browser.until("closed", "document.querySelector('#detail').hidden").await;
+    browser.press("kk").await;
 }
 
 async fn check_heat(browser: &Browser) {
@@ -178,6 +199,12 @@ async fn check_detail(browser: &Browser) {
     browser.until("a bar", "document.querySelectorAll('#detail .gantt .hold.held').length === 1").await;
     browser.until("one before", "document.querySelectorAll('#detail .gantt .hold.released').length === 1").await;
     assert!(browser.text("#detail").await.contains("Recent holds, as written down"));
+    let log = browser.texts("#detail .log li").await;
+    assert!(
+        log.len() == 3 && log[0].contains("acquired holder-00, token ") && log[0].contains("nightly export"),
+        "{log:?}"
+    );
+    assert!(log[1].contains("released forerunner, token ") && log[1].contains(", held for "), "{log:?}");
 }
 
 async fn take_pictures(browser: &Browser, engine: &str) {
@@ -223,6 +250,12 @@ async fn check_break(browser: &Browser, console: &Running, crowd: &mut Crowd, au
     browser.until("and the queue moved up", "document.querySelectorAll('#detail .queue li').length === 39").await;
     browser.until("it is marked", "document.querySelectorAll('#detail .gantt .hold.broken').length === 1").await;
     browser.until("it is logged", "document.querySelector('#detail .audit')?.innerText.includes('it hangs')").await;
+    let event = |what: &str| {
+        format!("[...document.querySelectorAll('#detail .log li')].some((it) => it.innerText.includes('{what}'))")
+    };
+    browser.until("the log goes on", &event("lost holder-00")).await;
+    browser.until("and on", &event("acquired waiter-00")).await;
+    browser.until("it is counted", "document.querySelector('#stat-lost').textContent === '2'").await;
     let rows = console.get("/api/v1/audit").send().await.json();
     let row = &rows["rows"][0];
     assert_eq!(

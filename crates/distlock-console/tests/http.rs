@@ -2,6 +2,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "http/histories.rs"]
+mod histories;
 #[path = "http/limits.rs"]
 mod limits;
 
@@ -9,17 +11,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::{LIMIT, Running};
-use distlock::backend::memory::{Memory, Store};
 use distlock::{Locker, LossReason};
 use distlock_console::{AccessToken, Console, Options};
 use distlock_testkit::servers::{Certs, Directory, RedisServer};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 9] = [
     "/api/v1/session",
     "/api/v1/locks",
     "/api/v1/locks/job",
+    "/api/v1/waits",
+    "/api/v1/losses",
     "/api/v1/events",
     "/api/v1/audit",
     "/api/v1/openapi.json",
@@ -518,26 +521,4 @@ async fn stopping_ends_the_streams_at_once() {
     let began = Instant::now();
     console.stop().await;
     assert!(events.is_ended().await && began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
-}
-
-#[tokio::test]
-async fn what_happened_before_the_console_was_started_is_told_where_a_history_is_kept() {
-    let store = Store::new();
-    let before = Locker::builder().history(50).build(Memory::on(&store)).unwrap();
-    before.lock("job").owner("first").await.unwrap().unlock().await.unwrap();
-    let second = before.lock("job").owner("second").await.unwrap();
-    before.inspect().force_release("job", second.fencing_token(), "it hangs").await.unwrap();
-    timeout(LIMIT, second.lost()).await.unwrap();
-    before.close().await.unwrap();
-
-    let watcher = Locker::new(Memory::on(&store)).unwrap();
-    let _third = watcher.clone().lock("job").owner("third").await.unwrap();
-    let console = Running::start(&watcher, |_| {}).await;
-    let detail = console.get("/api/v1/locks/job").send().await.json();
-    let past = detail["past"].as_array().unwrap();
-    let ends: Vec<_> = past.iter().map(|past| (past["owner"].as_str(), past["end"].as_str())).collect();
-    assert_eq!(ends, [(Some("first"), Some("released")), (Some("second"), Some("broken"))], "{detail}");
-    assert_eq!((&past[1]["reason"], &detail["has_history"]), (&"it hangs".into(), &true.into()));
-    assert_eq!(detail["lock"]["holders"][0]["owner"], "third");
-    console.stop().await;
 }

@@ -4,7 +4,7 @@ import { ask, follow, time } from "./stream.js";
 import { Detail } from "./detail.js";
 import { Table } from "./table.js";
 import { Waits } from "./waits.js";
-import { clock, say, span } from "./words.js";
+import { clock, moment, say, span } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -25,6 +25,9 @@ waits.isWanted = () => state === "good";
 /** What is wrong, if anything: the engine or the way to the console. */
 let state = "loading";
 let look = null;
+/** How many looks ago the open lock changed last. */
+let settled = 0;
+const DAY_MS = 24 * 60 * 60 * 1000;
 
 table.changed = () => {
   const { shown, locks } = table;
@@ -52,7 +55,9 @@ const on = {
     table.change(data);
     show("good");
     const names = [...data.set.map((lock) => lock.name), ...data.gone, ...data.renewed.map(([name]) => name)];
-    if (detail.name !== null && names.includes(detail.name)) detail.open(detail.name);
+    // Once more at the next look: a history is written a moment after the fact.
+    settled = names.includes(detail.name) ? 0 : settled + 1;
+    if (detail.name !== null && settled < 2) detail.open(detail.name);
   },
   trouble({ error }) {
     show("trouble", error);
@@ -107,7 +112,21 @@ function stats() {
   button.disabled = contended === null;
   button.value = contended?.name ?? "";
   say(button, contended?.name ?? "none");
+  lost(look.lost);
   document.title = `${held} held, ${waiting} waiting · distlock`;
+}
+
+function lost({ count, since_ms, last }) {
+  const button = $("stat-lost");
+  button.disabled = last === null;
+  button.value = last ?? "";
+  say(button, String(count));
+  // Looks come a second apart, so a day that is all but known is known.
+  const isWhole = since_ms <= look.at_ms - DAY_MS + 60000;
+  // Without its seconds.
+  const since = moment(since_ms, look.at_ms).slice(0, -3);
+  say($("stat-lost-since"), isWhole ? "" : `known since ${since}`);
+  button.parentElement.title = isWhole ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look; older ones as far as histories tell.`;
 }
 
 /** The filter and the open lock are in the address, to come back to and to hand on. */
@@ -171,10 +190,12 @@ async function begin() {
   // Out of the address before anything else: it must not end up in a bookmark or a screenshot.
   history.replaceState(null, "", location.pathname + location.search);
   $("filter").addEventListener("input", () => setFilter($("filter").value));
-  $("stat-contended").addEventListener("click", (event) => {
-    table.choose(event.target.value);
-    table.open(event.target.value);
-  });
+  for (const id of ["stat-contended", "stat-lost"]) {
+    $(id).addEventListener("click", (event) => {
+      table.choose(event.target.value);
+      table.open(event.target.value);
+    });
+  }
   $("sign-in").addEventListener("submit", (event) => {
     event.preventDefault();
     const typed = $("token").value.trim();

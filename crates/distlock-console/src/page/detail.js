@@ -1,12 +1,14 @@
-// One lock: who holds it, who waits in which order, who held it before; and the way to break it.
+// One lock: who holds it, who waits in which order, who held it before, what happened to it; and the way to break it.
 
 import { ask, time } from "./stream.js";
-import { clock, el, mode, place, quoted, say, span } from "./words.js";
+import { clock, el, mode, moment, place, quoted, say, span } from "./words.js";
 import { showLease } from "./table.js";
 import { gantt } from "./gantt.js";
 
 /** The longest queue that is shown in full. */
 const MOST_WAITERS = 200;
+/** How many events are shown. */
+const MOST_EVENTS = 40;
 
 const $ = (id) => document.getElementById(id);
 
@@ -57,7 +59,7 @@ export class Detail {
 
   /** Builds the panel anew only when it would read differently: a button must not be replaced under somebody's finger. */
   show() {
-    const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.has_history, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
+    const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.events, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
     if (this.panel.hidden || read !== this.read) this.build();
     this.read = read;
     this.draw();
@@ -81,7 +83,7 @@ export class Detail {
   parts() {
     if (this.failed) return [el("p", { class: "problem", role: "alert", text: `${this.failed.message} ${this.failed.help ?? ""}` })];
     if (!this.data) return [el("p", { class: "quiet", text: "Asking…" })];
-    return [this.holders(), this.queue(), this.history(), ...this.breaks()];
+    return [this.holders(), this.queue(), this.history(), this.events(), ...this.breaks()];
   }
 
   holders() {
@@ -158,6 +160,22 @@ export class Detail {
     this.chart.replaceChildren(gantt(holds, time.now(), Math.max(260, this.chart.clientWidth)));
   }
 
+  events() {
+    const { events } = this.data;
+    const title = "Events, the newest first";
+    if (!events.length) {
+      const why = this.about.history ? "Nothing is written down about it: its holders keep no history." : "This engine keeps no histories.";
+      return section(title, el("p", { class: "quiet", text: why }));
+    }
+    const now = time.now();
+    const rows = events.slice(0, MOST_EVENTS).map((event) => el("li", {},
+      el("time", { text: moment(event.at_ms, now) }),
+      el("span", {}, el("b", { class: event.what, text: event.what }), ` ${event.what === "broken" ? "by " : ""}${event.owner}, token ${event.token}${took(event)}${event.reason ? `: ${event.reason}` : ""}`,
+        el("span", { class: "where", text: ` ${event.label ? `${place(event)} · ${event.label}` : place(event)}` }))));
+    const more = events.length > MOST_EVENTS ? [el("p", { class: "quiet" }, "Older ones: ", el("code", { text: `distlock history ${quoted(this.name)}` }))] : [];
+    return section(title, el("ul", { class: "log" }, ...rows), ...more);
+  }
+
   breaks() {
     if (!this.audit?.length) return [];
     const words = { broken: "broken", refused: "not broken", unknown: "perhaps broken" };
@@ -208,6 +226,11 @@ export class Detail {
 
 function section(title, ...children) {
   return el("section", {}, el("h3", { text: title }), ...children);
+}
+
+function took({ what, took_ms }) {
+  if (took_ms === undefined || took_ms === null) return "";
+  return what === "acquired" ? `, after ${span(took_ms)}` : `, held for ${span(took_ms)}`;
 }
 
 function fact(name, value, kind = "") {

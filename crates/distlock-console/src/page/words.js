@@ -42,6 +42,12 @@ export function clock(ms) {
   return new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
+/** A time of day, with the day unless it is the same as that of `now`. */
+export function moment(ms, now) {
+  const day = (at) => new Date(at).toLocaleDateString([], { month: "short", day: "numeric" });
+  return day(ms) === day(now) ? clock(ms) : `${day(ms)}, ${clock(ms)}`;
+}
+
 /** Where somebody runs. */
 export function place(who) {
   return who.owner === undefined ? "not distlock" : `${who.user}@${who.host}/${who.pid}`;

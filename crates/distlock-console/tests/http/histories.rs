@@ -1,0 +1,101 @@
+//! What is known of the time before: histories, and what was lost.
+
+use std::time::{Duration, Instant};
+
+use distlock::Locker;
+use distlock::backend::memory::{Memory, Store};
+use distlock_testkit::servers::RedisServer;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::common::{Events, LIMIT, Running};
+use crate::wish;
+
+#[tokio::test]
+async fn what_happened_before_the_console_was_started_is_told_where_a_history_is_kept() {
+    let store = Store::new();
+    let before = Locker::builder().history(50).build(Memory::on(&store)).unwrap();
+    before.lock("job").owner("first").await.unwrap().unlock().await.unwrap();
+    let second = before.lock("job").owner("second").await.unwrap();
+    before.inspect().force_release("job", second.fencing_token(), "it hangs").await.unwrap();
+    timeout(LIMIT, second.lost()).await.unwrap();
+    before.close().await.unwrap();
+
+    let watcher = Locker::new(Memory::on(&store)).unwrap();
+    let _third = watcher.clone().lock("job").owner("third").await.unwrap();
+    let console = Running::start(&watcher, |_| {}).await;
+    let detail = console.get("/api/v1/locks/job").send().await.json();
+    let past = detail["past"].as_array().unwrap();
+    let ends: Vec<_> = past.iter().map(|past| (past["owner"].as_str(), past["end"].as_str())).collect();
+    assert_eq!(ends, [(Some("first"), Some("released")), (Some("second"), Some("broken"))], "{detail}");
+    assert_eq!((&past[1]["reason"], &detail["has_history"]), (&"it hangs".into(), &true.into()));
+    assert_eq!(detail["lock"]["holders"][0]["owner"], "third");
+    let told = |field: &str| -> Vec<Value> {
+        detail["events"].as_array().unwrap().iter().map(|event| event[field].clone()).collect()
+    };
+    assert_eq!(told("what"), ["lost", "broken", "acquired", "released", "acquired"], "the newest first");
+    assert_eq!(told("owner")[3..], ["first", "first"]);
+    let token = second.fencing_token().to_string();
+    assert_eq!((&told("token")[0], &told("reason")[1]), (&token.into(), &"it hangs".into()));
+    assert!(told("at_ms").iter().chain(&told("took_ms")[3..]).all(Value::is_u64), "{detail}");
+    console.stop().await;
+}
+
+/// Looks until the console counts so many losses.
+async fn await_losses(events: &mut Events, count: u64) -> Value {
+    let began = Instant::now();
+    loop {
+        let lost = events.next_of("changes").await["lost"].clone();
+        if lost["count"] == count {
+            return lost;
+        }
+        assert!(began.elapsed() < LIMIT, "{count} are not counted: {lost}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lost_is_counted_once_by_looks_by_histories_and_by_breaks() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let writer = Locker::connect(&format!("{url}?history=50")).await.unwrap();
+    // Before anybody looked: only the history knows.
+    let old = writer.lock("old").owner("old-holder").await.unwrap();
+    writer.inspect().force_release("old", old.fencing_token(), "before").await.unwrap();
+    timeout(LIMIT, old.lost()).await.unwrap();
+    writer.lock("old").await.unwrap().unlock().await.unwrap();
+    let _held = writer.lock("old").ttl(LIMIT).await.unwrap();
+
+    let locker = Locker::connect(&url).await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let mut events = console.events().await;
+    let (_, first) = events.next().await;
+    assert_eq!(first["lost"]["count"], 0, "nothing was read yet");
+    let lost = await_losses(&mut events, 1).await;
+    assert_eq!((&lost["last"], &lost["since_ms"]), (&"old".into(), &first["at_ms"]), "it does not know the day");
+
+    // Nobody renews it: a look sees its lease run out. One that is released is no loss.
+    let request = locker.lock("dying").owner("dying-holder").ttl(Duration::from_secs(6));
+    let dying = request.watchdog(false).await.unwrap();
+    let well = locker.lock("well").await.unwrap();
+    events.next_of("changes").await;
+    well.unlock().await.unwrap();
+    await_losses(&mut events, 2).await;
+
+    let hung = locker.lock("hung").owner("hung-holder").await.unwrap();
+    let token = hung.fencing_token().to_string();
+    assert_eq!(console.post("/api/v1/break", &wish("hung", &token)).send().await.status, 200);
+    let lost = await_losses(&mut events, 3).await;
+    assert_eq!((&lost["last"], &lost["since_ms"]), (&"hung".into(), &first["at_ms"]));
+    let told = console.get("/api/v1/losses").send().await.json();
+    let rows = told["rows"].as_array().unwrap().iter();
+    let rows: Vec<_> = rows.map(|row| [&row["name"], &row["end"], &row["owner"], &row["reason"]]).collect();
+    let expected = json!([
+        ["hung", "broken", "hung-holder", "it hangs"],
+        ["dying", "expired", "dying-holder", null],
+        ["old", "broken", "old-holder", "before"],
+    ]);
+    assert_eq!(json!(rows), expected, "{told}");
+    assert_eq!(told["count"], 3);
+    drop(dying);
+    console.stop().await;
+}
