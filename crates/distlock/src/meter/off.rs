@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::event::EventKind;
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Group;
+pub(crate) struct Group {}
 
 #[derive(Debug)]
 pub(crate) struct HoldMeter;

@@ -43,7 +43,7 @@ impl Encryption {
 
 /// There is none in a build without the feature.
 #[cfg(not(feature = "tls"))]
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) enum Encryption {}
 
 #[cfg(not(feature = "tls"))]
