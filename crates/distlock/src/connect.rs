@@ -74,7 +74,8 @@ pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
-            Ok(redis(&settings, servers, credentials, options)?.examine(settings.default_ttl).await)
+            let engine = redis(&settings, servers, credentials, options)?;
+            Ok(engine.examine(settings.default_ttl, settings.history > 0).await)
         }
         #[cfg(feature = "redis")]
         Target::Redlock { nodes, options } => {

@@ -115,6 +115,34 @@ fn rights_that_are_missing() {
 }
 
 #[test]
+fn rights_that_only_a_history_needs() {
+    let with = |more: &str| format!("{RIGHTS} {more}");
+    let server = good()
+        .user("whole", "secret", &with("+xadd +xrevrange"))
+        .user("writer", "secret", &with("+xadd"))
+        .user("reader", "secret", &with("+xrevrange"))
+        .user("neither", "secret", RIGHTS)
+        .start();
+    let url = |user: &str, more: &str| format!("{}?prefix=app:{more}", server.url_of(user, "secret"));
+    let told = |examined: &super::Examined| examined.troubles().iter().any(|(check, _)| *check == "history");
+    let without = examine(&url("neither", ""));
+    assert!(!told(&without) && without.code == 0, "no history is asked for: {:?}", without.troubles());
+    let whole = examine(&url("whole", "&history=100"));
+    assert!(!told(&whole) && whole.code == 0, "{:?}", whole.troubles());
+    examine(&url("neither", "&history=100")).expect_among("history", "warning", "refused: XREVRANGE, XADD");
+    let one = |user: &str, missing: &str| {
+        let examined = examine(&url(user, "&history=100"));
+        examined.expect_among("history", "warning", missing);
+        assert_eq!(examined.code, 1, "{:?}", examined.troubles());
+        let found = examined.findings.iter().find(|finding| finding["check"] == "history").unwrap();
+        assert_eq!(found["found"], format!("refused: {missing}"), "only that");
+    };
+    one("writer", "XREVRANGE");
+    one("reader", "XADD");
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0, "nothing is left behind");
+}
+
+#[test]
 fn a_server_that_everybody_reaches_without_a_password() {
     // An address that is nobody's: the server passes it over, and listens to nobody else.
     let server = good().config("bind 127.0.0.1 -192.0.2.1").start();

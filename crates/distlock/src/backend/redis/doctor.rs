@@ -20,14 +20,15 @@ use crate::finding::{Finding, Findings};
 const LOCK: &str = "distlock-doctor";
 
 impl Redis {
-    /// Everything that was found; leases are to last `ttl`.
-    pub(crate) async fn examine(&self, ttl: Duration) -> Vec<Finding> {
+    /// Everything that was found; leases are to last `ttl`. `history` says whether histories are to be kept.
+    pub(crate) async fn examine(&self, ttl: Duration, history: bool) -> Vec<Finding> {
         let options = &*self.options;
         let lock = format!("{}{LOCK}", options.prefix);
+        let expected = Expectations { history, ..expectations(options, ttl) };
         match &options.sentinels {
-            Some(sentinels) => sentinel::examine(options, sentinels, ttl, &lock).await,
-            None if options.is_cluster => cluster::examine(options, &self.seeds, ttl, &lock).await,
-            None => examine_server(options, &options.dialer, &expectations(options, ttl), &lock).await,
+            Some(sentinels) => sentinel::examine(options, sentinels, &expected, &lock).await,
+            None if options.is_cluster => cluster::examine(options, &self.seeds, &expected, &lock).await,
+            None => examine_server(options, &options.dialer, &expected, &lock).await,
         }
     }
 }
@@ -36,7 +37,7 @@ impl NodeOptions {
     /// What the node says about itself.
     pub(in crate::backend) async fn facts(&self) -> Result<Facts> {
         let options = self.options();
-        Facts::gather(options, &options.dialer, &format!("{}{LOCK}", options.prefix)).await
+        Facts::gather(options, &options.dialer, &format!("{}{LOCK}", options.prefix), false).await
     }
 
     /// What to expect of one of several.
@@ -47,11 +48,11 @@ impl NodeOptions {
 
 fn expectations(options: &Options, ttl: Duration) -> Expectations {
     let encrypted = options.encryption.is_some();
-    Expectations { ttl, encrypted, guarded: options.guard.is_some(), fails_over: false }
+    Expectations { ttl, encrypted, guarded: options.guard.is_some(), fails_over: false, history: false }
 }
 
 async fn examine_server(options: &Options, server: &Dialer, expected: &Expectations, lock: &str) -> Vec<Finding> {
-    match Facts::gather(options, server, lock).await {
+    match Facts::gather(options, server, lock, expected.history).await {
         Err(error) => vec![unreachable(&server.place, &error)],
         Ok(facts) => {
             let mut findings = Findings::about(&facts.place);

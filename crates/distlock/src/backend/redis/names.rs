@@ -15,7 +15,7 @@ const SUFFIXES: [&str; 5] = [":q", ":w", ":f", ":h", ":e"];
 /// What the restart guard's key ends in.
 const CANARY_SUFFIX: &str = ":g";
 /// What the key of a lock's history ends in.
-const JOURNAL_SUFFIX: &str = ":j";
+pub(super) const JOURNAL_SUFFIX: &str = ":j";
 
 /// Behind a name that is a tag and nothing else. No name has it: braces that are not one tag are refused.
 const NO_MORE: &str = "{}";

@@ -1,9 +1,7 @@
 //! Looks at a cluster: whether every slot is served, and at each master.
 
-use std::time::Duration;
-
 use super::facts::{allowed, ask, with_connection};
-use super::{Expectations, examine_server, expectations, unreachable};
+use super::{Expectations, examine_server, unreachable};
 use crate::backend::redis::dial::{Address, Dialer};
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::session::login;
@@ -20,7 +18,7 @@ struct View {
     info: String,
 }
 
-pub(super) async fn examine(options: &Options, seeds: &[Address], ttl: Duration, lock: &str) -> Vec<Finding> {
+pub(super) async fn examine(options: &Options, seeds: &[Address], expected: &Expectations, lock: &str) -> Vec<Finding> {
     let mut all = Vec::new();
     let mut found = None;
     for seed in seeds {
@@ -36,7 +34,7 @@ pub(super) async fn examine(options: &Options, seeds: &[Address], ttl: Duration,
     let mut findings = Findings::about(&place);
     check(&slots, &info, &mut findings);
     all.append(&mut findings.all);
-    let expected = Expectations { fails_over: true, ..expectations(options, ttl) };
+    let expected = Expectations { fails_over: true, ..*expected };
     for owner in slots.owners() {
         let is_its = |lock: &String| slots.owner(slot_of(lock)) == Some(&owner);
         let Some(lock) = (0..u32::from(SLOTS)).map(|number| format!("{lock}{number}")).find(is_its) else { continue };

@@ -9,6 +9,7 @@ use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisConnectionInfo, Red
 
 use crate::backend::redis::dial::Dialer;
 use crate::backend::redis::fault::{Stage, classify};
+use crate::backend::redis::names::JOURNAL_SUFFIX;
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::session::{dial, login, read_time};
 use crate::clock::Clock;
@@ -69,14 +70,15 @@ impl Facts {
         Some((least.min(most), most.max(least)))
     }
 
-    /// Asks the server at `server` everything. `lock` is the key of a lock that nobody uses.
-    pub(super) async fn gather(options: &Options, server: &Dialer, lock: &str) -> Result<Facts> {
+    /// Asks the server at `server` everything. `lock` is the key of a lock that nobody uses; `history` says whether what a
+    /// history needs is tried too.
+    pub(super) async fn gather(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
         let ours = login(options, Protocol::Resp2);
         let facts = with_connection(options, server, &ours, async |connection| {
             let mut facts = Facts { place: server.place.clone(), ..Facts::default() };
             facts.keep_time(connection).await?;
             facts.read_itself(connection).await?;
-            facts.try_rights(connection, options, lock).await?;
+            facts.try_rights(connection, options, lock, history).await?;
             Ok(facts)
         });
         let mut facts = facts.await?;
@@ -135,14 +137,21 @@ impl Facts {
         connection: &mut MultiplexedConnection,
         options: &Options,
         lock: &str,
+        history: bool,
     ) -> Result<()> {
         let fence = format!("{{{lock}}}:f");
+        let journal = history.then(|| format!("{{{lock}}}{JOURNAL_SUFFIX}"));
         let (word, channel) = match options.is_cluster {
             true => ("SPUBLISH", options.sharded_channel(&fence)),
             false => ("PUBLISH", options.channel()),
         };
         let mut script = redis::cmd("EVAL");
-        script.arg(RIGHTS).arg(2).arg(lock).arg(&fence).arg(word).arg(channel);
+        let keys = [lock, &fence].into_iter().chain(journal.as_deref());
+        script.arg(RIGHTS).arg(keys.clone().count());
+        for key in keys {
+            script.arg(key);
+        }
+        script.arg(word).arg(channel);
         let unknown = "0".repeat(40);
         let alone = [
             script,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::facts::{allowed, with_connection};
-use super::{Expectations, examine_server, expectations};
+use super::{Expectations, examine_server};
 use crate::backend::redis::dial::{Address, Dialer};
 use crate::backend::redis::options::Options;
 use crate::backend::redis::sentinels::Sentinels;
@@ -17,7 +17,12 @@ const FEWEST: usize = 3;
 /// What one sentinel says about the service; `None`: it does not know it.
 type View = Option<HashMap<String, String>>;
 
-pub(super) async fn examine(options: &Options, sentinels: &Sentinels, ttl: Duration, lock: &str) -> Vec<Finding> {
+pub(super) async fn examine(
+    options: &Options,
+    sentinels: &Sentinels,
+    expected: &Expectations,
+    lock: &str,
+) -> Vec<Finding> {
     let mut all = Vec::new();
     let mut views = Vec::new();
     for sentinel in &sentinels.addresses {
@@ -34,7 +39,7 @@ pub(super) async fn examine(options: &Options, sentinels: &Sentinels, ttl: Durat
     let mut findings = Findings::about(&place);
     for (sentinel, view) in &views {
         match view {
-            Some(view) => check_view(sentinel, view, sentinels.addresses.len(), ttl, &mut findings),
+            Some(view) => check_view(sentinel, view, sentinels.addresses.len(), expected.ttl, &mut findings),
             None => findings.all.push(
                 Finding::not_safe("service", sentinel, format!("it does not know the service {:?}", sentinels.service))
                     .because("it has no vote on who is master")
@@ -55,7 +60,7 @@ pub(super) async fn examine(options: &Options, sentinels: &Sentinels, ttl: Durat
                 .fix("bring a majority of the sentinels back, and see what each of them says"),
         ),
         Ok(master) => {
-            let expected = Expectations { fails_over: true, ..expectations(options, ttl) };
+            let expected = Expectations { fails_over: true, ..*expected };
             let dialer = Dialer::tcp(&master, options.encryption.as_ref());
             all.extend(examine_server(options, &dialer, &expected, lock).await);
         }

@@ -25,6 +25,8 @@ pub(in crate::backend) struct Expectations {
     pub(in crate::backend) guarded: bool,
     /// Whether others take its place when it dies.
     pub(in crate::backend) fails_over: bool,
+    /// Whether histories are kept.
+    pub(in crate::backend) history: bool,
 }
 
 /// Looks at everything that `facts` tell.
@@ -229,11 +231,12 @@ fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
     };
     const WAKES: [&str; 3] = ["PUBLISH", "SPUBLISH", "SUBSCRIBE"];
     const EXTRAS: [&str; 2] = ["SCAN", "ROLE"];
+    const HISTORY: [&str; 2] = ["XADD", "XREVRANGE"];
     let mut needed: Vec<&str> = rights.iter().map(|(name, _)| name.as_str()).collect();
-    needed.retain(|name| !WAKES.contains(name) && !EXTRAS.contains(name));
+    needed.retain(|name| ![&WAKES[..], &EXTRAS, &HISTORY].iter().any(|others| others.contains(name)));
     needed.sort_unstable();
     needed.dedup();
-    let (wakes, extras) = (among(&WAKES), among(&EXTRAS));
+    let (wakes, extras, history) = (among(&WAKES), among(&EXTRAS), among(&HISTORY));
     if !needed.is_empty() {
         let why = "locks cannot be taken, renewed or released without them";
         let fix = "the list in docs/backends/redis.md, for the keys behind the prefix";
@@ -252,6 +255,10 @@ fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
     if !extras.is_empty() {
         let why = "without SCAN locks cannot be listed; without ROLE a replica is found out by the first claim";
         findings.warning("extras", format!("refused: {extras}"), why, "ACL SETUSER … +scan +role");
+    }
+    if !history.is_empty() {
+        let why = "histories are switched on; without XADD they are not written, without XREVRANGE not read";
+        findings.warning("history", format!("refused: {history}"), why, "ACL SETUSER … +xadd +xrevrange");
     }
     if rights.is_empty() {
         findings.fine("rights", "everything that locking needs");
@@ -300,8 +307,13 @@ mod tests {
     }
 
     fn findings(facts: &Facts) -> Vec<Finding> {
-        let expected =
-            Expectations { ttl: Duration::from_secs(10), encrypted: false, guarded: false, fails_over: false };
+        let expected = Expectations {
+            ttl: Duration::from_secs(10),
+            encrypted: false,
+            guarded: false,
+            fails_over: false,
+            history: true,
+        };
         let mut findings = Findings::about(&facts.place);
         check(facts, &expected, &mut findings);
         findings.all
@@ -332,14 +344,14 @@ mod tests {
     #[test]
     fn every_trouble_says_why_and_what_to_do() {
         let mut facts = server(&[("redis_version", "4.0"), ("role", "slave"), ("aof_enabled", "0")]);
-        facts.refused = ["SET", "SCAN", "PUBLISH"].map(|name| (name.into(), "NOPERM".into())).into();
+        facts.refused = ["SET", "SCAN", "PUBLISH", "XADD"].map(|name| (name.into(), "NOPERM".into())).into();
         facts.refused.push(("SET".into(), "MISCONF".into()));
         facts.config = None;
         facts.place = "10.0.0.1:1".into();
         facts.clock = vec![(9.0, 9.1)];
         let found = findings(&facts);
         let bad: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::Fine).collect();
-        assert_eq!(bad.len(), 11, "{bad:#?}");
+        assert_eq!(bad.len(), 12, "{bad:#?}");
         assert!(bad.iter().all(|finding| !finding.why.is_empty() && !finding.fix.is_empty()), "{bad:#?}");
     }
 
