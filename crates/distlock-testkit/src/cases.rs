@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
 use distlock::{
-    ErrorKind, FencingToken, HoldState, Key, LockGuard, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record,
+    ErrorKind, FencingToken, Key, LockGuard, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -19,17 +19,21 @@ use crate::setup::{Client, Setup, World};
 
 mod drops;
 mod histories;
+mod leases;
 mod primitives;
 mod reentry;
 mod semaphore;
 mod shared;
+mod waits;
 
 pub use drops::*;
 pub use histories::*;
+pub use leases::*;
 pub use primitives::*;
 pub use reentry::*;
 pub use semaphore::*;
 pub use shared::*;
+pub use waits::*;
 
 type Granted = distlock::Result<LockGuard>;
 
@@ -144,79 +148,6 @@ pub async fn try_lock_is_none_when_it_is_taken<S: Setup>(world: &World<S>) {
     guard.unlock().await.expect("released");
     let guard = other.locker.try_lock(&key).await.expect("no failure").expect("it is free again");
     guard.unlock().await.expect("released");
-    world.expect_nothing_left().await;
-}
-
-/// A waiter gets the lock after its release, and not before.
-pub async fn lock_waits_until_it_is_released<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("wait"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    let waiter = spawn_waiter(world, &other, &key).await;
-    tokio::time::sleep(world.setup.ttl() / 3).await;
-    assert!(!waiter.is_finished(), "granted while somebody else has it");
-    let released = world.now();
-    guard.unlock().await.expect("released");
-    let next = expect_granted(world, waiter).await;
-    assert!(world.now() > released);
-    next.unlock().await.expect("released");
-}
-
-/// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
-pub async fn a_timed_wait_ends_in_time_and_names_the_holder<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
-    let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
-    let (asked, wait) = (world.now(), Duration::from_millis(150));
-    let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
-    let waited = world.now().since(asked);
-    assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(waited >= wait && waited < world.patience(), "waited {waited:?}");
-    let text = error.to_string();
-    for part in [key.as_str(), "owner the-holder", "month end", &format!("pid {}", std::process::id())] {
-        assert!(text.contains(part), "{part:?} is not in {text:?}");
-    }
-    guard.unlock().await.expect("released");
-    world.expect_nothing_left().await;
-}
-
-/// `wait(0)` is a try.
-pub async fn waiting_zero_asks_once<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
-    let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
-    let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
-    assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert_eq!(other.calls.claims.load(Ordering::SeqCst), 1);
-    guard.unlock().await.expect("released");
-    world.expect_nothing_left().await;
-}
-
-/// `max_attempts(n)` sends n claims.
-pub async fn attempts_are_bounded<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("attempts"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    for attempts in [1, 2] {
-        let before = other.calls.claims.load(Ordering::SeqCst);
-        let error = other.locker.lock(&key).max_attempts(attempts).await.expect_err("it is taken");
-        assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert_eq!(other.calls.claims.load(Ordering::SeqCst) - before, u64::from(attempts));
-    }
-    guard.unlock().await.expect("released");
-    world.expect_nothing_left().await;
-}
-
-/// A waiter that is dropped is out of the queue: the next one gets the lock at once.
-pub async fn a_cancelled_wait_gives_up_its_place<S: Setup>(world: &World<S>) {
-    let (holder, quitter, other) = (world.client().await, world.client().await, world.client().await);
-    let key = world.key("cancel");
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    // So long a lease that a place that is kept shows.
-    let request = quitter.locker.lock(&key).ttl(Duration::from_secs(600));
-    let cancelled = tokio::spawn(request.into_future());
-    quitter.calls.queued(1).await;
-    let waiter = spawn_waiter(world, &other, &key).await;
-    cancelled.abort();
-    assert!(cancelled.await.expect_err("aborted").is_cancelled());
-    guard.unlock().await.expect("released");
-    expect_granted(world, waiter).await.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
 
@@ -341,178 +272,6 @@ pub async fn tokens_rise<S: Setup>(world: &World<S>) {
     world.expect_nothing_left().await;
     let guard = two.locker.lock(&key).await.expect("granted");
     assert!(guard.fencing_token() > last);
-}
-
-/// A hold goes on for several leases, with nobody else granted.
-pub async fn a_hold_outlives_its_lease_by_renewal<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("renewal"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    let first_deadline = guard.deadline();
-    tokio::time::sleep(world.setup.ttl() * 3).await;
-    assert_eq!(guard.state(), HoldState::Held);
-    if let (Some(first), Some(now)) = (first_deadline, guard.deadline()) {
-        assert!(now > first, "the deadline never moved");
-    }
-    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
-    guard.unlock().await.expect("released");
-}
-
-/// `extend` moves the deadline at once.
-pub async fn extending_makes_the_lease_longer<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("extend"));
-    let ttl = world.setup.ttl();
-    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
-    guard.extend(ttl * 20).await.expect("extended");
-    let left = guard.remaining().expect("it has a lease");
-    assert!(left > ttl * 10, "only {left:?} left");
-    tokio::time::sleep(ttl + ttl / 2).await;
-    guard.check().expect("still held");
-    assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
-    guard.unlock().await.expect("released");
-}
-
-/// Without renewal the hold ends with its lease, and the holder is told.
-pub async fn without_a_watchdog_the_lease_ends<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("no-watchdog"));
-    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
-    let deadline = guard.deadline().expect("it has a lease");
-    let next = expect_lock(world, &other.locker, &key).await;
-    assert!(world.now() > deadline, "granted before the first holder's deadline");
-    assert_eq!(guard.lost().await, LossReason::Expired);
-    assert_eq!(client.calls.renewals.load(Ordering::SeqCst), 0);
-    next.unlock().await.expect("released");
-}
-
-/// `max_hold` ends the hold whatever the watchdog does.
-pub async fn max_hold_ends_the_hold<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
-    let guard = client.locker.lock(&key).max_hold(world.setup.ttl() / 3).await.expect("granted");
-    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
-    assert_eq!(reason, LossReason::MaxHold);
-    let error = guard.unlock().await.expect_err("lost");
-    assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
-    expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
-}
-
-/// A holder that is gone keeps the others out for one lease and no longer.
-pub async fn a_crashed_holder_blocks_for_one_lease<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("crash"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    holder.calls.cut();
-    std::mem::forget(guard);
-    let crashed = world.now();
-    let next = expect_lock(world, &other.locker, &key).await;
-    let blocked = world.now().since(crashed);
-    assert!(blocked < world.setup.ttl() * 2 + Duration::from_secs(5), "blocked for {blocked:?}");
-    next.unlock().await.expect("released");
-}
-
-/// Rule 1: the deadline of a holder that is cut off has passed when the next is granted the lock.
-pub async fn a_cut_off_holder_is_told_before_the_next_is_granted<S: Setup>(world: &World<S>) {
-    let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    tokio::time::sleep(world.setup.ttl()).await;
-    holder.calls.cut();
-    let next = expect_lock(world, &other.locker, &key).await;
-    let granted = world.now();
-    assert!(guard.is_lost(), "two holders");
-    assert!(guard.deadline().expect("it has a lease") < granted);
-    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
-    assert_eq!(guard.state(), HoldState::Lost);
-    assert!(next.fencing_token() > guard.fencing_token());
-    next.unlock().await.expect("released");
-}
-
-/// `run` ends with `Lost` and does not poll the work again.
-pub async fn work_is_dropped_on_loss<S: Setup>(world: &World<S>) {
-    let (client, key) = (world.client().await, world.key("run"));
-    let guard = client.locker.lock(&key).await.expect("granted");
-    assert_eq!(guard.run(async { 7 }).await.expect("done"), 7);
-    client.calls.cut();
-    let dropped = Arc::new(());
-    let held_by_work = dropped.clone();
-    let work = guard.run(async move {
-        let _held = held_by_work;
-        std::future::pending::<()>().await;
-    });
-    let error = timeout(world.patience(), work).await.expect("told").expect_err("lost");
-    assert_eq!(error.kind(), ErrorKind::Lost);
-    assert_eq!(Arc::strong_count(&dropped), 1, "the work is still there");
-}
-
-/// Unlocking what was lost says so.
-pub async fn unlock_after_a_loss_says_lost<S: Setup>(world: &World<S>) {
-    let (client, key) = (world.client().await, world.key("unlock-lost"));
-    let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
-    timeout(world.patience(), guard.lost()).await.expect("told");
-    let error = guard.unlock().await.expect_err("lost");
-    assert_eq!(error.kind(), ErrorKind::Lost);
-    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
-    assert_eq!(error.key(), Some(&key));
-}
-
-/// Waiters get the lock in the order in which they came.
-pub async fn waiters_are_served_in_order<S: Setup>(world: &World<S>) {
-    let (holder, key) = (world.client().await, world.key("fifo"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    let served = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let mut clients = Vec::new();
-    let mut tasks = JoinSet::new();
-    for number in 0..6 {
-        let (client, served) = (world.client().await, served.clone());
-        let request = client.locker.lock(&key).wait(world.patience() * 2).into_future();
-        tasks.spawn(async move {
-            let guard = request.await.expect("granted");
-            served.lock().unwrap().push(number);
-            guard.unlock().await.expect("released");
-        });
-        client.calls.queued(1).await;
-        clients.push(client);
-    }
-    guard.unlock().await.expect("released");
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody was served");
-    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
-    world.expect_nothing_left().await;
-}
-
-/// A waiter that died in the queue does not stop those behind it for longer than a lease.
-pub async fn a_dead_waiter_is_passed_over<S: Setup>(world: &World<S>) {
-    let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
-    let key = world.key("dead-waiter");
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    let gone = spawn_waiter(world, &dead, &key).await;
-    let waiter = spawn_waiter(world, &other, &key).await;
-    dead.calls.cut();
-    gone.abort();
-    guard.unlock().await.expect("released");
-    expect_granted(world, waiter).await.unlock().await.expect("released");
-    world.expect_nothing_left().await;
-}
-
-/// One release wakes one waiter.
-pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
-    const WAITERS: u64 = 6;
-    let (holder, key) = (world.client().await, world.key("herd"));
-    // A lease so long that no waiter looks by itself in the meantime.
-    let ttl = Duration::from_secs(60);
-    let guard = holder.locker.lock(&key).ttl(ttl).await.expect("granted");
-    let mut clients = Vec::new();
-    let mut tasks = JoinSet::new();
-    for _ in 0..WAITERS {
-        let client = world.client().await;
-        let request = client.locker.lock(&key).ttl(ttl).into_future();
-        tasks.spawn(async move { request.await.expect("granted").unlock().await.expect("released") });
-        client.calls.queued(1).await;
-        clients.push(client);
-    }
-    guard.unlock().await.expect("released");
-    timeout(world.patience(), tasks.join_all()).await.expect("everybody was served");
-    let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
-    let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
-    let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
-    // One each, and some room for a machine so slow that a handover times out. A herd would need 21 and 27.
-    assert!(wakes <= 2 * WAITERS, "{wakes} wake-ups for {WAITERS} releases");
-    assert!(claims <= 3 * WAITERS, "{claims} claims for {WAITERS} grants");
 }
 
 /// Names with spaces, slashes, accents, percent signs and tags are different locks; so are long ones.
@@ -765,18 +524,6 @@ pub async fn close_releases_everything<S: Setup>(world: &World<S>) {
         assert_eq!(error.kind(), ErrorKind::Closed);
     }
     client.locker.close().await.expect("closing twice is fine");
-    world.expect_nothing_left().await;
-}
-
-/// Closing ends the waits of the locker, and leaves no place in the queue for longer than a lease.
-pub async fn closing_ends_waits<S: Setup>(world: &World<S>) {
-    let (holder, client, key) = (world.client().await, world.client().await, world.key("close-wait"));
-    let guard = holder.locker.lock(&key).await.expect("granted");
-    let waiter = spawn_waiter(world, &client, &key).await;
-    client.locker.close().await.expect("closed");
-    let ended = timeout(world.patience(), waiter).await.expect("in time").expect("the task is well");
-    assert_eq!(ended.expect_err("closed").kind(), ErrorKind::Closed);
-    guard.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
 

@@ -9,6 +9,7 @@ mod program;
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -163,25 +164,20 @@ impl Child {
             other => panic!("the child answered {line:?}: {other:?}\n{}", self.process.log()),
         }
     }
+}
 
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
+/// Its process, to kill, freeze and thaw.
+impl Deref for Child {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
     }
+}
 
-    /// Kills it and waits until it is gone.
-    pub fn kill9(&mut self) {
-        self.process.kill9();
-    }
-
-    /// Freezes it; returns when it stands still.
-    pub fn stop(&self) {
-        self.process.stop();
-    }
-
-    /// Thaws it.
-    pub fn cont(&self) {
-        self.process.cont();
+impl DerefMut for Child {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -89,11 +90,6 @@ impl EtcdServer {
         self.ports.client.number()
     }
 
-    /// The server's process id; a restarted server has another.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
     /// The member's name in its cluster.
     pub fn name(&self) -> &str {
         &self.name
@@ -102,26 +98,6 @@ impl EtcdServer {
     /// Where the server keeps its data.
     pub fn data_directory(&self) -> PathBuf {
         self.directory.path().join("data")
-    }
-
-    /// What the server printed.
-    pub fn log(&self) -> String {
-        self.process.log()
-    }
-
-    /// Kills the server and waits until it is gone.
-    pub fn kill9(&mut self) {
-        self.process.kill9();
-    }
-
-    /// Freezes the server; returns when it stands still. Its connections stay open.
-    pub fn stop(&self) {
-        self.process.stop();
-    }
-
-    /// Thaws the server.
-    pub fn cont(&self) {
-        self.process.cont();
     }
 
     /// Starts the server again on its ports, killing it first if it runs, and waits until it answers. Only a server that
@@ -201,6 +177,21 @@ impl EtcdServer {
         open.run(&["role", "add", "root"]);
         open.run(&["user", "grant-role", "root", "root"]);
         open.run(&["auth", "enable"]);
+    }
+}
+
+/// Its process, to kill, freeze and thaw; a restarted server has another.
+impl Deref for EtcdServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for EtcdServer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 

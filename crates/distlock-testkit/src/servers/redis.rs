@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use super::directory::Directory;
@@ -115,34 +116,9 @@ impl RedisServer {
         self.port.number()
     }
 
-    /// The server's process id; a restarted server has another.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
     /// Where the server keeps its data.
     pub fn directory(&self) -> &std::path::Path {
         self.directory.path()
-    }
-
-    /// What the server printed.
-    pub fn log(&self) -> String {
-        self.process.log()
-    }
-
-    /// Kills the server and waits until it is gone.
-    pub fn kill9(&mut self) {
-        self.process.kill9();
-    }
-
-    /// Freezes the server; returns when it stands still. Its connections stay open.
-    pub fn stop(&self) {
-        self.process.stop();
-    }
-
-    /// Thaws the server.
-    pub fn cont(&self) {
-        self.process.cont();
     }
 
     /// Starts the server again on its port, killing it first if it runs, and waits until it answers.
@@ -226,6 +202,21 @@ impl RedisServer {
             self.try_command(&["PING"]).is_ok_and(|reply| reply == pong).then_some(Ok(()))
         });
         answer.unwrap_or_else(|| Err(self.log()))
+    }
+}
+
+/// Its process, to kill, freeze and thaw; a restarted server has another.
+impl Deref for RedisServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for RedisServer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 

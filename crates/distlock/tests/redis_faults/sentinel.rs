@@ -76,11 +76,11 @@ async fn a_sentinel_that_names_another_master_is_outvoted() {
     liar.command(&["SENTINEL", "REMOVE", "locks"]);
     liar.command(&["SENTINEL", "MONITOR", "locks", "127.0.0.1", &other.port().to_string(), "2"]);
     // It answers first, and the others know better.
-    honest.iter().for_each(RedisServer::stop);
+    honest.iter().for_each(|server| server.stop());
     let url = setup.url();
     let connecting = tokio::spawn(async move { Locker::connect(&url).await });
     sleep(ms(300)).await;
-    honest.iter().for_each(RedisServer::cont);
+    honest.iter().for_each(|server| server.cont());
     let locker = match connecting.await.expect("no panic") {
         Ok(locker) => locker,
         // The machine was so slow that they were given up.

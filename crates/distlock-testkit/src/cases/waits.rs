@@ -1,0 +1,162 @@
+//! Waiting: for how long, in which order, and who is woken.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use distlock::ErrorKind;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{expect_granted, spawn_waiter};
+use crate::setup::{Client, Setup, World};
+
+/// A waiter gets the lock after its release, and not before.
+pub async fn lock_waits_until_it_is_released<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("wait"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let waiter = spawn_waiter(world, &other, &key).await;
+    tokio::time::sleep(world.setup.ttl() / 3).await;
+    assert!(!waiter.is_finished(), "granted while somebody else has it");
+    let released = world.now();
+    guard.unlock().await.expect("released");
+    let next = expect_granted(world, waiter).await;
+    assert!(world.now() > released);
+    next.unlock().await.expect("released");
+}
+
+/// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
+pub async fn a_timed_wait_ends_in_time_and_names_the_holder<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
+    let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
+    let (asked, wait) = (world.now(), Duration::from_millis(150));
+    let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
+    let waited = world.now().since(asked);
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(waited >= wait && waited < world.patience(), "waited {waited:?}");
+    let text = error.to_string();
+    for part in [key.as_str(), "owner the-holder", "month end", &format!("pid {}", std::process::id())] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// `wait(0)` is a try.
+pub async fn waiting_zero_asks_once<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
+    let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
+    let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_eq!(other.calls.claims.load(Ordering::SeqCst), 1);
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// `max_attempts(n)` sends n claims.
+pub async fn attempts_are_bounded<S: Setup>(world: &World<S>) {
+    let (holder, other, key) = (world.client().await, world.client().await, world.key("attempts"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    for attempts in [1, 2] {
+        let before = other.calls.claims.load(Ordering::SeqCst);
+        let error = other.locker.lock(&key).max_attempts(attempts).await.expect_err("it is taken");
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert_eq!(other.calls.claims.load(Ordering::SeqCst) - before, u64::from(attempts));
+    }
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// A waiter that is dropped is out of the queue: the next one gets the lock at once.
+pub async fn a_cancelled_wait_gives_up_its_place<S: Setup>(world: &World<S>) {
+    let (holder, quitter, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("cancel");
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    // So long a lease that a place that is kept shows.
+    let request = quitter.locker.lock(&key).ttl(Duration::from_secs(600));
+    let cancelled = tokio::spawn(request.into_future());
+    quitter.calls.queued(1).await;
+    let waiter = spawn_waiter(world, &other, &key).await;
+    cancelled.abort();
+    assert!(cancelled.await.expect_err("aborted").is_cancelled());
+    guard.unlock().await.expect("released");
+    expect_granted(world, waiter).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// Waiters get the lock in the order in which they came.
+pub async fn waiters_are_served_in_order<S: Setup>(world: &World<S>) {
+    let (holder, key) = (world.client().await, world.key("fifo"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let served = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut clients = Vec::new();
+    let mut tasks = JoinSet::new();
+    for number in 0..6 {
+        let (client, served) = (world.client().await, served.clone());
+        let request = client.locker.lock(&key).wait(world.patience() * 2).into_future();
+        tasks.spawn(async move {
+            let guard = request.await.expect("granted");
+            served.lock().unwrap().push(number);
+            guard.unlock().await.expect("released");
+        });
+        client.calls.queued(1).await;
+        clients.push(client);
+    }
+    guard.unlock().await.expect("released");
+    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody was served");
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    world.expect_nothing_left().await;
+}
+
+/// A waiter that died in the queue does not stop those behind it for longer than a lease.
+pub async fn a_dead_waiter_is_passed_over<S: Setup>(world: &World<S>) {
+    let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
+    let key = world.key("dead-waiter");
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let gone = spawn_waiter(world, &dead, &key).await;
+    let waiter = spawn_waiter(world, &other, &key).await;
+    dead.calls.cut();
+    gone.abort();
+    guard.unlock().await.expect("released");
+    expect_granted(world, waiter).await.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
+
+/// One release wakes one waiter.
+pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
+    const WAITERS: u64 = 6;
+    let (holder, key) = (world.client().await, world.key("herd"));
+    // A lease so long that no waiter looks by itself in the meantime.
+    let ttl = Duration::from_secs(60);
+    let guard = holder.locker.lock(&key).ttl(ttl).await.expect("granted");
+    let mut clients = Vec::new();
+    let mut tasks = JoinSet::new();
+    for _ in 0..WAITERS {
+        let client = world.client().await;
+        let request = client.locker.lock(&key).ttl(ttl).into_future();
+        tasks.spawn(async move { request.await.expect("granted").unlock().await.expect("released") });
+        client.calls.queued(1).await;
+        clients.push(client);
+    }
+    guard.unlock().await.expect("released");
+    timeout(world.patience(), tasks.join_all()).await.expect("everybody was served");
+    let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
+    let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
+    let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
+    // One each, and some room for a machine so slow that a handover times out. A herd would need 21 and 27.
+    assert!(wakes <= 2 * WAITERS, "{wakes} wake-ups for {WAITERS} releases");
+    assert!(claims <= 3 * WAITERS, "{claims} claims for {WAITERS} grants");
+}
+
+/// Closing ends the waits of the locker, and leaves no place in the queue for longer than a lease.
+pub async fn closing_ends_waits<S: Setup>(world: &World<S>) {
+    let (holder, client, key) = (world.client().await, world.client().await, world.key("close-wait"));
+    let guard = holder.locker.lock(&key).await.expect("granted");
+    let waiter = spawn_waiter(world, &client, &key).await;
+    client.locker.close().await.expect("closed");
+    let ended = timeout(world.patience(), waiter).await.expect("in time").expect("the task is well");
+    assert_eq!(ended.expect_err("closed").kind(), ErrorKind::Closed);
+    guard.unlock().await.expect("released");
+    world.expect_nothing_left().await;
+}
