@@ -165,6 +165,7 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("redlock://h1,h2", "2 nodes; below 3"),
         ("redlock://a,b,c,d", "4 nodes; an even one"),
         ("redlock://a,b,c,d,e,f,g,h,i,j,k", "11 nodes; each one costs"),
+        ("redlock://a,b,c?wait_replicas=1", "option \"wait_replicas\" is not known here"),
         ("redlock://a,b,A:6379", "host 3 is host 1 again"),
         ("redlock://a,[::1],[0::1]:6379", "host 3 is host 2 again"),
         ("etcd://h1/a?prefix=b", "the prefix is given twice"),

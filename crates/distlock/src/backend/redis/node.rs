@@ -19,7 +19,7 @@ use crate::backend::redis::value;
 use crate::backend::redis::waiting::Waiting;
 use crate::backend::{Attachment, LockInfo};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::owner::{Holder, Record};
 use crate::token::AttemptId;
@@ -41,6 +41,12 @@ impl NodeOptions {
     ) -> Result<NodeOptions> {
         let engine = builder.prefix(prefix).dial_timeout(dial_timeout).build()?;
         let mut options = (*engine.options).clone();
+        if options.wait_replicas > 0 {
+            let place = &options.dialer.place;
+            let problem =
+                format!("wait_replicas: {place} is one of several independent nodes; a majority of them counts");
+            return Err(Error::new(ErrorKind::Config, problem).with_help("leave it out, or use redis:// with replicas"));
+        }
         options.wake = wake;
         Ok(NodeOptions(Arc::new(options)))
     }

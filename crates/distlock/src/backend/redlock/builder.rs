@@ -42,7 +42,8 @@ impl Options {
 }
 
 impl Redlock {
-    /// A majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own way to be reached.
+    /// A majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own way to be reached. Their
+    /// [`wait_replicas`](RedisBuilder::wait_replicas) must be 0.
     pub fn of(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
         RedlockBuilder {
             nodes: nodes.into_iter().collect(),
@@ -150,6 +151,14 @@ mod tests {
             nodes(ports).build().expect("accepted");
         }
         assert_eq!(nodes(&[1, 2, 3]).prefix("a{b}").build().expect_err("refused").kind(), ErrorKind::Config);
+    }
+
+    #[test]
+    fn replicas_of_a_node_are_not_waited_for_and_that_is_said() {
+        let node = |port| Redis::tcp("localhost", port).wait_replicas(u32::from(port == 2));
+        let error = Redlock::of([1, 2, 3].map(node)).build().expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().starts_with("wait_replicas: localhost:2 is one of several"), "{error}");
     }
 
     #[test]
