@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub struct LockGuard {
     family: Arc<Family>,
     /// `None` only in a guard that was unlocked or detached and is about to be dropped.
     hold: Option<Arc<Hold>>,
+    /// The label that it was given since.
+    label: Mutex<Option<Arc<str>>>,
 }
 
 /// How sure a hold is.
@@ -56,7 +58,7 @@ pub enum HoldState {
 
 impl LockGuard {
     pub(crate) fn new(family: Arc<Family>, hold: Arc<Hold>) -> Self {
-        LockGuard { family, hold: Some(hold) }
+        LockGuard { family, hold: Some(hold), label: Mutex::default() }
     }
 
     /// The lock's name.
@@ -223,9 +225,12 @@ impl LockGuard {
         check_text("label", &label).map_err(|error| error.with_key(hold.key()))?;
         self.check()?;
         let mut lease = hold.lease();
-        lease.claim.record = Arc::new(Record { label: Some(label), ..Record::clone(&lease.claim.record) });
+        lease.claim.record = Arc::new(Record { label: Some(label.clone()), ..Record::clone(&lease.claim.record) });
         match self.family.backend.amend(&lease).await.map_err(|error| error.with_key(hold.key()))? {
-            true => Ok(()),
+            true => {
+                *self.label.lock().unwrap_or_else(PoisonError::into_inner) = Some(label);
+                Ok(())
+            }
             false => {
                 let now = self.family.clock.now();
                 hold.lose(LossReason::Revoked, now);
@@ -241,6 +246,7 @@ impl LockGuard {
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
         let mode = claim.mode();
+        let label = self.label.lock().unwrap_or_else(PoisonError::into_inner).clone();
         HoldTicket {
             key: claim.key,
             owner: claim.record.owner.clone(),
@@ -249,7 +255,7 @@ impl LockGuard {
             ttl: claim.ttl,
             delay: claim.delay,
             mode,
-            label: claim.record.label.clone(),
+            label: label.or_else(|| claim.record.label.clone()),
         }
     }
 

@@ -290,12 +290,17 @@ pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
     let key = world.key("adopt");
     let old = before.locker.lock(&key).owner("job-7").label("nightly").await.expect("granted");
     let waiting = spawn_waiter(world, &other, &key).await;
+    let mut label = "nightly";
+    if before.locker.capabilities().amends {
+        label = "half way";
+        old.relabel(label).await.expect("changed");
+    }
     let ticket = old.export();
     let new = after.locker.adopt(&ticket).await.expect("taken over");
     if after.locker.capabilities().inspects {
         let seen = after.locker.inspect().get(&key).await.expect("answered").expect("held");
         let record = seen.holder().and_then(|holder| holder.record.clone()).expect("one of ours");
-        assert_eq!(record.label.as_deref(), Some("nightly"), "it is still the same hold");
+        assert_eq!(record.label.as_deref(), Some(label), "it is still the same hold");
     }
     assert_eq!((new.fencing_token(), new.owner().as_str()), (old.fencing_token(), "job-7"));
     timeout(world.patience(), old.lost()).await.expect("the old one is told");

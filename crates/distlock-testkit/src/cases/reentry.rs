@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use distlock::backend::{Backend, Claim, Release};
-use distlock::{Mode, OwnerId, Process, Record};
+use distlock::{Key, LockGuard, Mode, OwnerId, Process, Record};
 
 use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_waiter};
-use crate::setup::{Setup, World};
+use crate::setup::{Client, Setup, World};
 
 /// The same owner gets in, with the same token; the lock is free when the last one has left.
 pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
@@ -15,6 +15,7 @@ pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
     let second = two.locker.lock(&key).owner("order-7").reentrant().wait(world.patience()).await.expect("entered");
     assert_eq!(first.fencing_token(), second.fencing_token());
+    expect_labels_of_their_own(&other, &key, [&first, &second]).await;
     assert!(other.locker.try_lock(&key).owner("order-8").reentrant().await.expect("no failure").is_none());
     first.unlock().await.expect("released");
     second.check().expect("it is still inside");
@@ -25,6 +26,20 @@ pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
     assert!(next.fencing_token() > token);
     next.unlock().await.expect("released");
     world.expect_nothing_left().await;
+}
+
+/// Who is inside is shown as often as it is, each with its own label.
+async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGuard; 2]) {
+    let capabilities = other.locker.capabilities();
+    if !capabilities.inspects || !capabilities.amends {
+        return;
+    }
+    for (entry, label) in entries.iter().zip(["one", "two"]) {
+        entry.relabel(label).await.expect("changed");
+    }
+    let shown = other.locker.inspect().get(key).await.expect("shown").expect("it is held");
+    let labels = shown.holders.iter().map(|holder| holder.record.as_ref().and_then(|record| record.label.as_deref()));
+    assert_eq!(labels.collect::<Vec<_>>(), [Some("one"), Some("two")]);
 }
 
 /// An owner that is inside never waits for those who wait for it.

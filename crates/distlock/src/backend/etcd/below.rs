@@ -5,7 +5,7 @@ use super::client::Client;
 use super::failure::Failure;
 use super::messages::{Compare, DeleteRangeRequest, PutRequest, Request, RequestOp, Response, TxnRequest};
 use super::names::end_of;
-use super::queue::{created_at, exists, own, range, ranges_of, txn};
+use super::queue::{created_at, exists, hangs_on, own, range, ranges_of, txn};
 
 /// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
 /// Answers the revision; `None` when it is not there.
@@ -47,6 +47,25 @@ pub(super) async fn swap(
     let answer = txn(client, request).await?;
     let is_there = answer.succeeded || ranges_of(answer.responses).flatten().next().is_some();
     Ok(is_there.then(|| answer.header.unwrap_or_default().revision))
+}
+
+/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Answers whether they were there.
+pub(super) async fn amend(
+    client: &Client,
+    head: (&Mark, Vec<u8>),
+    entry: (&[u8], Vec<u8>),
+    lease: i64,
+) -> Result<bool, Failure> {
+    let ((head, head_value), (key, value)) = (head, entry);
+    let put = |key: &[u8], value| {
+        Request::Put(PutRequest { key: key.to_vec(), value, ignore_lease: true, ..PutRequest::default() }).into()
+    };
+    let request = TxnRequest {
+        compare: vec![created_at(&head.key, head.created), hangs_on(key, lease)],
+        success: vec![put(key, value), put(&head.key, head_value)],
+        failure: Vec::new(),
+    };
+    Ok(txn(client, request).await?.succeeded)
 }
 
 /// What became of an entry that was to be deleted.

@@ -9,12 +9,13 @@ use super::client::{LEASE_TIME_TO_LIVE, PATIENCE};
 use super::engine::{Engine, holder_of};
 use super::entry;
 use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
-use super::names::end_of;
+use super::names::{Names, end_of};
 use super::queue::{self, Leaver};
 use super::standing;
 use crate::backend::LockInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::token::FencingToken;
 
 impl Engine {
@@ -79,29 +80,47 @@ impl Engine {
         if queue.is_empty() {
             return Ok(None);
         }
-        let (held, waiting) = queue.split_at(standing::holders(&self.names.lock(&key), &queue));
+        let lock = self.names.lock(&key);
+        let (held, waiting) = queue.split_at(standing::holders(&lock, &queue));
         let mut holders = Vec::with_capacity(held.len());
         for kv in held {
-            let ttl_left = match left.get(&kv.lease) {
-                Some(known) => *known,
-                None => {
-                    let asked = self.ttl_left(kv.lease).await?;
-                    left.insert(kv.lease, asked);
-                    asked
-                }
-            };
-            holders.push(holder_of(&kv.value, kv.create_revision).with_ttl_left(ttl_left));
+            let head_left = self.ttl_left(kv.lease, left).await?;
+            let entries = self.entries_below(&lock, kv).await?;
+            for entry in &entries {
+                // Whichever of the two leases ends first.
+                let own_left = self.ttl_left(entry.lease, left).await?;
+                let ttl_left = own_left.into_iter().chain(head_left).min();
+                holders.push(holder_of(&entry.value, kv.create_revision).with_ttl_left(ttl_left));
+            }
+            if entries.is_empty() {
+                holders.push(holder_of(&kv.value, kv.create_revision).with_ttl_left(head_left));
+            }
         }
         let waiters = waiting.iter().filter_map(|kv| Some(Arc::new(entry::read(&kv.value)?.record))).collect();
         Ok(Some(LockInfo::new(key, holders, waiters)))
     }
 
-    async fn ttl_left(&self, lease: i64) -> Result<Option<Duration>> {
+    /// The entries of an owner that is inside by the key `head`, the first one first; none in other modes.
+    async fn entries_below(&self, lock: &[u8], head: &KeyValue) -> Result<Vec<KeyValue>> {
+        if Names::mode(lock, &head.key) != Mode::Reentrant {
+            return Ok(Vec::new());
+        }
+        let mut entries = queue::list(&self.client, &Names::inside(lock, head.create_revision)).await?;
+        entries.sort_by_key(|kv| kv.create_revision);
+        Ok(entries)
+    }
+
+    async fn ttl_left(&self, lease: i64, known: &mut HashMap<i64, Option<Duration>>) -> Result<Option<Duration>> {
         if lease == 0 {
             return Ok(None);
         }
+        if let Some(left) = known.get(&lease) {
+            return Ok(*left);
+        }
         let request = LeaseTimeToLiveRequest { id: lease };
         let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, PATIENCE).await?;
-        Ok(Some(Duration::from_secs(answer.ttl.max(0).unsigned_abs())))
+        let left = Some(Duration::from_secs(answer.ttl.max(0).unsigned_abs()));
+        known.insert(lease, left);
+        Ok(left)
     }
 }

@@ -445,7 +445,7 @@ fn is_new(key: &[u8]) -> Compare {
 }
 
 /// The key hangs on that lease: nobody has taken it over.
-fn hangs_on(key: &[u8], lease: i64) -> Compare {
+pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Lease.into(),

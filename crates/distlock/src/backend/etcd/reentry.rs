@@ -501,11 +501,12 @@ impl Engine {
         Ok(self.grant_entry(&inside))
     }
 
-    /// Writes what is known about a holder anew, in the head, which is what others see.
+    /// Writes what is known about a holder anew: in its own key, and in the head, which is what those see who do not get in.
     pub(super) async fn amend_entry(&self, lease: &Lease) -> Result<bool> {
         let Some(inside) = self.entries.get(lease.claim.attempt) else { return Ok(false) };
-        let value = Entry::new(&lease.claim, inside.shared.id).to_value();
-        Ok(queue::rewrite(&self.client, &inside.head, Some(inside.shared.id), value).await?)
+        let value = |session: &Session| Entry::new(&lease.claim, session.id).to_value();
+        let head = (&inside.head, value(&inside.shared));
+        Ok(below::amend(&self.client, head, (&inside.key, value(&inside.own)), inside.own.id).await?)
     }
 }
 
