@@ -78,7 +78,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Patient<W> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-    use tokio::time::Instant;
+    use tokio::time::{Instant, timeout};
 
     use super::*;
 
@@ -99,7 +99,7 @@ mod tests {
         assert!(began.elapsed() > LONGEST_STALL * 2);
         let _reader = slow.await.unwrap();
         let began = Instant::now();
-        let error = patient.write_all(&[7; 96]).await.unwrap_err();
+        let error = timeout(LONGEST_STALL * 2, patient.write_all(&[7; 96])).await.expect("cut off").unwrap_err();
         assert_eq!((error.kind(), began.elapsed().as_secs()), (io::ErrorKind::TimedOut, LONGEST_STALL.as_secs()));
     }
 }
