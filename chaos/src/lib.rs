@@ -6,7 +6,6 @@
 mod arena;
 mod broken;
 mod crew;
-mod dice;
 mod ears;
 mod engine;
 mod fault;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::dice::Dice;
 use crate::engine::Engine;
 use crate::fault::{Fault, Trouble};
+use distlock_testkit::Dice;
 
 /// How many worker processes there are.
 pub(crate) const WORKERS: usize = 5;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use distlock::Locker;
 use distlock_testkit::servers::{Data, Directory, Process, RedisServer};
 
-use crate::dice::Dice;
+use distlock_testkit::Dice;
 
 /// How many locks there are, and how many processes take them.
 const LOCKS: usize = 1000;

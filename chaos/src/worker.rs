@@ -8,12 +8,12 @@ use std::time::Duration;
 use distlock::{Clock, LockGuard, Locker, Moment};
 
 use crate::broken::Broken;
-use crate::dice::Dice;
 use crate::ears::{Ears, Listening};
 use crate::journal::{Journal, What};
 use crate::plan::LOCKS;
 use crate::pulse;
 use crate::resource::Writer;
+use distlock_testkit::Dice;
 
 /// How many owners each worker has.
 const TASKS: usize = 2;

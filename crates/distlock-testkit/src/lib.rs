@@ -17,6 +17,7 @@ pub mod cases;
 pub mod child;
 pub mod clock_shim;
 pub mod conformance;
+mod dice;
 mod fuzz;
 pub mod history;
 pub mod netns;
@@ -28,6 +29,7 @@ pub mod stranger;
 mod turns;
 mod wire;
 
+pub use dice::Dice;
 pub use fuzz::{assert_in_proportion, fuzz};
 pub use polls::poll_times;
 pub use setup::{Client, MemorySetup, Setup, World};

@@ -85,6 +85,18 @@ pub struct Clock(Source);
 enum Source {
     Boottime,
     Manual(Arc<watch::Sender<Moment>>),
+    #[cfg(feature = "simulation")]
+    Runtime(RuntimeTime),
+}
+
+/// Time as a simulated machine's clock shows it.
+#[cfg(feature = "simulation")]
+#[derive(Clone, Copy)]
+struct RuntimeTime {
+    began: tokio::time::Instant,
+    first: Moment,
+    /// How much of its time passes while a second of the runtime's does.
+    rate: f64,
 }
 
 impl Clock {
@@ -102,6 +114,21 @@ impl Clock {
         (Clock(Source::Manual(now.clone())), ManualClock(now))
     }
 
+    /// For simulations: a clock that shows `first` now and goes on with the paused or advanced time of the tokio runtime it
+    /// is made in, faster by `drift` (slower, if negative). The keeper of a locker with such a clock is a task of the
+    /// runtime in which the locker is made, where that time passes, and not a thread of its own.
+    #[cfg(feature = "simulation")]
+    #[must_use]
+    pub fn of_runtime(first: Moment, drift: f64) -> Clock {
+        Clock(Source::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
+    }
+
+    /// Whether time passes only where the runtime runs that this clock was made in.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn is_of_runtime(&self) -> bool {
+        matches!(self.0, Source::Runtime(_))
+    }
+
     /// The current moment.
     #[must_use]
     pub fn now(&self) -> Moment {
@@ -111,6 +138,8 @@ impl Clock {
                 Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
             }
             Source::Manual(now) => *now.borrow(),
+            #[cfg(feature = "simulation")]
+            Source::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
         }
     }
 
@@ -132,6 +161,14 @@ impl Clock {
                 // The sender lives in self, so waiting cannot fail.
                 let _ = now.subscribe().wait_for(|now| *now >= moment).await;
             }
+            #[cfg(feature = "simulation")]
+            Source::Runtime(time) => {
+                while self.now() < moment {
+                    // Never for nothing, however short the rest is: that would not let time pass.
+                    let left = moment.since(self.now()).div_f64(time.rate).max(Duration::from_nanos(1));
+                    tokio::time::sleep(left).await;
+                }
+            }
         }
     }
 
@@ -147,6 +184,8 @@ impl fmt::Debug for Clock {
         match self.0 {
             Source::Boottime => f.write_str("Clock::system"),
             Source::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
+            #[cfg(feature = "simulation")]
+            Source::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
         }
     }
 }
@@ -198,6 +237,16 @@ mod tests {
         assert!(!sleeper.is_finished());
         hand.advance(Duration::from_secs(1));
         assert_eq!(sleeper.await.unwrap().since(start), Duration::from_secs(2));
+    }
+
+    #[cfg(feature = "simulation")]
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_of_the_runtime_goes_with_its_time_at_its_own_rate() {
+        let first = Moment::from_nanos(7);
+        let (exact, fast) = (Clock::of_runtime(first, 0.0), Clock::of_runtime(first, 0.25));
+        fast.sleep_until(first.after(Duration::from_secs(10))).await;
+        assert_eq!(exact.now().since(first), Duration::from_secs(8));
+        assert_eq!(fast.now().since(first), Duration::from_secs(10));
     }
 
     #[tokio::test]

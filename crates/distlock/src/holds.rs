@@ -565,7 +565,8 @@ impl Holds {
     pub(crate) fn close(&self, now: Moment) {
         let mut table = self.table();
         table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
-        let holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
+        let mut holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
+        holds.sort_by_key(|hold| (hold.end(), hold.claim.attempt));
         table.agenda.clear();
         table.owned.clear();
         for hold in holds.into_iter().filter(|hold| !hold.is_parked()) {

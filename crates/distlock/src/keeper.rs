@@ -47,6 +47,11 @@ type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 
 /// Starts the keeper of `core` and attaches the engine to it.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
+    #[cfg(feature = "simulation")]
+    if core.clock.is_of_runtime() {
+        start_here(core);
+        return Ok(());
+    }
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
     let (give, given) = mpsc::channel::<(Runtime, Pushed)>();
     let keeps = core.clone();
@@ -63,6 +68,19 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     core.backend.attach(Attachment { losses, runtime: handle, home, clock, drift: core.drift });
     let _ = give.send((runtime, pushed));
     Ok(())
+}
+
+/// Starts it as a task of this runtime: the only place where the family's time passes.
+#[cfg(feature = "simulation")]
+fn start_here(core: &Arc<Core>) {
+    let (losses, pushed) = Losses::channel();
+    let (handle, clock) = (Handle::current(), core.clock.clone());
+    core.backend.attach(Attachment { losses, runtime: handle.clone(), home: Some(handle), clock, drift: core.drift });
+    let keeps = core.clone();
+    tokio::spawn(async move {
+        let unconfirmed = Keeper::new(keeps.clone()).run(pushed).await;
+        let _ = keeps.closed.set(unconfirmed);
+    });
 }
 
 fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
@@ -136,7 +154,8 @@ impl Keeper {
             let retry = self.later.keys().next().map_or(Moment::NEVER, |(at, _)| *at);
             let next = core.holds.plan().min(retry).min(closed_by.unwrap_or(Moment::NEVER)).min(self.next_writing());
             tokio::select! {
-                () = core.holds.wake.notified() => {}
+                // Losses first. None can starve the others: whatever is due is begun on each way round.
+                biased;
                 Some((attempt, reason)) = pushed.recv() => {
                     if let Some(hold) = core.holds.lose(attempt, reason, core.clock.now()) {
                         retire(&core, &hold);
@@ -148,6 +167,7 @@ impl Keeper {
                     Ok((id, released)) => self.released(id, released),
                     Err(panicked) => self.unconfirmed.extend(self.releasing.remove(&panicked.id())),
                 },
+                () = core.holds.wake.notified() => {}
                 () = core.clock.sleep_until(next) => {}
             }
         }

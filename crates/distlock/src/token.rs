@@ -49,14 +49,47 @@ impl AttemptId {
     /// When the kernel has no random numbers to give; there is no safe lock without them.
     #[must_use]
     pub fn random() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(next) = seeded::next() {
+            return AttemptId(next);
+        }
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).expect("the kernel gives random numbers");
         AttemptId(u128::from_ne_bytes(bytes))
     }
 
+    /// For simulations: from now on the ids that this thread makes, and all jitter with them, are those of `seed`; with
+    /// `None` they are random again.
+    #[cfg(feature = "simulation")]
+    pub fn seed(seed: Option<u64>) {
+        seeded::SEED.set(seed);
+    }
+
     /// A number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
     pub(crate) fn fraction(self) -> f64 {
         f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
+    }
+}
+
+/// Ids that a seed decides.
+#[cfg(feature = "simulation")]
+mod seeded {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(super) static SEED: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn next() -> Option<u128> {
+        let half = || {
+            let state = SEED.get()?.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            SEED.set(Some(state));
+            // SplitMix64.
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            Some(u128::from(z ^ (z >> 31)))
+        };
+        Some(half()? << 64 | half()?)
     }
 }
 
@@ -93,6 +126,19 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(a.to_string().parse::<AttemptId>().unwrap(), a);
         assert_eq!(AttemptId(1).to_string(), "00000000000000000000000000000001");
+    }
+
+    #[cfg(feature = "simulation")]
+    #[test]
+    fn a_seed_decides_the_ids_of_its_thread_until_it_is_taken_away() {
+        let some = || [AttemptId::random(), AttemptId::random()];
+        AttemptId::seed(Some(7));
+        let first = some();
+        AttemptId::seed(Some(7));
+        assert_eq!(some(), first);
+        assert_ne!(first[0], first[1]);
+        AttemptId::seed(None);
+        assert_ne!(some(), first);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod holding;
 mod inspect;
 mod journal;
 mod link;
+mod link_state;
 mod names;
 pub(in crate::backend) mod node;
 mod options;

@@ -8,6 +8,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::backend::Attachment;
+use crate::backend::redis::link_state::{LinkState, State, Trouble};
 use crate::backend::redis::options::Options;
 use crate::backend::redis::sentinels::Sentinels;
 use crate::backend::redis::session::Session;
@@ -31,34 +32,8 @@ const LAST_PAUSE: Duration = Duration::from_millis(400);
 
 /// One supervised connection. Dropping it closes it.
 pub(super) struct Link {
-    state: watch::Receiver<State>,
+    state: Arc<LinkState>,
     supervisor: JoinHandle<()>,
-}
-
-#[derive(Clone)]
-enum State {
-    /// Being opened for the first time.
-    New,
-    Up(Arc<Session>),
-    Down(Trouble),
-}
-
-/// Why a connection could not be opened.
-#[derive(Debug, Clone)]
-struct Trouble {
-    kind: ErrorKind,
-    text: String,
-}
-
-impl Trouble {
-    fn error(&self) -> Error {
-        Error::new(self.kind, self.text.clone())
-    }
-
-    /// Whether waiting a little makes no sense.
-    fn is_final(&self) -> bool {
-        !self.error().is_retryable()
-    }
 }
 
 impl Link {
@@ -70,16 +45,17 @@ impl Link {
         attachment: &Attachment,
         home: Handle,
     ) -> Link {
-        let (sender, state) = watch::channel(State::New);
-        let supervisor = Supervisor { options, waiting, attachment: attachment.clone(), home, state: sender };
+        let state = Arc::new(LinkState::new());
+        let supervisor =
+            Supervisor { options, waiting, attachment: attachment.clone(), home, state: Supervised(state.clone()) };
         // tidy-allow(spawn): supervises the connection on the keeper's runtime
         Link { state, supervisor: attachment.runtime.spawn(supervisor.run()) }
     }
 
     /// The connection, if it is open now.
     pub(super) fn now(&self) -> Option<Arc<Session>> {
-        match &*self.state.borrow() {
-            State::Up(session) if !session.is_dead() => Some(session.clone()),
+        match self.state.now() {
+            State::Up(session) if !session.is_dead() => Some(session),
             _ => None,
         }
     }
@@ -89,16 +65,15 @@ impl Link {
         if let Some(session) = self.now() {
             return Ok(session);
         }
-        let mut state = self.state.clone();
-        let settled = state.wait_for(|state| match state {
+        let settled = self.state.wait_for(|state| match state {
             State::New => false,
             State::Up(session) => !session.is_dead(),
             State::Down(trouble) => trouble.is_final(),
+            State::Closed => true,
         });
-        let settled = tokio::time::timeout(patience, settled).await.map(|state| state.map(|state| state.clone()));
-        match settled {
-            Ok(Ok(State::Up(session))) => Ok(session),
-            Ok(Ok(State::Down(trouble))) => Err(trouble.error()),
+        match tokio::time::timeout(patience, settled).await {
+            Ok(State::Up(session)) => Ok(session),
+            Ok(State::Down(trouble)) => Err(trouble.error()),
             Ok(_) => Err(Error::closed()),
             Err(_) => Err(self.trouble()),
         }
@@ -106,25 +81,24 @@ impl Link {
 
     /// Returns when the connection is open or the first attempt to open it has failed.
     pub(super) async fn first(&self, patience: Duration) -> Result<()> {
-        let mut state = self.state.clone();
-        let settled = tokio::time::timeout(patience, state.wait_for(|state| !matches!(state, State::New))).await;
-        match settled.map(|state| state.map(|state| state.clone())) {
-            Ok(Ok(State::Down(trouble))) => Err(trouble.error()),
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) => Err(Error::closed()),
+        let settled = self.state.wait_for(|state| !matches!(state, State::New));
+        match tokio::time::timeout(patience, settled).await {
+            Ok(State::Down(trouble)) => Err(trouble.error()),
+            Ok(State::Closed) => Err(Error::closed()),
+            Ok(_) => Ok(()),
             Err(_) => Err(self.trouble()),
         }
     }
 
     pub(super) fn close(&self) {
         self.supervisor.abort();
-        if let State::Up(session) = &*self.state.borrow() {
+        if let State::Up(session) = self.state.now() {
             session.kill();
         }
     }
 
     fn trouble(&self) -> Error {
-        match &*self.state.borrow() {
+        match self.state.now() {
             State::Down(trouble) => trouble.error(),
             _ => Error::unavailable("redis: the server does not answer"),
         }
@@ -143,7 +117,16 @@ struct Supervisor {
     waiting: Option<Arc<Waiting>>,
     attachment: Attachment,
     home: Handle,
-    state: watch::Sender<State>,
+    state: Supervised,
+}
+
+/// A state that is closed when nobody supervises the connection any more.
+struct Supervised(Arc<LinkState>);
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.0.set(State::Closed);
+    }
 }
 
 /// How a connection came to its end.
@@ -167,7 +150,7 @@ impl Supervisor {
                 End::Homeless => self.home = self.attachment.runtime.clone(),
                 End::NeverOpen(trouble) => {
                     tracing::debug!(target: "distlock", error = trouble.text, "no connection to redis");
-                    let _ = self.state.send(State::Down(trouble));
+                    self.state.0.set(State::Down(trouble));
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
@@ -192,11 +175,11 @@ impl Supervisor {
         if let Some(waiting) = &self.waiting {
             waiting.wake_all();
         }
-        let _ = self.state.send(State::Up(session.clone()));
+        self.state.0.set(State::Up(session.clone()));
         let end = self.watch(&session, &mut task.0).await;
         session.kill();
         let text = "redis: the connection broke and is opened again".to_owned();
-        let _ = self.state.send(State::Down(Trouble { kind: ErrorKind::Unavailable, text }));
+        self.state.0.set(State::Down(Trouble { kind: ErrorKind::Unavailable, text }));
         end
     }
 
@@ -207,6 +190,7 @@ impl Supervisor {
         let mut switches = self.options.sentinels.as_ref().map(Sentinels::switches);
         loop {
             tokio::select! {
+                biased;
                 ended = &mut *task => {
                     return if ended.is_err() { End::Homeless } else { End::Died };
                 }

@@ -389,6 +389,7 @@ async fn open_as(
         MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
+        biased;
         session = prepare(options, server, waiting, attachment, protocol, connection) => session?,
         () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
     };

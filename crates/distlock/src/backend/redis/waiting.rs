@@ -1,7 +1,7 @@
 //! The attempts of this process that wait for a lock, and the messages that tell them.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry as MapEntry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as MapEntry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) struct Waiting {
     clock: Clock,
     drift: f64,
     losses: Losses,
-    table: Mutex<HashMap<AttemptId, Place>>,
+    table: Mutex<BTreeMap<AttemptId, Place>>,
     /// How often everybody had to claim again, perhaps from another server with another clock.
     era: AtomicU64,
 }
@@ -150,7 +150,7 @@ impl Waiting {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<AttemptId, Place>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<AttemptId, Place>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

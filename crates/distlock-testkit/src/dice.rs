@@ -5,10 +5,12 @@ use std::time::Duration;
 
 /// SplitMix64: the same numbers on every machine, which no library promises over its versions.
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
+    /// The numbers of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Dice {
         Dice(seed)
     }
 
@@ -21,23 +23,23 @@ impl Dice {
     }
 
     /// One of 0 to `count` - 1.
-    pub(crate) fn below(&mut self, count: usize) -> usize {
+    pub fn below(&mut self, count: usize) -> usize {
         usize::try_from(self.next() % count as u64).unwrap_or(0)
     }
 
     /// Whether something of so many in a hundred happens.
-    pub(crate) fn percent(&mut self, chance: usize) -> bool {
+    pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 
     /// A time of whole milliseconds.
-    pub(crate) fn millis(&mut self, range: Range<usize>) -> Duration {
+    pub fn millis(&mut self, range: Range<usize>) -> Duration {
         let ms = range.start + self.below(range.end - range.start);
         Duration::from_millis(ms as u64)
     }
 
     /// The same things in another order.
-    pub(crate) fn shuffle<T>(&mut self, things: &mut [T]) {
+    pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for at in (1..things.len()).rev() {
             things.swap(at, self.below(at + 1));
         }
