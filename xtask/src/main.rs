@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak | fuzz`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak | simulate | fuzz`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
@@ -24,6 +24,8 @@ The project's own commands.
   cargo xtask chaos ENGINE [--seconds N] [--seed S]
                                    locks on real servers (redis, sentinel, redlock, etcd, file) while all around them fails
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
+  cargo xtask simulate [redis|redlock] [--seeds N] [--from S]
+                                   locks in simulated time, in as many worlds; a seed decides all of one
   cargo xtask fuzz --seconds N     every decoder with hostile input, each for so long
   cargo xtask help                 this text
 ";
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
         ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
         ["soak", rest @ ..] => exit_code(chaos(&["soak"]).args(rest).succeeds()),
+        ["simulate", rest @ ..] => exit_code(simulate(rest).succeeds()),
         ["fuzz", "--seconds", seconds] if seconds.parse::<u32>().is_ok() => exit_code(fuzz(seconds).succeeds()),
         [] | ["help" | "-h" | "--help"] => {
             print!("{HELP}");
@@ -59,6 +62,10 @@ fn bench(name: &str, rest: &[&str]) -> Cmd {
 /// Not in release mode: the build that the tests are of.
 fn chaos(rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "-q", "-p", "distlock-chaos", "--"]).args(rest)
+}
+
+fn simulate(rest: &[&str]) -> Cmd {
+    Cmd::cargo(&["run", "--profile", "simulation", "-q", "-p", "distlock-simulation", "--"]).args(rest)
 }
 
 /// The unit tests that are fuzzers, from a new seed. One that fails prints the seed and the line for the corpus.

@@ -115,8 +115,9 @@ impl Clock {
     }
 
     /// For simulations: a clock that shows `first` now and goes on with the paused or advanced time of the tokio runtime it
-    /// is made in, faster by `drift` (slower, if negative). The keeper of a locker with such a clock is a task of the
-    /// runtime in which the locker is made, where that time passes, and not a thread of its own.
+    /// is made in, faster by `drift` (slower, if negative). Its wall shows the same, as a time since the Unix epoch. The
+    /// keeper of a locker with such a clock is a task of the runtime in which the locker is made, where that time passes, and
+    /// not a thread of its own.
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn of_runtime(first: Moment, drift: f64) -> Clock {
@@ -175,6 +176,10 @@ impl Clock {
     /// The wall clock, for records that people read; never for a decision.
     #[must_use]
     pub fn wall(&self) -> SystemTime {
+        #[cfg(feature = "simulation")]
+        if self.is_of_runtime() {
+            return SystemTime::UNIX_EPOCH + Duration::from_nanos(self.now().as_nanos());
+        }
         SystemTime::now()
     }
 }
@@ -247,6 +252,8 @@ mod tests {
         fast.sleep_until(first.after(Duration::from_secs(10))).await;
         assert_eq!(exact.now().since(first), Duration::from_secs(8));
         assert_eq!(fast.now().since(first), Duration::from_secs(10));
+        let wall = fast.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        assert_eq!(wall, Duration::new(10, 7));
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const ROWS: usize = 70;
 
 /// Where tests are.
-const SOURCES: [&str; 3] = ["crates", "chaos", "models"];
+const SOURCES: [&str; 4] = ["crates", "chaos", "models", "simulation"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,0 +1,183 @@
+//! A client: a machine with a locker and some tasks that take locks, write to what they protect, and release them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use distlock::{Clock, Event, EventKind, LockGuard, Locker, Mode, Moment};
+use distlock_testkit::Dice;
+
+use crate::broken::Broken;
+use crate::engine::Engine;
+use crate::story::{Story, name, true_time};
+
+/// How many owners each client has.
+const TASKS: usize = 2;
+/// How many permits the semaphore has.
+const PERMITS: u32 = 2;
+/// How many locks there are: one for one holder at a time, one for readers and writers, one semaphore; where
+/// the engine has no others, all are for one.
+pub(crate) const LOCKS: usize = 3;
+
+/// What a client is told.
+#[derive(Clone)]
+pub(crate) struct Duty {
+    pub(crate) number: usize,
+    pub(crate) engine: Engine,
+    pub(crate) seed: u64,
+    pub(crate) ttl: Duration,
+    pub(crate) has_guard: bool,
+    /// What its clock shows when the simulation begins, and by how much it is too fast.
+    pub(crate) clock: (Duration, f64),
+    pub(crate) story: Story,
+    /// Set when nothing is in the way any more: everybody takes each lock once more and leaves.
+    pub(crate) is_healed: Rc<Cell<bool>>,
+    /// How often it was started.
+    pub(crate) lives: Rc<Cell<u64>>,
+    pub(crate) broken: Option<Broken>,
+}
+
+/// Works until it is told to finish.
+pub(crate) async fn work(duty: Duty) -> turmoil::Result {
+    duty.lives.set(duty.lives.get() + 1);
+    let (first, drift) = duty.clock;
+    let first = first + true_time().mul_f64(1.0 + drift);
+    let clock = Clock::of_runtime(Moment::from_nanos(u64::try_from(first.as_nanos())?), drift);
+    let (told, is_fair) = (duty.story.clone(), duty.engine.is_fair());
+    let observer = move |event: &Event<'_>| observe(&told, is_fair, event);
+    let builder = Locker::builder().clock(clock.clone()).observer(observer);
+    let locker = duty.engine.locker(builder, duty.has_guard)?;
+    let mut tasks = Vec::new();
+    for task in 0..TASKS {
+        let number = (duty.number as u64) << 32 | duty.lives.get() << 8 | task as u64;
+        let dice = Dice::new(duty.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let worker = Worker { duty: duty.clone(), locker: locker.clone(), clock: clock.clone(), dice };
+        tasks.push(tokio::task::spawn_local(worker.run()));
+    }
+    for task in tasks {
+        task.await?;
+    }
+    let closed = locker.close().await.map_or_else(|error| format!("{:?}", error.kind()), |()| "well".into());
+    duty.story.note(format_args!("client {} closed: {closed}", duty.number));
+    Ok(())
+}
+
+/// The owner of a hold is the number of its turn.
+fn observe(story: &Story, is_fair: bool, event: &Event<'_>) {
+    let Ok(turn) = event.owner.as_str().parse() else { return };
+    match event.kind {
+        EventKind::Waiting { .. } => story.waits(turn, is_fair),
+        EventKind::Lost { reason, .. } => story.is_told(turn, &reason.to_string()),
+        EventKind::Renewed { .. } => story.note(format_args!("turn {turn}: renewed")),
+        EventKind::RenewalFailed { error, .. } => {
+            story.note(format_args!("turn {turn}: not renewed: {:?}", error.kind()));
+        }
+        _ => {}
+    }
+}
+
+struct Worker {
+    duty: Duty,
+    locker: Locker,
+    clock: Clock,
+    dice: Dice,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        while !self.duty.is_healed.get() {
+            let (lock, patience) = (self.dice.below(LOCKS), self.dice.millis(200..4000));
+            self.turn(lock, Some(patience)).await;
+            let rest = self.dice.millis(0..100);
+            tokio::time::sleep(rest).await;
+        }
+        for lock in 0..LOCKS {
+            while !self.turn(lock, None).await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
+    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+        let able = self.locker.capabilities();
+        let mode = match lock {
+            1 if able.shares && self.dice.percent(60) => Mode::Shared,
+            2 if able.slots => Mode::Slot { of: PERMITS },
+            _ => Mode::Exclusive,
+        };
+        let turn = self.duty.story.asks(self.duty.number, lock, mode);
+        match self.ask(turn, lock, mode, patience).await {
+            Ok(guard) => {
+                self.hold(turn, lock, guard).await;
+                true
+            }
+            Err(how) => {
+                self.duty.story.ends(turn, &how);
+                false
+            }
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        turn: usize,
+        lock: usize,
+        mode: Mode,
+        patience: Option<Duration>,
+    ) -> Result<LockGuard, String> {
+        let name = name(lock);
+        let request = match mode {
+            Mode::Shared => self.locker.read(name.as_str()),
+            Mode::Slot { of } => self.locker.semaphore(name.as_str(), of).acquire(),
+            _ => self.locker.lock(name.as_str()),
+        };
+        let request = request.ttl(self.duty.ttl).owner(turn.to_string().as_str());
+        let failed = |error: distlock::Error| format!("not granted: {:?}", error.kind());
+        let Some(patience) = patience else { return request.await.map_err(failed) };
+        if self.dice.percent(15) {
+            // Some lose patience by dropping the future.
+            let dropped = tokio::time::timeout(patience / 4, request).await;
+            return dropped.map_err(|_| "gives up by dropping".to_owned())?.map_err(failed);
+        }
+        request.wait(patience).await.map_err(failed)
+    }
+
+    async fn hold(&mut self, turn: usize, lock: usize, guard: LockGuard) {
+        let story = self.duty.story.clone();
+        let token = guard.fencing_token();
+        story.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
+        let is_hurried = self.duty.is_healed.get();
+        let mut left = if is_hurried { 1 } else { self.dice.below(12) };
+        while left > 0 && !guard.is_lost() {
+            story.is_good(turn, self.deadline(&guard));
+            let work = self.dice.millis(1..150);
+            tokio::time::sleep(work).await;
+            left -= 1;
+        }
+        // Nobody can rule out that it stands still here, between the last look and the write: that is what fences are for.
+        let blind =
+            if self.dice.percent(10) && !is_hurried { self.dice.millis(0..5000) } else { self.dice.millis(0..100) };
+        tokio::time::sleep(blind).await;
+        if guard.mode() == Mode::Exclusive {
+            story.write(turn, lock, token, self.duty.broken == Some(Broken::OpenFence));
+        }
+        let lost_at = guard.is_lost().then(|| self.deadline(&guard));
+        story.leaves(turn, lost_at);
+        if self.dice.percent(20) {
+            drop(guard);
+            return story.ends(turn, "dropped");
+        }
+        let unlocked = guard.unlock().await;
+        let how = unlocked.map_or_else(|error| format!("unlocked: {:?}", error.kind()), |()| "unlocked".into());
+        story.ends(turn, &how);
+    }
+
+    /// When its own clock shows the deadline, in true time.
+    fn deadline(&self, guard: &LockGuard) -> Duration {
+        let (deadline, now, rate) =
+            (guard.deadline().unwrap_or(Moment::NEVER), self.clock.now(), 1.0 + self.duty.clock.1);
+        let past = now.since(deadline).div_f64(rate);
+        (true_time() + deadline.since(now).div_f64(rate)).saturating_sub(past)
+    }
+}

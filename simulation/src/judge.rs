@@ -1,0 +1,43 @@
+//! What must not have happened.
+
+use std::fmt;
+
+use distlock_testkit::history::Violation;
+
+use crate::story::Story;
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// Two holders, a token that fell or was given twice, a waiter that was overtaken, a stale write that was accepted.
+    /// A hold's client is the number of its turn in the log.
+    History(Violation),
+    /// Turns of somebody who waited in vain though nothing was in the way any more.
+    NotServed(Vec<usize>),
+    /// Keys of locks that are there after every lease is over.
+    LeftBehind(Vec<String>),
+    /// A machine stopped, by an error or a panic.
+    Failed(String),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::History(violation) => write!(f, "{violation}"),
+            Finding::NotServed(turns) => write!(f, "not served though nothing was in the way: turns {turns:?}"),
+            Finding::LeftBehind(keys) => write!(f, "left behind: {keys:?}"),
+            Finding::Failed(how) => write!(f, "a machine failed: {how}"),
+        }
+    }
+}
+
+/// Every promise, given what went wrong in the world itself and the keys that the server keeps for long.
+pub(crate) fn judge(story: &Story, failed: Option<String>, kept: &[String]) -> Vec<Finding> {
+    let violation = story.history().check().err().map(Finding::History);
+    let unserved = Some(story.unserved()).filter(|turns| !turns.is_empty()).map(Finding::NotServed);
+    // Fences must outlive their locks, and the canary of the restart guard every server.
+    let passes = |key: &&String| !key.ends_with(":f") && !key.ends_with(":g");
+    let kept: Vec<_> = kept.iter().filter(passes).cloned().collect();
+    let left = Some(kept).filter(|keys| !keys.is_empty()).map(Finding::LeftBehind);
+    [failed.map(Finding::Failed), violation, unserved, left].into_iter().flatten().collect()
+}

@@ -1,0 +1,252 @@
+//! One world: a server, some clients, a network between them, and what goes wrong.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Once;
+use std::time::Duration;
+
+use distlock::AttemptId;
+use distlock_testkit::Dice;
+use turmoil::{Builder, Sim};
+
+use crate::broken::Broken;
+use crate::client::{self, Duty};
+use crate::engine::Engine;
+use crate::judge::{Finding, judge};
+use crate::plan::{Fault, Kind, Scene, Step, plan};
+use crate::server::{self, Machine};
+use crate::story::{Story, Trouble};
+
+const CLIENTS: usize = 3;
+/// About what the clocks show at first.
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+/// How long everybody may take to be served when nothing is in the way: eight retries of a claim take 20 s at the most.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long after the last client has left anything but fences may be kept: the longest heartbeat of a waiter, and then some.
+const KEPT: Duration = Duration::from_secs(5);
+/// Two clocks may differ by a part in a thousand; each may be off by a little less than half of that.
+const MOST_DRIFT_PPM: usize = 450;
+
+/// Which world to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Order {
+    /// What the locks are on.
+    pub engine: Engine,
+    /// What decides everything in it.
+    pub seed: u64,
+    /// For how long things go wrong.
+    pub time: Duration,
+    /// What is wrong with it on purpose.
+    pub broken: Option<Broken>,
+}
+
+/// What a world came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Every broken promise.
+    pub findings: Vec<Finding>,
+    /// Everything that happened, with the true time in seconds.
+    pub log: Vec<String>,
+    /// How many locks were asked for, how many granted, how many waits judged for their order, how many writes stale.
+    pub figures: [usize; 4],
+    /// How many faults there were.
+    pub faults: usize,
+}
+
+/// Runs a world from its beginning to its end.
+#[must_use]
+pub fn run(order: &Order) -> Outcome {
+    // The first connection of a process asks the server for the names of the scripts. Once that is done, all worlds are
+    // alike.
+    static KNOWN: Once = Once::new();
+    KNOWN.call_once(|| {
+        for (engine, has_guard) in [(Engine::Redis, false), (Engine::Redis, true), (Engine::Redlock, true)] {
+            World::new(&Order { engine, seed: 0, time: Duration::ZERO, broken: None }, has_guard).run();
+        }
+    });
+    let has_guard = match order.broken {
+        Some(Broken::LosesDataUnguarded) => false,
+        Some(Broken::CountsFromOne) => true,
+        _ => Dice::new(order.seed).percent(50),
+    };
+    World::new(order, has_guard).run()
+}
+
+struct World<'a> {
+    sim: Sim<'a>,
+    story: Story,
+    machines: Vec<Rc<Machine>>,
+    is_healed: Rc<Cell<bool>>,
+    steps: Vec<Step>,
+    order: Order,
+    has_guard: bool,
+    /// How long a message takes at least, and at most when nothing is wrong.
+    tick: Duration,
+    latency: Duration,
+}
+
+impl World<'_> {
+    fn new(order: &Order, has_guard: bool) -> Self {
+        let Order { engine, seed, broken, time } = *order;
+        let mut dice = Dice::new(seed);
+        AttemptId::seed(Some(seed));
+        let tick = dice.millis(6..16);
+        let latency = tick + dice.millis(5..50);
+        let mut sim = network(seed, tick, latency);
+        let (story, is_healed) = (Story::default(), Rc::new(Cell::new(false)));
+        let machines = (0..engine.servers()).map(|number| {
+            let epoch_us = EPOCH_US + dice.below(1_000_000_000) as u64;
+            Rc::new(Machine::new(number, epoch_us, drift(&mut dice), story.clone(), broken))
+        });
+        let machines: Vec<_> = machines.collect();
+        for (number, machine) in machines.iter().enumerate() {
+            let machine = machine.clone();
+            sim.host(server::name(number), move || server::serve(machine.clone()));
+        }
+        let ttl = dice.millis(600..3000);
+        for number in 0..CLIENTS {
+            let drift = if broken == Some(Broken::SlowClocks) { -0.3 } else { drift(&mut dice) };
+            let clock = (Duration::from_micros(EPOCH_US + dice.below(1_000_000_000) as u64), drift);
+            let (story, is_healed, lives) = (story.clone(), is_healed.clone(), Rc::default());
+            let duty = Duty { number, engine, seed, ttl, has_guard, clock, story, is_healed, lives, broken };
+            sim.host(client_name(number), move || client::work(duty.clone()));
+        }
+        let may_lose_data = has_guard || broken == Some(Broken::LosesDataUnguarded);
+        let scene = Scene { clients: CLIENTS, servers: engine.servers(), time, may_lose_data };
+        let steps = plan(&mut dice, scene);
+        World { sim, story, machines, is_healed, steps, order: *order, has_guard, tick, latency }
+    }
+
+    fn run(mut self) -> Outcome {
+        let steps = self.steps.clone();
+        let mut times: Vec<(Duration, bool, &Step)> = Vec::new();
+        times.extend(steps.iter().map(|step| (step.from, true, step)));
+        times.extend(steps.iter().map(|step| (step.to, false, step)));
+        times.sort_by_key(|(at, begins, _)| (*at, *begins));
+        let mut failed = None;
+        for (at, begins, step) in times {
+            failed = failed.or_else(|| self.until(at));
+            self.story.note_at(at, format_args!("{}: {}", if begins { "begins" } else { "is over" }, step.fault));
+            if begins { self.begin(step) } else { self.end(step.fault) }
+        }
+        failed = failed.or_else(|| self.until(self.order.time));
+        self.is_healed.set(true);
+        self.story.note_at(self.sim.elapsed(), format_args!("all is healed"));
+        let latest = self.sim.elapsed() + PATIENCE;
+        while failed.is_none() && self.sim.elapsed() < latest && self.is_anybody_there() {
+            failed = self.step();
+        }
+        let late = self.sim.elapsed() + KEPT;
+        let kept: Vec<String> = self.machines.iter().flat_map(|machine| machine.kept(late)).collect();
+        let findings = judge(&self.story, failed, &kept);
+        let (log, figures, faults) = (self.story.lines(), self.story.figures(), self.steps.len());
+        // Only now: machines that are taken apart still ask for ids.
+        drop(self);
+        AttemptId::seed(None);
+        Outcome { findings, log, figures, faults }
+    }
+
+    fn until(&mut self, moment: Duration) -> Option<String> {
+        let mut failed = None;
+        while failed.is_none() && self.sim.elapsed() < moment {
+            failed = self.step();
+        }
+        failed
+    }
+
+    fn step(&mut self) -> Option<String> {
+        self.sim.step().err().map(|error| error.to_string())
+    }
+
+    fn is_anybody_there(&mut self) -> bool {
+        (0..CLIENTS).any(|number| self.sim.is_host_running(client_name(number)))
+    }
+
+    fn begin(&mut self, step: &Step) {
+        let Step { fault: Fault { kind, client, server }, from, to } = *step;
+        self.story.is_troubled(Trouble { client, from, to: to + step.fault.settles(self.has_guard) });
+        match client {
+            None => self.crash_server(server.unwrap_or_default(), kind),
+            Some(client) if matches!(kind, Kind::Crash | Kind::PowerLoss) => self.crash_client(client, kind),
+            Some(client) => {
+                let name = client_name(client);
+                for server in self.servers(server) {
+                    match kind {
+                        Kind::LosesRequests => self.sim.partition_oneway(name.as_str(), server),
+                        Kind::LosesReplies => self.sim.partition_oneway(server, name.as_str()),
+                        Kind::CutOff => self.sim.partition(name.as_str(), server),
+                        Kind::HeldUp => self.sim.hold(name.as_str(), server),
+                        Kind::Slow(most) => self.sim.set_link_max_message_latency(name.as_str(), server, most),
+                        Kind::Crash | Kind::PowerLoss | Kind::DataLoss => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn crash_server(&mut self, server: usize, kind: Kind) {
+        self.sim.crash(server::name(server));
+        if kind == Kind::DataLoss {
+            self.machines[server].wipe();
+        }
+    }
+
+    fn crash_client(&mut self, client: usize, kind: Kind) {
+        let name = client_name(client);
+        self.story.is_killed(client, self.sim.elapsed());
+        for server in self.servers(None) {
+            if kind == Kind::PowerLoss {
+                self.sim.partition(name.as_str(), server.as_str());
+            }
+            // A runtime drops its tasks in an order that no seed decides: let all its last words take equally long.
+            self.sim.set_link_latency(name.as_str(), server, self.tick);
+        }
+        self.sim.crash(name.as_str());
+        for server in self.servers(None) {
+            self.sim.set_link_max_message_latency(name.as_str(), server, self.latency);
+        }
+    }
+
+    fn end(&mut self, fault: Fault) {
+        let Some(client) = fault.client else {
+            return self.sim.bounce(server::name(fault.server.unwrap_or_default()));
+        };
+        let name = client_name(client);
+        for server in self.servers(fault.server) {
+            match fault.kind {
+                Kind::HeldUp => self.sim.release(name.as_str(), server),
+                Kind::Slow(_) => self.sim.set_link_max_message_latency(name.as_str(), server, self.latency),
+                _ => self.sim.repair(name.as_str(), server),
+            }
+        }
+        if matches!(fault.kind, Kind::Crash | Kind::PowerLoss) {
+            self.sim.bounce(name);
+        }
+    }
+
+    /// The name of one server, or of all.
+    fn servers(&self, which: Option<usize>) -> Vec<String> {
+        let all = 0..self.machines.len();
+        all.filter(|number| which.is_none_or(|which| which == *number)).map(server::name).collect()
+    }
+}
+
+fn network<'a>(seed: u64, tick: Duration, latency: Duration) -> Sim<'a> {
+    Builder::new()
+        .rng_seed(seed)
+        .tick_duration(tick)
+        // Machines run one after the other in a tick: what is sent in one must not arrive before it was.
+        .min_message_latency(tick)
+        .max_message_latency(latency)
+        .tcp_capacity(1024)
+        .enable_random_order()
+        .build()
+}
+
+fn client_name(number: usize) -> String {
+    format!("client{number}")
+}
+
+fn drift(dice: &mut Dice) -> f64 {
+    (dice.below(2 * MOST_DRIFT_PPM) as f64 - MOST_DRIFT_PPM as f64) / 1e6
+}

@@ -1,0 +1,108 @@
+//! Some worlds, the same ones twice, and proof that each rule of the judge can fail.
+
+use std::time::Duration;
+
+use distlock_simulation::{Broken, Engine, Finding, Order, run};
+use distlock_testkit::history::Violation;
+
+fn order(engine: Engine, seed: u64) -> Order {
+    Order { engine, seed, time: Duration::from_secs(15), broken: None }
+}
+
+/// Nothing is broken, and something was tried.
+fn expect_clean(engine: Engine, seeds: u64) {
+    let mut sums = [0; 4];
+    for seed in 0..seeds {
+        let outcome = run(&order(engine, seed));
+        let log = || outcome.log.join("\n");
+        assert!(outcome.findings.is_empty(), "seed {seed}: {:?}\n{}", outcome.findings, log());
+        sums.iter_mut().zip(outcome.figures).for_each(|(sum, figure)| *sum += figure);
+    }
+    let [asked, granted, in_order, stale] = sums;
+    println!("{asked} asked, {granted} granted, {in_order} judged for their order, {stale} stale writes");
+    assert!(granted > 20 * seeds as usize, "{sums:?}: nothing was tried");
+    assert!(engine == Engine::Redlock || in_order > seeds as usize, "{sums:?}: no order was judged");
+}
+
+#[test]
+fn many_worlds_break_no_promise() {
+    expect_clean(Engine::Redis, 30);
+}
+
+#[test]
+fn many_worlds_of_redlock_break_no_promise() {
+    expect_clean(Engine::Redlock, 6);
+}
+
+#[test]
+fn the_same_seed_has_the_same_log() {
+    for order in
+        [(Engine::Redis, 4), (Engine::Redis, 7), (Engine::Redlock, 3)].map(|(engine, seed)| order(engine, seed))
+    {
+        let (one, other) = (run(&order), run(&order));
+        for (number, lines) in one.log.iter().zip(&other.log).enumerate() {
+            assert_eq!(lines.0, lines.1, "{order:?}, line {number}");
+        }
+        assert_eq!(one.log.len(), other.log.len(), "{order:?}");
+        assert!(one.log.len() > 100, "{order:?}: nothing happened");
+    }
+}
+
+/// The first that is found from a seed on which is known to find something; should the protocol change, another soon does.
+fn finding_of(broken: Broken, seed: u64) -> Option<Finding> {
+    let worlds = (seed..seed + 60).map(|seed| run(&Order { broken: Some(broken), ..order(Engine::Redis, seed) }));
+    worlds.flat_map(|outcome| outcome.findings).next()
+}
+
+#[track_caller]
+fn expect_two_holders(broken: Broken, seed: u64) {
+    let finding = finding_of(broken, seed);
+    assert!(matches!(finding, Some(Finding::History(Violation::TwoHolders(_)))), "{finding:?}");
+}
+
+#[test]
+fn a_release_of_anybodys_lock_is_found_out() {
+    expect_two_holders(Broken::ReleasesAnybodys, 0);
+}
+
+#[test]
+fn leases_shorter_than_their_holders_believe_are_found_out() {
+    expect_two_holders(Broken::HalvesLeases, 3);
+}
+
+#[test]
+fn deadlines_by_clocks_that_are_too_slow_are_found_out() {
+    expect_two_holders(Broken::SlowClocks, 0);
+}
+
+#[test]
+fn data_lost_without_a_restart_guard_is_found_out() {
+    expect_two_holders(Broken::LosesDataUnguarded, 5);
+}
+
+#[test]
+fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
+    let finding = finding_of(Broken::CountsFromOne, 2);
+    let Some(Finding::History(violation)) = finding else { panic!("{finding:?}") };
+    let is_it =
+        matches!(violation, Violation::TokenRepeated(_) | Violation::TokenFell(_) | Violation::StaleWrite { .. });
+    assert!(is_it, "{violation:?}");
+}
+
+#[test]
+fn a_queue_served_from_its_end_is_found_out() {
+    let finding = finding_of(Broken::ServesLastFirst, 1);
+    assert!(matches!(finding, Some(Finding::History(Violation::Overtaken(_)))), "{finding:?}");
+}
+
+#[test]
+fn an_open_fence_is_found_out() {
+    let finding = finding_of(Broken::OpenFence, 19);
+    assert!(matches!(finding, Some(Finding::History(Violation::StaleWrite { .. }))), "{finding:?}");
+}
+
+#[test]
+fn locks_that_are_never_forgotten_are_found_out() {
+    let finding = finding_of(Broken::NeverForgets, 2);
+    assert!(matches!(finding, Some(Finding::NotServed(_) | Finding::LeftBehind(_))), "{finding:?}");
+}
