@@ -73,8 +73,11 @@ struct Server {
     born: Duration,
     scripts: RefCell<Option<Scripts>>,
     /// Who hears what.
-    channels: RefCell<BTreeMap<Vec<u8>, BTreeMap<u64, UnboundedSender<Reply>>>>,
+    channels: RefCell<BTreeMap<Vec<u8>, Ears>>,
 }
+
+/// The connections that listen to a channel, by their numbers.
+type Ears = BTreeMap<u64, UnboundedSender<Reply>>;
 
 /// Serves until it is crashed.
 pub(crate) async fn serve(machine: Rc<Machine>) -> turmoil::Result {

@@ -126,7 +126,7 @@ fn to_lua(lua: &Lua, reply: &Reply) -> mlua::Result<Value> {
 fn from_lua(value: &Value) -> Reply {
     match value {
         Value::Boolean(true) => Reply::Int(1),
-        Value::Integer(number) => Reply::Int(*number as i64),
+        Value::Integer(number) => Reply::Int(*number),
         // Redis cuts the fraction off.
         Value::Number(number) => Reply::Int(*number as i64),
         Value::String(text) => Reply::text(text.as_bytes().to_vec()),
