@@ -2,8 +2,7 @@
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, SetOnce};
@@ -17,6 +16,8 @@ use crate::meter::HoldMeter;
 use crate::mode::Mode;
 use crate::options::Options;
 use crate::owner::OwnerId;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::token::{AttemptId, FencingToken};
 use crate::watchdog::{Kind, Watchdog};
 
@@ -384,6 +385,9 @@ pub(crate) enum Due {
     Renewal(Arc<Hold>, u32),
 }
 
+/// A hold that was entered once more, or that cannot be.
+type Reentry = std::result::Result<Arc<Hold>, Arc<Hold>>;
+
 /// What leaving a hold once left of it.
 pub(crate) enum Left {
     /// The owner is still inside.
@@ -440,12 +444,16 @@ impl Holds {
         self.table().find(owner, key, now).map(|entry| entry.hold.clone())
     }
 
-    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says.
-    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Arc<Hold>> {
+    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says. An error is the
+    /// hold that it cannot enter; nothing, that it has none. One look: another task may take the lock between two.
+    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Reentry> {
         let mut table = self.table();
-        let entry = table.find(owner, key, now).filter(|entry| entry.hold.is_shared() == shared)?;
+        let entry = table.find(owner, key, now)?;
+        if entry.hold.is_shared() != shared {
+            return Some(Err(entry.hold.clone()));
+        }
         entry.count += 1;
-        Some(entry.hold.clone())
+        Some(Ok(entry.hold.clone()))
     }
 
     /// The engine says that a hold is gone. Answers it, unless it is not one yet.
@@ -746,8 +754,10 @@ mod tests {
         let holds = Holds::new();
         let hold = Arc::new(hold(&Options::default()));
         holds.insert(hold.clone(), START).unwrap();
-        let entered = holds.reenter(hold.owner(), hold.key(), false, START).unwrap();
-        assert_eq!(entered.token, hold.token);
+        let entered = holds.reenter(hold.owner(), hold.key(), false, START);
+        assert!(entered.is_some_and(|entered| entered.is_ok_and(|entered| entered.token == hold.token)));
+        let as_reader = holds.reenter(hold.owner(), hold.key(), true, START);
+        assert!(as_reader.is_some_and(|refused| refused.is_err()));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));

@@ -1,13 +1,13 @@
 //! What happens to locks on its way into their histories: gathered here, written by the keeper beside its other work.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::Result;
 use crate::history::HistoryEntry;
 use crate::key::Key;
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How long entries gather before they are written.
 const GATHER: Duration = Duration::from_millis(100);

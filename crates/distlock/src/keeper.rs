@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -24,6 +24,7 @@ use crate::holds::{Chore, Due, Hold};
 use crate::journal::Noted;
 use crate::key::Key;
 use crate::span::Span;
+use crate::sync::{mpsc, thread};
 use crate::token::AttemptId;
 
 /// How many holds one renewal call carries.
@@ -61,7 +62,7 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
             run_on(&runtime, &keeps, pushed);
         }
     };
-    std::thread::Builder::new().name("distlock-keeper".into()).spawn(run).map_err(failed)?;
+    thread::Builder::new().name("distlock-keeper".into()).spawn(run).map_err(failed)?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (losses, pushed) = Losses::channel();
     let (handle, home, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());

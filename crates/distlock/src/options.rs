@@ -68,7 +68,7 @@ impl Default for Options {
             mode: Mode::Exclusive,
             reentrant: false,
             label: None,
-            group: Group::default(),
+            group: Default::default(),
         }
     }
 }

@@ -180,12 +180,16 @@ fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -
     // Slots of a semaphore are never found: an owner may have several.
     let now = family.clock.now();
     let shared = options.mode == Mode::Shared;
-    if options.reentrant
-        && let Some(hold) = family.holds.reenter(owner, key, shared, now)
-    {
-        return Ok(Some(hold));
-    }
-    let Some(hold) = family.holds.held(owner, key, now) else { return Ok(None) };
+    let has = if options.reentrant {
+        family.holds.reenter(owner, key, shared, now)
+    } else {
+        family.holds.held(owner, key, now).map(Err)
+    };
+    let hold = match has {
+        None => return Ok(None),
+        Some(Ok(hold)) => return Ok(Some(hold)),
+        Some(Err(hold)) => hold,
+    };
     let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))
         .with_held_for(Some(now.since(hold.acquired)))
         .with_ttl_left(hold.left(now));

@@ -23,7 +23,7 @@ mod queue;
 mod script;
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use self::journals::Journals;
 use self::queue::{Locks, Sender};
@@ -38,6 +38,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
 use crate::history::{HistoryEntry, answer_all};
 use crate::key::Key;
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::token::{AttemptId, FencingToken};
 
 /// Where the locks are: shared by every [`Memory`] on it.

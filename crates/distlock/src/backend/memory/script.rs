@@ -1,11 +1,11 @@
 //! Faults on order.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::sync::{Mutex, PoisonError};
 
 /// A request that can be made to go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

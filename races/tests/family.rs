@@ -1,0 +1,269 @@
+//! A family of lockers under schedules that no test on real threads meets: the table of holds, the keeper, guards and
+//! waits as they are, on the engine in memory.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Scene, TTL, end_somehow, explore};
+use distlock_races::backend::memory::{Fault, Operation};
+use distlock_races::{ErrorKind, LossReason};
+use shuttle::future::block_on;
+use shuttle::thread;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(1);
+
+#[test]
+fn contenders_come_in_one_by_one_and_leave_nothing() {
+    explore(|| {
+        let mut scene = Scene::new();
+        for _ in 0..3 {
+            scene.act(|locker, ward| {
+                let guard = block_on(locker.lock("k").into_future()).unwrap();
+                let token = ward.enter(guard);
+                thread::yield_now();
+                end_somehow(ward.leave(token));
+            });
+        }
+        // Time stands still: whoever waits is woken, or this never ends.
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn leases_that_end_are_noticed_before_the_next_is_let_in() {
+    explore(|| {
+        let mut scene = Scene::new();
+        // Answers to renewals that come when the lease they prolong would be over.
+        (0..4).for_each(|_| scene.store.script(Operation::Renew, Fault::DelayReply(TTL * 3 / 4)));
+        for watchdog in [true, false] {
+            scene.act(move |locker, ward| {
+                let guard = block_on(locker.lock("k").watchdog(watchdog).into_future()).unwrap();
+                let token = ward.enter(guard);
+                let mut was_lost = false;
+                for _ in 0..8 {
+                    let is_lost = ward.is_lost(token);
+                    assert!(is_lost || !was_lost, "a lost guard came back");
+                    was_lost = is_lost;
+                    thread::yield_now();
+                }
+                end_somehow(ward.leave(token));
+            });
+        }
+        scene.play_in_time();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_lost_guard_stays_lost_for_its_first_reason_while_it_is_renewed_broken_and_closed() {
+    explore(|| {
+        let mut scene = Scene::new();
+        let guard = block_on(scene.locker.lock("k").into_future()).unwrap();
+        let token = guard.fencing_token();
+        scene.act(move |locker, _| {
+            // It may have been lost before, or the family closed.
+            let _ = block_on(locker.inspect().force_release("k", token, "race"));
+        });
+        scene.act(|locker, _| drop(block_on(locker.close())));
+        scene.act(move |_, _| {
+            let mut reason = None;
+            for _ in 0..6 {
+                let seen = guard.check().err().map(|error| error.to_string());
+                assert!(reason.is_none() || reason == seen, "{reason:?} became {seen:?}");
+                reason = seen;
+                thread::yield_now();
+            }
+            let _ = block_on(guard.lost());
+            assert!(guard.is_lost());
+            end_somehow(guard);
+        });
+        scene.play_in_time();
+        scene.assert_nothing_stays();
+    });
+}
+
+#[test]
+fn a_break_reaches_the_guard_however_new_it_is() {
+    explore(|| {
+        let mut scene = Scene::new();
+        scene.act(|locker, _| {
+            let guard = block_on(locker.lock("k").into_future()).unwrap();
+            // Nothing else tells it: time stands still, so that nobody renews.
+            assert_eq!(block_on(guard.lost()), LossReason::Broken);
+        });
+        scene.act(|locker, _| {
+            let lock = loop {
+                match block_on(locker.inspect().get("k")).unwrap() {
+                    Some(lock) if !lock.holders.is_empty() => break lock,
+                    _ => thread::yield_now(),
+                }
+            };
+            let token = lock.holders[0].token.unwrap();
+            block_on(locker.inspect().force_release("k", token, "race")).unwrap();
+        });
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
+    explore(|| {
+        let mut scene = Scene::new();
+        let lost = block_on(scene.locker.lock("k").owner("o").into_future()).unwrap();
+        block_on(scene.locker.inspect().force_release("k", lost.fencing_token(), "race")).unwrap();
+        scene.act(|locker, _| {
+            let lost_before = lost;
+            block_on(lost_before.lost());
+            drop(locker);
+            end_somehow(lost_before);
+        });
+        scene.act(|locker, _| {
+            let again = loop {
+                match block_on(locker.lock("k").owner("o").into_future()) {
+                    // The keeper has not told the table yet.
+                    Err(error) if error.kind() == ErrorKind::AlreadyHeld => thread::yield_now(),
+                    again => break again.unwrap(),
+                }
+            };
+            again.detach();
+            thread::yield_now();
+            block_on(locker.unlock("k").owner("o").into_future()).unwrap();
+        });
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn waits_that_are_given_up_neither_keep_the_lock_nor_anybody_from_it() {
+    explore(|| {
+        let mut scene = Scene::new();
+        for _ in 0..2 {
+            scene.act(|locker, ward| {
+                if let Ok(guard) = block_on(timeout(SOON, locker.lock("k").into_future())) {
+                    let token = ward.enter(guard.unwrap());
+                    end_somehow(ward.leave(token));
+                }
+            });
+        }
+        scene.act(|locker, ward| {
+            let token = ward.enter(block_on(locker.lock("k").into_future()).unwrap());
+            thread::yield_now();
+            end_somehow(ward.leave(token));
+        });
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn closing_meets_every_stage_of_a_lock_and_leaves_nothing() {
+    explore(|| {
+        let mut scene = Scene::new();
+        for _ in 0..2 {
+            scene.act(|locker, ward| match block_on(locker.lock("k").into_future()) {
+                Ok(guard) => {
+                    let token = ward.enter(guard);
+                    thread::yield_now();
+                    end_somehow(ward.leave(token));
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
+            });
+        }
+        scene.act(|locker, _| block_on(locker.close()).unwrap());
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_guard_that_is_dropped_while_the_family_closes_is_released() {
+    explore(|| {
+        let mut scene = Scene::new();
+        let guard = block_on(scene.locker.lock("k").into_future()).unwrap();
+        scene.act(|_, _| drop(guard));
+        // Nobody else: the fewer steps there are, the more of their orders are tried.
+        block_on(scene.locker.close()).unwrap();
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn whoever_waits_for_the_loss_is_told_when_the_lease_ends() {
+    explore(|| {
+        let mut scene = Scene::new();
+        for name in ["a", "b"] {
+            scene.act(move |locker, _| {
+                let guard = block_on(locker.lock(name).watchdog(false).into_future()).unwrap();
+                assert_eq!(block_on(guard.lost()), LossReason::Expired);
+            });
+        }
+        scene.play_in_time();
+        scene.assert_nothing_stays();
+    });
+}
+
+#[test]
+fn a_family_that_is_dropped_releases_what_it_had() {
+    explore(|| {
+        let mut scene = Scene::new();
+        scene.act(|locker, _| block_on(locker.lock("k").into_future()).unwrap().detach());
+        scene.act(|locker, _| drop(block_on(timeout(SOON, locker.lock("k").into_future()))));
+        scene.play();
+        let Scene { store, locker, .. } = scene;
+        drop(locker);
+        // The keeper leaves by itself: nobody waits for it.
+        while !store.is_empty() {
+            thread::yield_now();
+        }
+        assert!(store.is_empty());
+    });
+}
+
+#[test]
+fn an_owner_inside_twice_keeps_others_out_until_it_has_left_twice() {
+    explore(|| {
+        let mut scene = Scene::new();
+        for _ in 0..2 {
+            scene.act(|locker, _| {
+                let guard = block_on(locker.lock("k").owner("twice").reentrant().into_future()).unwrap();
+                thread::yield_now();
+                assert!(!guard.is_lost(), "the other one left, not this one");
+                end_somehow(guard);
+            });
+        }
+        scene.act(|locker, ward| {
+            let token = ward.enter(block_on(locker.lock("k").into_future()).unwrap());
+            thread::yield_now();
+            let guard = ward.leave(token);
+            assert!(!guard.is_lost());
+            end_somehow(guard);
+        });
+        scene.play();
+        scene.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_lock_that_is_kept_for_a_while_is_released_then_and_not_before() {
+    explore(|| {
+        let mut scene = Scene::new();
+        let held_until = scene.clock.now().after(TTL / 2);
+        scene.act(|locker, _| end_somehow(block_on(locker.lock("k").at_least(TTL / 2).into_future()).unwrap()));
+        scene.play();
+        let clock = scene.clock.clone();
+        scene.act(move |locker, _| {
+            let guard = block_on(locker.lock("k").into_future()).unwrap();
+            assert!(clock.now() >= held_until);
+            end_somehow(guard);
+        });
+        scene.play_in_time();
+        // Of a lock that is kept at the end, observers hear nothing more: it is left to its lease.
+        scene.assert_nothing_stays();
+    });
+}
