@@ -227,7 +227,7 @@ impl Attempts {
         {
             table.slots.give_back(lease, &attempt.lock, number);
         }
-        table.wake_behind(&attempt.key, created + 1);
+        table.wake_behind(&attempt.key, created.saturating_add(1));
     }
 
     /// From now on the end of one of `before` is what `attempt` waits for.

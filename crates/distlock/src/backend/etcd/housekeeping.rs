@@ -64,8 +64,8 @@ impl Engine {
             }
             Phase::Held(since) if now.since(since) < WATCH_AFTER => return since.after(WATCH_AFTER),
             Phase::Held(_) => {
-                let ends = self.watches.watch(&attempt.lock, revision + 1, now);
-                let writes = self.watches.watch_writes(&attempt.key, revision + 1, now);
+                let ends = self.watches.watch(&attempt.lock, revision.saturating_add(1), now);
+                let writes = self.watches.watch_writes(&attempt.key, revision.saturating_add(1), now);
                 if ends.misses(revision) || writes.misses(revision) {
                     self.look_for(attempt);
                     return now.after(TICK);

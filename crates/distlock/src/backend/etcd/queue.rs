@@ -225,7 +225,7 @@ pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], c
             });
         }
     }
-    let success = sights(lock, key, mode, created - 1);
+    let success = sights(lock, key, mode, created.saturating_sub(1));
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
     let mut view = View::judged(lock, mode, answer.header.unwrap_or_default(), ranges_of(answer.responses));
     if view.own != Some(created) {
@@ -360,7 +360,7 @@ pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, va
 /// a lock waits for that, so it is asked once and not for long.
 pub(super) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
     const PATIENCE: Duration = Duration::from_millis(500);
-    let request = RangeRequest { key: key.to_vec(), revision: deleted - 1, ..RangeRequest::default() };
+    let request = RangeRequest { key: key.to_vec(), revision: deleted.saturating_sub(1), ..RangeRequest::default() };
     let answer: Result<RangeResponse, Failure> = client.call(RANGE, request, PATIENCE).await;
     let is_marked = |kv: &KeyValue| kv.create_revision == created && entry::is_broken(&kv.value);
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
@@ -396,17 +396,27 @@ pub(super) async fn list_between(client: &Client, first: &[u8], end: &[u8]) -> R
     }
     loop {
         let range_end = end.to_vec();
-        let page = RangeRequest { key: from, range_end, limit: PAGE, revision, ..RangeRequest::default() };
+        let page = RangeRequest { key: from.clone(), range_end, limit: PAGE, revision, ..RangeRequest::default() };
         let answer: RangeResponse = client.call(RANGE, page, PATIENCE).await?;
         // All pages show the same moment.
         revision = answer.header.unwrap_or_default().revision;
-        let Some(last) = answer.kvs.last().filter(|_| answer.more) else {
-            all.extend(answer.kvs);
-            return Ok(all);
-        };
-        from = [last.key.as_slice(), b"\0"].concat();
+        let next = next_page(&from, &answer)?;
         all.extend(answer.kvs);
+        match next {
+            Some(next) => from = next,
+            None => return Ok(all),
+        }
     }
+}
+
+/// Where the page after `answer` begins, if there is one.
+fn next_page(from: &[u8], answer: &RangeResponse) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(last) = answer.kvs.last().filter(|_| answer.more) else { return Ok(None) };
+    // A server that shows the same keys again and again would be asked for ever, and fill our memory.
+    if last.key.as_slice() < from {
+        return Err(Failure::new(Fault::Rejected, "etcd sent keys that come before those it was asked for"));
+    }
+    Ok(Some([last.key.as_slice(), b"\0"].concat()))
 }
 
 /// Sends a transaction by itself.
@@ -461,7 +471,7 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
         result: CompareResult::Less.into(),
         target: CompareTarget::Mod.into(),
         key: lock.to_vec(),
-        mod_revision: Some(revision + 1),
+        mod_revision: Some(revision.saturating_add(1)),
         range_end: end_of(lock),
         ..Compare::default()
     }
@@ -492,4 +502,49 @@ fn sorted(lock: &[u8], order: SortOrder, limit: i64) -> RangeRequest {
 
 pub(super) fn range(range: RangeRequest) -> RequestOp {
     Request::Range(range).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    const LOCK: &[u8] = b"locks/a/";
+    const KEY: &[u8] = b"locks/a/2a-1";
+
+    #[test]
+    fn fuzz_answers_to_transactions_and_ranges() {
+        distlock_testkit::fuzz("etcd_answer.txt", |input| {
+            if let Ok(answer) = TxnResponse::decode(input) {
+                distlock_testkit::assert_in_proportion(input, &answer);
+                let header = answer.header.unwrap_or_default();
+                if let Some(view) = lined_up(KEY.to_vec(), header, answer.responses.clone()) {
+                    assert!(view.holds == view.before.is_empty() && view.own == Some(header.revision));
+                }
+                for mode in [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 3 }] {
+                    let view = View::judged(LOCK, mode, header, ranges_of(answer.responses.clone()));
+                    assert!(!view.holds || view.own.is_some(), "who holds it has a key");
+                    let _ = view.disagreement(LOCK, mode);
+                    let slot = standing::free_slot(3, view.own.unwrap_or(i64::MAX), &view.heads);
+                    assert!(slot.is_none_or(|slot| slot < 3));
+                    sights(LOCK, KEY, mode, view.own.unwrap_or_default());
+                }
+            }
+            if let Ok(answer) = RangeResponse::decode(input) {
+                distlock_testkit::assert_in_proportion(input, &answer);
+                assert!(standing::holders(LOCK, &answer.kvs) <= answer.kvs.len());
+                let next = next_page(KEY, &answer);
+                assert!(next.is_err() || next.is_ok_and(|next| next.is_none_or(|next| *next > *KEY)), "it goes on");
+            }
+        });
+    }
+
+    #[test]
+    fn a_server_that_shows_the_same_page_again_is_not_asked_for_ever() {
+        let kvs = vec![KeyValue { key: KEY.to_vec(), ..KeyValue::default() }];
+        let page = RangeResponse { kvs, more: true, ..RangeResponse::default() };
+        let next = next_page(LOCK, &page).unwrap().unwrap();
+        assert!(next_page(&next, &page).is_err());
+    }
 }

@@ -430,8 +430,8 @@ impl Engine {
                 Phase::Held(since) if now.since(since) >= WATCH_AFTER => {
                     inside.own.touch(now);
                     inside.shared.touch(now);
-                    let head = self.watches.watch(&inside.lock, revision + 1, now);
-                    let own = self.watches.watch(&inside.area(), revision + 1, now);
+                    let head = self.watches.watch(&inside.lock, revision.saturating_add(1), now);
+                    let own = self.watches.watch(&inside.area(), revision.saturating_add(1), now);
                     if head.misses(revision) || own.misses(revision) {
                         self.look_inside(inside);
                     }

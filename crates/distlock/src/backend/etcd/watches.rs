@@ -207,14 +207,14 @@ impl Watches {
             let revision = answer.header.unwrap_or_default().revision;
             match watch.next {
                 0 => {
-                    watch.next = revision + 1;
+                    watch.next = revision.saturating_add(1);
                     watch.deleted.clear();
                     watch.since.send_replace(revision);
                 }
                 next => {
                     watch.since.send_if_modified(|since| {
                         *since == 0 && {
-                            *since = next - 1;
+                            *since = next.saturating_sub(1);
                             true
                         }
                     });
@@ -225,7 +225,7 @@ impl Watches {
         let kind = watch.kind;
         for event in answer.events.iter().filter(|event| event.kind == i32::from(kind)) {
             let Some(kv) = &event.kv else { continue };
-            watch.next = watch.next.max(kv.mod_revision + 1);
+            watch.next = watch.next.max(kv.mod_revision.saturating_add(1));
             if kind == EventType::Delete {
                 watch.remember(kv);
             }
@@ -278,5 +278,38 @@ impl Table {
             // A stream that ended meanwhile is opened again, with every watch.
             let _ = orders.send(WatchRequest { order: Some(order) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn fuzz_messages_of_a_watch() {
+        distlock_testkit::fuzz("etcd_watch.txt", |input| {
+            let Ok(answer) = WatchResponse::decode(input) else { return };
+            distlock_testkit::assert_in_proportion(input, &answer);
+            let watches = Watches::default();
+            let now = Moment::from_nanos(1);
+            let mut orders = watches.reopen_all();
+            watches.watch(b"locks/a/", 0, now);
+            watches.watch_writes(b"locks/a/2a-1", i64::MAX, now);
+            for _ in 0..REMEMBERED {
+                let _ = watches.take(&answer, &|_, key, revision| {
+                    let told = |event: &super::super::messages::Event| {
+                        event.kv.as_ref().is_some_and(|kv| kv.key == key && kv.mod_revision == revision)
+                    };
+                    assert!(answer.events.iter().any(told), "only what the server said");
+                });
+            }
+            let table = watches.table();
+            assert!(table.by_lock.len() == 2 && table.by_id.len() <= 2, "no watch comes or goes");
+            assert!(table.by_lock.values().all(|watch| watch.deleted.len() <= REMEMBERED));
+            let ordered = std::iter::from_fn(|| orders.try_recv().ok()).count();
+            assert!(ordered <= 2 + REMEMBERED, "{ordered} orders");
+        });
     }
 }
