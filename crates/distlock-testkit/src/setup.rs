@@ -13,6 +13,9 @@ use tokio::runtime::Handle;
 
 use crate::wire::{Calls, Wire};
 
+/// Longer than any case, and than its patience.
+const LASTING: Duration = Duration::from_secs(600);
+
 /// An engine with whatever it needs around it.
 pub trait Setup: Sized + Send + Sync + 'static {
     /// The engine.
@@ -49,18 +52,24 @@ impl<S: Setup> World<S> {
 
     /// A new client.
     pub async fn client(&self) -> Client {
-        self.client_by(Locker::builder()).await
+        self.client_by(Locker::builder(), self.setup.ttl()).await
+    }
+
+    /// A new client whose leases outlast every case: what becomes free was released, and nothing is lost on a machine
+    /// that is slow.
+    pub async fn lasting_client(&self) -> Client {
+        self.client_by(Locker::builder(), LASTING).await
     }
 
     /// A new client whose locks keep a history of so many entries.
     pub async fn chronicler(&self, most: u32) -> Client {
-        self.client_by(Locker::builder().history(most)).await
+        self.client_by(Locker::builder().history(most), self.setup.ttl()).await
     }
 
-    async fn client_by(&self, builder: LockerBuilder) -> Client {
+    async fn client_by(&self, builder: LockerBuilder, ttl: Duration) -> Client {
         let calls = Arc::new(Calls::default());
         let engine = Wire::new(self.setup.client().await, calls.clone());
-        let locker = builder.default_ttl(self.setup.ttl()).build(engine).expect("a locker");
+        let locker = builder.default_ttl(ttl).build(engine).expect("a locker");
         Client { locker, calls }
     }
 
@@ -104,7 +113,7 @@ impl<S: Setup> World<S> {
 
 /// A client of a set-up.
 pub struct Client {
-    /// Its locker, with the set-up's short lease as default.
+    /// Its locker, with the set-up's short lease as default unless a lasting one was asked for.
     pub locker: Locker,
     /// What went over its wire.
     pub calls: Arc<Calls>,

@@ -57,6 +57,9 @@ impl Inspect {
     /// # Errors
     /// Kind `InvalidInput` without a reason; `NotHeld` when nobody holds it with that token; `Foreign` when it is not
     /// ours to end; `Unsupported` when the engine cannot.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped the hold may or may not have been ended; not by half.
     pub async fn force_release<K>(&self, key: K, token: FencingToken, reason: &str) -> Result<()>
     where
         K: TryInto<Key>,

@@ -107,9 +107,16 @@ enum Broken {
     Foreign(String),
 }
 
-/// Ends the hold with `token`.
+/// Ends the hold with `token`. Goes on when its caller does not: one node is enough to tell the holder that its lock is lost,
+/// which then leaves it to the others until its lease ends.
 pub(super) async fn force_release(crew: &Arc<Crew>, key: &Key, token: FencingToken) -> Result<()> {
-    let keys = crew.keys(key)?;
+    let (keys, its_crew) = (crew.keys(key)?, crew.clone());
+    // tidy-allow(spawn): see above; it ends when the nodes have answered, or with their timeout
+    let breaking = crew.runtime.spawn(async move { break_everywhere(&its_crew, keys, token).await });
+    breaking.await.unwrap_or_else(|_| Err(Error::unknown("redlock: the engine was closed before the nodes answered")))
+}
+
+async fn break_everywhere(crew: &Arc<Crew>, keys: Keys, token: FencingToken) -> Result<()> {
     let answers = ask_all(crew, |member| {
         let keys = keys.clone();
         async move { break_on(&member, &keys, token).await }
