@@ -394,14 +394,14 @@ pub async fn force_release_needs_the_right_token<S: Setup>(world: &World<S>) {
 
 /// An acquire that is dropped after any number of polls leaves nothing, whether the lock was free or taken.
 pub async fn acquire_dropped_at_every_poll<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("polls"));
+    let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("polls"));
     for polls in 0..8 {
-        drop(poll_times(polls, client.locker.lock(&key).into_future()).await);
+        drop(drop_after(polls, client.locker.lock(&key).into_future()).await);
         expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
     }
     for polls in 0..4 {
         let guard = expect_lock(world, &other.locker, &key).await;
-        drop(poll_times(polls, client.locker.lock(&key).into_future()).await);
+        drop(drop_after(polls, client.locker.lock(&key).into_future()).await);
         guard.unlock().await.expect("released");
     }
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
@@ -410,9 +410,9 @@ pub async fn acquire_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 
 /// A try that is dropped after any number of polls leaves nothing.
 pub async fn try_lock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("try-polls"));
+    let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("try-polls"));
     for polls in 0..8 {
-        drop(poll_times(polls, client.locker.try_lock(&key).into_future()).await);
+        drop(drop_after(polls, client.locker.try_lock(&key).into_future()).await);
         expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
     }
     world.expect_nothing_left().await;
@@ -420,7 +420,7 @@ pub async fn try_lock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 
 /// An unlock that is dropped after any number of polls releases all the same.
 pub async fn unlock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
-    let (client, other, key) = (world.client().await, world.client().await, world.key("unlock-polls"));
+    let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("unlock-polls"));
     for polls in 0..8 {
         let guard = expect_lock(world, &client.locker, &key).await;
         let _ = poll_times(polls, guard.unlock()).await;

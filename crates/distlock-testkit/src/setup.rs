@@ -55,10 +55,12 @@ impl<S: Setup> World<S> {
         self.client_by(Locker::builder(), self.setup.ttl()).await
     }
 
-    /// A new client whose leases outlast every case: what becomes free was released, and nothing is lost on a machine
-    /// that is slow.
+    /// A new client for futures that are dropped. Its leases outlast every case: what becomes free was released, and
+    /// nothing is lost on a machine that is slow. Its wire is late, as [`Calls::delay`] says.
     pub async fn lasting_client(&self) -> Client {
-        self.client_by(Locker::builder(), LASTING).await
+        let client = self.client_by(Locker::builder(), LASTING).await;
+        client.calls.delay();
+        client
     }
 
     /// A new client whose locks keep a history of so many entries.

@@ -23,12 +23,19 @@ pub struct Calls {
     /// Claims that were answered busy.
     busy: watch::Sender<u64>,
     cut: AtomicBool,
+    late: AtomicBool,
 }
 
 impl Calls {
     /// From now on the engine is out of reach for this client, as after a crash or behind a cut cable.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on requests are sent a poll late, and answers arrive a poll late: whoever drops its future in between has
+    /// asked for nothing yet, or has had it done and does not know it.
+    pub fn delay(&self) {
+        self.late.store(true, Ordering::SeqCst);
     }
 
     /// How many claims were answered busy so far.
@@ -46,6 +53,16 @@ impl Calls {
     #[must_use]
     pub fn total(&self) -> u64 {
         [&self.claims, &self.renewals, &self.releases].iter().map(|calls| calls.load(Ordering::SeqCst)).sum()
+    }
+
+    async fn arrive<T>(&self, answer: impl Future<Output = T>) -> T {
+        if !self.late.load(Ordering::SeqCst) {
+            return answer.await;
+        }
+        tokio::task::yield_now().await;
+        let answer = answer.await;
+        tokio::task::yield_now().await;
+        answer
     }
 
     fn pass(&self, counter: &AtomicU64) -> Result<()> {
@@ -86,7 +103,7 @@ impl<B: Backend> Backend for Wire<B> {
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         self.calls.pass(&self.calls.claims)?;
-        let answer = self.engine.claim(claim).await;
+        let answer = self.calls.arrive(self.engine.claim(claim)).await;
         if matches!(answer, Ok(Claimed::Busy(_))) {
             self.calls.busy.send_modify(|busy| *busy += 1);
         }
@@ -95,11 +112,11 @@ impl<B: Backend> Backend for Wire<B> {
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
         self.calls.pass(&self.calls.claims)?;
-        self.engine.claim_all(claims).await
+        self.calls.arrive(self.engine.claim_all(claims)).await
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
-        let wake = self.engine.wait(claim).await;
+        let wake = self.calls.arrive(self.engine.wait(claim)).await;
         match self.calls.pass(&self.calls.wakes) {
             Ok(()) => wake,
             Err(_) => std::future::pending().await,
@@ -115,17 +132,17 @@ impl<B: Backend> Backend for Wire<B> {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.calls.pass(&self.calls.releases)?;
-        self.engine.release(claim).await
+        self.calls.arrive(self.engine.release(claim)).await
     }
 
     async fn amend(&self, lease: &Lease) -> Result<bool> {
         self.calls.pass(&self.calls.renewals)?;
-        self.engine.amend(lease).await
+        self.calls.arrive(self.engine.amend(lease)).await
     }
 
     async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
         self.calls.pass(&self.calls.claims)?;
-        self.engine.adopt(from, token, claim).await
+        self.calls.arrive(self.engine.adopt(from, token, claim)).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -137,7 +154,7 @@ impl<B: Backend> Backend for Wire<B> {
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        self.engine.force_release(key, token, reason).await
+        self.calls.arrive(self.engine.force_release(key, token, reason)).await
     }
 
     async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {

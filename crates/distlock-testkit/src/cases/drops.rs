@@ -17,7 +17,7 @@ const MOST_POLLS: usize = 8;
 const A_MOMENT: Duration = Duration::from_millis(50);
 
 /// Polls `future` so many times, or until it has waited for a moment without being woken, and drops it.
-async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
 }
 
