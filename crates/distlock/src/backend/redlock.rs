@@ -165,7 +165,7 @@ impl Backend for Redlock {
 
     async fn close(&self) -> Result<()> {
         if let Some(crew) = self.crew.get() {
-            crew.close();
+            crew.close().await;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::poll_times;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f07_acquire_future_dropped() {
@@ -40,6 +40,24 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
             unlock(other.lock("a").wait(PATIENCE).await.expect("withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release() {
+    check_on_3_and_5(async |bench| {
+        let slow = bench.minority();
+        let locker = bench.behind(&slow).await;
+        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        bench.each(&slow, |proxy| proxy.delay(ms(50)));
+        let began = now();
+        unlock(guard).await;
+        locker.close().await.expect("closed");
+        // Whoever is later than a node may be is not waited for.
+        let is_late = now().since(began) >= NODE_TIMEOUT;
+        let left = bench.keys(&slow);
+        assert!(left.is_empty() || is_late, "left behind: {left:?}");
     })
     .await;
 }

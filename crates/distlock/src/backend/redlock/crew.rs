@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use crate::backend::Attachment;
 use crate::backend::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
@@ -42,6 +43,8 @@ pub(super) struct Crew {
     pub(super) clock: Clock,
     pub(super) drift: f64,
     pub(super) runtime: Handle,
+    /// How many releases a minority has not answered yet.
+    late: watch::Sender<usize>,
     /// Every node was tried once, per lane.
     met: [AtomicBool; 2],
 }
@@ -71,6 +74,7 @@ impl Crew {
             clock: attachment.clock.clone(),
             drift: attachment.drift,
             runtime: attachment.runtime.clone(),
+            late: watch::Sender::new(0),
             met: Default::default(),
         }
     }
@@ -172,12 +176,31 @@ impl Crew {
         }
     }
 
-    pub(super) fn close(&self) {
+    /// Until what is answered is dropped, [`close`](Crew::close) waits.
+    pub(super) fn begin_late(self: &Arc<Crew>) -> Late {
+        self.late.send_modify(|count| *count += 1);
+        Late(self.clone())
+    }
+
+    /// Closes the connections. Not while a node that is a little late may still be releasing a lock: it would keep that
+    /// until its lease ends.
+    pub(super) async fn close(&self) {
+        // It cannot fail: the sender is ours. Each of them ends with its timeout.
+        let _ = self.late.subscribe().wait_for(|count| *count == 0).await;
         self.nodes.iter().for_each(|member| member.node.close());
     }
 
     pub(super) fn now(&self) -> Moment {
         self.clock.now()
+    }
+}
+
+/// A release that some nodes have yet to answer.
+pub(super) struct Late(Arc<Crew>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.late.send_modify(|count| *count -= 1);
     }
 }
 

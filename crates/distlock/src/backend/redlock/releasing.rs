@@ -154,9 +154,10 @@ fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Answers, mut owi
     if late.is_over() {
         return pay_later(crew, &parting, owing);
     }
-    let crew = crew.clone();
+    let (crew, waited_for) = (crew.clone(), crew.begin_late());
     // tidy-allow(spawn): the caller has its answer; a node that is late must be freed all the same
     crew.runtime.clone().spawn(async move {
+        let _waited_for = waited_for;
         late.run(parting.timeout, GRACE, |at, answer| {
             let is_done = read(answer).is_ok();
             crew.note(at, is_done);
