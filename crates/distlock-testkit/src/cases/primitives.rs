@@ -154,7 +154,10 @@ pub async fn several_locks_are_never_held_in_part<S: Setup>(world: &World<S>) {
             while rounds.load(Ordering::SeqCst) {
                 let refused = client.locker.lock_all(&keys).wait(Duration::ZERO).await.expect_err("one is taken");
                 assert_eq!(refused.kind(), ErrorKind::Timeout);
-                asked.fetch_add(1, Ordering::SeqCst);
+                // Where it met a look of ours, it was not tempted to take any.
+                if refused.key() == Some(&keys[2]) {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                }
             }
         }
     });

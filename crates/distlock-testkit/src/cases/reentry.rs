@@ -15,8 +15,8 @@ pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
     let second = two.locker.lock(&key).owner("order-7").reentrant().wait(world.patience()).await.expect("entered");
     assert_eq!(first.fencing_token(), second.fencing_token());
-    expect_labels_of_their_own(&other, &key, [&first, &second]).await;
     assert!(other.locker.try_lock(&key).owner("order-8").reentrant().await.expect("no failure").is_none());
+    expect_labels_of_their_own(&other, &key, [&first, &second]).await;
     first.unlock().await.expect("released");
     second.check().expect("it is still inside");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "the second is still inside");
