@@ -1,7 +1,6 @@
 //! Real processes for the tests: the harness, started, signalled and awaited.
 #![allow(missing_docs, dead_code)]
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -24,17 +23,15 @@ pub(crate) fn harness() -> &'static Path {
         build.args(["build", "--quiet", "--workspace", "--all-features", "--example", "supervised"]);
         build.args(path.iter().any(|part| part == "release").then_some("--release"));
         // What cargo tells a test about its package, some build scripts of others take for a change.
-        let told = std::env::vars_os().map(|(name, _)| name);
-        let is_told = |name: &OsString| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| starts_with(name, start));
-        told.filter(is_told).for_each(|name| drop(build.env_remove(name)));
+        for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+                build.env_remove(name);
+            }
+        }
         assert!(build.stderr(Stdio::null()).status().expect("cargo runs").success(), "the harness is built");
         path
     });
     &HARNESS
-}
-
-fn starts_with(name: &OsString, start: &str) -> bool {
-    name.to_str().is_some_and(|name| name.starts_with(start))
 }
 
 pub(crate) fn run(words: &[&str]) -> Command {
