@@ -45,6 +45,11 @@ pub enum Fault {
         /// Which one.
         server: usize,
     },
+    /// The wall clock of a server is set forward.
+    ClockForward {
+        /// Which one.
+        server: usize,
+    },
     /// The wall clock of a server is set back.
     ClockBack {
         /// Which one.
@@ -112,6 +117,7 @@ impl Fault {
             Fault::Restart { .. } => "server killed, restarted with its data",
             Fault::Forget { .. } => "server killed, restarted without its data",
             Fault::Flush { .. } => "server flushed",
+            Fault::ClockForward { .. } => "server's clock set forward",
             Fault::ClockBack { .. } => "server's clock set back",
             Fault::KillLeader => "leader killed",
             Fault::FreezeFollowers { .. } => "followers frozen",

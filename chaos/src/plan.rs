@@ -114,6 +114,7 @@ enum Kind {
     Restart,
     Forget,
     Flush,
+    ClockForward,
     ClockBack,
     KillLeader,
     FreezeFollowers,
@@ -126,8 +127,9 @@ fn kinds(engine: Engine) -> Vec<Kind> {
     use Kind::*;
     let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused];
     let servers: &[Kind] = match engine {
-        // A clock that leaps forward ends leases early: not promised on one server, nor where a bare majority has voted.
-        Engine::Redis | Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack],
+        // A clock that leaps forward ends leases early: not promised on one server.
+        Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
+        Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
         // A leader that is frozen and thaws revokes leases that live, in the version that Debian has.
         Engine::Etcd => &[KillLeader, KillLeader, FreezeFollowers, FreezeFollowers],
         // A master that is frozen and thaws serves its side until it is demoted; clients dial the servers themselves.
@@ -158,9 +160,11 @@ fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
         Kind::Restart => (Fault::Restart { server }, blink),
         Kind::Forget => (Fault::Forget { server }, blink),
         Kind::Flush => (Fault::Flush { server }, Duration::ZERO),
+        // Always the same one: the clocks of a majority are not promised.
+        Kind::ClockForward => (Fault::ClockForward { server: 0 }, Duration::from_millis(200)),
         Kind::ClockBack => {
             let by = dice.millis(200..1500);
-            // Always the same one: the clocks of a majority are not promised. Tokens rise by the clock after a loss of data, once it is where it was: none of that before.
+            // Tokens rise by the clock after a loss of data, once it is where it was: none of that before.
             (Fault::ClockBack { server: 0, by }, by + Duration::from_millis(500))
         }
         Kind::KillLeader => (Fault::KillLeader, dice.millis(200..2000)),
@@ -207,9 +211,13 @@ mod tests {
     fn only_one_clock_of_three_is_ever_set_and_it_has_its_time_again_before_data_are_lost() {
         let plan = Plan::new(Engine::Redlock, 3, MINUTE * 10);
         for step in &plan.servers {
-            if let Fault::ClockBack { server, by } = step.fault {
-                assert_eq!(server, 0);
-                assert!(step.lasts > by);
+            match step.fault {
+                Fault::ClockForward { server } => assert_eq!(server, 0),
+                Fault::ClockBack { server, by } => {
+                    assert_eq!(server, 0);
+                    assert!(step.lasts > by);
+                }
+                _ => {}
             }
         }
     }

@@ -1,11 +1,16 @@
 //! Redis servers that know nothing of each other: one, or three for a quorum.
 
+use std::time::Duration;
+
 use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::{Data, RedisServer, RedlockNodes};
 
 use super::Arena;
 use crate::fault::Fault;
 use crate::links::Links;
+
+/// Further than any lease.
+const LEAP: Duration = Duration::from_secs(10);
 
 /// The servers, the links to them, and the clock of the first.
 pub(crate) struct Redis {
@@ -50,6 +55,7 @@ impl Arena for Redis {
             Fault::Flush { server } => {
                 self.servers[server].command(&["FLUSHALL"]);
             }
+            Fault::ClockForward { .. } => self.clock.forward(ShiftedClock::Wall, LEAP),
             Fault::ClockBack { by, .. } => self.clock.back(ShiftedClock::Wall, by),
             other => unreachable!("{other:?} is not for Redis"),
         }
