@@ -104,6 +104,12 @@ impl Cmd {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).envs(self.env.iter().chain(&self.hidden_env).map(|(k, v)| (k, v)));
+        // What cargo tells this program about its package, some build scripts of others take for a change.
+        for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+                command.env_remove(name);
+            }
+        }
         command
     }
 
