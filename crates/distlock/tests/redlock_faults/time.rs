@@ -1,12 +1,14 @@
 //! Clocks that leap, extensions that fall apart.
 
-use distlock::{HoldState, LossReason};
+use distlock::backend::redis::Redis;
+use distlock::backend::redlock::Redlock;
+use distlock::{HoldState, LockGuard, Locker, LossReason};
 use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
-use distlock_testkit::proxy::Proxy;
+use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, ms, now, sleep, unlock};
+use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, locker_of, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f47_acks_of_different_rounds_never_make_a_majority() {
@@ -85,18 +87,95 @@ async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
     }
 }
 
+/// Nodes, the last of which have clocks that can be moved, and a holder of `a` for which a bare majority has voted: the last ones.
+async fn on_a_bare_majority(count: usize, moved: usize) -> (Bench, ClockShim, LockGuard) {
+    let (bench, shim) = with_clocks(count, moved);
+    let locker = bench.behind(&bench.all()).await;
+    let others = &bench.all()[..count / 2];
+    bench.each(others, |proxy| proxy.door(Door::Refuse));
+    bench.each(others, Proxy::cut);
+    let guard = locker.lock("a").ttl(PATIENCE * 9).await.expect("granted by the others");
+    assert!(others.iter().all(|at| !bench.has(*at, "a")), "all have it: the test tests nothing");
+    (bench, shim, guard)
+}
+
+/// Whether `rival` is granted the lock `a` within a time in which a node becomes known.
+async fn is_granted(rival: &Locker) -> bool {
+    let until = now().after(ms(3000));
+    while now() < until {
+        if let Ok(Some(_)) = rival.try_lock("a").await {
+            return true;
+        }
+        sleep(ms(10)).await;
+    }
+    false
+}
+
+/// A rival that knows the nodes sees by itself that clocks leapt: the holder cannot.
+async fn check_rival(count: usize, moved: usize, before: impl Fn(&[Proxy]), after: impl Fn(&[Proxy])) {
+    let (bench, shim, guard) = on_a_bare_majority(count, moved).await;
+    let way: Vec<_> = bench.nodes.ports().map(|port| Proxy::start(([127, 0, 0, 1], port).into())).collect();
+    let rival = locker_of(Redlock::of(way.iter().map(|proxy| Redis::tcp("127.0.0.1", proxy.port())))).await;
+    // Until it knows them.
+    sleep(ms(2500)).await;
+    bench.each(&bench.all(), Proxy::freeze);
+    before(&way);
+    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    after(&way);
+    assert!(!is_granted(&rival).await, "two holders of {count} nodes");
+    guard.check().expect("held");
+}
+
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_break_exclusion_and_the_token_still_rises() {
+async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_is_connected() {
+    check_rival(3, 1, |_| {}, |_| {}).await;
+    check_rival(5, 2, |_| {}, |_| {}).await;
+}
+
+#[tokio::test]
+async fn f48_clocks_that_leap_on_a_majority_cost_no_lock_when_they_are_seen() {
+    check_rival(3, 2, |_| {}, |_| {}).await;
+}
+
+#[tokio::test]
+async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects_again() {
+    let cut_off = |way: &[Proxy]| {
+        way.iter().for_each(|proxy| proxy.door(Door::Refuse));
+        way.iter().for_each(Proxy::cut);
+    };
+    check_rival(3, 1, cut_off, |way| way.iter().for_each(|proxy| proxy.door(Door::Open))).await;
+}
+
+#[tokio::test]
+async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_newcomers_wait_for_that() {
+    for count in [3, 5] {
+        let (bench, shim, guard) = on_a_bare_majority(count, count / 2).await;
+        shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+        let newcomer = bench.direct().await;
+        assert!(!is_granted(&newcomer).await, "two holders of {count} nodes");
+        guard.check().expect("held");
+    }
+}
+
+#[tokio::test]
+async fn f48_clocks_that_leap_on_a_majority_unseen_break_exclusion_and_the_token_still_rises() {
     for (count, moved) in [(3, 2), (5, 3)] {
         let (bench, shim) = with_clocks(count, moved);
-        let (locker, other) = (bench.direct().await, bench.direct().await);
+        let locker = bench.behind(&bench.all()).await;
         let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        bench.each(&bench.all(), Proxy::freeze);
         shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+        // Nobody was there to see it.
+        let other = bench.direct().await;
         let next = other.lock("a").wait(PATIENCE).await.expect("a majority has let it expire");
         assert!(!guard.is_lost(), "the documented limit: two believe that they have it");
         assert!(next.fencing_token() > guard.fencing_token(), "and the resource knows better");
-        guard.extend(PATIENCE).await.expect_err("not ours any more");
-        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told by the next renewal"), LossReason::Revoked);
+        bench.each(&bench.all(), Proxy::pass);
+        while !guard.is_lost() {
+            guard.extend(PATIENCE).await.expect_err("not ours any more");
+            sleep(ms(20)).await;
+        }
+        assert_eq!(guard.lost().await, LossReason::Revoked, "told by the next renewal");
         next.check().expect("the newer one is not disturbed");
         unlock(next).await;
     }

@@ -11,6 +11,7 @@ use crate::backend::Attachment;
 use crate::backend::redis::link_state::{LinkState, State, Trouble};
 use crate::backend::redis::options::Options;
 use crate::backend::redis::sentinels::Sentinels;
+use crate::backend::redis::server_clock::ServerClock;
 use crate::backend::redis::session::Session;
 use crate::backend::redis::waiting::Waiting;
 use crate::error::{Error, ErrorKind, Result};
@@ -34,6 +35,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(400);
 pub(super) struct Link {
     state: Arc<LinkState>,
     supervisor: JoinHandle<()>,
+    clock: Arc<ServerClock>,
 }
 
 impl Link {
@@ -45,11 +47,17 @@ impl Link {
         attachment: &Attachment,
         home: Handle,
     ) -> Link {
-        let state = Arc::new(LinkState::new());
+        let (state, clock) = (Arc::new(LinkState::new()), Arc::new(ServerClock::new(attachment)));
+        let refuge = attachment.runtime.clone();
         let supervisor =
-            Supervisor { options, waiting, attachment: attachment.clone(), home, state: Supervised(state.clone()) };
+            Supervisor { options, waiting, clock: clock.clone(), home, refuge, state: Supervised(state.clone()) };
         // tidy-allow(spawn): supervises the connection on the keeper's runtime
-        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()) }
+        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()), clock }
+    }
+
+    /// What is known of the server's clock, over all connections so far.
+    pub(super) fn clock(&self) -> &ServerClock {
+        &self.clock
     }
 
     /// The connection, if it is open now.
@@ -115,8 +123,10 @@ struct Supervisor {
     options: Arc<Options>,
     /// Who hears the messages of this connection.
     waiting: Option<Arc<Waiting>>,
-    attachment: Attachment,
+    clock: Arc<ServerClock>,
     home: Handle,
+    /// The runtime that is there when `home` is not.
+    refuge: Handle,
     state: Supervised,
 }
 
@@ -147,7 +157,7 @@ impl Supervisor {
                     // Not at once: a server may open every connection and close it again.
                     tokio::time::sleep(pause).await;
                 }
-                End::Homeless => self.home = self.attachment.runtime.clone(),
+                End::Homeless => self.home = self.refuge.clone(),
                 End::NeverOpen(trouble) => {
                     tracing::debug!(target: "distlock", error = trouble.text, "no connection to redis");
                     self.state.0.set(State::Down(trouble));
@@ -161,7 +171,7 @@ impl Supervisor {
     /// Opens a connection, serves with it, and sees it die.
     async fn one_session(&self) -> End {
         let (opened, opening) = oneshot::channel();
-        let life = live(self.options.clone(), self.waiting.clone(), self.attachment.clone(), opened);
+        let life = live(self.options.clone(), self.waiting.clone(), self.clock.clone(), opened);
         // tidy-allow(spawn): drives the connection where its callers are; the supervisor aborts it
         let mut task = Running(self.home.spawn(life));
         // A little more than the dialling itself may take: who exceeds that has no runtime to run on.
@@ -252,11 +262,11 @@ impl Drop for Running {
 async fn live(
     options: Arc<Options>,
     waiting: Option<Arc<Waiting>>,
-    attachment: Attachment,
+    clock: Arc<ServerClock>,
     opened: oneshot::Sender<std::result::Result<Arc<Session>, Trouble>>,
 ) {
     let limit = options.dial_timeout;
-    let outcome = tokio::time::timeout(limit, Session::open(&options, waiting, &attachment)).await;
+    let outcome = tokio::time::timeout(limit, Session::open(&options, waiting, &clock)).await;
     match outcome {
         Ok(Ok((session, driver))) => {
             if opened.send(Ok(session)).is_ok() {

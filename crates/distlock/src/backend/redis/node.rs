@@ -14,6 +14,7 @@ use crate::backend::redis::link::Link;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::options::Options;
 use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes_of, garbled, learn_hashes_of};
+pub(in crate::backend) use crate::backend::redis::server_clock::{LeapForward, Trust};
 use crate::backend::redis::session::Session;
 use crate::backend::redis::value;
 use crate::backend::redis::waiting::Waiting;
@@ -126,6 +127,16 @@ impl Node {
         }
     }
 
+    /// Returns when the node's clock was seen to leap forward, and nobody has dealt with it.
+    pub(in crate::backend) async fn leapt(&self) -> LeapForward {
+        self.main.clock().leapt().await
+    }
+
+    /// `leap` was dealt with when the node's clock showed `server_us`: its later answers are trusted again.
+    pub(in crate::backend) fn settle(&self, leap: LeapForward, server_us: u64) {
+        self.main.clock().settle(leap, server_us);
+    }
+
     pub(in crate::backend) fn close(&self) {
         self.main.close();
         self.reserved.close();
@@ -172,9 +183,10 @@ impl Connection {
         self.0.not_after(now)
     }
 
-    /// The node's clock showed `server_us` in the answer to what was sent at `sent`.
-    pub(in crate::backend) fn saw_clock(&self, sent: Moment, server_us: u64) {
+    /// The node's clock showed `server_us` in the answer to what was sent at `sent`. Answers what that answer is worth.
+    pub(in crate::backend) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
         self.0.saw_clock(sent, server_us);
+        self.0.trust(server_us)
     }
 
     /// The locks of this node whose names begin with `start`.

@@ -12,16 +12,15 @@ use redis::{
 };
 use tokio::sync::{OnceCell, SetOnce};
 
-use crate::backend::Attachment;
 use crate::backend::redis::combiner::{self, Answer, Combiner, Kind, Request};
 use crate::backend::redis::dial::{BoxStream, Dialer};
 use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, garbled, learn_hashes, nonce};
-use crate::backend::redis::server_clock::{Reading, ServerClock};
+use crate::backend::redis::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::backend::redis::waiting::Waiting;
-use crate::clock::{Clock, Moment};
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a request may take before it counts as unanswered.
@@ -39,8 +38,7 @@ pub(super) struct Session {
     dead: SetOnce<()>,
     in_flight: AtomicUsize,
     answers: AtomicU64,
-    clock: Clock,
-    server_clock: ServerClock,
+    server_clock: Arc<ServerClock>,
     /// Whom a leap of the server's clock concerns: those who wait by this connection.
     waiting: Option<Arc<Waiting>>,
     /// Which server it is.
@@ -64,14 +62,14 @@ impl Session {
     pub(super) async fn open(
         options: &Options,
         waiting: Option<Arc<Waiting>>,
-        attachment: &Attachment,
+        server_clock: &Arc<ServerClock>,
     ) -> Result<(Arc<Session>, Driver)> {
         let server = options.find().await?;
         match options.protocol {
-            Some(protocol) => open_as(options, &server, waiting, attachment, protocol).await,
-            None => match open_as(options, &server, waiting.clone(), attachment, Protocol::Resp3).await {
+            Some(protocol) => open_as(options, &server, waiting, server_clock, protocol).await,
+            None => match open_as(options, &server, waiting.clone(), server_clock, Protocol::Resp3).await {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    open_as(options, &server, waiting, attachment, Protocol::Resp2).await
+                    open_as(options, &server, waiting, server_clock, Protocol::Resp2).await
                 }
                 outcome => outcome,
             },
@@ -264,7 +262,7 @@ impl Session {
             return false;
         }
         // Not PING: this shows as well whether the server's clock leapt while nobody claimed anything.
-        let sent = self.clock.now();
+        let sent = self.server_clock.now();
         match self.ask(&redis::cmd("TIME")).await.map(read_time) {
             Ok(Ok(server_us)) => {
                 self.saw_clock(sent, server_us);
@@ -315,13 +313,22 @@ impl Session {
 
     /// The server's clock showed `server_us` in the answer that just came to what was sent at `sent`.
     pub(super) fn saw_clock(&self, sent: Moment, server_us: u64) {
-        let leap = self.server_clock.saw(Reading { sent, received: self.clock.now(), server_us });
+        let leap = self.server_clock.saw(Reading { sent, received: self.server_clock.now(), server_us });
         if let (Some(leap), Some(waiting)) = (leap, &self.waiting) {
-            tracing::warn!(target: "distlock", %leap, "the clock of redis was set: leases end at other times than agreed");
+            warn_of(leap);
             // Forward: the lease they wait for may be over.
             waiting.wake_all();
         }
     }
+
+    /// What an answer that just came is worth, for which the server's clock showed `server_us`.
+    pub(super) fn trust(&self, server_us: u64) -> Trust {
+        self.server_clock.trust(self.server_clock.now(), server_us)
+    }
+}
+
+fn warn_of(leap: Leap) {
+    tracing::warn!(target: "distlock", %leap, "the clock of redis was set: leases end at other times than agreed");
 }
 
 /// Why there is no answer.
@@ -372,7 +379,7 @@ async fn open_as(
     options: &Options,
     server: &Dialer,
     waiting: Option<Arc<Waiting>>,
-    attachment: &Attachment,
+    server_clock: &Arc<ServerClock>,
     protocol: Protocol,
 ) -> Result<(Arc<Session>, Driver)> {
     let info = login(options, protocol);
@@ -390,7 +397,7 @@ async fn open_as(
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
         biased;
-        session = prepare(options, server, waiting, attachment, protocol, connection) => session?,
+        session = prepare(options, server, waiting, server_clock, protocol, connection) => session?,
         () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
     };
     let (session, listening) = session;
@@ -428,7 +435,7 @@ async fn prepare(
     options: &Options,
     server: &Dialer,
     waiting: Option<Arc<Waiting>>,
-    attachment: &Attachment,
+    server_clock: &Arc<ServerClock>,
     protocol: Protocol,
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
@@ -440,9 +447,14 @@ async fn prepare(
     if let Some(guard) = &options.guard {
         guard.learn(&query(&mut connection, &guard.ask()).await.map_err(opening_failed)?);
     }
-    let sent = attachment.clock.now();
+    let sent = server_clock.now();
     let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
-    let reading = Reading { sent, received: attachment.clock.now(), server_us: read_time(time)? };
+    let reading = Reading { sent, received: server_clock.now(), server_us: read_time(time)? };
+    let leap = server_clock.met(&server.place, reading);
+    if let (Some(leap), Some(_)) = (leap, &waiting) {
+        // Whoever waits is woken when the connection is open.
+        warn_of(leap);
+    }
     let (mut hears, mut listener, mut listening) = (false, None, None);
     match (waiting.clone(), protocol) {
         (None, _) => {}
@@ -463,8 +475,7 @@ async fn prepare(
         dead: SetOnce::new(),
         in_flight: AtomicUsize::new(0),
         answers: AtomicU64::new(0),
-        clock: attachment.clock.clone(),
-        server_clock: ServerClock::new(attachment.drift, reading),
+        server_clock: server_clock.clone(),
         waiting,
         place: server.place.clone(),
         demoted: SetOnce::new(),

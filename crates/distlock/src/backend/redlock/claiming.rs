@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use crate::backend::redis::node::{self, Connection, Keys};
+use crate::backend::redis::node::{self, Connection, Keys, Trust};
 use crate::backend::redis::script::garbled;
 use crate::backend::redlock::attempts::Attempt;
 use crate::backend::redlock::crew::{Crew, GRACE};
@@ -21,6 +21,8 @@ use crate::token::{AttemptId, FencingToken};
 
 /// How much of the lease must be left when a majority has granted it.
 const LEAST_VALIDITY_PART: u32 = 4;
+/// How long whoever does not know the nodes yet waits for the others, which may tell that somebody has the lock.
+const NEWCOMER_GRACE: Duration = Duration::from_millis(50);
 /// The pause after split votes. Whoever came first tries again at once, when the others have taken theirs back; they try
 /// again later, up to twice as late with every split in a row.
 const FIRST_SPLIT: Duration = Duration::from_millis(2);
@@ -69,9 +71,13 @@ impl Request {
 }
 
 fn read_vote(answer: Answer) -> Result<Vote> {
-    let Answer { mut reply, now_us, hears } = answer;
+    let Answer { mut reply, now_us, hears, trust } = answer;
     Ok(match reply.word()?.as_str() {
-        "ack" => Vote::Granted,
+        "ack" => match trust {
+            Trust::Full => Vote::Granted,
+            Trust::Young => Vote::Young,
+            Trust::None => Vote::Distrusted,
+        },
         "low" => Vote::Low(reply.word()?.parse().map_err(|_| garbled())?),
         "held" => {
             let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
@@ -140,14 +146,25 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
 async fn round(crew: &Arc<Crew>, claim: &Claim, request: Request) -> (Tally, Answers) {
     let mut answers = volley::ask(crew, Ask::Claim(Box::new(request)), (0..crew.nodes.len()).collect());
     let mut tally = Tally::new(crew.nodes.len());
+    let take = |tally: &mut Tally, at, answer| {
+        let vote = vote_of(answer);
+        observe(crew, at, &vote, claim);
+        tally.set(at, vote);
+    };
     answers
         .run(Crew::node_timeout(claim.ttl), GRACE, |at, answer| {
-            let vote = vote_of(answer);
-            observe(crew, at, &vote, claim);
-            tally.set(at, vote);
+            take(&mut tally, at, answer);
             tally.is_decided()
         })
         .await;
+    if tally.is_provisional() {
+        answers
+            .run(NEWCOMER_GRACE, Duration::ZERO, |at, answer| {
+                take(&mut tally, at, answer);
+                !tally.is_provisional()
+            })
+            .await;
+    }
     (tally, answers)
 }
 
@@ -172,7 +189,7 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
         late.run(timeout, timeout, |at, answer| {
             let vote = vote_of(answer);
             observe(&crew, at, &vote, &claim);
-            if !matches!(vote, Vote::Granted | Vote::Unanswered) {
+            if !vote.keeps() && !matches!(vote, Vote::Unanswered) {
                 clear.push(at);
             }
             if matches!(vote, Vote::Held(_)) {
@@ -204,7 +221,7 @@ async fn refuse(
 ) -> Result<Claimed> {
     let is_split = tally.is_contested() && !tally.is_held();
     let splits = crew.attempts.refused(claim.attempt, claim.queue && tally.held().next().is_some(), is_split);
-    let granted = tally.nodes(|vote| matches!(vote, Vote::Granted));
+    let granted = tally.nodes(Vote::keeps);
     let kept = releasing::take_back(crew, parting, &granted).await;
     let unanswered = tally.nodes(|vote| matches!(vote, Vote::Unanswered)).len() + kept;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?tally }, "a redlock round was not granted");

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::backend::Attachment;
 use crate::backend::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
@@ -14,6 +15,7 @@ use crate::backend::redis::script::{Reply, Script};
 use crate::backend::redlock::attempts::Attempts;
 use crate::backend::redlock::builder::Options;
 use crate::backend::redlock::gate::Gates;
+use crate::backend::redlock::quarantine;
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts;
 use crate::backend::redlock::volley::Volleys;
@@ -47,6 +49,8 @@ pub(super) struct Crew {
     late: watch::Sender<usize>,
     /// Every node was tried once, per lane.
     met: [AtomicBool; 2],
+    /// One for each node, which waits for its clock to leap; they end with the crew.
+    _watches: JoinSet<()>,
 }
 
 /// One node and what is known of it.
@@ -64,8 +68,15 @@ impl Crew {
             let node = Node::start(node, attachment);
             Arc::new(Member { node, is_away: AtomicBool::new(false), birth: AtomicBool::new(false) })
         };
+        let nodes: Vec<_> = options.nodes.iter().map(member).collect();
+        let mut watches = JoinSet::new();
+        for member in &nodes {
+            let watch = quarantine::watch(member.clone(), options.node_key());
+            // tidy-allow(spawn): sleeps until a clock leaps
+            watches.spawn_on(watch, &attachment.runtime);
+        }
         Crew {
-            nodes: options.nodes.iter().map(member).collect(),
+            nodes,
             options: options.clone(),
             attempts: Attempts::default(),
             gates: Gates::default(),
@@ -76,6 +87,7 @@ impl Crew {
             runtime: attachment.runtime.clone(),
             late: watch::Sender::new(0),
             met: Default::default(),
+            _watches: watches,
         }
     }
 

@@ -4,7 +4,7 @@ local now = clock[1] * 1000000 + clock[2]
 local seen = redis.pcall('GET', KEYS[1])
 local until_us, horizon_us
 if type(seen) == 'string' then
-  until_us, horizon_us = string.match(seen, '^%x+ %d+ (%d+) (%d+)$')
+  until_us, horizon_us = string.match(seen, '^%x+ %d+ %d+ (%d+) (%d+)$')
 end
 if not horizon_us then
   return { ARGV[1], -1 }

@@ -3,6 +3,8 @@
 //! Each node keeps a note of the server's life that it was written in. A restart gives the server another id, a flush
 //! takes the note away: either way the next claim finds a node that cannot know what it granted. The other nodes know
 //! how far the leases reach.
+//!
+//! A node whose clock leaps forward ends leases early, which is as bad. It knows itself how far they reached.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,10 +12,10 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use crate::backend::redis::node::Lane;
+use crate::backend::redis::node::{Lane, LeapForward};
 use crate::backend::redlock::crew::{Crew, Member, run};
 use crate::backend::redlock::race::Race;
-use crate::backend::redlock::scripts::{BIRTH, HORIZON};
+use crate::backend::redlock::scripts::{BIRTH, HORIZON, LEAP};
 use crate::error::Result;
 
 /// How long the other nodes may take to tell.
@@ -21,6 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A claim that the node voted for before it forgot may be on its way to the others, who do not know of its lease yet. A
 /// claim is refused a second after it was sent; this is longer.
 const LAST_ROUND: Duration = Duration::from_millis(1500);
+/// The pause before a node whose clock leapt is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
 /// What the granularity of expiry may cost.
 const MARGIN: Duration = Duration::from_millis(5);
 
@@ -98,4 +102,27 @@ async fn horizon(member: &Member, key: &str) -> Result<Option<Duration>> {
     })
     .await?;
     Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
+}
+
+/// Puts a node into quarantine whenever its clock is seen to leap forward. Until that is done, its votes do not count.
+pub(super) async fn watch(member: Arc<Member>, node_key: String) {
+    loop {
+        let leap = member.node.leapt().await;
+        match after_leap(&member, &node_key, leap).await {
+            Ok(now_us) => member.node.settle(leap, now_us),
+            Err(error) => {
+                tracing::debug!(target: "distlock", { node = member.node.place(), error = %error }, "node not in quarantine yet");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Answers what the node's clock showed when it was done.
+async fn after_leap(member: &Member, node_key: &str, leap: LeapForward) -> Result<u64> {
+    let connection = member.connection(Lane::Main)?;
+    let fill = |command: &mut Cmd, nonce| {
+        command.arg(1).arg(node_key).arg(nonce).arg(leap.most_us).arg(leap.after_us);
+    };
+    run(&connection, &LEAP, fill).await?.unsigned()
 }

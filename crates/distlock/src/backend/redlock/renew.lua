@@ -50,7 +50,7 @@ if ARGV[2] == '1' and longest > 0 then
   local seen = redis.pcall('GET', KEYS[1])
   local head, horizon
   if type(seen) == 'string' then
-    head, horizon = string.match(seen, '^(%x+ %d+ %d+) (%d+)$')
+    head, horizon = string.match(seen, '^(%x+ %d+ %d+ %d+) (%d+)$')
   end
   if head then
     local clock = redis.call('TIME')

@@ -17,10 +17,10 @@ for i = 2, #names do
   fences[names[i]] = tonumber(last) or false
 end
 
--- What the node's note says: `run_id born_us until_us horizon_us`.
-local id, born, until_us, horizon = nil, 0, 0, math.huge
+-- What the node's note says: `run_id born_us leapt_us until_us horizon_us`.
+local id, born, leapt, until_us, horizon = nil, 0, 0, 0, math.huge
 if ARGV[2] ~= '' then
-  id, born, until_us, horizon = string.match(found[1] or '', '^(%x+) (%d+) (%d+) (%d+)$')
+  id, born, leapt, until_us, horizon = string.match(found[1] or '', '^(%x+) (%d+) (%d+) (%d+) (%d+)$')
   born, until_us, horizon = tonumber(born), tonumber(until_us), tonumber(horizon)
 end
 
@@ -124,7 +124,7 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
   if id == ARGV[2] and now + ttl_ms * 1000 > horizon then
     -- A quarter ahead, so that it need not be written for each lock.
     horizon = now + ttl_ms * 1250
-    redis.call('SET', KEYS[1], string.format('%s %.0f %.0f %.0f', id, born, until_us, horizon))
+    redis.call('SET', KEYS[1], string.format('%s %.0f %s %.0f %.0f', id, born, leapt, until_us, horizon))
   end
   if waits == '1' then
     redis.pcall('ZREM', queue, attempt)

@@ -8,8 +8,9 @@ pub(super) static BREAK: Script = Script::new("break", concat!(include_str!("hin
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static HORIZON: Script = Script::new("horizon", include_str!("horizon.lua"));
 pub(super) static BIRTH: Script = Script::new("birth", include_str!("birth.lua"));
+pub(super) static LEAP: Script = Script::new("leap", include_str!("leap.lua"));
 
-pub(super) static ALL: [&Script; 5] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH];
+pub(super) static ALL: [&Script; 6] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH, &LEAP];
 
 #[cfg(test)]
 mod tests {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::runtime::{Handle, Id};
 
-use crate::backend::redis::node::{Connection, Keys, Lane};
+use crate::backend::redis::node::{Connection, Keys, Lane, Trust};
 use crate::backend::redis::script::Reply;
 use crate::backend::redlock::claiming::Request;
 use crate::backend::redlock::crew::{Crew, no_answer, run};
@@ -58,6 +58,7 @@ pub(super) struct Answer {
     pub(super) now_us: u64,
     /// Whether messages from that node come in.
     pub(super) hears: bool,
+    pub(super) trust: Trust,
 }
 
 /// Something that was asked, and what came back of it so far.
@@ -324,9 +325,8 @@ async fn send_over<'a>(
     };
     let mut reply = run(connection, &ROUND, fill).await?;
     let now_us = reply.unsigned()?;
-    if now_us > 0 {
-        connection.saw_clock(sent, now_us);
-    }
+    // Only claims need it, and they always tell the time.
+    let trust = if now_us > 0 { connection.saw_clock(sent, now_us) } else { Trust::None };
     let hears = connection.hears();
-    Ok((0..count).map(|_| Ok(Answer { reply: reply.part()?, now_us, hears })).collect())
+    Ok((0..count).map(|_| Ok(Answer { reply: reply.part()?, now_us, hears, trust })).collect())
 }

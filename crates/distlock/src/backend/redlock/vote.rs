@@ -11,11 +11,16 @@ use crate::owner::Holder;
 pub(super) enum Vote {
     /// It keeps the lock for us.
     Granted,
+    /// So it does, but this process knows the node for a moment only: its clock may have leapt just before, and have ended
+    /// somebody's lease. Where that somebody still has another node, this vote does not count.
+    Young,
+    /// It keeps the lock for us, but its clock leapt: whose lease that has ended nobody knows, so the vote does not count.
+    Distrusted,
     /// The lock is free for us, but not with this ballot.
     Low(u64),
     /// Somebody else has it there.
     Held(Held),
-    /// It was restarted or flushed, and does not vote for so long.
+    /// It was restarted or flushed, or its clock leapt, and it does not vote for so long.
     Quarantined(Duration),
     /// It was restarted or flushed a moment ago, and nobody has said yet for how long it must not vote.
     Fresh,
@@ -35,14 +40,23 @@ pub(super) struct Held {
     pub(super) tells: bool,
 }
 
+impl Vote {
+    /// Whether the node keeps the lock for us, wherever that counts.
+    pub(super) fn keeps(&self) -> bool {
+        matches!(self, Vote::Granted | Vote::Young | Vote::Distrusted)
+    }
+}
+
 impl fmt::Display for Vote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Vote::Granted => f.write_str("granted"),
+            Vote::Granted | Vote::Young => f.write_str("granted"),
+            Vote::Distrusted => f.write_str("not trusted, since its clock was set forward"),
             Vote::Low(_) => f.write_str("ballot too low"),
             Vote::Held(held) => write!(f, "held by {}", held.holder),
             Vote::Quarantined(left) => {
-                write!(f, "quarantined for {:.1} s more, since it was restarted or flushed", left.as_secs_f64())
+                let left = left.as_secs_f64();
+                write!(f, "quarantined for {left:.1} s more, since it was restarted or flushed, or its clock was set")
             }
             Vote::Fresh => f.write_str("quarantined, since it is new or was restarted or flushed"),
             Vote::Refused(error) => write!(f, "{error}"),
@@ -77,23 +91,42 @@ impl Tally {
     }
 
     pub(super) fn is_granted(&self) -> bool {
+        let is_alone = self.held().next().is_none();
+        self.is_sure() || is_alone && self.count(|vote| matches!(vote, Vote::Granted | Vote::Young)) >= self.quorum()
+    }
+
+    /// It is granted whatever the others say.
+    fn is_sure(&self) -> bool {
         self.count(|vote| matches!(vote, Vote::Granted)) >= self.quorum()
+    }
+
+    /// It is granted unless somebody else turns out to have it on another node.
+    pub(super) fn is_provisional(&self) -> bool {
+        self.is_granted() && !self.is_sure()
     }
 
     /// A higher ballot would do.
     pub(super) fn is_low(&self) -> bool {
-        !self.is_granted() && self.count(|vote| matches!(vote, Vote::Granted | Vote::Low(_))) >= self.quorum()
+        let is_low = |vote: &Vote| matches!(vote, Vote::Low(_));
+        let may_grant = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Young) || is_low(vote);
+        !self.is_granted() && self.count(is_low) > 0 && self.count(may_grant) >= self.quorum()
     }
 
     /// Whether no further answer changes the outcome.
     pub(super) fn is_decided(&self) -> bool {
-        let open = self.count(|vote| matches!(vote, Vote::Granted | Vote::Low(_) | Vote::Unanswered));
+        let is_alone = self.held().next().is_none();
+        let open = self.count(|vote| match vote {
+            Vote::Granted | Vote::Low(_) | Vote::Unanswered => true,
+            Vote::Young => is_alone,
+            _ => false,
+        });
         self.is_granted() || self.is_low() || open < self.quorum()
     }
 
     /// A majority could have been had, if somebody else were not there.
     pub(super) fn is_contested(&self) -> bool {
-        let may_vote = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Low(_) | Vote::Held(_) | Vote::Unanswered);
+        let may_vote =
+            |vote: &Vote| matches!(vote, Vote::Granted | Vote::Young | Vote::Low(_) | Vote::Held(_) | Vote::Unanswered);
         self.held().next().is_some() && self.count(may_vote) >= self.quorum()
     }
 
@@ -142,18 +175,18 @@ impl Tally {
     pub(super) fn quarantine(&self) -> Option<Duration> {
         let longest = |vote: &Vote| match vote {
             Vote::Quarantined(left) => Some(*left),
-            Vote::Fresh => Some(Duration::ZERO),
+            Vote::Fresh | Vote::Distrusted => Some(Duration::ZERO),
             _ => None,
         };
         let mut left: Vec<_> = self.votes.iter().filter_map(longest).collect();
-        let voting = self.count(|vote| matches!(vote, Vote::Granted | Vote::Low(_) | Vote::Held(_)));
+        let voting = self.count(|vote| matches!(vote, Vote::Granted | Vote::Young | Vote::Low(_) | Vote::Held(_)));
         left.sort_unstable();
         left.get(self.quorum().checked_sub(voting + 1)?).copied()
     }
 
     /// The error when a majority cannot be had, for which nobody else's hold is the reason: names each node and its vote.
     pub(super) fn error(&self, kind: ErrorKind, places: &[&str]) -> Error {
-        let granted = self.count(|vote| matches!(vote, Vote::Granted));
+        let granted = self.count(|vote| matches!(vote, Vote::Granted | Vote::Young));
         let votes = list(places, self.votes.iter());
         Error::new(
             kind,
@@ -210,6 +243,21 @@ mod tests {
         assert!(tally(vec![held(1), held(1), Unanswered]).is_decided(), "nobody waits for the third");
         assert!(!tally(vec![held(1), Granted, Unanswered]).is_decided());
         assert_eq!(tally(vec![Low(7), Low(9), Granted]).highest_ballot(), 9);
+    }
+
+    #[test]
+    fn a_node_that_is_hardly_known_does_not_decide_against_somebody_who_has_another() {
+        use Vote::{Distrusted, Granted, Low, Unanswered, Young};
+        assert!(tally(vec![Young, Granted, Unanswered]).is_provisional(), "the third may say that somebody has it");
+        assert!(!tally(vec![Granted, Granted, Young]).is_provisional());
+        let rival = tally(vec![Young, Granted, held(1)]);
+        assert!(!rival.is_granted() && !rival.is_low() && rival.is_contested());
+        assert!(tally(vec![Young, Young, held(1), Unanswered, Unanswered]).is_decided(), "no two of them help");
+        assert!(tally(vec![Granted, Granted, Young, held(1), Granted]).is_granted(), "these need it not");
+        assert!(tally(vec![Young, Low(7), Unanswered]).is_low());
+        let leapt = tally(vec![Distrusted, Granted, held(1)]);
+        assert!(!leapt.is_granted() && leapt.is_decided() && leapt.is_contested());
+        assert_eq!(tally(vec![Distrusted, Granted, Distrusted]).quarantine(), Some(Duration::ZERO), "it is over soon");
     }
 
     #[test]
