@@ -42,6 +42,7 @@ pub mod fencing;
 mod finding;
 mod guard;
 mod history;
+mod hold;
 mod holds;
 mod inspect;
 mod journal;
