@@ -28,7 +28,7 @@ const MONOPOLIES: &[(&str, &str, &[&str], &str)] = &[
     (
         "spawn",
         "keeper",
-        &["tokio::spawn", "task::spawn", "thread::spawn", "thread::Builder", ".spawn("],
+        &["tokio::spawn", "task::spawn", "thread::spawn", "thread::Builder", ".spawn(", ".spawn_on("],
         "only keeper.rs spawns",
     ),
 ];
