@@ -30,7 +30,7 @@ impl RedlockNodes {
     pub fn settle(&self) {
         for server in &self.servers {
             let run_id = server.info("server", "run_id").expect("every server has one");
-            server.command(&["SET", "{}:f", &format!("{run_id} 1 0 1 1")]);
+            server.command(&["SET", "{}:f", &format!("{run_id} 1 0 1 1 1")]);
         }
     }
 

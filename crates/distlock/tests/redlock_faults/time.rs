@@ -1,5 +1,7 @@
 //! Clocks that leap, extensions that fall apart.
 
+use std::time::Duration;
+
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
 use distlock::{HoldState, LockGuard, Locker, LossReason};
@@ -8,7 +10,7 @@ use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, locker_of, ms, now, sleep, unlock};
+use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f47_acks_of_different_rounds_never_make_a_majority() {
@@ -87,14 +89,18 @@ async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
     }
 }
 
-/// Nodes, the last of which have clocks that can be moved, and a holder of `a` for which a bare majority has voted: the last ones.
-async fn on_a_bare_majority(count: usize, moved: usize) -> (Bench, ClockShim, LockGuard) {
+/// Nodes, the last of which have clocks that can be moved, and a holder of `a` for which all have voted but the `first` ones.
+async fn with_holder(count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
+    with_holder_for(PATIENCE * 9, count, moved, first).await
+}
+
+async fn with_holder_for(ttl: Duration, count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
     let (bench, shim) = with_clocks(count, moved);
     let locker = bench.behind(&bench.all()).await;
-    let others = &bench.all()[..count / 2];
+    let others = &bench.all()[..first];
     bench.each(others, |proxy| proxy.door(Door::Refuse));
     bench.each(others, Proxy::cut);
-    let guard = locker.lock("a").ttl(PATIENCE * 9).await.expect("granted by the others");
+    let guard = locker.lock("a").ttl(ttl).watchdog(false).await.expect("granted by the others");
     assert!(others.iter().all(|at| !bench.has(*at, "a")), "all have it: the test tests nothing");
     (bench, shim, guard)
 }
@@ -112,8 +118,8 @@ async fn is_granted(rival: &Locker) -> bool {
 }
 
 /// A rival that knows the nodes sees by itself that clocks leapt: the holder cannot.
-async fn check_rival(count: usize, moved: usize, before: impl Fn(&[Proxy]), after: impl Fn(&[Proxy])) {
-    let (bench, shim, guard) = on_a_bare_majority(count, moved).await;
+async fn check_rival(held: (Bench, ClockShim, LockGuard), before: impl Fn(&[Proxy]), after: impl Fn(&[Proxy])) {
+    let (bench, shim, guard) = held;
     let way: Vec<_> = bench.nodes.ports().map(|port| Proxy::start(([127, 0, 0, 1], port).into())).collect();
     let rival = locker_of(Redlock::of(way.iter().map(|proxy| Redis::tcp("127.0.0.1", proxy.port())))).await;
     // Until it knows them.
@@ -122,19 +128,19 @@ async fn check_rival(count: usize, moved: usize, before: impl Fn(&[Proxy]), afte
     before(&way);
     shim.forward(ShiftedClock::Wall, PATIENCE * 20);
     after(&way);
-    assert!(!is_granted(&rival).await, "two holders of {count} nodes");
+    assert!(!is_granted(&rival).await, "two holders of {} nodes", way.len());
     guard.check().expect("held");
 }
 
 #[tokio::test]
 async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_is_connected() {
-    check_rival(3, 1, |_| {}, |_| {}).await;
-    check_rival(5, 2, |_| {}, |_| {}).await;
+    check_rival(with_holder(3, 1, 1).await, |_| {}, |_| {}).await;
+    check_rival(with_holder(5, 2, 2).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_cost_no_lock_when_they_are_seen() {
-    check_rival(3, 2, |_| {}, |_| {}).await;
+async fn f48_clocks_that_leap_on_a_majority_cost_no_lock_that_all_have_voted_for_when_they_are_seen() {
+    check_rival(with_holder(3, 2, 0).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
@@ -143,18 +149,63 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects
         way.iter().for_each(|proxy| proxy.door(Door::Refuse));
         way.iter().for_each(Proxy::cut);
     };
-    check_rival(3, 1, cut_off, |way| way.iter().for_each(|proxy| proxy.door(Door::Open))).await;
+    check_rival(with_holder(3, 1, 1).await, cut_off, |way| way.iter().for_each(|proxy| proxy.door(Door::Open))).await;
 }
 
 #[tokio::test]
 async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_newcomers_wait_for_that() {
     for count in [3, 5] {
-        let (bench, shim, guard) = on_a_bare_majority(count, count / 2).await;
+        let (bench, shim, guard) = with_holder(count, count / 2, count / 2).await;
         shim.forward(ShiftedClock::Wall, PATIENCE * 20);
         let newcomer = bench.direct().await;
         assert!(!is_granted(&newcomer).await, "two holders of {count} nodes");
         guard.check().expect("held");
     }
+}
+
+#[tokio::test]
+async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
+    // Shorter than what makes a node refuse a claim as late.
+    let leap = ms(900);
+    let (bench, shim, guard) = with_holder_for(ms(5000), 3, 1, 1).await;
+    let rival = bench.direct().await;
+    let end = guard.deadline().expect("a lease");
+    sleep(end.before(leap / 2).since(now())).await;
+    shim.forward(ShiftedClock::Wall, leap);
+    let outcome = rival.try_lock("a").await;
+    // On a machine that is too slow it says nothing.
+    assert!(guard.is_lost() || !outcome.is_ok_and(|second| second.is_some()), "two holders");
+}
+
+#[tokio::test]
+async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting() {
+    let (mut bench, shim) = with_clocks(3, 1);
+    let locker = bench.direct().await;
+    unlock(locker.lock("a").await.expect("granted")).await;
+    shim.forward(ShiftedClock::Wall, PATIENCE * 99);
+    let note = || bench.nodes[2].command(&["GET", "{}:f"]).to_string();
+    eventually("somebody sees it", || note().split(' ').nth(2) != Some("0")).await;
+    shim.back(ShiftedClock::Wall, PATIENCE * 99);
+    bench.nodes[0].kill9();
+    let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    assert!(bench.has(2, "a"), "without the one that leapt there is no majority now");
+    unlock(guard).await;
+}
+
+#[tokio::test]
+async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
+    let (bench, shim, guard) = with_holder(3, 1, 1).await;
+    let looker = bench.direct().await;
+    // The holder cannot see it.
+    bench.each(&bench.all(), Proxy::freeze);
+    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    let newcomer = bench.direct().await;
+    let until = now().after(ms(4000));
+    while now() < until {
+        looker.inspect().get("a").await.expect("an answer");
+        assert!(!newcomer.try_lock("a").await.is_ok_and(|guard| guard.is_some()), "two holders");
+    }
+    guard.check().expect("held");
 }
 
 #[tokio::test]

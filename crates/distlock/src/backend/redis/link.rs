@@ -197,6 +197,7 @@ impl Supervisor {
     async fn watch(&self, session: &Session, task: &mut JoinHandle<()>) -> End {
         let mut seen = session.answers();
         let (mut quiet, mut ticks) = (0, 0_u32);
+        let (mut read, mut unread) = (self.clock.readings(), 0);
         let mut switches = self.options.sentinels.as_ref().map(Sentinels::switches);
         loop {
             tokio::select! {
@@ -215,14 +216,22 @@ impl Supervisor {
             }
             let answers = session.answers();
             quiet = if std::mem::replace(&mut seen, answers) == answers { quiet + 1 } else { 0 };
+            // Not every answer tells the time.
+            let readings = self.clock.readings();
+            unread = if std::mem::replace(&mut read, readings) == readings { unread + 1 } else { 0 };
             let waits = self.waiting.as_ref().is_some_and(|waiting| !waiting.is_empty());
             let due = match session.in_flight() {
                 0 => quiet >= if waits { PING_WHEN_WAITING } else { PING_WHEN_IDLE },
                 // Somebody waits for an answer, and for a whole tick none came.
                 _ => quiet > 0,
             };
-            if due && !matches!(tokio::time::timeout(PING_TIMEOUT, session.ping()).await, Ok(true)) {
-                return if self.home_runs().await { End::Died } else { End::Homeless };
+            if due || unread >= PING_WHEN_IDLE {
+                unread = 0;
+                let answers = matches!(tokio::time::timeout(PING_TIMEOUT, session.ping()).await, Ok(true));
+                // A server that answers others in time is busy, and not away.
+                if due && !answers {
+                    return if self.home_runs().await { End::Died } else { End::Homeless };
+                }
             }
         }
     }

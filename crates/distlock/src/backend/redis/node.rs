@@ -137,6 +137,11 @@ impl Node {
         self.main.clock().settle(leap, server_us);
     }
 
+    /// `leap` was none: our own clock stood still.
+    pub(in crate::backend) fn meet_again(&self, leap: LeapForward) {
+        self.main.clock().meet_again(leap);
+    }
+
     pub(in crate::backend) fn close(&self) {
         self.main.close();
         self.reserved.close();
@@ -185,8 +190,7 @@ impl Connection {
 
     /// The node's clock showed `server_us` in the answer to what was sent at `sent`. Answers what that answer is worth.
     pub(in crate::backend) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
-        self.0.saw_clock(sent, server_us);
-        self.0.trust(server_us)
+        self.0.saw_clock(sent, server_us)
     }
 
     /// The locks of this node whose names begin with `start`.

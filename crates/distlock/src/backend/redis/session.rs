@@ -312,18 +312,16 @@ impl Session {
     }
 
     /// The server's clock showed `server_us` in the answer that just came to what was sent at `sent`.
-    pub(super) fn saw_clock(&self, sent: Moment, server_us: u64) {
-        let leap = self.server_clock.saw(Reading { sent, received: self.server_clock.now(), server_us });
+    /// Answers what that answer is worth.
+    pub(super) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
+        let reading = Reading { sent, received: self.server_clock.now(), server_us };
+        let leap = self.server_clock.saw(reading);
         if let (Some(leap), Some(waiting)) = (leap, &self.waiting) {
             warn_of(leap);
             // Forward: the lease they wait for may be over.
             waiting.wake_all();
         }
-    }
-
-    /// What an answer that just came is worth, for which the server's clock showed `server_us`.
-    pub(super) fn trust(&self, server_us: u64) -> Trust {
-        self.server_clock.trust(self.server_clock.now(), server_us)
+        self.server_clock.trust(reading)
     }
 }
 

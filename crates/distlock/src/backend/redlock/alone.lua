@@ -3,10 +3,11 @@ if #KEYS == 5 and ARGV[3] == 'claim' then
   local clock = redis.call('TIME')
   local now = clock[1] * 1000000 + clock[2]
   local found = redis.call('MGET', KEYS[1], KEYS[5])
-  local id, born, until_us, horizon = string.match(found[1] or '', '^(%x+) (%d+) %d+ (%d+) (%d+)$')
+  local id, born, until_us, horizon, longest = string.match(found[1] or '', '^(%x+) (%d+) %d+ (%d+) (%d+) (%d+)$')
   local last = tonumber(found[2] or redis.pcall('GET', KEYS[5]) == false and 0)
   local ballot, ttl_ms, waits, not_after_us = tonumber(ARGV[5]), ARGV[6], ARGV[10], tonumber(ARGV[11])
-  local votes = last and id == ARGV[2] and now >= tonumber(until_us) and now + ttl_ms * 1000 <= tonumber(horizon)
+  local votes = last and id == ARGV[2] and now >= tonumber(until_us)
+  votes = votes and now + ttl_ms * 1000 <= tonumber(horizon) and ttl_ms * 1000 <= tonumber(longest)
   if votes and waits == '0' and now <= not_after_us and ballot > last and ballot > tonumber(born) and ballot <= now + 86400000000 then
     local set = redis.pcall('SET', KEYS[2], ARGV[4] .. ' ' .. ARGV[5] .. ' ' .. ARGV[7], 'NX', 'PX', ttl_ms)
     if set and not set.err then

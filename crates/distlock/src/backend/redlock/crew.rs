@@ -15,7 +15,7 @@ use crate::backend::redis::script::{Reply, Script};
 use crate::backend::redlock::attempts::Attempts;
 use crate::backend::redlock::builder::Options;
 use crate::backend::redlock::gate::Gates;
-use crate::backend::redlock::quarantine;
+use crate::backend::redlock::quarantine::{self, Leaps};
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts;
 use crate::backend::redlock::volley::Volleys;
@@ -69,9 +69,10 @@ impl Crew {
             Arc::new(Member { node, is_away: AtomicBool::new(false), birth: AtomicBool::new(false) })
         };
         let nodes: Vec<_> = options.nodes.iter().map(member).collect();
-        let mut watches = JoinSet::new();
-        for member in &nodes {
-            let watch = quarantine::watch(member.clone(), options.node_key());
+        let (mut watches, leaps) = (JoinSet::new(), Arc::new(Leaps::new(nodes.len())));
+        for (at, member) in nodes.iter().enumerate() {
+            let (clock, leaps) = (attachment.clock.clone(), leaps.clone());
+            let watch = quarantine::watch(at, member.clone(), options.node_key(), clock, leaps);
             // tidy-allow(spawn): sleeps until a clock leaps
             watches.spawn_on(watch, &attachment.runtime);
         }

@@ -2,13 +2,9 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local seen = redis.pcall('GET', KEYS[1])
-local until_us, horizon_us
-if type(seen) == 'string' then
-  until_us, horizon_us = string.match(seen, '^%x+ %d+ %d+ (%d+) (%d+)$')
-end
-if not horizon_us then
+local id, _, _, until_us, horizon = read_note(type(seen) == 'string' and seen, now)
+if not id then
   return { ARGV[1], -1 }
 end
 -- While it is in quarantine it does not know better than those who put it there.
-local last = math.max(tonumber(until_us), tonumber(horizon_us))
-return { ARGV[1], math.max(0, math.ceil((last - now) / 1000)) }
+return { ARGV[1], math.max(0, math.ceil((math.max(until_us, horizon) - now) / 1000)) }

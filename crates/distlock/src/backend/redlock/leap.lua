@@ -7,10 +7,10 @@ local seen = redis.pcall('GET', KEYS[1])
 if type(seen) == 'table' then
   return seen
 end
-local id, born, leapt, until_us, horizon = string.match(seen or '', '^(%x+) (%d+) (%d+) (%d+) (%d+)$')
+local id, born, leapt, until_us, horizon, longest = read_note(seen, now)
 -- A node without a note does not vote anyway.
-if id and not (tonumber(leapt) > tonumber(ARGV[3]) and tonumber(leapt) <= now) then
-  local last = math.max(tonumber(until_us), tonumber(horizon)) + ARGV[2]
-  redis.call('SET', KEYS[1], string.format('%s %s %.0f %.0f %.0f', id, born, now, last, last))
+if id and not (leapt > tonumber(ARGV[3]) and leapt <= now) then
+  local last = math.min(math.max(until_us, horizon) + ARGV[2], now + longest)
+  redis.call('SET', KEYS[1], string.format('%s %.0f %.0f %.0f %.0f %.0f', id, born, now, last, last, longest))
 end
 return { ARGV[1], now }

@@ -6,8 +6,8 @@
 //!
 //! A node whose clock leaps forward ends leases early, which is as bad. It knows itself how far they reached.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::Cmd;
@@ -16,13 +16,17 @@ use crate::backend::redis::node::{Lane, LeapForward};
 use crate::backend::redlock::crew::{Crew, Member, run};
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts::{BIRTH, HORIZON, LEAP};
-use crate::error::Result;
+use crate::backend::redlock::vote::quorum_of;
+use crate::clock::{Clock, Moment};
+use crate::error::{ErrorKind, Result};
 
 /// How long the other nodes may take to tell.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A claim that the node voted for before it forgot may be on its way to the others, who do not know of its lease yet. A
 /// claim is refused a second after it was sent; this is longer.
 const LAST_ROUND: Duration = Duration::from_millis(1500);
+/// Leaps that are seen within this are seen together.
+const TOGETHER: Duration = Duration::from_secs(5);
 /// The pause before a node whose clock leapt is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// What the granularity of expiry may cost.
@@ -104,14 +108,39 @@ async fn horizon(member: &Member, key: &str) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
 }
 
+/// When this process saw the clock of each node leap last.
+pub(super) struct Leaps(Mutex<Vec<Option<Moment>>>);
+
+impl Leaps {
+    pub(super) fn new(nodes: usize) -> Leaps {
+        Leaps(Mutex::new(vec![None; nodes]))
+    }
+
+    /// Whether so many leapt together with this one that it is our own clock that stood still.
+    fn is_ours(&self, at: usize, now: Moment) -> bool {
+        let mut leaps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        leaps[at] = Some(now);
+        let together = leaps.iter().flatten().filter(|leap| now.since(**leap) < TOGETHER).count();
+        together >= quorum_of(leaps.len())
+    }
+}
+
 /// Puts a node into quarantine whenever its clock is seen to leap forward. Until that is done, its votes do not count.
-pub(super) async fn watch(member: Arc<Member>, node_key: String) {
+pub(super) async fn watch(at: usize, member: Arc<Member>, node_key: String, clock: Clock, leaps: Arc<Leaps>) {
+    let mut known = None;
     loop {
         let leap = member.node.leapt().await;
+        // One whose machine was paused sees all nodes leap. It must not stop everybody.
+        if known.replace(leap) != Some(leap) && leaps.is_ours(at, clock.now()) {
+            member.node.meet_again(leap);
+            continue;
+        }
         match after_leap(&member, &node_key, leap).await {
             Ok(now_us) => member.node.settle(leap, now_us),
+            Err(error) if error.kind() == ErrorKind::Closed => return,
             Err(error) => {
-                tracing::debug!(target: "distlock", { node = member.node.place(), error = %error }, "node not in quarantine yet");
+                let place = member.node.place();
+                tracing::debug!(target: "distlock", { node = place, error = %error }, "node not in quarantine yet");
                 tokio::time::sleep(PAUSE).await;
             }
         }
@@ -120,9 +149,23 @@ pub(super) async fn watch(member: Arc<Member>, node_key: String) {
 
 /// Answers what the node's clock showed when it was done.
 async fn after_leap(member: &Member, node_key: &str, leap: LeapForward) -> Result<u64> {
-    let connection = member.connection(Lane::Main)?;
+    let connection = member.node.connection(Lane::Main, TOGETHER).await?;
     let fill = |command: &mut Cmd, nonce| {
         command.arg(1).arg(node_key).arg(nonce).arg(leap.most_us).arg(leap.after_us);
     };
     run(&connection, &LEAP, fill).await?.unsigned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_a_majority_leaps_together_it_was_us() {
+        let (leaps, start) = (Leaps::new(5), Moment::from_nanos(1_000_000_000_000));
+        let after = |seconds| start.after(Duration::from_secs(seconds));
+        assert!(!leaps.is_ours(0, after(0)) && !leaps.is_ours(0, after(1)), "the same one twice is one");
+        assert!(!leaps.is_ours(1, after(10)) && !leaps.is_ours(2, after(11)), "the first was long ago");
+        assert!(leaps.is_ours(4, after(12)));
+    }
 }

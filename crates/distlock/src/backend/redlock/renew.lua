@@ -48,15 +48,17 @@ end
 -- How far the leases of this node reach, for the day when another one has forgotten its own.
 if ARGV[2] == '1' and longest > 0 then
   local seen = redis.pcall('GET', KEYS[1])
-  local head, horizon
+  local head, horizon, most
   if type(seen) == 'string' then
-    head, horizon = string.match(seen, '^(%x+ %d+ %d+ %d+) (%d+)$')
+    head, horizon, most = string.match(seen, '^(%x+ %d+ %d+ %d+) (%d+) (%d+)$')
   end
   if head then
     local clock = redis.call('TIME')
     local now = clock[1] * 1000000 + clock[2]
-    if now + longest * 1000 > tonumber(horizon) then
-      redis.pcall('SET', KEYS[1], string.format('%s %.0f', head, now + longest * 1250))
+    horizon, most = tonumber(horizon), tonumber(most)
+    if now + longest * 1000 > horizon or longest * 1000 > most then
+      horizon, most = math.max(horizon, now + longest * 1250), math.max(most, longest * 1250)
+      redis.pcall('SET', KEYS[1], string.format('%s %.0f %.0f', head, horizon, most))
     end
   end
 end

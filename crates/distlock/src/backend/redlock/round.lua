@@ -17,11 +17,14 @@ for i = 2, #names do
   fences[names[i]] = tonumber(last) or false
 end
 
--- What the node's note says: `run_id born_us leapt_us until_us horizon_us`.
-local id, born, leapt, until_us, horizon = nil, 0, 0, 0, math.huge
+-- What the node's note says.
+local id, born, leapt, until_us, horizon, longest, is_shorter = nil, 0, 0, 0, math.huge, math.huge, false
 if ARGV[2] ~= '' then
-  id, born, leapt, until_us, horizon = string.match(found[1] or '', '^(%x+) (%d+) (%d+) (%d+) (%d+)$')
-  born, until_us, horizon = tonumber(born), tonumber(until_us), tonumber(horizon)
+  id, born, leapt, until_us, horizon, longest, is_shorter = read_note(found[1], now)
+end
+
+local function write_note()
+  redis.call('SET', KEYS[1], string.format('%s %.0f %.0f %.0f %.0f %.0f', id, born, leapt, until_us, horizon, longest))
 end
 
 -- Why this node does not vote at all; nil when it does.
@@ -36,6 +39,9 @@ local function abstains()
     return { 'fresh' }
   end
   if now < until_us then
+    if is_shorter then
+      write_note()
+    end
     return { 'quarantined', math.ceil((until_us - now) / 1000) }
   end
 end
@@ -105,8 +111,8 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
       end
       return refusal
     end
-    -- What is the attempt's own was granted by this node, so it has forgotten nothing of it.
-    if refusal and (refusal[1] == 'ahead' or refusal[1] == 'foreign') then
+    -- The attempt's own, perhaps from before somebody saw that the node cannot vote.
+    if refusal and refusal[1] ~= 'low' then
       return refusal
     end
     if ballot < last then
@@ -121,10 +127,10 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
   end
   redis.call('SET', fence, digits, 'PX', 604800000)
   fences[fence] = ballot
-  if id == ARGV[2] and now + ttl_ms * 1000 > horizon then
+  if id == ARGV[2] and (now + ttl_ms * 1000 > horizon or ttl_ms * 1000 > longest) then
     -- A quarter ahead, so that it need not be written for each lock.
-    horizon = now + ttl_ms * 1250
-    redis.call('SET', KEYS[1], string.format('%s %.0f %s %.0f %.0f', id, born, leapt, until_us, horizon))
+    horizon, longest = math.max(horizon, now + ttl_ms * 1250), math.max(longest, ttl_ms * 1250)
+    write_note()
   end
   if waits == '1' then
     redis.pcall('ZREM', queue, attempt)

@@ -2,13 +2,16 @@
 
 use crate::backend::redis::script::Script;
 
-pub(super) static ROUND: Script =
-    Script::new("round", concat!(include_str!("alone.lua"), include_str!("hint.lua"), include_str!("round.lua")));
+pub(super) static ROUND: Script = Script::new(
+    "round",
+    concat!(include_str!("alone.lua"), include_str!("hint.lua"), include_str!("note.lua"), include_str!("round.lua")),
+);
 pub(super) static BREAK: Script = Script::new("break", concat!(include_str!("hint.lua"), include_str!("break.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
-pub(super) static HORIZON: Script = Script::new("horizon", include_str!("horizon.lua"));
-pub(super) static BIRTH: Script = Script::new("birth", include_str!("birth.lua"));
-pub(super) static LEAP: Script = Script::new("leap", include_str!("leap.lua"));
+pub(super) static HORIZON: Script =
+    Script::new("horizon", concat!(include_str!("note.lua"), include_str!("horizon.lua")));
+pub(super) static BIRTH: Script = Script::new("birth", concat!(include_str!("note.lua"), include_str!("birth.lua")));
+pub(super) static LEAP: Script = Script::new("leap", concat!(include_str!("note.lua"), include_str!("leap.lua")));
 
 pub(super) static ALL: [&Script; 6] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH, &LEAP];
 

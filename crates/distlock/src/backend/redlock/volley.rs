@@ -325,8 +325,9 @@ async fn send_over<'a>(
     };
     let mut reply = run(connection, &ROUND, fill).await?;
     let now_us = reply.unsigned()?;
-    // Only claims need it, and they always tell the time.
-    let trust = if now_us > 0 { connection.saw_clock(sent, now_us) } else { Trust::None };
+    // A release may not tell the time, and needs no trust. Without the guard there is nothing that makes up for a leap.
+    let seen = (now_us > 0).then(|| connection.saw_clock(sent, now_us));
+    let trust = seen.filter(|_| crew.options.restart_guard).unwrap_or(Trust::Full);
     let hears = connection.hears();
     Ok((0..count).map(|_| Ok(Answer { reply: reply.part()?, now_us, hears, trust })).collect())
 }

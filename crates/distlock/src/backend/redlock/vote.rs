@@ -91,8 +91,13 @@ impl Tally {
     }
 
     pub(super) fn is_granted(&self) -> bool {
-        let is_alone = self.held().next().is_none();
-        self.is_sure() || is_alone && self.count(|vote| matches!(vote, Vote::Granted | Vote::Young)) >= self.quorum()
+        self.is_sure()
+            || self.is_alone() && self.count(|vote| matches!(vote, Vote::Granted | Vote::Young)) >= self.quorum()
+    }
+
+    /// Nobody else has it anywhere, as far as the nodes tell.
+    fn is_alone(&self) -> bool {
+        self.held().next().is_none()
     }
 
     /// It is granted whatever the others say.
@@ -108,16 +113,18 @@ impl Tally {
     /// A higher ballot would do.
     pub(super) fn is_low(&self) -> bool {
         let is_low = |vote: &Vote| matches!(vote, Vote::Low(_));
-        let may_grant = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Young) || is_low(vote);
+        let may_grant = |vote: &Vote| match vote {
+            Vote::Young => self.is_alone(),
+            vote => matches!(vote, Vote::Granted) || is_low(vote),
+        };
         !self.is_granted() && self.count(is_low) > 0 && self.count(may_grant) >= self.quorum()
     }
 
     /// Whether no further answer changes the outcome.
     pub(super) fn is_decided(&self) -> bool {
-        let is_alone = self.held().next().is_none();
         let open = self.count(|vote| match vote {
             Vote::Granted | Vote::Low(_) | Vote::Unanswered => true,
-            Vote::Young => is_alone,
+            Vote::Young => self.is_alone(),
             _ => false,
         });
         self.is_granted() || self.is_low() || open < self.quorum()
