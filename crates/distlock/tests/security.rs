@@ -18,7 +18,9 @@ mod redis;
 mod secrets;
 
 use std::future::IntoFuture;
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use distlock::{Config, FencingToken, Locker};
@@ -42,9 +44,23 @@ fn count_panics() {
 
 /// Runs what may fail, but neither panic nor hang.
 async fn in_time<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
+    let _end = end_if_blocked(what.to_owned());
     let done = tokio::time::timeout(PATIENCE, work.into_future()).await;
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{what}");
     done.unwrap_or_else(|_| panic!("not done within {PATIENCE:?}: {what}"))
+}
+
+/// Ends the process unless what it answers is dropped in time: a call that blocks its thread blocks the timer, too.
+fn end_if_blocked(what: String) -> mpsc::Sender<()> {
+    let (alive, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE * 2) == Err(mpsc::RecvTimeoutError::Timeout) {
+            // Not by a macro, whose output is kept until the test ends.
+            let _ = writeln!(std::io::stderr(), "a thread is blocked: {what}");
+            std::process::exit(101);
+        }
+    });
+    alive
 }
 
 /// A locker that does not wait long for a server that lies, and what becomes of a lock there.
@@ -55,16 +71,27 @@ async fn lock_once(url: String) -> distlock::Result<()> {
     locker.lock("a").wait(Duration::from_secs(1)).await.map(drop)
 }
 
-/// Everything that looks at a lock, whatever it finds there.
-async fn use_all(locker: &Locker, key: &str, what: &str) {
+/// Everything that looks at a lock, whatever it finds there. Answers how often it was granted.
+async fn use_all(locker: &Locker, key: &str, what: &str) -> usize {
     let inspect = locker.inspect();
-    let _ = in_time(what, locker.try_lock(key)).await;
-    let _ = in_time(what, locker.lock(key).wait(Duration::from_millis(200))).await;
-    let _ = in_time(what, locker.try_read(key)).await;
-    let _ = in_time(what, locker.semaphore(key, 3).try_acquire()).await;
+    let waiting = locker.lock(key).wait(Duration::from_millis(50)).into_future();
+    let mut granted = 0;
+    for asked in [
+        locker.try_lock(key).into_future(),
+        Box::pin(async { waiting.await.map(Some) }),
+        locker.try_read(key).into_future(),
+        locker.semaphore(key, 3).try_acquire().into_future(),
+    ] {
+        if let Ok(Some(guard)) = in_time(what, asked).await {
+            granted += 1;
+            let _ = in_time(what, guard.unlock()).await;
+        }
+    }
     let _ = in_time(what, inspect.get(key)).await;
     let _ = in_time(what, inspect.list("")).await;
+    let _ = in_time(what, inspect.history(key, 10)).await;
     let _ = in_time(what, inspect.force_release(key, FencingToken::new(1), "hostile")).await;
+    granted
 }
 
 /// The most memory that this process has had, in megabytes.

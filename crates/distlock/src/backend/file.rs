@@ -27,6 +27,7 @@ use waiter::{Queue, Waiter};
 
 mod doctor;
 mod fault;
+mod folder;
 mod hold;
 mod home;
 mod inside;

@@ -1,8 +1,9 @@
 //! Hostile files in a lock directory that others may write to.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use distlock::{AttemptId, Locker};
 use distlock_testkit::servers::Directory;
@@ -10,57 +11,111 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::{count_panics, in_time, peak_memory_mb, use_all};
 
-const MOST_MEMORY_MB: u64 = 500;
+/// Ten times what it takes, and a fraction of what the longest file would.
+const MOST_MEMORY_MB: u64 = 200;
+/// So much can be had, so nothing but a bound keeps it from being read.
+const LONG: u64 = 1 << 30;
 
-/// Something that nobody expects at a path: what it is called, and what makes it.
-type Odd = (&'static str, fn(&Path));
+const HEADER: &[u8] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
+const RECORD: &str = r#"{"owner":"x","host":"h","pid":1,"user":"u","since_ms":1}"#;
+const NUMBER: &str = "00000000000000000001";
+const SLOT: &str = "slot-0-of-3";
 
-const ODD: [Odd; 6] = [
-    ("garbage", |path| fs::write(path, b"\xff\x00garbage").expect("written")),
-    ("our header and garbage", |path| {
-        let header = b"distlock 1: the fencing counter and the holder of a lock.      \n";
-        fs::write(path, [header.as_slice(), &[b'9'; 4000]].concat()).expect("written");
+/// Something that nobody expects at a path: what it is called, and what makes it. The second path is somebody else's
+/// directory, to lead us to.
+type Odd = (&'static str, fn(&Path, &Path));
+
+const ODD: [Odd; 10] = [
+    ("garbage", |path, _| fs::write(path, b"\xff\x00garbage").expect("written")),
+    ("our header and garbage", |path, _| fs::write(path, [HEADER, &[b'9'; 4000]].concat()).expect("written")),
+    ("our header and a gigabyte", |path, _| {
+        fs::write(path, HEADER).expect("written");
+        File::options().write(true).open(path).and_then(|file| file.set_len(LONG)).expect("a sparse file");
     }),
-    ("a terabyte", |path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("a sparse file")),
-    ("a pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o666), 0).expect("a pipe")),
-    ("a link to endless zeros", |path| symlink("/dev/zero", path).expect("a link")),
-    ("a directory", |path| fs::create_dir(path).expect("a directory")),
+    ("a gigabyte", |path, _| File::create(path).and_then(|file| file.set_len(LONG)).expect("a sparse file")),
+    ("a pipe", |path, _| mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o666), 0).expect("a pipe")),
+    ("a directory", |path, _| fs::create_dir(path).expect("a directory")),
+    ("a link to endless zeros", |path, _| symlink("/dev/zero", path).expect("a link")),
+    ("a link to an empty file", |path, theirs| symlink(theirs.join("empty"), path).expect("a link")),
+    ("a link to nothing", |path, theirs| symlink(theirs.join("nothing"), path).expect("a link")),
+    ("a link to a directory", |path, theirs| symlink(theirs, path).expect("a link")),
 ];
+
+/// A directory of somebody else's, in which everything is called as our own files are.
+fn theirs() -> Directory {
+    let directory = Directory::new();
+    let ticket = format!("{:020}-{}-{}", 1, AttemptId::random(), AttemptId::random());
+    let session = format!("{}.live", AttemptId::random());
+    for name in ["empty", NUMBER, SLOT, &ticket, &session] {
+        fs::write(directory.path().join(name), b"").expect("written");
+    }
+    fs::write(directory.path().join("record"), RECORD).expect("written");
+    directory
+}
+
+fn contents(directory: &Directory) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory.path()).expect("a directory").map(|entry| entry.expect("an entry").path());
+    entries.map(|path| (path.clone(), fs::read(&path).expect("read"))).collect()
+}
+
+async fn locker_in(directory: &Directory) -> Locker {
+    Locker::connect(&format!("file://{}?history=10", directory.path().display())).await.expect("connected")
+}
+
+fn expect_little_memory() {
+    let peak = peak_memory_mb();
+    assert!(peak < MOST_MEMORY_MB, "{peak} MB");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_files_are_an_error_or_a_foreign_lock() {
     count_panics();
+    let theirs = theirs();
+    let before = contents(&theirs);
     for (what, make) in ODD {
-        for name in ["a.lock", "a.held", "a.q", "a.in", "a.in/1", "a.in/slot-0-of-3"] {
+        for name in ["a.lock", "a.held", "a.log", "a.q", "a.in", &format!("a.in/{NUMBER}"), &format!("a.in/{SLOT}")] {
+            if name == "a.log" && what.contains("our header") {
+                // It has none.
+                continue;
+            }
             let directory = Directory::new();
             let path = directory.path().join(name);
             fs::create_dir_all(path.parent().expect("a directory")).expect("made");
-            make(&path);
-            let locker = Locker::connect(&format!("file://{}", directory.path().display())).await.expect("connected");
-            use_all(&locker, "a", &format!("{name} is {what}")).await;
+            make(&path, theirs.path());
+            let what = format!("{name} is {what}");
+            let locker = locker_in(&directory).await;
+            let granted = use_all(&locker, "a", &what).await;
+            // Then its history is written, too.
+            let _ = in_time(&what, locker.close()).await;
+            let is_ours = name != "a.lock" || what.contains("our header");
+            assert!(is_ours || granted == 0, "granted {granted} times though {what}");
+            assert_eq!(contents(&theirs), before, "{what}");
         }
     }
-    let peak = peak_memory_mb();
-    assert!(peak < MOST_MEMORY_MB, "{peak} MB");
+    expect_little_memory();
 }
 
 /// A process that lives may have written anything where its waiters say who they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
     count_panics();
-    for (what, make) in ODD {
+    let theirs = theirs();
+    let before = contents(&theirs);
+    let waits: Odd = ("a waiter's own words", |path, _| fs::write(path, RECORD).expect("written"));
+    let link: Odd = ("a link to a record", |path, theirs| symlink(theirs.join("record"), path).expect("a link"));
+    for (what, make) in ODD.into_iter().chain([waits, link]) {
         let directory = Directory::new();
         let queue = directory.path().join("a.q");
         fs::create_dir(&queue).expect("made");
         let session = AttemptId::random();
         let alive = File::create(queue.join(format!("{session}.live"))).expect("made");
         alive.lock().expect("locked");
-        make(&queue.join(format!("{:020}-{}-{session}", 1, AttemptId::random())));
-        let locker = Locker::connect(&format!("file://{}", directory.path().display())).await.expect("connected");
+        make(&queue.join(format!("{:020}-{}-{session}", 1, AttemptId::random())), theirs.path());
+        let locker = locker_in(&directory).await;
         let listed = in_time(what, locker.inspect().get("a")).await.expect("an answer");
-        assert!(listed.is_none_or(|lock| lock.waiters.is_empty()), "{what} is nobody");
-        use_all(&locker, "a", what).await;
+        assert_eq!(listed.map_or(0, |lock| lock.waiters.len()), usize::from(what == waits.0), "{what}");
+        assert_eq!(use_all(&locker, "a", what).await, 0, "{what}, and its process lives and is before us");
+        assert_eq!(contents(&theirs), before, "{what}");
     }
-    let peak = peak_memory_mb();
-    assert!(peak < MOST_MEMORY_MB, "{peak} MB");
+    expect_little_memory();
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::TRIES;
+use super::folder;
 use super::ledger::Entry;
 use super::lock_file::{Links, LockFile};
 use crate::mode::Mode;
@@ -41,7 +42,7 @@ impl Inside {
     /// Where there is nothing, or nothing that we may look at, nobody is inside.
     pub(super) fn read(dir: &Path) -> io::Result<Inside> {
         let mut inside = Inside { dir: dir.to_owned(), numbers: Vec::new(), slots: Vec::new() };
-        let entries = match std::fs::read_dir(dir) {
+        let entries = match folder::read(dir) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(inside);
             }
@@ -135,7 +136,7 @@ impl Number {
     /// Nothing is locked while it is chosen: whoever makes the file has the number.
     pub(super) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<Number> {
         for _ in 0..TRIES {
-            make(dir)?;
+            folder::make(dir)?;
             let inside = Inside::read(dir)?;
             let value = floor.max(inside.floor()).max(1);
             if value == u64::MAX {
@@ -230,7 +231,7 @@ impl Slot {
         for _ in 0..TRIES {
             let file = match LockFile::open(&path, Links::Refuse) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    make(dir)?;
+                    folder::make(dir)?;
                     continue;
                 }
                 opened => opened?,
@@ -305,15 +306,4 @@ fn number_name(number: u64) -> String {
 
 fn is_locked(path: &Path) -> io::Result<bool> {
     LockFile::look(path, Links::Refuse)?.map_or(Ok(false), |file| Ok(!file.probe()?))
-}
-
-fn make(dir: &Path) -> io::Result<()> {
-    match std::fs::create_dir(dir) {
-        // A link here could lead anywhere.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => match dir.symlink_metadata() {
-            Ok(found) if !found.is_dir() => Err(ErrorKind::NotADirectory.into()),
-            _ => Ok(()),
-        },
-        made => made,
-    }
 }

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
 
 use super::fault::fault;
+use super::folder;
 use super::ledger::{self, LONGEST_ENTRY};
 use super::lock_file::{Links, LockFile};
 use crate::clock::Moment;
@@ -136,7 +137,7 @@ impl Line {
 
     fn listed(&self) -> Result<Listed> {
         let mut listed = Listed::default();
-        let entries = match std::fs::read_dir(&self.dir) {
+        let entries = match folder::read(&self.dir) {
             // Where we may not look we cannot queue either: there we are as blind as flock(1).
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(listed);
@@ -270,7 +271,7 @@ impl Session {
     /// As the file system says; without the right to write there, there is no queue to stand in.
     pub(super) fn open(line: &Line) -> io::Result<Session> {
         for _ in 0..TRIES {
-            line.make()?;
+            folder::make(&line.dir)?;
             let id = AttemptId::random();
             let path = line.session_path(id);
             let file = match LockFile::open(&path, Links::Refuse) {
@@ -297,21 +298,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.line.discard(&session_name(self.id));
         self.line.vanish();
-    }
-}
-
-impl Line {
-    fn make(&self) -> io::Result<()> {
-        match DirBuilder::new().create(&self.dir) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                // A link here could lead anywhere.
-                if self.dir.symlink_metadata().is_ok_and(|found| !found.is_dir()) {
-                    return Err(ErrorKind::NotADirectory.into());
-                }
-                Ok(())
-            }
-            made => made,
-        }
     }
 }
 

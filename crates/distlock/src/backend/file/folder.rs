@@ -1,0 +1,28 @@
+//! A directory beside a lock, in which only our own files belong.
+
+use std::fs::ReadDir;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// Makes the directory unless it is there.
+pub(super) fn make(dir: &Path) -> io::Result<()> {
+    match std::fs::create_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => match refuse_link(dir) {
+            // Somebody took it away again; whoever needs it finds that out.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            found => found,
+        },
+        made => made,
+    }
+}
+
+/// What is in the directory.
+pub(super) fn read(dir: &Path) -> io::Result<ReadDir> {
+    refuse_link(dir)?;
+    std::fs::read_dir(dir)
+}
+
+/// A link could lead anywhere, and what the dead left is removed there.
+fn refuse_link(dir: &Path) -> io::Result<()> {
+    if dir.symlink_metadata()?.is_dir() { Ok(()) } else { Err(ErrorKind::NotADirectory.into()) }
+}
