@@ -7,6 +7,8 @@ mod ambiguity;
 mod bench;
 #[path = "redlock_faults/drops.rs"]
 mod drops;
+#[path = "redlock_faults/late.rs"]
+mod late;
 #[path = "redlock_faults/memory.rs"]
 mod memory;
 #[path = "redlock_faults/nodes.rs"]

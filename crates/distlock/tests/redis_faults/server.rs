@@ -287,15 +287,23 @@ async fn f39_what_a_frozen_server_does_when_it_thaws_is_withdrawn() {
 async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
-    let guard = locker.lock("held").ttl(ms(6000)).await.expect("granted");
+    let guard = locker.lock("held").ttl(ms(9000)).await.expect("granted");
+    let deadline = guard.deadline();
     bench.server.stop();
-    // With a lease that outlasts the test: only a withdrawal frees it.
+    // With a lease that outlasts the test: only a withdrawal frees it, or that it came too late.
     let error = other.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    while guard.state() == HoldState::Held {
+        sleep(ms(10)).await;
+    }
+    assert_eq!(guard.state(), HoldState::AtRisk, "a renewal was not answered");
     bench.server.cont();
-    guard.extend(TTL).await.or(guard.extend(TTL).await).expect("renewed");
-    guard.check().expect("still held");
-    let next = other.lock("a").wait(PATIENCE).await.expect("what was queued has run and was withdrawn");
+    while guard.deadline() == deadline {
+        guard.check().expect("renewed before its lease ends");
+        sleep(ms(10)).await;
+    }
+    assert_eq!(guard.state(), HoldState::Held);
+    let next = other.lock("a").wait(PATIENCE).await.expect("nothing of the unanswered claim is left");
     next.unlock().await.expect("released");
     guard.unlock().await.expect("released");
     bench.expect_nothing_left().await;

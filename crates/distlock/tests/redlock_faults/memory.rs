@@ -1,10 +1,9 @@
 //! Nodes that forget: restarted empty, flushed, or new.
 
 use distlock::backend::redlock::RedlockBuilder;
-use distlock::{ErrorKind, Locker, LossReason};
+use distlock::{ErrorKind, HoldState, Locker};
 use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::{Data, RedisServer};
-use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep, unlock};
 
@@ -100,15 +99,36 @@ async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant_and_say_so() 
 }
 
 #[tokio::test]
-async fn f46_when_all_nodes_forget_the_holder_is_told() {
+async fn f46_when_all_nodes_forget_the_next_waits_until_the_first_is_over_and_tokens_rise() {
     let bench = Bench::start(3);
-    let locker = bench.direct().await;
+    let all = bench.all();
+    let locker = bench.behind(&all).await;
     let guard = locker.lock("a").watchdog(false).await.expect("granted");
-    let token = guard.fencing_token();
-    (0..3).for_each(|at| drop(bench.nodes[at].command(&["FLUSHALL"])));
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
-    // By a process that knows of no ballot, either.
-    let next = bench.direct().await.lock("a").wait(PATIENCE).await.expect("granted");
-    assert!(next.fencing_token() > token, "tokens rise though every ballot was lost");
+    // Nor does the holder tell them anything.
+    bench.each(&all, |proxy| proxy.door(Door::Refuse));
+    bench.each(&all, Proxy::cut);
+    all.iter().for_each(|at| drop(bench.nodes[*at].command(&["FLUSHALL"])));
+    // A process that knows of no ballot, either.
+    let other = Locker::connect(&bench.nodes.url()).await.expect("connected");
+    let next = other.lock("a").ttl(TTL).wait(PATIENCE).await.expect("granted in the end");
+    assert!(guard.is_lost(), "two holders");
+    assert!(next.fencing_token() > guard.fencing_token(), "tokens rise though every ballot was lost");
     unlock(next).await;
+}
+
+#[tokio::test]
+async fn f46_when_all_nodes_forget_a_holder_that_renews_has_its_lock_set_again() {
+    let bench = Bench::start(3);
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let guard = locker.lock("a").await.expect("granted");
+    bench.all().into_iter().for_each(|at| drop(bench.nodes[at].command(&["FLUSHALL"])));
+    let until = now().after(TTL * 2);
+    while now() < until {
+        let second = other.try_lock("a").await;
+        assert!(!second.is_ok_and(|second| second.is_some()), "two holders; the first is {:?}", guard.state());
+        sleep(ms(20)).await;
+    }
+    assert_eq!(guard.state(), HoldState::Held);
+    assert!(bench.all().into_iter().all(|at| bench.has(at, "a")), "every node has it again");
+    unlock(guard).await;
 }

@@ -1,6 +1,7 @@
 //! Nodes that are dead, frozen, slow, or come back; votes that are split.
 
 use std::future::IntoFuture;
+use std::net::TcpListener;
 use std::sync::Arc;
 
 use distlock::backend::redis::Redis;
@@ -222,14 +223,24 @@ async fn nodes_are_reached_over_tls_or_not_at_all() {
 
 #[tokio::test]
 async fn a_number_of_nodes_that_makes_no_sense_is_refused_before_anything_is_dialled() {
-    for (url, reason) in [
-        ("redlock://a,b", "below 3"),
-        ("redlock://a,b,c,d", "even"),
-        ("redlock://a,b,c,d,e,f,g,h,i,j,k", "round trip"),
-        ("redlock://a,b,a", "one vote"),
+    let nodes: Vec<_> = (0..11).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
+    nodes.iter().for_each(|node| node.set_nonblocking(true).expect("set"));
+    let ports: Vec<_> = nodes.iter().map(|node| node.local_addr().expect("bound").port()).collect();
+    let twice = [ports[0], ports[1], ports[0]];
+    for (ports, by_url, by_builder) in [
+        (&ports[..2], "2 nodes; below 3", "nodes: 2; below 3"),
+        (&ports[..4], "4 nodes; an even one", "nodes: 4; an even one"),
+        (&ports[..], "11 nodes; each one costs a round trip", "nodes: 11; each one costs a round trip"),
+        (&twice[..], "host 3 is host 1 again; each node has one vote", "is there twice; each node has one vote"),
     ] {
-        let error = Locker::connect(url).await.expect_err("refused");
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(reason), "{error}");
+        let places: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let connected = Locker::connect(&format!("redlock://{}", places.join(","))).await.map(drop);
+        let built = Redlock::of(ports.iter().map(|port| Redis::tcp("127.0.0.1", *port))).build().map(drop);
+        for (outcome, reason) in [(connected, by_url), (built, by_builder)] {
+            let error = outcome.expect_err("refused");
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains(reason), "{error}");
+        }
     }
+    assert!(nodes.iter().all(|node| node.accept().is_err()), "a node was dialled");
 }

@@ -1,0 +1,80 @@
+//! Nodes that a claim comes to, or answers from, when it is decided already.
+
+use distlock::Locker;
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
+
+use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+
+/// Somebody else has the lock on all nodes but a minority, which grants a second claim and says so `late`. That claim is
+/// refused by then; its vote must go, long before its lease ends.
+async fn check_late_votes(late: Flow) {
+    check_on_3_and_5(async |bench| {
+        let few = bench.minority();
+        let (holder, locker) = (bench.direct().await, bench.behind(&few).await);
+        let held = holder.lock("a").ttl(PATIENCE * 2).watchdog(false).await.expect("granted");
+        eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
+        few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
+        let writes = || -> Vec<u64> { few.iter().map(|at| bench.nodes[*at].calls("set")).collect() };
+        let before = writes();
+        bench.each(&few, |proxy| proxy.set(Direction::Replies, late));
+        assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none(), "the others refuse it");
+        // A vote writes the lock and its ballot.
+        eventually("they vote", || writes().iter().zip(&before).all(|(now, before)| *now >= before + 2)).await;
+        // No answer is waited for any longer than that.
+        sleep(NODE_TIMEOUT).await;
+        bench.each(&few, Proxy::pass);
+        eventually("the votes are taken back", || few.iter().all(|at| !bench.has(*at, "a"))).await;
+        unlock(held).await;
+        bench.expect_nothing_left(&bench.all()).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn f44_a_vote_that_is_told_when_the_claim_is_refused_is_taken_back() {
+    check_late_votes(Flow::Delay(ms(150))).await;
+}
+
+#[tokio::test]
+async fn f44_a_vote_that_is_never_told_is_taken_back() {
+    check_late_votes(Flow::Drop).await;
+}
+
+/// One try to have a claim reach the node `at` after its own release. Answers whether it did.
+async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> bool {
+    let (node, proxy) = (&bench.nodes[at], &bench.proxies[at]);
+    let queued = node.calls("zadd");
+    // The claim must be sent again, as text, when its sender hears that the node does not know the script.
+    node.command(&["SCRIPT", "FLUSH"]);
+    node.command(&["DEL", "{a}:f"]);
+    proxy.set(Direction::Replies, Flow::Hold);
+    let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted by the others");
+    // Meanwhile the node learns it from somebody else, so that the release is sent once.
+    let teacher = other.lock("b").await.expect("granted");
+    eventually("it knows the script", || bench.has(at, "b")).await;
+    unlock(guard).await;
+    eventually("the release has come", || node.command(&["EXISTS", "{a}:f"]).int() == 1).await;
+    proxy.pass();
+    unlock(teacher).await;
+    let until = now().after(NODE_TIMEOUT);
+    while node.calls("zadd") == queued && now() < until {
+        sleep(ms(5)).await;
+    }
+    node.calls("zadd") > queued
+}
+
+#[tokio::test]
+async fn f14_a_claim_that_comes_after_its_release_keeps_no_place_in_a_queue() {
+    let bench = Bench::start(3);
+    let at = 2;
+    let (locker, other) = (bench.behind(&[at]).await, bench.direct().await);
+    // So that whoever comes there must wait.
+    bench.nodes[at].command(&["SET", "a", "theirs", "PX", "600000"]);
+    let until = now().after(PATIENCE);
+    // A machine that is slow sends it too late: once more.
+    while !overtake(&bench, &locker, &other, at).await {
+        assert!(now() < until, "no claim ever came after its release");
+    }
+    // Without that, it would be there until nothing has been heard of it for as long as its lease.
+    eventually("its place is given up", || bench.keys(&[at]) == ["a"]).await;
+}
