@@ -438,15 +438,24 @@ pub async fn unlock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
     world.expect_nothing_left().await;
 }
 
-/// An extension that is dropped after any number of polls leaves the hold as good as it was.
+/// An extension that is dropped after any number of polls leaves the hold as good as it was: only an answer moves the
+/// deadline, and no lease is cut short.
 pub async fn extend_dropped_at_every_poll<S: Setup>(world: &World<S>) {
-    let (client, key) = (world.client().await, world.key("extend-polls"));
-    let guard = client.locker.lock(&key).await.expect("granted");
+    let (client, other) = (world.lasting_client().await, world.client().await);
+    let mut guards = Vec::new();
     for polls in 0..8 {
-        let _ = poll_times(polls, guard.extend(world.setup.ttl())).await;
-        guard.check().expect("still held");
+        let guard = expect_lock(world, &client.locker, &world.key("extend-polls")).await;
+        let before = guard.deadline();
+        let answer = drop_after(polls, guard.extend(Duration::from_secs(3600))).await;
+        assert!(answer.is_some() || guard.deadline() == before, "{polls} polls: nobody has answered");
+        let _ = drop_after(polls, guard.extend(world.setup.ttl())).await;
+        guards.push(guard);
     }
-    guard.unlock().await.expect("released");
+    tokio::time::sleep(world.setup.ttl()).await;
+    for guard in guards {
+        assert!(other.locker.try_lock(guard.key()).await.expect("no failure").is_none(), "its lease is over");
+        guard.unlock().await.expect("released");
+    }
     world.expect_nothing_left().await;
 }
 
