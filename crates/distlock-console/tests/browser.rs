@@ -372,3 +372,28 @@ async fn who_waits_in_a_circle_is_marked_needs_browser() {
     browser.until("it is over", &format!("{words} === ''")).await;
     console.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    // Long leases: no renewal is taken for a change.
+    let other = locker.lock("other").ttl(Duration::from_secs(3600)).await.unwrap();
+    let guard = locker.lock("job").ttl(Duration::from_secs(3600)).await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    browser.until("a row", &row("job")).await;
+    browser.press(&format!("j{ENTER}")).await;
+    browser.until("the detail", "document.querySelector('#detail .holder-card')").await;
+    assert_eq!(browser.text("#detail-name").await, "job");
+    let count = "window.asked = 0; const before = window.fetch; \
+        window.fetch = (...all) => { window.asked += String(all[0]).endsWith('/locks/job'); return before(...all) }";
+    browser.js(count).await;
+    guard.unlock().await.unwrap();
+    browser.until("the change is shown", "window.asked > 0").await;
+    browser.until("what was written a moment later is, too", "window.asked === 2").await;
+    other.unlock().await.unwrap();
+    browser.until("a later look", &format!("!{}", row("other"))).await;
+    assert_eq!(browser.js("return window.asked").await, 2, "what goes on elsewhere is no reason to ask");
+    console.stop().await;
+}
