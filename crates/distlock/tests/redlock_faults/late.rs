@@ -7,7 +7,7 @@ use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, check_on_3_and_5, eventually, 
 
 /// Somebody else has the lock on all nodes but a minority, which grants a second claim and says so `late`. That claim is
 /// refused by then; its vote must go, long before its lease ends.
-async fn check_late_votes(late: Flow) {
+async fn check_late_votes(late: Flow, closes: bool) {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (holder, locker) = (bench.direct().await, bench.behind(&few).await);
@@ -18,6 +18,9 @@ async fn check_late_votes(late: Flow) {
         let before = writes();
         bench.each(&few, |proxy| proxy.set(Direction::Replies, late));
         assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none(), "the others refuse it");
+        if closes {
+            locker.close().await.expect("closed");
+        }
         // A vote writes the lock and its ballot.
         eventually("they vote", || writes().iter().zip(&before).all(|(now, before)| *now >= before + 2)).await;
         // No answer is waited for any longer than that.
@@ -32,12 +35,17 @@ async fn check_late_votes(late: Flow) {
 
 #[tokio::test]
 async fn f44_a_vote_that_is_told_when_the_claim_is_refused_is_taken_back() {
-    check_late_votes(Flow::Delay(ms(150))).await;
+    check_late_votes(Flow::Delay(ms(150)), false).await;
 }
 
 #[tokio::test]
 async fn f44_a_vote_that_is_never_told_is_taken_back() {
-    check_late_votes(Flow::Drop).await;
+    check_late_votes(Flow::Drop, false).await;
+}
+
+#[tokio::test]
+async fn f44_a_vote_that_is_told_when_the_locker_closes_is_taken_back() {
+    check_late_votes(Flow::Delay(ms(150)), true).await;
 }
 
 /// One try to have a claim reach the node `at` after its own release. Answers whether it did.

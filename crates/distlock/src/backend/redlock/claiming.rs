@@ -181,9 +181,10 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
     if late.is_over() {
         return;
     }
-    let (crew, claim) = (crew.clone(), claim.clone());
+    let (crew, claim, waited_for) = (crew.clone(), claim.clone(), crew.begin_late());
     // tidy-allow(spawn): the caller has its answer; what is still on its way ends with the node's timeout
     crew.runtime.clone().spawn(async move {
+        let _waited_for = waited_for;
         let behind = late.behind().to_vec();
         let (timeout, mut clear, mut queued) = (Crew::node_timeout(claim.ttl), Vec::new(), Vec::new());
         late.run(timeout, timeout, |at, answer| {
@@ -200,13 +201,13 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
         .await;
         late.behind().iter().for_each(|at| crew.note(*at, false));
         if let Some(parting) = parting {
-            let owing = behind.into_iter().filter(|at| !clear.contains(at));
-            releasing::pay_later(&crew, &parting, owing);
+            let owing: Vec<_> = behind.into_iter().filter(|at| !clear.contains(at)).collect();
+            releasing::take_back(&crew, &parting, &owing).await;
         } else if claim.queue
             && crew.attempts.get(claim.attempt).is_none()
             && let Ok(parting) = Parting::of(&crew, &claim)
         {
-            releasing::pay_later(&crew, &parting, queued);
+            releasing::take_back(&crew, &parting, &queued).await;
         }
     });
 }

@@ -45,7 +45,7 @@ pub(super) struct Crew {
     pub(super) clock: Clock,
     pub(super) drift: f64,
     pub(super) runtime: Handle,
-    /// How many releases a minority has not answered yet.
+    /// How many claims and releases a minority has not answered yet.
     late: watch::Sender<usize>,
     /// Every node was tried once, per lane.
     met: [AtomicBool; 2],
@@ -195,8 +195,8 @@ impl Crew {
         Late(self.clone())
     }
 
-    /// Closes the connections. Not while a node that is a little late may still be releasing a lock: it would keep that
-    /// until its lease ends.
+    /// Closes the connections. Not while a node that is a little late may still be given, or releasing, a lock: it would keep
+    /// that until its lease ends.
     pub(super) async fn close(&self) {
         // It cannot fail: the sender is ours. Each of them ends with its timeout.
         let _ = self.late.subscribe().wait_for(|count| *count == 0).await;
@@ -208,7 +208,7 @@ impl Crew {
     }
 }
 
-/// A release that some nodes have yet to answer.
+/// A claim or a release that some nodes have yet to answer.
 pub(super) struct Late(Arc<Crew>);
 
 impl Drop for Late {
