@@ -393,6 +393,9 @@ pub trait Backend: Send + Sync + 'static {
     /// answer, also before this call, ends the wait at once. It is a hint: the core claims again after
     /// [`Busy::poll_after`] in any case, so an engine that cannot tell may wait for ever. Dropping it loses nothing: a
     /// grant that was on its way is found by the next claim.
+    ///
+    /// Called as well in the pause after a queued claim failed, for its place may still be there: then only a grant ends
+    /// the pause.
     fn wait(&self, claim: &Claim) -> impl Future<Output = Wake> + Send {
         let _ = claim;
         std::future::pending()

@@ -387,11 +387,25 @@ impl<'a> Acquire<'a> {
         }
         let now = self.family().clock.now();
         let resume = now.after(back_off(self.options.retry_interval, self.failures));
-        match self.bounded(resume.min(self.until), std::future::pending::<()>()).await {
+        match self.bounded(resume.min(self.until), self.grant_in_pause()).await {
             Err(closed) => ControlFlow::Break(Err(closed)),
-            Ok(_) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.give_up(error))),
-            Ok(_) => ControlFlow::Continue(()),
+            Ok(Some(grant)) => self.accept(grant),
+            Ok(None) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.give_up(error))),
+            Ok(None) => ControlFlow::Continue(()),
         }
+    }
+
+    /// Its place in the queue may have outlived the failure, and its turn may come. A hint to claim again is not followed:
+    /// the engine is spared until the pause is over.
+    async fn grant_in_pause(&self) -> Grant {
+        let Attempt { claim, sent, .. } = &self.attempt;
+        if *sent
+            && claim.queue
+            && let Wake::Granted(grant) = self.family().backend.wait(claim).await
+        {
+            return grant;
+        }
+        std::future::pending().await
     }
 
     /// The error to end with: an outcome that is not known stays unknown, whatever failed last.

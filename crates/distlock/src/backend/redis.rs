@@ -222,6 +222,18 @@ impl Redis {
         }
     }
 
+    /// The last claim failed. Should the lock come to its place all the same, it is claimed at once.
+    async fn overhear(&self, claim: &Claim) -> Wake {
+        loop {
+            self.links().waiting.overhear(claim.attempt).await;
+            match self.claim(claim).await {
+                Ok(Claimed::Granted(grant)) => return Wake::Granted(grant),
+                Ok(Claimed::Busy(_)) => return Wake::Retry,
+                Err(_) => {}
+            }
+        }
+    }
+
     async fn claim_over(&self, session: &Session, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
         let links = self.links();
         if claim.queue {
@@ -371,6 +383,9 @@ impl Backend for Redis {
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
+        if !self.links().waiting.is_enlisted(claim.attempt) {
+            return self.overhear(claim).await;
+        }
         match self.links().waiting.turn(claim.attempt).await {
             Some(grant) if self.is_confirmed(claim).await => Wake::Granted(grant),
             // A grant that is not confirmed is found again by the next claim, which confirms it or gives it back.

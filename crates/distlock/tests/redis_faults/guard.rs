@@ -1,5 +1,6 @@
 //! A server that has forgotten leases, with the restart guard.
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -127,4 +128,30 @@ async fn guarded_locks_are_handed_over_like_others_and_cost_the_unguarded_nothin
     plain.lock("b").await.expect("granted").unlock().await.expect("released");
     // The question itself is one.
     assert_eq!(bench.server.calls("info"), asked + 1);
+}
+
+#[tokio::test]
+async fn guarded_a_waiter_that_was_refused_in_the_quarantine_takes_the_lock_when_its_turn_comes() {
+    let bench = Bench::start();
+    let builder = || Redis::tcp("127.0.0.1", bench.server.port());
+    let (first, second, third) = (guarded(builder()).await, guarded(builder()).await, guarded(builder()).await);
+    let guard = first.lock("a").await.expect("granted");
+    // Once refused, it would not claim again before its patience is over.
+    let request = second.lock("a").retry_interval(PATIENCE * 4).wait(PATIENCE);
+    let waiter = tokio::spawn(request.into_future());
+    while bench.command("EXISTS {a}:q").int() == 0 {
+        sleep(ms(5)).await;
+    }
+    // The lock and the canary are forgotten, the queue is not.
+    bench.command("DEL a {distlock}:g");
+    drop(guard);
+    // It is refused when it looks again, after a third of its heartbeat; somebody else comes when that is over.
+    sleep(TTL).await;
+    let behind = tokio::spawn(third.lock("a").wait(PATIENCE).into_future());
+    let next = waiter.await.expect("no panic").expect("granted to the first in the queue");
+    let token = next.fencing_token();
+    next.unlock().await.expect("released");
+    let last = behind.await.expect("no panic").expect("granted");
+    assert!(last.fencing_token() > token, "out of order");
+    last.unlock().await.expect("released");
 }

@@ -97,6 +97,16 @@ impl Waiting {
         grant
     }
 
+    /// Returns when `attempt`, whose last claim failed, was given the lock all the same.
+    pub(super) async fn overhear(&self, attempt: AttemptId) {
+        self.enlist(attempt);
+        let _enlisted = Enlisted(self, attempt);
+        let Some(turn) = self.table().get(&attempt).map(|place| place.turn.clone()) else { return };
+        while self.table().get(&attempt).is_none_or(|place| place.handed.is_none()) {
+            turn.notified().await;
+        }
+    }
+
     /// `attempt` claims again, if it is one of ours.
     pub(super) fn wake(&self, attempt: AttemptId) {
         if let Some(place) = self.table().get(&attempt) {
@@ -155,6 +165,15 @@ impl Waiting {
     }
 }
 
+/// An attempt that is forgotten when nobody listens for it any more.
+struct Enlisted<'a>(&'a Waiting, AttemptId);
+
+impl Drop for Enlisted<'_> {
+    fn drop(&mut self) {
+        self.0.forget(self.1);
+    }
+}
+
 /// `attempt token granted_us lease_ms`, and the slot of a semaphore.
 fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -> Option<(AttemptId, Handed)> {
     let attempt = words.next()?.parse().ok()?;
@@ -182,6 +201,8 @@ impl Handed {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -270,6 +291,23 @@ mod tests {
         hand.advance(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes());
         assert!(waiting.turn(attempt).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_only_overhears_is_told_of_a_grant_and_of_nothing_else() {
+        let (clock, _hand) = Clock::manual();
+        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        {
+            let mut overheard = std::pin::pin!(waiting.overhear(attempt));
+            assert!(timeout(Duration::ZERO, overheard.as_mut()).await.is_err());
+            waiting.hear(format!("retry {attempt}").as_bytes());
+            waiting.wake_all();
+            assert!(timeout(Duration::ZERO, overheard.as_mut()).await.is_err(), "that is what its pause is for");
+            waiting.hear(message(attempt, 1).as_bytes());
+            overheard.await;
+        }
+        assert!(timeout(Duration::ZERO, waiting.overhear(attempt)).await.is_err(), "told once");
+        assert!(waiting.is_empty(), "nobody listens any more");
     }
 
     #[tokio::test]
