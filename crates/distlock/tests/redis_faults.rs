@@ -15,6 +15,8 @@ mod commands;
 mod groups;
 #[path = "redis_faults/guard.rs"]
 mod guard;
+#[path = "redis_faults/links.rs"]
+mod links;
 #[path = "redis_faults/log.rs"]
 mod log;
 mod log_kit;

@@ -17,7 +17,7 @@ use crate::error::Result;
 pub(super) struct Pair {
     /// Claims, releases, and messages unless there are ears.
     pub(super) main: Link,
-    /// Renewals, and releases when the other one is down: they never wait behind claims.
+    /// Renewals, and releases when the other one is down: they never wait behind claims, unless this one is down.
     pub(super) reserved: Link,
     /// For messages over channels that have slots.
     ears: Option<Ears>,
@@ -75,6 +75,14 @@ impl Pair {
         match self.main.now().or_else(|| self.reserved.now()) {
             Some(session) => Ok(session),
             None => self.main.session(patience).await,
+        }
+    }
+
+    /// The connection for a renewal: its own, or the other one while that is being opened again.
+    pub(super) async fn for_renewal(&self, patience: Duration) -> Result<Arc<Session>> {
+        match self.reserved.now().or_else(|| self.main.now()) {
+            Some(session) => Ok(session),
+            None => self.reserved.session(patience).await,
         }
     }
 

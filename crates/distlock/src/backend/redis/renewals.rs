@@ -154,7 +154,7 @@ async fn try_renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Res
     let is_single = items.len() == 1;
     loop {
         let (pair, asks) = route.next().await?;
-        let session = pair.reserved.session(PATIENCE).await;
+        let session = pair.for_renewal(PATIENCE).await;
         let outcome = match session {
             Ok(session) => renew_over(&session, clock, items, asks).await,
             Err(error) => Err(error),
