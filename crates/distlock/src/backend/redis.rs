@@ -23,6 +23,7 @@ mod names;
 pub(in crate::backend) mod node;
 mod options;
 mod pair;
+mod release;
 mod renewals;
 mod replicas;
 pub(in crate::backend) mod script;
@@ -31,6 +32,7 @@ mod server_clock;
 mod servers;
 mod session;
 mod slots;
+mod stragglers;
 mod together;
 mod value;
 mod waiting;
@@ -51,10 +53,12 @@ use self::names::Names;
 use self::options::Options;
 pub use self::options::Protocol;
 use self::pair::Pair;
+use self::release::{Released, release};
 use self::renewals::{Item, Renewals};
 use self::script::{Reply, garbled};
 use self::servers::Servers;
 use self::session::Session;
+use self::stragglers::Stragglers;
 use self::together::Together;
 use self::waiting::Waiting;
 use crate::backend::{
@@ -106,6 +110,7 @@ struct Links {
     waiting: Arc<Waiting>,
     servers: Arc<Servers>,
     renewals: Renewals,
+    stragglers: Stragglers,
     /// Listens to the sentinels, if there are any.
     _sentinels: Option<JoinSet<()>>,
 }
@@ -126,8 +131,9 @@ impl Redis {
         };
         let servers = Arc::new(servers);
         let renewals = Renewals::start(servers.clone(), attachment);
+        let stragglers = Stragglers::new(servers.clone(), attachment);
         let sentinels = self.options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment));
-        Links { clock: attachment.clock.clone(), waiting, servers, renewals, _sentinels: sentinels }
+        Links { clock: attachment.clock.clone(), waiting, servers, renewals, stragglers, _sentinels: sentinels }
     }
 
     /// Without a locker the connections run where the first call comes from.
@@ -200,11 +206,23 @@ impl Redis {
 
     /// Ends a grant that does not count. Answers `error`, unless it is not known whether the grant is ended.
     async fn give_back(&self, claim: &Claim, error: Error) -> Error {
-        match self.release(claim).await {
+        match self.end(claim).await {
             Ok(_) if error.kind() != ErrorKind::Unknown => error,
             Ok(_) => Error::unavailable(format!("{error}; the grant was given back")).with_source(error),
             Err(_) => Error::unknown(format!("{error}; it is not known whether it is given back")).with_source(error),
         }
+    }
+
+    /// Ends what the attempt has so far. Unlike after a release, it may be claimed with again.
+    async fn end(&self, claim: &Claim) -> Result<Released> {
+        let Links { servers, waiting, .. } = self.links();
+        waiting.forget(claim.attempt);
+        let released = release(servers, &self.names(&claim.key)?, claim.attempt).await?;
+        // One of our own that only polls need not wait for its next look.
+        if let Some(next) = released.next {
+            waiting.wake(next);
+        }
+        Ok(released)
     }
 
     /// Whether a grant that came as a message counts.
@@ -234,13 +252,15 @@ impl Redis {
         }
     }
 
-    async fn claim_over(&self, session: &Session, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
+    async fn claim_over(&self, session: &Arc<Session>, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
         let links = self.links();
         if claim.queue {
             links.waiting.enlist(claim.attempt);
         }
         let sent = links.clock.now();
-        let Answer { server_us, outcome } = self.ask_claim(session, names, claim, sent, hears).await?;
+        let asked = self.ask_claim(session, names, claim, sent, hears);
+        let asked = links.stragglers.follow(std::slice::from_ref(claim), session, asked);
+        let Answer { server_us, outcome } = asked.await?;
         session.saw_clock(sent, server_us);
         let granted = |token, slot| {
             let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
@@ -279,7 +299,8 @@ impl Redis {
             let (pair, _) = route.next().await?;
             let session = pair.main.session(PATIENCE).await?;
             let wake = self.wake(pair.hears(&session, first));
-            match together::claim(&session, &names, &wake, claims, links.clock.now()).await {
+            let asked = together::claim(&session, &names, &wake, claims, links.clock.now());
+            match links.stragglers.follow(claims, &session, asked).await {
                 Err(error) if route.again(&error, false).await => {}
                 Ok(Together::Granted(grants)) => {
                     return self.confirm_all(&pair, &names, claims).await.map(|()| ClaimedAll::Granted(grants));
@@ -373,7 +394,7 @@ impl Backend for Redis {
         }
         // A right that is missing in the middle of a script leaves behind what the script did before.
         if claim.queue && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Auth) {
-            drop(self.release(claim).await);
+            drop(self.end(claim).await);
         }
         outcome
     }
@@ -406,35 +427,9 @@ impl Backend for Redis {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.links().waiting.forget(claim.attempt);
-        let names = self.names(&claim.key)?;
-        let mut route = self.links().servers.route(&names.lock);
-        let answer = loop {
-            let (pair, _) = route.next().await?;
-            let session = pair.for_release(PATIENCE).await?;
-            let mut args = redis::Cmd::with_capacity(1, 32);
-            args.arg(claim.attempt.to_string());
-            let request = Request { names: names.clone(), common: None, args };
-            match session.gather(Kind::Release, request).await {
-                Err(error) if route.again(&error, false).await => {}
-                answer => break answer?,
-            }
-        };
-        let mut reply = match answer.outcome {
-            Value::Int(_) => return Ok(Release::Released),
-            Value::Array(parts) => Reply::of(parts),
-            _ => return Err(garbled()),
-        };
-        let outcome = match reply.word()?.as_str() {
-            "released" => Release::Released,
-            "not ours" => Release::NotOurs,
-            _ => return Err(garbled()),
-        };
-        // One of our own that only polls need not wait for its next look.
-        if let Ok(next) = reply.word()?.parse() {
-            self.links().waiting.wake(next);
-        }
-        Ok(outcome)
+        let released = self.end(claim).await?;
+        self.links().stragglers.released(self.names(&claim.key)?, claim.attempt, &released.over);
+        Ok(released.outcome)
     }
 
     async fn amend(&self, lease: &Lease) -> Result<bool> {

@@ -1,0 +1,53 @@
+//! One release on its way.
+
+use std::sync::Arc;
+
+use redis::Value;
+
+use crate::backend::Release;
+use crate::backend::redis::PATIENCE;
+use crate::backend::redis::combiner::{Kind, Request};
+use crate::backend::redis::names::Names;
+use crate::backend::redis::script::{Reply, garbled};
+use crate::backend::redis::servers::Servers;
+use crate::backend::redis::session::Session;
+use crate::error::Result;
+use crate::token::AttemptId;
+
+/// An answered release.
+pub(super) struct Released {
+    pub(super) outcome: Release,
+    /// Who must claim the lock next without having been told.
+    pub(super) next: Option<AttemptId>,
+    /// What it went by.
+    pub(super) over: Arc<Session>,
+}
+
+/// Ends what `attempt` has of a lock, or gives up its place in the queue.
+pub(super) async fn release(servers: &Servers, names: &Names, attempt: AttemptId) -> Result<Released> {
+    let mut route = servers.route(&names.lock);
+    loop {
+        let (pair, _) = route.next().await?;
+        let session = pair.for_release(PATIENCE).await?;
+        let mut args = redis::Cmd::with_capacity(1, 32);
+        args.arg(attempt.to_string());
+        match session.gather(Kind::Release, Request { names: names.clone(), common: None, args }).await {
+            Err(error) if route.again(&error, false).await => {}
+            answer => return read(answer?.outcome, session),
+        }
+    }
+}
+
+fn read(answer: Value, over: Arc<Session>) -> Result<Released> {
+    let mut reply = match answer {
+        Value::Int(_) => return Ok(Released { outcome: Release::Released, next: None, over }),
+        Value::Array(parts) => Reply::of(parts),
+        _ => return Err(garbled()),
+    };
+    let outcome = match reply.word()?.as_str() {
+        "released" => Release::Released,
+        "not ours" => Release::NotOurs,
+        _ => return Err(garbled()),
+    };
+    Ok(Released { outcome, next: reply.word()?.parse().ok(), over })
+}
