@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use distlock_testkit::Dice;
 
+/// How long after a fault a waiter may lose its place without anybody's fault.
+pub(crate) const SETTLES: Duration = Duration::from_secs(2);
+
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -37,20 +40,6 @@ pub(crate) enum Kind {
 }
 
 impl Fault {
-    /// How long after it a waiter may lose its place without anybody's fault.
-    pub(crate) fn settles(&self, has_guard: bool) -> Duration {
-        let seconds = match self.kind {
-            // A claim that comes later than its withdrawal takes a place that is kept for a heartbeat; whoever is given the
-            // lock there does not take it, and its process loses all places.
-            Kind::Slow(_) | Kind::HeldUp => 7,
-            // A waiter is refused until the quarantine is over, pauses then for up to five seconds, and does not hear in a
-            // pause that it was given the lock.
-            Kind::Crash | Kind::DataLoss if self.client.is_none() && has_guard => 8,
-            _ => 2,
-        };
-        Duration::from_secs(seconds)
-    }
-
     /// Whether both are about the same machine, or the same part of a network.
     fn meets(&self, other: &Fault) -> bool {
         let same_server = self.server == other.server;

@@ -13,7 +13,7 @@ use crate::broken::Broken;
 use crate::client::{self, Duty};
 use crate::engine::Engine;
 use crate::judge::{Finding, judge};
-use crate::plan::{Fault, Kind, Scene, Step, plan};
+use crate::plan::{Fault, Kind, SETTLES, Scene, Step, plan};
 use crate::server::{self, Machine};
 use crate::story::{Story, Trouble};
 
@@ -79,7 +79,6 @@ struct World<'a> {
     is_healed: Rc<Cell<bool>>,
     steps: Vec<Step>,
     order: Order,
-    has_guard: bool,
     /// How long a message takes at least, and at most when nothing is wrong.
     tick: Duration,
     latency: Duration,
@@ -114,7 +113,7 @@ impl World<'_> {
         let may_lose_data = has_guard || broken == Some(Broken::LosesDataUnguarded);
         let scene = Scene { clients: CLIENTS, servers: engine.servers(), time, may_lose_data };
         let steps = plan(&mut dice, scene);
-        World { sim, story, machines, is_healed, steps, order: *order, has_guard, tick, latency }
+        World { sim, story, machines, is_healed, steps, order: *order, tick, latency }
     }
 
     fn run(mut self) -> Outcome {
@@ -164,7 +163,7 @@ impl World<'_> {
 
     fn begin(&mut self, step: &Step) {
         let Step { fault: Fault { kind, client, server }, from, to } = *step;
-        self.story.is_troubled(Trouble { client, from, to: to + step.fault.settles(self.has_guard) });
+        self.story.is_troubled(Trouble { client, from, to: to + SETTLES });
         match client {
             None => self.crash_server(server.unwrap_or_default(), kind),
             Some(client) if matches!(kind, Kind::Crash | Kind::PowerLoss) => self.crash_client(client, kind),
