@@ -48,36 +48,41 @@ fn the_same_seed_has_the_same_log() {
     }
 }
 
-/// The first that is found from a seed on which is known to find something; should the protocol change, another soon does.
-fn finding_of(broken: Broken, seed: u64) -> Option<Finding> {
-    let worlds = (seed..seed + 60).map(|seed| run(&Order { broken: Some(broken), ..order(Engine::Redis, seed) }));
-    worlds.flat_map(|outcome| outcome.findings).next()
+/// What is found from a seed on which is known to find something; should the protocol change, another soon does.
+fn findings(engine: Engine, broken: Broken, seed: u64) -> impl Iterator<Item = Finding> {
+    let worlds = (seed..seed + 60).map(move |seed| run(&Order { broken: Some(broken), ..order(engine, seed) }));
+    worlds.flat_map(|outcome| outcome.findings)
 }
 
+fn finding_of(broken: Broken, seed: u64) -> Option<Finding> {
+    findings(Engine::Redis, broken, seed).next()
+}
+
+/// Whatever else is found on the way: two holders at once are overtaken by each other, too.
 #[track_caller]
-fn expect_two_holders(broken: Broken, seed: u64) {
-    let finding = finding_of(broken, seed);
-    assert!(matches!(finding, Some(Finding::History(Violation::TwoHolders(_)))), "{finding:?}");
+fn expect_two_holders(engine: Engine, broken: Broken, seed: u64) {
+    let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::TwoHolders(_)));
+    assert!(findings(engine, broken, seed).any(is_it), "{broken:?} is not found out");
 }
 
 #[test]
 fn a_release_of_anybodys_lock_is_found_out() {
-    expect_two_holders(Broken::ReleasesAnybodys, 0);
+    expect_two_holders(Engine::Redis, Broken::ReleasesAnybodys, 0);
 }
 
 #[test]
 fn leases_shorter_than_their_holders_believe_are_found_out() {
-    expect_two_holders(Broken::HalvesLeases, 3);
+    expect_two_holders(Engine::Redis, Broken::HalvesLeases, 3);
 }
 
 #[test]
 fn deadlines_by_clocks_that_are_too_slow_are_found_out() {
-    expect_two_holders(Broken::SlowClocks, 0);
+    expect_two_holders(Engine::Redis, Broken::SlowClocks, 0);
 }
 
 #[test]
 fn data_lost_without_a_restart_guard_is_found_out() {
-    expect_two_holders(Broken::LosesDataUnguarded, 5);
+    expect_two_holders(Engine::Redis, Broken::LosesDataUnguarded, 5);
 }
 
 #[test]

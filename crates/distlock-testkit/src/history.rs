@@ -1,6 +1,6 @@
 //! Judges what happened: who believed to hold a lock when, with which token, and what a resource accepted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -100,7 +100,7 @@ impl History {
     /// The first rule that was broken, with the two holds that break it.
     pub fn check(&self) -> Result<(), Violation> {
         let seen = self.seen();
-        let mut by_key: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        let mut by_key: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
         for hold in &seen.holds {
             by_key.entry(&hold.key).or_default().push(hold);
         }
