@@ -17,6 +17,8 @@ pub enum Broken {
     SlowClocks,
     /// The server loses its data, and there is no restart guard.
     LosesDataUnguarded,
+    /// The clock of a Redlock node leaps, and there is no restart guard to put it into quarantine.
+    LeapsUnguarded,
     /// The protected resource does not look at tokens.
     OpenFence,
 }
@@ -34,7 +36,7 @@ impl Broken {
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],
             Broken::NeverForgets => &[("'PX', lease_ms)", "'PX', lease_ms * 1000)")],
-            Broken::SlowClocks | Broken::LosesDataUnguarded | Broken::OpenFence => &[],
+            Broken::SlowClocks | Broken::LosesDataUnguarded | Broken::LeapsUnguarded | Broken::OpenFence => &[],
         };
         changes.iter().fold(script.to_owned(), |script, (is, becomes)| script.replace(is, becomes))
     }

@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     PowerLoss,
     /// A server dies and is started again without its data.
     DataLoss,
+    /// A server's clock is set forward, and stays so.
+    ClockLeap(Duration),
 }
 
 impl Fault {
@@ -78,7 +80,8 @@ pub(crate) struct Scene {
     pub(crate) clients: usize,
     pub(crate) servers: usize,
     pub(crate) time: Duration,
-    pub(crate) may_lose_data: bool,
+    /// Which server may lose its data, if one may: a majority that forgets at once is a limit that the pages state.
+    pub(crate) forgets: Option<usize>,
 }
 
 /// The faults of one world. No two at the same time are about the same machine or the same part of the network.
@@ -98,9 +101,23 @@ pub(crate) fn plan(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     steps
 }
 
+/// Leaps of one clock, always the same: a majority of clocks must keep time.
+pub(crate) fn leaps(dice: &mut Dice, scene: Scene) -> Vec<Step> {
+    let server = Some(dice.below(scene.servers));
+    let mut from = dice.millis(500..6000);
+    let mut steps = Vec::new();
+    while from < scene.time {
+        let kind = Kind::ClockLeap(dice.millis(500..10_000));
+        steps.push(Step { fault: Fault { kind, client: None, server }, from, to: from });
+        from += dice.millis(500..6000);
+    }
+    steps
+}
+
 fn draw(dice: &mut Dice, scene: Scene) -> Fault {
     let (client, server) = (Some(dice.below(scene.clients)), Some(dice.below(scene.servers)));
-    let (is_all, is_lost) = (dice.percent(50), scene.may_lose_data && dice.percent(50));
+    let is_all = dice.percent(50);
+    let is_lost = scene.forgets.is_some() && dice.percent(50) && scene.forgets == server;
     let on_link = |kind| Fault { kind, client, server: server.filter(|_| !is_all) };
     match dice.below(100) {
         0..15 => on_link(Kind::LosesRequests),

@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     /// What its clock showed when the simulation began, in microseconds, and by how much it is too fast.
     epoch_us: u64,
     drift: f64,
+    /// By how much it was set forward since.
+    leapt_us: Cell<u64>,
     /// How often the server was started.
     lives: Cell<u64>,
     story: Story,
@@ -45,13 +47,19 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(number: usize, epoch_us: u64, drift: f64, story: Story, broken: Option<Broken>) -> Machine {
-        Machine { number, disk: RefCell::default(), epoch_us, drift, lives: Cell::new(0), story, broken }
+        let (disk, leapt_us, lives) = (RefCell::default(), Cell::new(0), Cell::new(0));
+        Machine { number, disk, epoch_us, drift, leapt_us, lives, story, broken }
     }
 
     /// What its clock shows at a moment of the true time.
     fn at(&self, moment: Duration) -> Now {
         let passed = moment.mul_f64(1.0 + self.drift);
-        Now { us: self.epoch_us + u64::try_from(passed.as_micros()).unwrap_or(u64::MAX) }
+        Now { us: self.epoch_us + self.leapt_us.get() + u64::try_from(passed.as_micros()).unwrap_or(u64::MAX) }
+    }
+
+    /// Sets its clock forward.
+    pub(crate) fn leap(&self, by: Duration) {
+        self.leapt_us.set(self.leapt_us.get() + u64::try_from(by.as_micros()).unwrap_or(u64::MAX));
     }
 
     /// Loses everything.

@@ -13,7 +13,7 @@ use crate::broken::Broken;
 use crate::client::{self, Duty};
 use crate::engine::Engine;
 use crate::judge::{Finding, judge};
-use crate::plan::{Fault, Kind, SETTLES, Scene, Step, plan};
+use crate::plan::{Fault, Kind, SETTLES, Scene, Step, leaps, plan};
 use crate::server::{self, Machine};
 use crate::story::{Story, Trouble};
 
@@ -65,7 +65,7 @@ pub fn run(order: &Order) -> Outcome {
         }
     });
     let has_guard = match order.broken {
-        Some(Broken::LosesDataUnguarded) => false,
+        Some(Broken::LosesDataUnguarded | Broken::LeapsUnguarded) => false,
         Some(Broken::CountsFromOne) => true,
         _ => Dice::new(order.seed).percent(50),
     };
@@ -110,9 +110,13 @@ impl World<'_> {
             let duty = Duty { number, engine, seed, ttl, has_guard, clock, story, is_healed, lives, broken };
             sim.host(client_name(number), move || client::work(duty.clone()));
         }
-        let may_lose_data = has_guard || broken == Some(Broken::LosesDataUnguarded);
-        let scene = Scene { clients: CLIENTS, servers: engine.servers(), time, may_lose_data };
-        let steps = plan(&mut dice, scene);
+        let may_forget = has_guard || broken == Some(Broken::LosesDataUnguarded);
+        let forgets = may_forget.then_some(seed as usize % engine.servers());
+        let scene = Scene { clients: CLIENTS, servers: engine.servers(), time, forgets };
+        let mut steps = plan(&mut dice, scene);
+        if engine == Engine::Redlock && (has_guard || broken == Some(Broken::LeapsUnguarded)) {
+            steps.extend(leaps(&mut dice, scene));
+        }
         World { sim, story, machines, is_healed, steps, order: *order, tick, latency }
     }
 
@@ -120,7 +124,7 @@ impl World<'_> {
         let steps = self.steps.clone();
         let mut times: Vec<(Duration, bool, &Step)> = Vec::new();
         times.extend(steps.iter().map(|step| (step.from, true, step)));
-        times.extend(steps.iter().map(|step| (step.to, false, step)));
+        times.extend(steps.iter().filter(|step| step.to > step.from).map(|step| (step.to, false, step)));
         times.sort_by_key(|(at, begins, _)| (*at, *begins));
         let mut failed = None;
         for (at, begins, step) in times {
@@ -165,7 +169,7 @@ impl World<'_> {
         let Step { fault: Fault { kind, client, server }, from, to } = *step;
         self.story.is_troubled(Trouble { client, from, to: to + SETTLES });
         match client {
-            None => self.crash_server(server.unwrap_or_default(), kind),
+            None => self.strike_server(server.unwrap_or_default(), kind),
             Some(client) if matches!(kind, Kind::Crash | Kind::PowerLoss) => self.crash_client(client, kind),
             Some(client) => {
                 let name = client_name(client);
@@ -176,14 +180,17 @@ impl World<'_> {
                         Kind::CutOff => self.sim.partition(name.as_str(), server),
                         Kind::HeldUp => self.sim.hold(name.as_str(), server),
                         Kind::Slow(most) => self.sim.set_link_max_message_latency(name.as_str(), server, most),
-                        Kind::Crash | Kind::PowerLoss | Kind::DataLoss => {}
+                        Kind::Crash | Kind::PowerLoss | Kind::DataLoss | Kind::ClockLeap(_) => {}
                     }
                 }
             }
         }
     }
 
-    fn crash_server(&mut self, server: usize, kind: Kind) {
+    fn strike_server(&mut self, server: usize, kind: Kind) {
+        if let Kind::ClockLeap(by) = kind {
+            return self.machines[server].leap(by);
+        }
         self.sim.crash(server::name(server));
         if kind == Kind::DataLoss {
             self.machines[server].wipe();

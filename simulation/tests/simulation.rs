@@ -86,6 +86,11 @@ fn data_lost_without_a_restart_guard_is_found_out() {
 }
 
 #[test]
+fn a_clock_that_leaps_without_a_restart_guard_is_found_out() {
+    expect_two_holders(Engine::Redlock, Broken::LeapsUnguarded, 1);
+}
+
+#[test]
 fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
     let finding = finding_of(Broken::CountsFromOne, 2);
     let Some(Finding::History(violation)) = finding else { panic!("{finding:?}") };
