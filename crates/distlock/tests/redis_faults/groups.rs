@@ -2,6 +2,7 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
+use std::time::Duration;
 
 use distlock::backend::redis::Redis;
 use distlock::backend::{Backend, Claim, Claimed, Wake};
@@ -23,6 +24,12 @@ const MODES: [Ask; 3] = [
     |locker, key| locker.semaphore(key, 3).acquire(),
     |locker, key| locker.lock(key).owner("order-7").reentrant(),
 ];
+
+/// A claim of the lock `a` that queues.
+fn claim_for(mode: Mode, ttl: Duration) -> Claim {
+    let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
+    Claim::new(Key::new("a").expect("a name"), ttl, true, Arc::new(record.with_mode(mode)))
+}
 
 /// Returns when so many wait for the lock `a`.
 async fn expect_waiters(bench: &Bench, count: i64) {
@@ -168,6 +175,28 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
     child.receive().token();
     child.unlock("a");
     bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
+    let bench = Bench::start();
+    // Without a keeper: nobody renews, and nobody releases.
+    let engine = || Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
+    let (one, other) = (engine(), engine());
+    let lease = ms(3000);
+    let lapsed = claim_for(Mode::Shared, lease);
+    assert!(matches!(one.claim(&lapsed).await, Ok(Claimed::Granted(_))));
+    let inside = claim_for(Mode::Shared, PATIENCE);
+    assert!(matches!(other.claim(&inside).await, Ok(Claimed::Granted(_))));
+
+    let [early, late, behind] = [Mode::Exclusive, Mode::Exclusive, Mode::Shared].map(|mode| claim_for(mode, PATIENCE));
+    assert!(matches!(one.claim(&early).await, Ok(Claimed::Busy(_))));
+    sleep(lease + ms(100)).await;
+    assert!(matches!(one.claim(&late).await, Ok(Claimed::Busy(_))));
+    // Of all these, a reader is the first to see that the lease is over.
+    assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
+    let queued: Vec<_> = bench.command("ZRANGE {a}:q 0 -1").array().iter().map(ToString::to_string).collect();
+    assert_eq!(queued, [late.attempt.to_string(), behind.attempt.to_string()]);
 }
 
 #[tokio::test]
@@ -349,12 +378,8 @@ async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
     let bench = Bench::start();
     // Without a keeper, so that nobody renews.
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
-    let claim = |mode| {
-        let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-        Claim::new(Key::new("a").expect("a name"), PATIENCE, true, Arc::new(record.with_mode(mode)))
-    };
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let (first, mut second) = (claim(Mode::Exclusive), claim(mode));
+        let (first, mut second) = (claim_for(Mode::Exclusive, PATIENCE), claim_for(mode, PATIENCE));
         second.delay = PATIENCE * 30;
         assert!(matches!(engine.claim(&first).await, Ok(Claimed::Granted(_))));
         assert!(matches!(engine.claim(&second).await, Ok(Claimed::Busy(_))));

@@ -19,8 +19,8 @@ local function claim_unheld()
     return take(' ')
   end
   if silent then
-    -- The last one that got the lock let its lease run out.
-    purge({ [silent] = true }, wake)
+    -- The last one that got the lock let its lease run out, and this is the first claim since.
+    purge({ [silent] = math.huge }, wake)
   end
   -- Somebody waits: nobody is passed over.
   local outcome, gone, taker = pass_on(attempt)

@@ -138,17 +138,20 @@ local function leave(id)
   redis.call('ZREM', leases, id)
 end
 
--- Takes those out whose lease is over, and answers their channels, and whether there were any; the caller settles.
+-- Takes those out whose lease is over. Answers when the last one of each channel ended, and whether there were any; the
+-- caller settles.
 local function drop_expired()
   local silent, is_less = {}, false
   local first = redis.call('ZRANGE', leases, 0, MOST_GONE - 1, 'WITHSCORES')
   for i = 1, #first, 2 do
-    if tonumber(first[i + 1]) >= now_ms then
+    local ended = tonumber(first[i + 1])
+    if ended >= now_ms then
       break
     end
     local holder = read_holder(first[i])
     if holder then
-      silent[holder.channel] = true
+      -- They come in the order of their ends.
+      silent[holder.channel] = ended
     end
     leave(first[i])
     is_less = true

@@ -61,8 +61,8 @@ local function note_holder(channel)
   end
 end
 
--- Takes the places of those who let a lease run out, given their channels: their processes are frozen or gone, and each
--- of their waiters would cost a first lease more. Not those of `me`, who lives.
+-- Takes the places of those who let a lease run out, given their channels and when, in ms: their processes are frozen or
+-- gone, and each of their waiters would cost a first lease more. Who took a place later than that lives, and so does `me`.
 local function purge(silent, me)
   silent[me], silent['-'] = nil, nil
   if not next(silent) then
@@ -71,11 +71,12 @@ local function purge(silent, me)
   local places, all = {}, {}
   local entries = redis.pcall('HGETALL', waiters)
   for i = 1, entries.err and 0 or #entries, 2 do
-    local channel = string.match(entries[i + 1], '^%d+ %d+ (%S+) ')
-    if channel and silent[channel] then
+    local id, channel = entries[i], string.match(entries[i + 1], '^%d+ %d+ (%S+) ')
+    local ended = channel and silent[channel]
+    if ended and (tonumber(redis.pcall('ZSCORE', queue, id)) or 0) / 1000 <= ended then
       places[channel] = places[channel] or {}
-      table.insert(places[channel], entries[i])
-      all[#all + 1] = entries[i]
+      table.insert(places[channel], id)
+      all[#all + 1] = id
     end
   end
   drop(all)
