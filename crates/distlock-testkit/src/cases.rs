@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use distlock::backend::{Backend, Claim, Claimed, Grant, Release};
+use distlock::backend::{Claim, Claimed, Grant, Release};
 use distlock::{
     ErrorKind, FencingToken, Key, LockGuard, LockRequest, Locker, LossReason, Mode, OwnerId, Process, Record,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::any_engine::AnyEngine;
 use crate::history::{History, Hold};
 use crate::polls::poll_times;
-use crate::setup::{Client, Setup, World};
+use crate::setup::{Client, World};
 
 mod drops;
 mod histories;
@@ -38,12 +39,12 @@ pub use waits::*;
 type Granted = distlock::Result<LockGuard>;
 
 /// Takes a lock that must become free, and fails the case instead of waiting for ever.
-async fn expect_lock<S: Setup>(world: &World<S>, locker: &Locker, key: &Key) -> LockGuard {
+async fn expect_lock(world: &World, locker: &Locker, key: &Key) -> LockGuard {
     locker.lock(key).wait(world.patience()).await.expect("the lock becomes free")
 }
 
 /// Starts a task that waits for `key`, and returns once it stands in the queue.
-async fn spawn_waiter<S: Setup>(world: &World<S>, client: &Client, key: &Key) -> tokio::task::JoinHandle<Granted> {
+async fn spawn_waiter(world: &World, client: &Client, key: &Key) -> tokio::task::JoinHandle<Granted> {
     spawn_request(client, client.locker.lock(key).wait(world.patience())).await
 }
 
@@ -55,17 +56,17 @@ async fn spawn_request(client: &Client, request: LockRequest) -> tokio::task::Jo
     task
 }
 
-async fn expect_granted<S: Setup>(world: &World<S>, task: tokio::task::JoinHandle<Granted>) -> LockGuard {
+async fn expect_granted(world: &World, task: tokio::task::JoinHandle<Granted>) -> LockGuard {
     let granted = timeout(world.patience(), task).await.expect("in time").expect("the task is well");
     granted.expect("the waiter is granted the lock")
 }
 
-fn claim_of<S: Setup>(world: &World<S>, key: &Key, queue: bool) -> Claim {
+fn claim_of(world: &World, key: &Key, queue: bool) -> Claim {
     let record = Record::new(OwnerId::random(), Process::current(), None, world.clock.wall());
-    Claim::new(key.clone(), world.setup.ttl(), queue, Arc::new(record))
+    Claim::new(key.clone(), world.ttl(), queue, Arc::new(record))
 }
 
-async fn expect_grant<B: Backend>(engine: &B, claim: &Claim) -> Grant {
+async fn expect_grant(engine: &dyn AnyEngine, claim: &Claim) -> Grant {
     match engine.claim(claim).await.expect("the engine answers") {
         Claimed::Granted(grant) => grant,
         Claimed::Busy(busy) => panic!("expected a grant, not {busy:?}"),
@@ -73,7 +74,7 @@ async fn expect_grant<B: Backend>(engine: &B, claim: &Claim) -> Grant {
 }
 
 /// Many tasks of several clients add to a counter that is only right if they take turns.
-pub async fn one_holder_at_a_time<S: Setup>(world: &World<S>) {
+pub async fn one_holder_at_a_time(world: &World) {
     const TASKS: u64 = 12;
     const ROUNDS: u64 = 8;
     let key = world.key("counter");
@@ -97,12 +98,12 @@ pub async fn one_holder_at_a_time<S: Setup>(world: &World<S>) {
 }
 
 /// Holds, cancelled waits and drops at random; the checker reads the history.
-pub async fn the_history_is_clean_under_load<S: Setup>(world: &World<S>) {
+pub async fn the_history_is_clean_under_load(world: &World) {
     record_history(world, "history", |locker, key, number| (locker.lock(key), number)).await;
 }
 
 /// Has eight clients take turns as `ask` says for each number, and judges the history. `ask` also says which owner asks.
-async fn record_history<S: Setup>(world: &World<S>, about: &str, ask: fn(&Locker, &Key, u32) -> (LockRequest, u32)) {
+async fn record_history(world: &World, about: &str, ask: fn(&Locker, &Key, u32) -> (LockRequest, u32)) {
     let key = world.key(about);
     let history = Arc::new(History::default());
     let mut tasks = JoinSet::new();
@@ -141,7 +142,7 @@ async fn record_history<S: Setup>(world: &World<S>, about: &str, ask: fn(&Locker
 }
 
 /// A try while somebody else has the lock is `None`, not an error, and leaves nothing.
-pub async fn try_lock_is_none_when_it_is_taken<S: Setup>(world: &World<S>) {
+pub async fn try_lock_is_none_when_it_is_taken(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("try"));
     let guard = holder.locker.try_lock(&key).await.expect("no failure").expect("it is free");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
@@ -152,7 +153,7 @@ pub async fn try_lock_is_none_when_it_is_taken<S: Setup>(world: &World<S>) {
 }
 
 /// Clones of one locker exclude each other.
-pub async fn each_clone_is_an_owner<S: Setup>(world: &World<S>) {
+pub async fn each_clone_is_an_owner(world: &World) {
     let (client, key) = (world.client().await, world.key("clones"));
     let other = client.locker.clone();
     assert_ne!(client.locker.owner(), other.owner());
@@ -165,7 +166,7 @@ pub async fn each_clone_is_an_owner<S: Setup>(world: &World<S>) {
 }
 
 /// The same owner asking twice is told at once, with the way out.
-pub async fn already_held_is_said_at_once<S: Setup>(world: &World<S>) {
+pub async fn already_held_is_said_at_once(world: &World) {
     let (client, key) = (world.client().await, world.key("already"));
     let guard = client.locker.lock(&key).await.expect("granted");
     let claims = client.calls.claims.load(Ordering::SeqCst);
@@ -182,7 +183,7 @@ pub async fn already_held_is_said_at_once<S: Setup>(world: &World<S>) {
 }
 
 /// Re-entry counts; the token stays; the last unlock releases.
-pub async fn reentry_counts_and_keeps_the_token<S: Setup>(world: &World<S>) {
+pub async fn reentry_counts_and_keeps_the_token(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("reentry"));
     let outer = client.locker.lock(&key).owner("req-7").reentrant().await.expect("granted");
     let inner = client.locker.clone().lock(&key).owner("req-7").reentrant().await.expect("entered again");
@@ -199,7 +200,7 @@ pub async fn reentry_counts_and_keeps_the_token<S: Setup>(world: &World<S>) {
 }
 
 /// Nobody but its owner ends a hold.
-pub async fn only_the_owner_releases<S: Setup>(world: &World<S>) {
+pub async fn only_the_owner_releases(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("owner"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let error = other.locker.unlock(&key).await.expect_err("it does not have the lock");
@@ -212,7 +213,7 @@ pub async fn only_the_owner_releases<S: Setup>(world: &World<S>) {
 }
 
 /// `unlock` by name of what is not held is `NotHeld`, also after it was held.
-pub async fn unlocking_what_is_not_held_is_an_error<S: Setup>(world: &World<S>) {
+pub async fn unlocking_what_is_not_held_is_an_error(world: &World) {
     let (client, key) = (world.client().await, world.key("not-held"));
     for _ in 0..2 {
         let error = client.locker.unlock(&key).await.expect_err("not held");
@@ -223,31 +224,31 @@ pub async fn unlocking_what_is_not_held_is_an_error<S: Setup>(world: &World<S>) 
 }
 
 /// A detached hold is kept, and unlocked by name.
-pub async fn a_detached_hold_is_unlocked_by_name<S: Setup>(world: &World<S>) {
+pub async fn a_detached_hold_is_unlocked_by_name(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("detached"));
     client.locker.lock(&key).await.expect("granted").detach();
-    tokio::time::sleep(world.setup.ttl() * 2).await;
+    tokio::time::sleep(world.ttl() * 2).await;
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "not kept");
     client.locker.unlock(&key).await.expect("released");
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
 }
 
 /// The same claim twice is one grant with one token: a lost reply costs nothing.
-pub async fn a_claim_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
+pub async fn a_claim_repeated_is_the_same_grant(world: &World) {
     let (engine, key) = (world.engine().await, world.key("repeat"));
     let claim = claim_of(world, &key, true);
-    let first = expect_grant(&engine, &claim).await;
-    let second = expect_grant(&engine, &claim).await;
+    let first = expect_grant(&*engine, &claim).await;
+    let second = expect_grant(&*engine, &claim).await;
     assert_eq!(first.token, second.token);
     assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);
     world.expect_nothing_left().await;
 }
 
 /// A release that arrives twice never ends the next holder's lock.
-pub async fn a_release_repeated_touches_nothing<S: Setup>(world: &World<S>) {
+pub async fn a_release_repeated_touches_nothing(world: &World) {
     let (engine, key) = (world.engine().await, world.key("twice"));
     let claim = claim_of(world, &key, true);
-    expect_grant(&engine, &claim).await;
+    expect_grant(&*engine, &claim).await;
     assert_eq!(engine.release(&claim).await.expect("the engine answers"), Release::Released);
     let next = world.client().await;
     let guard = expect_lock(world, &next.locker, &key).await;
@@ -258,7 +259,7 @@ pub async fn a_release_repeated_touches_nothing<S: Setup>(world: &World<S>) {
 }
 
 /// Each grant's token is higher than all before, whoever is granted.
-pub async fn tokens_rise<S: Setup>(world: &World<S>) {
+pub async fn tokens_rise(world: &World) {
     let (one, two, key) = (world.client().await, world.client().await, world.key("tokens"));
     let mut last = FencingToken::new(0);
     for round in 0..20 {
@@ -275,7 +276,7 @@ pub async fn tokens_rise<S: Setup>(world: &World<S>) {
 }
 
 /// Names with spaces, slashes, accents, percent signs and tags are different locks; so are long ones.
-pub async fn odd_names_are_locks_of_their_own<S: Setup>(world: &World<S>) {
+pub async fn odd_names_are_locks_of_their_own(world: &World) {
     let client = world.client().await;
     let stem = world.key("odd");
     let long = |end: &str| format!("{stem}{}{end}", "x".repeat(500 - stem.as_str().len()));
@@ -303,7 +304,7 @@ pub async fn odd_names_are_locks_of_their_own<S: Setup>(world: &World<S>) {
 }
 
 /// Bad arguments are errors of kind `InvalidInput` that name the field; the engine never hears of them.
-pub async fn bad_input_is_refused_before_anything_is_sent<S: Setup>(world: &World<S>) {
+pub async fn bad_input_is_refused_before_anything_is_sent(world: &World) {
     let client = world.client().await;
     let lock = |name: &[u8]| client.locker.lock(name).into_future();
     let long = "x".repeat(513);
@@ -335,7 +336,7 @@ pub async fn bad_input_is_refused_before_anything_is_sent<S: Setup>(world: &Worl
 }
 
 /// Who holds a lock and who waits for it, in order.
-pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
+pub async fn inspect_shows_holder_and_waiters(world: &World) {
     let (client, key) = (world.client().await, world.key("inspect"));
     let inspect = client.locker.inspect();
     assert!(inspect.get(&key).await.expect("shown").is_none());
@@ -366,7 +367,7 @@ pub async fn inspect_shows_holder_and_waiters<S: Setup>(world: &World<S>) {
 }
 
 /// A hold that was ended by force is lost for its holder, and free for the next.
-pub async fn force_release_tells_the_holder<S: Setup>(world: &World<S>) {
+pub async fn force_release_tells_the_holder(world: &World) {
     let (holder, operator, key) = (world.client().await, world.client().await, world.key("force"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     operator.locker.inspect().force_release(&key, guard.fencing_token(), "stuck").await.expect("forced");
@@ -380,7 +381,7 @@ pub async fn force_release_tells_the_holder<S: Setup>(world: &World<S>) {
 }
 
 /// The wrong token, or no reason, ends nothing.
-pub async fn force_release_needs_the_right_token<S: Setup>(world: &World<S>) {
+pub async fn force_release_needs_the_right_token(world: &World) {
     let (holder, operator, key) = (world.client().await, world.client().await, world.key("force-token"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let inspect = operator.locker.inspect();
@@ -393,7 +394,7 @@ pub async fn force_release_needs_the_right_token<S: Setup>(world: &World<S>) {
 }
 
 /// An acquire that is dropped after any number of polls leaves nothing, whether the lock was free or taken.
-pub async fn acquire_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn acquire_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("polls"));
     for polls in 0..8 {
         drop(drop_after(polls, client.locker.lock(&key).into_future()).await);
@@ -409,7 +410,7 @@ pub async fn acquire_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// A try that is dropped after any number of polls leaves nothing.
-pub async fn try_lock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn try_lock_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("try-polls"));
     for polls in 0..8 {
         drop(drop_after(polls, client.locker.try_lock(&key).into_future()).await);
@@ -419,7 +420,7 @@ pub async fn try_lock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// An unlock that is dropped after any number of polls releases all the same.
-pub async fn unlock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn unlock_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("unlock-polls"));
     for polls in 0..8 {
         let guard = expect_lock(world, &client.locker, &key).await;
@@ -440,7 +441,7 @@ pub async fn unlock_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 
 /// An extension that is dropped after any number of polls leaves the hold as good as it was: only an answer moves the
 /// deadline, and no lease is cut short.
-pub async fn extend_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn extend_dropped_at_every_poll(world: &World) {
     let (client, other) = (world.lasting_client().await, world.client().await);
     let mut guards = Vec::new();
     for polls in 0..8 {
@@ -448,10 +449,10 @@ pub async fn extend_dropped_at_every_poll<S: Setup>(world: &World<S>) {
         let before = guard.deadline();
         let answer = drop_after(polls, guard.extend(Duration::from_secs(3600))).await;
         assert!(answer.is_some() || guard.deadline() == before, "{polls} polls: nobody has answered");
-        let _ = drop_after(polls, guard.extend(world.setup.ttl())).await;
+        let _ = drop_after(polls, guard.extend(world.ttl())).await;
         guards.push(guard);
     }
-    tokio::time::sleep(world.setup.ttl()).await;
+    tokio::time::sleep(world.ttl()).await;
     for guard in guards {
         assert!(other.locker.try_lock(guard.key()).await.expect("no failure").is_none(), "its lease is over");
         guard.unlock().await.expect("released");
@@ -460,7 +461,7 @@ pub async fn extend_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// Dropping a guard releases soon, not only when the lease ends.
-pub async fn a_dropped_guard_releases<S: Setup>(world: &World<S>) {
+pub async fn a_dropped_guard_releases(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("drop"));
     drop(client.locker.lock(&key).ttl(Duration::from_secs(600)).await.expect("granted"));
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
@@ -468,7 +469,7 @@ pub async fn a_dropped_guard_releases<S: Setup>(world: &World<S>) {
 }
 
 /// A guard dropped on a plain thread neither panics nor blocks, and releases.
-pub async fn a_guard_dropped_outside_a_runtime_releases<S: Setup>(world: &World<S>) {
+pub async fn a_guard_dropped_outside_a_runtime_releases(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("thread"));
     let guard = client.locker.lock(&key).ttl(Duration::from_secs(600)).await.expect("granted");
     std::thread::spawn(move || drop(guard)).join().expect("no panic");
@@ -476,7 +477,7 @@ pub async fn a_guard_dropped_outside_a_runtime_releases<S: Setup>(world: &World<
 }
 
 /// A hold lives on when the runtime it was taken in is shut down, and is released by its guard.
-pub async fn a_guard_outlives_its_runtime<S: Setup>(world: &World<S>) {
+pub async fn a_guard_outlives_its_runtime(world: &World) {
     let key = world.key("runtime");
     let guard = std::thread::scope(|scope| {
         let elsewhere = scope.spawn(|| {
@@ -487,7 +488,7 @@ pub async fn a_guard_outlives_its_runtime<S: Setup>(world: &World<S>) {
         });
         elsewhere.join().expect("no panic")
     });
-    tokio::time::sleep(world.setup.ttl() * 2).await;
+    tokio::time::sleep(world.ttl() * 2).await;
     guard.check().expect("renewed without the runtime");
     let other = world.client().await;
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
@@ -496,7 +497,7 @@ pub async fn a_guard_outlives_its_runtime<S: Setup>(world: &World<S>) {
 }
 
 /// A panic in the critical section releases the lock.
-pub async fn a_panic_inside_releases<S: Setup>(world: &World<S>) {
+pub async fn a_panic_inside_releases(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("panic"));
     let request = client.locker.lock(&key).ttl(Duration::from_secs(600)).into_future();
     let task = tokio::spawn(async move {
@@ -508,7 +509,7 @@ pub async fn a_panic_inside_releases<S: Setup>(world: &World<S>) {
 }
 
 /// Closing releases all holds, tells their guards, and ends the locker and its clones.
-pub async fn close_releases_everything<S: Setup>(world: &World<S>) {
+pub async fn close_releases_everything(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let keys = [world.key("close"), world.key("close"), world.key("close")];
     let ttl = Duration::from_secs(600);
@@ -537,7 +538,7 @@ pub async fn close_releases_everything<S: Setup>(world: &World<S>) {
 }
 
 /// A thousand tasks of one process want the same lock; each gets it once.
-pub async fn a_thousand_tasks_take_turns<S: Setup>(world: &World<S>) {
+pub async fn a_thousand_tasks_take_turns(world: &World) {
     let (client, key) = (world.client().await, world.key("thousand"));
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();

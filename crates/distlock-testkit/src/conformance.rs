@@ -1,32 +1,73 @@
 //! Runs the cases of [`crate::cases`] on a set-up.
 
-use std::future::Future;
 use std::io::Write;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::time::Duration;
 
-use distlock::backend::{Backend, Capabilities};
+use distlock::backend::Capabilities;
 
+use crate::any_engine::BoxFuture;
 use crate::setup::{Setup, World};
 
 /// How long a case may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A case, ready to be run.
-pub type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+pub type CaseFuture<'a> = BoxFuture<'a, ()>;
 
-/// What a case needs of an engine.
-pub type Need = (&'static str, fn(&Capabilities) -> bool);
+/// What an engine must do.
+struct Case {
+    name: &'static str,
+    /// What the engine must be able to do for it.
+    needs: &'static [Need],
+    body: Body,
+}
+
+type Need = (&'static str, fn(&Capabilities) -> bool);
+
+/// The work of a case.
+type Body = for<'a> fn(&'a World) -> CaseFuture<'a>;
 
 /// Runs one case and panics if it fails. A case that needs more than the engine can do is skipped and counted.
-pub fn run<S: Setup>(setup: &str, case: &str, needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) {
-    let outcome = attempt(LIMIT, needs, body);
-    match outcome {
+///
+/// # Panics
+/// When the case fails, or there is none of this name.
+pub fn run<S: Setup>(setup: &str, case: &str) {
+    match attempt_by_name::<S>(case, LIMIT) {
         Outcome::Passed => {}
         Outcome::Skipped(need) => record_skip(&format!("{setup}/{case}: {need}")),
         Outcome::Failed(why) => panic!("{setup}/{case}: {why}"),
     }
+}
+
+/// Runs the case called `name` on a set-up of its own, for `limit` at the longest.
+///
+/// # Panics
+/// When there is no such case.
+pub fn attempt_by_name<S: Setup>(name: &str, limit: Duration) -> Outcome {
+    let case = CASES.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case {name}"));
+    within(limit, World::start::<S>, case.needs, case.body)
+}
+
+/// Does `body` on a set-up of its own, for `limit` at the longest.
+pub fn attempt<S: Setup>(limit: Duration, body: Body) -> Outcome {
+    within(limit, World::start::<S>, &[], body)
+}
+
+/// How many cases there are.
+#[must_use]
+pub fn count() -> usize {
+    CASES.len()
+}
+
+/// The cases that an engine of these capabilities skips, each with the first that it lacks.
+#[must_use]
+pub fn skips(able: &Capabilities) -> Vec<(&'static str, &'static str)> {
+    CASES.iter().filter_map(|case| Some((case.name, first_missing(case.needs, able)?))).collect()
+}
+
+fn first_missing(needs: &[Need], able: &Capabilities) -> Option<&'static str> {
+    needs.iter().find(|(_, has)| !has(able)).map(|(need, _)| *need)
 }
 
 /// What became of a case.
@@ -40,27 +81,24 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Runs one case on a set-up of its own, for `limit` at the longest.
-pub fn attempt<S: Setup>(limit: Duration, needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) -> Outcome {
-    let needs = needs.to_vec();
+fn within(limit: Duration, start: fn() -> BoxFuture<'static, World>, needs: &'static [Need], body: Body) -> Outcome {
     let (report, reported) = std::sync::mpsc::channel();
     // A thread of its own: a case that blocks cannot block the test run beyond its limit.
     std::thread::spawn(move || {
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-            runtime.block_on(in_world(&needs, body))
+            runtime.block_on(in_world(start, needs, body))
         }));
         let _ = report.send(done.unwrap_or_else(|panic| Outcome::Failed(message_of(&*panic))));
     });
     reported.recv_timeout(limit).unwrap_or_else(|_| Outcome::Failed(format!("not done within {limit:?}")))
 }
 
-async fn in_world<S: Setup>(needs: &[Need], body: for<'a> fn(&'a World<S>) -> CaseFuture<'a>) -> Outcome {
-    let world = World::<S>::start().await;
-    let able = world.setup.client().await.capabilities();
-    match needs.iter().find(|(_, has)| !has(&able)) {
-        Some((need, _)) => Outcome::Skipped(need),
+async fn in_world(start: fn() -> BoxFuture<'static, World>, needs: &[Need], body: Body) -> Outcome {
+    let world = start().await;
+    match first_missing(needs, &world.capabilities().await) {
+        Some(need) => Outcome::Skipped(need),
         None => {
             body(&world).await;
             Outcome::Passed
@@ -86,32 +124,11 @@ pub fn record_skip(line: &str) {
 /// Declares the cases: one list for the names, the needs and the tests that [`conformance!`](crate::conformance!) makes.
 macro_rules! declare {
     ($d:tt $($name:ident [$($need:ident),*])+) => {
-        /// The names of all cases.
-        pub const CASES: &[&str] = &[$(stringify!($name)),+];
-
-        /// The cases that an engine of these capabilities skips, each with the first that it lacks.
-        #[must_use]
-        pub fn skips(able: &Capabilities) -> Vec<(&'static str, &'static str)> {
-            let cases: &[(&str, &[(&str, bool)])] =
-                &[$((stringify!($name), &[$((stringify!($need), able.$need)),*])),+];
-            let missing = |needs: &[(&'static str, bool)]| needs.iter().find(|(_, has)| !has).map(|(need, _)| *need);
-            cases.iter().filter_map(|(case, needs)| Some((*case, missing(needs)?))).collect()
-        }
-
-        /// Runs the case called `name` on a set-up, for `limit` at the longest.
-        ///
-        /// # Panics
-        /// When there is no such case.
-        pub fn attempt_by_name<S: Setup>(name: &str, limit: Duration) -> Outcome {
-            match name {
-                $(stringify!($name) => attempt::<S>(
-                    limit,
-                    &[$((stringify!($need), |able: &Capabilities| able.$need)),*],
-                    |world| Box::pin(crate::cases::$name(world)),
-                ),)+
-                _ => panic!("there is no case {name}"),
-            }
-        }
+        const CASES: &[Case] = &[$(Case {
+            name: stringify!($name),
+            needs: &[$((stringify!($need), |able| able.$need)),*],
+            body: |world| Box::pin(crate::cases::$name(world)),
+        }),+];
 
         /// Makes one `#[test]` for each case and set-up: `conformance! { memory: MemorySetup, file: FileSetup }`.
         #[macro_export]
@@ -132,12 +149,7 @@ macro_rules! declare {
             ($d setup:ident, $d type:ty) => {
                 $(#[test]
                 fn $name() {
-                    $crate::conformance::run::<$d type>(
-                        stringify!($d setup),
-                        stringify!($name),
-                        &[$((stringify!($need), |able: &distlock::backend::Capabilities| able.$need)),*],
-                        |world| Box::pin($crate::cases::$name(world)),
-                    );
+                    $crate::conformance::run::<$d type>(stringify!($d setup), stringify!($name));
                 })+
             };
         }
@@ -258,6 +270,7 @@ mod tests {
         let lines = sources.iter().flat_map(|source| source.lines());
         let written: Vec<_> =
             lines.filter_map(|line| line.strip_prefix("pub async fn ")?.split(['<', '(']).next()).collect();
-        assert_eq!(written, CASES, "cases.rs and the list, in the same order");
+        let declared: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        assert_eq!(written, declared, "cases.rs and the list, in the same order");
     }
 }

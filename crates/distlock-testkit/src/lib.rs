@@ -11,6 +11,7 @@
 //! process that takes locks ([`mod@child`]), lock clients of other languages ([`stranger`]), clocks that can be moved
 //! ([`clock_shim`]) and networks that can be taken apart ([`netns`]).
 
+mod any_engine;
 pub mod broken;
 pub mod capability_table;
 pub mod cases;

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use distlock::backend::memory::{Memory, Store};
-use distlock::backend::{Attachment, Backend};
+use distlock::backend::{Attachment, Backend, Capabilities};
 use distlock::{Clock, Key, Locker, LockerBuilder, Moment};
 
 use tokio::runtime::Handle;
 
+use crate::any_engine::{AnyEngine, BoxFuture};
 use crate::wire::{Calls, Wire};
 
 /// Longer than any case, and than its patience.
@@ -36,23 +37,71 @@ pub trait Setup: Sized + Send + Sync + 'static {
     fn leftovers(&self) -> impl Future<Output = Vec<String>> + Send;
 }
 
+/// A set-up whose type is forgotten: the cases are compiled once, and not for each set-up again.
+trait AnySetup: Send + Sync {
+    fn ttl(&self) -> Duration;
+    fn capabilities(&self) -> BoxFuture<'_, Capabilities>;
+    fn locker(&self, builder: LockerBuilder, calls: Arc<Calls>) -> BoxFuture<'_, Locker>;
+    fn engine(&self) -> BoxFuture<'_, Box<dyn AnyEngine>>;
+    fn leftovers(&self) -> BoxFuture<'_, Vec<String>>;
+}
+
+impl<S: Setup> AnySetup for S {
+    fn ttl(&self) -> Duration {
+        Setup::ttl(self)
+    }
+
+    fn capabilities(&self) -> BoxFuture<'_, Capabilities> {
+        Box::pin(async { self.client().await.capabilities() })
+    }
+
+    fn locker(&self, builder: LockerBuilder, calls: Arc<Calls>) -> BoxFuture<'_, Locker> {
+        Box::pin(async { builder.build(Wire::new(self.client().await, calls)).expect("a locker") })
+    }
+
+    fn engine(&self) -> BoxFuture<'_, Box<dyn AnyEngine>> {
+        Box::pin(async {
+            let engine = self.client().await;
+            engine.attach(Attachment::standalone(&Handle::current()));
+            engine.ready().await.expect("the engine is ready");
+            Box::new(engine) as Box<dyn AnyEngine>
+        })
+    }
+
+    fn leftovers(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(Setup::leftovers(self))
+    }
+}
+
 /// A running set-up and the means to use it.
-pub struct World<S> {
-    /// The set-up.
-    pub setup: S,
+pub struct World {
+    setup: Box<dyn AnySetup>,
     /// The machine's clock, for measuring.
     pub clock: Clock,
     names: AtomicU64,
 }
 
-impl<S: Setup> World<S> {
-    pub(crate) async fn start() -> Self {
-        World { setup: S::start().await, clock: Clock::system(), names: AtomicU64::new(0) }
+impl World {
+    pub(crate) fn start<S: Setup>() -> BoxFuture<'static, World> {
+        Box::pin(async {
+            World { setup: Box::new(S::start().await), clock: Clock::system(), names: AtomicU64::new(0) }
+        })
+    }
+
+    /// What the engine can do.
+    pub async fn capabilities(&self) -> Capabilities {
+        self.setup.capabilities().await
+    }
+
+    /// The set-up's short lease.
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        self.setup.ttl()
     }
 
     /// A new client.
     pub async fn client(&self) -> Client {
-        self.client_by(Locker::builder(), self.setup.ttl()).await
+        self.client_by(Locker::builder(), self.ttl()).await
     }
 
     /// A new client for futures that are dropped. Its leases outlast every case: what becomes free was released, and
@@ -65,22 +114,18 @@ impl<S: Setup> World<S> {
 
     /// A new client whose locks keep a history of so many entries.
     pub async fn chronicler(&self, most: u32) -> Client {
-        self.client_by(Locker::builder().history(most), self.setup.ttl()).await
+        self.client_by(Locker::builder().history(most), self.ttl()).await
     }
 
     async fn client_by(&self, builder: LockerBuilder, ttl: Duration) -> Client {
         let calls = Arc::new(Calls::default());
-        let engine = Wire::new(self.setup.client().await, calls.clone());
-        let locker = builder.default_ttl(ttl).build(engine).expect("a locker");
+        let locker = self.setup.locker(builder.default_ttl(ttl), calls.clone()).await;
         Client { locker, calls }
     }
 
     /// A client's engine without a locker.
-    pub async fn engine(&self) -> S::Engine {
-        let engine = self.setup.client().await;
-        engine.attach(Attachment::standalone(&Handle::current()));
-        engine.ready().await.expect("the engine is ready");
-        engine
+    pub(crate) async fn engine(&self) -> Box<dyn AnyEngine> {
+        self.setup.engine().await
     }
 
     /// A lock name that no other case uses.
@@ -96,7 +141,7 @@ impl<S: Setup> World<S> {
 
     /// How long to wait for something that must happen: generous, since machines are slow at times.
     pub fn patience(&self) -> Duration {
-        self.setup.ttl() * 4 + Duration::from_secs(10)
+        self.ttl() * 4 + Duration::from_secs(10)
     }
 
     /// Waits until nothing is left, and fails the case if that takes longer than a lease and some patience.

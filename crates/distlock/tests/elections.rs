@@ -9,7 +9,7 @@ use distlock::fencing::Fence;
 use distlock::{Clock, Key, Leadership, Mode, Moment};
 use distlock_testkit::conformance::{CaseFuture, Outcome, attempt};
 use distlock_testkit::history::{History, Hold};
-use distlock_testkit::{Client, MemorySetup, Setup, World};
+use distlock_testkit::{Client, MemorySetup, World};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -120,7 +120,7 @@ impl Contest {
 }
 
 /// Has candidates stand for election until there were `elections`.
-async fn contest<S: Setup>(world: &World<S>, elections: u32, ttl: Duration) {
+async fn contest(world: &World, elections: u32, ttl: Duration) {
     let contest = Arc::new(Contest {
         key: world.key("contest"),
         clock: world.clock.clone(),
@@ -152,30 +152,30 @@ async fn contest<S: Setup>(world: &World<S>, elections: u32, ttl: Duration) {
     contest.history.check().expect("never two leaders");
 }
 
-fn a_thousand<S: Setup>(world: &World<S>) -> CaseFuture<'_> {
+fn a_thousand(world: &World) -> CaseFuture<'_> {
     Box::pin(contest(world, 1_070, Duration::from_millis(150)))
 }
 
-fn a_hundred<S: Setup>(world: &World<S>) -> CaseFuture<'_> {
-    Box::pin(contest(world, 110, world.setup.ttl()))
+fn a_hundred(world: &World) -> CaseFuture<'_> {
+    Box::pin(contest(world, 110, world.ttl()))
 }
 
 #[test]
 fn a_thousand_elections_with_losses_never_have_two_leaders() {
-    let outcome = attempt::<MemorySetup>(Duration::from_secs(160), &[], a_thousand);
+    let outcome = attempt::<MemorySetup>(Duration::from_secs(160), a_thousand);
     assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
 }
 
 #[cfg(feature = "redis")]
 #[test]
 fn a_hundred_elections_on_redis_never_have_two_leaders() {
-    let outcome = attempt::<redis_setups::Server<redis_setups::Plain>>(Duration::from_secs(160), &[], a_hundred);
+    let outcome = attempt::<redis_setups::Server<redis_setups::Plain>>(Duration::from_secs(160), a_hundred);
     assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
 }
 
 #[cfg(feature = "etcd")]
 #[test]
 fn a_hundred_elections_on_etcd_never_have_two_leaders() {
-    let outcome = attempt::<etcd_setups::OneEtcd>(Duration::from_secs(160), &[], a_hundred);
+    let outcome = attempt::<etcd_setups::OneEtcd>(Duration::from_secs(160), a_hundred);
     assert!(matches!(outcome, Outcome::Passed), "{outcome:?}");
 }

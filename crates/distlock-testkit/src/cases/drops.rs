@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::{expect_granted, expect_lock, spawn_waiter};
 use crate::polls::poll_times;
-use crate::setup::{Setup, World};
+use crate::setup::World;
 
 /// More than any of these futures needs when nobody is in its way.
 const MOST_POLLS: usize = 8;
@@ -22,7 +22,7 @@ pub(super) async fn drop_after<T>(polls: usize, future: impl Future<Output = T>)
 }
 
 /// Several locks that are asked for, or left, by a future that is dropped.
-pub async fn several_locks_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn several_locks_dropped_at_every_poll(world: &World) {
     let (client, other) = (world.lasting_client().await, world.lasting_client().await);
     let keys = [world.key("all-polls"), world.key("all-polls")];
     for polls in 0..MOST_POLLS {
@@ -39,7 +39,7 @@ pub async fn several_locks_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// A reader's and a writer's request that is dropped, whether the lock was free or taken.
-pub async fn readers_and_writers_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("shared-polls"));
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, client.locker.read(&key).into_future()).await);
@@ -60,7 +60,7 @@ pub async fn readers_and_writers_dropped_at_every_poll<S: Setup>(world: &World<S
 }
 
 /// A permit that is asked for, or given back, by a future that is dropped: all of them are there again.
-pub async fn permits_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn permits_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("permit-polls"));
     let (ours, theirs) = (client.locker.semaphore(&key, 2), other.locker.semaphore(&key, 2));
     for polls in 0..MOST_POLLS {
@@ -78,7 +78,7 @@ pub async fn permits_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// Campaigning, leading, looking who leads, and resigning, dropped: the next candidate is elected.
-pub async fn elections_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn elections_dropped_at_every_poll(world: &World) {
     let (client, other, key) =
         (world.lasting_client().await, world.lasting_client().await, world.key("election-polls"));
     let (ours, theirs) = (client.locker.election(&key), other.locker.election(&key));
@@ -101,7 +101,7 @@ pub async fn elections_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// Asks until the engine answers: a machine may be too slow for it once.
-async fn next_leader<S: Setup>(world: &World<S>, leaders: &mut Leaders<'_>) -> Option<Leader> {
+async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader> {
     let until = world.now().after(world.patience());
     loop {
         match leaders.next().await {
@@ -112,7 +112,7 @@ async fn next_leader<S: Setup>(world: &World<S>, leaders: &mut Leaders<'_>) -> O
 }
 
 /// A hold that somebody began to take over is the old guard's, the new one's, or free.
-pub async fn taking_over_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn taking_over_dropped_at_every_poll(world: &World) {
     let (before, after, key) = (world.lasting_client().await, world.lasting_client().await, world.key("adopt-polls"));
     for polls in 0..MOST_POLLS {
         let old = expect_lock(world, &before.locker, &key).await;
@@ -125,7 +125,7 @@ pub async fn taking_over_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// Asking a holder, hearing of it, and handing over, dropped: whoever waits gets the lock.
-pub async fn asking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn asking_dropped_at_every_poll(world: &World) {
     let (holder, waiter, asker) =
         (world.lasting_client().await, world.lasting_client().await, world.lasting_client().await);
     let key = world.key("ask-polls");
@@ -142,7 +142,7 @@ pub async fn asking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// Looking at locks, dropped, changes none.
-pub async fn looking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn looking_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("look-polls"));
     let guard = client.locker.lock(&key).await.expect("granted");
     let inspect = other.locker.inspect();
@@ -162,7 +162,7 @@ pub async fn looking_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// A hold that somebody began to end by force is lost and told so, or as good as before.
-pub async fn force_release_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn force_release_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("force-polls"));
     for polls in 0..MOST_POLLS {
         let guard = expect_lock(world, &client.locker, &key).await;
@@ -177,7 +177,7 @@ pub async fn force_release_dropped_at_every_poll<S: Setup>(world: &World<S>) {
 }
 
 /// A close that is dropped goes on by itself: what was held is released.
-pub async fn close_dropped_at_every_poll<S: Setup>(world: &World<S>) {
+pub async fn close_dropped_at_every_poll(world: &World) {
     let (other, key) = (world.lasting_client().await, world.key("close-polls"));
     for polls in 1..4 {
         let client = world.lasting_client().await;

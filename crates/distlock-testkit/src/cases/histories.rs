@@ -3,21 +3,20 @@
 use std::time::Duration;
 
 use distlock::HistoryKind::{Acquired, Broken, Lost, Released};
-use distlock::backend::Backend;
 use distlock::{FencingToken, HistoryEntry, HistoryKind, Key, LossReason, OwnerId, Process, Record};
 use tokio::time::timeout;
 
 use super::expect_lock;
-use crate::setup::{Client, Setup, World};
+use crate::setup::{Client, World};
 
 /// What the history of `key` says to somebody who writes none.
-async fn read<S: Setup>(world: &World<S>, key: &Key, most: u32) -> Vec<HistoryEntry> {
+async fn read(world: &World, key: &Key, most: u32) -> Vec<HistoryEntry> {
     let reader = world.client().await;
     reader.locker.inspect().history(key, most).await.expect("a history")
 }
 
 /// Waits until there are so many entries.
-async fn expect_entries<S: Setup>(world: &World<S>, key: &Key, count: usize) -> Vec<HistoryEntry> {
+async fn expect_entries(world: &World, key: &Key, count: usize) -> Vec<HistoryEntry> {
     let until = world.now().after(world.patience());
     loop {
         let entries = read(world, key, 100).await;
@@ -39,7 +38,7 @@ fn told(entries: &[HistoryEntry]) -> Vec<(FencingToken, HistoryKind)> {
 }
 
 /// Who held a lock, for how long, and how that ended, in order, and whoever writes first.
-pub async fn what_happens_to_a_lock_is_written_down<S: Setup>(world: &World<S>) {
+pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
     let (first, second) = (world.chronicler(100).await, world.chronicler(100).await);
     let key = world.key("written");
     let guard = expect_lock(world, &first.locker, &key).await;
@@ -64,14 +63,14 @@ pub async fn what_happens_to_a_lock_is_written_down<S: Setup>(world: &World<S>) 
 
     assert_eq!(told(&read(world, &key, 1).await), [(two, Lost)], "the last ones");
     assert!(read(world, &world.key("other"), 10).await.is_empty());
-    if world.setup.client().await.capabilities().inspects {
+    if world.capabilities().await.inspects {
         let locks = world.client().await.locker.inspect().list("").await.expect("a list");
         assert!(locks.is_empty(), "a history is no lock: {locks:?}");
     }
 }
 
 /// A break is there with its reason and who did it, and so is what it meant to the holder.
-pub async fn a_break_is_written_down<S: Setup>(world: &World<S>) {
+pub async fn a_break_is_written_down(world: &World) {
     let (holder, breaker, key) = (world.chronicler(100).await, world.chronicler(100).await, world.key("broken"));
     let guard = expect_lock(world, &holder.locker, &key).await;
     let token = guard.fencing_token();
@@ -86,7 +85,7 @@ pub async fn a_break_is_written_down<S: Setup>(world: &World<S>) {
 }
 
 /// A lock that changes hands all day has a history no longer than another's.
-pub async fn a_history_is_bounded<S: Setup>(world: &World<S>) {
+pub async fn a_history_is_bounded(world: &World) {
     const MOST: u32 = 8;
     const BATCHES: u64 = 5;
     const BATCH: u64 = 60;
@@ -110,7 +109,7 @@ pub async fn a_history_is_bounded<S: Setup>(world: &World<S>) {
 }
 
 /// A locker that was not asked to leaves no trace.
-pub async fn without_a_history_nothing_is_written<S: Setup>(world: &World<S>) {
+pub async fn without_a_history_nothing_is_written(world: &World) {
     let (client, key) = (world.client().await, world.key("silent"));
     expect_lock(world, &client.locker, &key).await.unlock().await.expect("released");
     close(&client).await;

@@ -8,14 +8,14 @@ use distlock::{ErrorKind, HoldState, LossReason};
 use tokio::time::timeout;
 
 use super::expect_lock;
-use crate::setup::{Setup, World};
+use crate::setup::World;
 
 /// A hold goes on for several leases, with nobody else granted.
-pub async fn a_hold_outlives_its_lease_by_renewal<S: Setup>(world: &World<S>) {
+pub async fn a_hold_outlives_its_lease_by_renewal(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("renewal"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let first_deadline = guard.deadline();
-    tokio::time::sleep(world.setup.ttl() * 3).await;
+    tokio::time::sleep(world.ttl() * 3).await;
     assert_eq!(guard.state(), HoldState::Held);
     if let (Some(first), Some(now)) = (first_deadline, guard.deadline()) {
         assert!(now > first, "the deadline never moved");
@@ -25,9 +25,9 @@ pub async fn a_hold_outlives_its_lease_by_renewal<S: Setup>(world: &World<S>) {
 }
 
 /// `extend` moves the deadline at once.
-pub async fn extending_makes_the_lease_longer<S: Setup>(world: &World<S>) {
+pub async fn extending_makes_the_lease_longer(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("extend"));
-    let ttl = world.setup.ttl();
+    let ttl = world.ttl();
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
     guard.extend(ttl * 20).await.expect("extended");
     let left = guard.remaining().expect("it has a lease");
@@ -39,7 +39,7 @@ pub async fn extending_makes_the_lease_longer<S: Setup>(world: &World<S>) {
 }
 
 /// Without renewal the hold ends with its lease, and the holder is told.
-pub async fn without_a_watchdog_the_lease_ends<S: Setup>(world: &World<S>) {
+pub async fn without_a_watchdog_the_lease_ends(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("no-watchdog"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
     let deadline = guard.deadline().expect("it has a lease");
@@ -51,9 +51,9 @@ pub async fn without_a_watchdog_the_lease_ends<S: Setup>(world: &World<S>) {
 }
 
 /// `max_hold` ends the hold whatever the watchdog does.
-pub async fn max_hold_ends_the_hold<S: Setup>(world: &World<S>) {
+pub async fn max_hold_ends_the_hold(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
-    let guard = client.locker.lock(&key).max_hold(world.setup.ttl() / 3).await.expect("granted");
+    let guard = client.locker.lock(&key).max_hold(world.ttl() / 3).await.expect("granted");
     let reason = timeout(world.patience(), guard.lost()).await.expect("told");
     assert_eq!(reason, LossReason::MaxHold);
     let error = guard.unlock().await.expect_err("lost");
@@ -62,7 +62,7 @@ pub async fn max_hold_ends_the_hold<S: Setup>(world: &World<S>) {
 }
 
 /// A holder that is gone keeps the others out for one lease and no longer.
-pub async fn a_crashed_holder_blocks_for_one_lease<S: Setup>(world: &World<S>) {
+pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("crash"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     holder.calls.cut();
@@ -70,15 +70,15 @@ pub async fn a_crashed_holder_blocks_for_one_lease<S: Setup>(world: &World<S>) {
     let crashed = world.now();
     let next = expect_lock(world, &other.locker, &key).await;
     let blocked = world.now().since(crashed);
-    assert!(blocked < world.setup.ttl() * 2 + Duration::from_secs(5), "blocked for {blocked:?}");
+    assert!(blocked < world.ttl() * 2 + Duration::from_secs(5), "blocked for {blocked:?}");
     next.unlock().await.expect("released");
 }
 
 /// Rule 1: the deadline of a holder that is cut off has passed when the next is granted the lock.
-pub async fn a_cut_off_holder_is_told_before_the_next_is_granted<S: Setup>(world: &World<S>) {
+pub async fn a_cut_off_holder_is_told_before_the_next_is_granted(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
     let guard = holder.locker.lock(&key).await.expect("granted");
-    tokio::time::sleep(world.setup.ttl()).await;
+    tokio::time::sleep(world.ttl()).await;
     holder.calls.cut();
     let next = expect_lock(world, &other.locker, &key).await;
     let granted = world.now();
@@ -91,7 +91,7 @@ pub async fn a_cut_off_holder_is_told_before_the_next_is_granted<S: Setup>(world
 }
 
 /// `run` ends with `Lost` and does not poll the work again.
-pub async fn work_is_dropped_on_loss<S: Setup>(world: &World<S>) {
+pub async fn work_is_dropped_on_loss(world: &World) {
     let (client, key) = (world.client().await, world.key("run"));
     let guard = client.locker.lock(&key).await.expect("granted");
     assert_eq!(guard.run(async { 7 }).await.expect("done"), 7);
@@ -108,7 +108,7 @@ pub async fn work_is_dropped_on_loss<S: Setup>(world: &World<S>) {
 }
 
 /// Unlocking what was lost says so.
-pub async fn unlock_after_a_loss_says_lost<S: Setup>(world: &World<S>) {
+pub async fn unlock_after_a_loss_says_lost(world: &World) {
     let (client, key) = (world.client().await, world.key("unlock-lost"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
     timeout(world.patience(), guard.lost()).await.expect("told");

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use distlock::backend::{Backend, ClaimedAll, Release};
+use distlock::backend::{ClaimedAll, Release};
 use distlock::{Asked, ErrorKind, Key, LossReason, Watchdog};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{claim_of, expect_grant, expect_granted, expect_lock, spawn_waiter};
-use crate::setup::{Setup, World};
+use crate::setup::World;
 
 /// Clients that want the same locks in different orders never wait for each other in a circle.
-pub async fn several_locks_are_taken_without_deadlock<S: Setup>(world: &World<S>) {
+pub async fn several_locks_are_taken_without_deadlock(world: &World) {
     let keys = [world.key("several"), world.key("several"), world.key("several")];
     let counters = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
     let mut tasks = JoinSet::new();
@@ -41,7 +41,7 @@ pub async fn several_locks_are_taken_without_deadlock<S: Setup>(world: &World<S>
 }
 
 /// All or nothing: when one is taken, none is kept.
-pub async fn several_locks_are_all_or_nothing<S: Setup>(world: &World<S>) {
+pub async fn several_locks_are_all_or_nothing(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let keys = [world.key("all-1"), world.key("all-2"), world.key("all-3")];
     let taken = other.locker.lock(&keys[2]).await.expect("granted");
@@ -64,7 +64,7 @@ pub async fn several_locks_are_all_or_nothing<S: Setup>(world: &World<S>) {
 }
 
 /// The loss of one of several is the loss of all.
-pub async fn several_locks_are_lost_together<S: Setup>(world: &World<S>) {
+pub async fn several_locks_are_lost_together(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let keys = [world.key("together-1"), world.key("together-2")];
     let all = client.locker.lock_all(&keys).await.expect("granted");
@@ -81,13 +81,13 @@ pub async fn several_locks_are_lost_together<S: Setup>(world: &World<S>) {
 }
 
 /// Names that an engine with several servers keeps on one of them.
-fn neighbours<S: Setup>(world: &World<S>) -> [Key; 3] {
+fn neighbours(world: &World) -> [Key; 3] {
     let tag = world.key("near");
     [1, 2, 3].map(|number| Key::new(format!("{{{tag}}}:{number}")).expect("a good name"))
 }
 
 /// One request takes all of them; when one is taken, one request says which and by whom, and none is held.
-pub async fn several_locks_are_taken_in_one_step<S: Setup>(world: &World<S>) {
+pub async fn several_locks_are_taken_in_one_step(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let keys = neighbours(world);
     let requests = || client.calls.claims.load(Ordering::SeqCst);
@@ -97,7 +97,7 @@ pub async fn several_locks_are_taken_in_one_step<S: Setup>(world: &World<S>) {
     for guard in all.guards() {
         assert!(other.locker.try_lock(guard.key()).await.expect("no failure").is_none(), "{} is held", guard.key());
     }
-    tokio::time::sleep(world.setup.ttl() + Duration::from_millis(200)).await;
+    tokio::time::sleep(world.ttl() + Duration::from_millis(200)).await;
     all.check().expect("kept by renewal like any other");
     all.unlock().await.expect("released");
 
@@ -123,7 +123,7 @@ pub async fn several_locks_are_taken_in_one_step<S: Setup>(world: &World<S>) {
 }
 
 /// The same claims once more: the same tokens, and nothing more to release.
-pub async fn several_claims_repeated_are_the_same_grants<S: Setup>(world: &World<S>) {
+pub async fn several_claims_repeated_are_the_same_grants(world: &World) {
     let engine = world.engine().await;
     let claims = neighbours(world).map(|key| claim_of(world, &key, false));
     let expect_all = async || match engine.claim_all(&claims).await.expect("the engine answers") {
@@ -142,7 +142,7 @@ pub async fn several_claims_repeated_are_the_same_grants<S: Setup>(world: &World
 }
 
 /// While one of several is taken, nobody who asks for all of them in one step holds another even for a moment.
-pub async fn several_locks_are_never_held_in_part<S: Setup>(world: &World<S>) {
+pub async fn several_locks_are_never_held_in_part(world: &World) {
     const LOOKS: usize = 100;
     let (client, other) = (world.client().await, world.client().await);
     let keys = neighbours(world);
@@ -175,10 +175,10 @@ pub async fn several_locks_are_never_held_in_part<S: Setup>(world: &World<S>) {
 }
 
 /// `at_least` keeps a lock that is unlocked early, and only that long.
-pub async fn at_least_keeps_a_lock_that_is_left_early<S: Setup>(world: &World<S>) {
+pub async fn at_least_keeps_a_lock_that_is_left_early(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     // Longer than a lease: somebody must renew it.
-    let least = world.setup.ttl() + Duration::from_millis(300);
+    let least = world.ttl() + Duration::from_millis(300);
     for dropped in [false, true] {
         let key = world.key("at-least");
         let guard = client.locker.lock(&key).at_least(least).await.expect("granted");
@@ -199,9 +199,9 @@ pub async fn at_least_keeps_a_lock_that_is_left_early<S: Setup>(world: &World<S>
 }
 
 /// What is kept for `at_least` outlives its locker by its lease: closing does not free it.
-pub async fn closing_leaves_what_is_kept_to_its_lease<S: Setup>(world: &World<S>) {
+pub async fn closing_leaves_what_is_kept_to_its_lease(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("kept-by-none"));
-    let guard = client.locker.lock(&key).ttl(world.setup.ttl() * 2).at_least(world.patience()).await.expect("granted");
+    let guard = client.locker.lock(&key).ttl(world.ttl() * 2).at_least(world.patience()).await.expect("granted");
     guard.unlock().await.expect("left");
     client.locker.close().await.expect("closed");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "freed by closing");
@@ -210,10 +210,10 @@ pub async fn closing_leaves_what_is_kept_to_its_lease<S: Setup>(world: &World<S>
 }
 
 /// A process that hangs loses its lock although it renews: nobody fed its watchdog.
-pub async fn a_watchdog_that_is_not_fed_lets_go<S: Setup>(world: &World<S>) {
+pub async fn a_watchdog_that_is_not_fed_lets_go(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let (hung, busy) = (world.key("hung"), world.key("busy"));
-    let silence = world.setup.ttl() / 2;
+    let silence = world.ttl() / 2;
     let (hangs, works) = (client.locker.lock(&hung), client.locker.lock(&busy));
     let hangs = hangs.watchdog(Watchdog::fed(silence)).await.expect("granted");
     let works = works.watchdog(Watchdog::fed(world.patience())).await.expect("granted");
@@ -226,7 +226,7 @@ pub async fn a_watchdog_that_is_not_fed_lets_go<S: Setup>(world: &World<S>) {
 }
 
 /// After a loss nobody is granted the lock until the delay is over; after an unlock at once.
-pub async fn a_lost_lock_rests_for_its_delay<S: Setup>(world: &World<S>) {
+pub async fn a_lost_lock_rests_for_its_delay(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("delay"));
     let delay = Duration::from_millis(1_500);
     let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
@@ -247,7 +247,7 @@ pub async fn a_lost_lock_rests_for_its_delay<S: Setup>(world: &World<S>) {
 }
 
 /// What is shown about a holder can be changed by it, and by nobody who has lost the lock.
-pub async fn a_label_can_be_changed<S: Setup>(world: &World<S>) {
+pub async fn a_label_can_be_changed(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("relabel"));
     let guard = client.locker.lock(&key).label("starting").await.expect("granted");
     let token = guard.fencing_token();
@@ -262,7 +262,7 @@ pub async fn a_label_can_be_changed<S: Setup>(world: &World<S>) {
 }
 
 /// Everybody sees who leads and what it says; candidates follow in order.
-pub async fn leaders_follow_each_other<S: Setup>(world: &World<S>) {
+pub async fn leaders_follow_each_other(world: &World) {
     let (one, two, observer) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("election");
     let elections = [one.locker.election(&key), two.locker.election(&key), observer.locker.election(&key)];
@@ -288,7 +288,7 @@ pub async fn leaders_follow_each_other<S: Setup>(world: &World<S>) {
 }
 
 /// A hold goes on in another process with its token; the old guard is told, and can do no harm.
-pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
+pub async fn a_hold_is_taken_over(world: &World) {
     let (before, after, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("adopt");
     let old = before.locker.lock(&key).owner("job-7").label("nightly").await.expect("granted");
@@ -308,7 +308,7 @@ pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
     assert_eq!((new.fencing_token(), new.owner().as_str()), (old.fencing_token(), "job-7"));
     timeout(world.patience(), old.lost()).await.expect("the old one is told");
     assert_eq!(old.unlock().await.expect_err("not its any more").kind(), ErrorKind::Lost);
-    tokio::time::sleep(world.setup.ttl() * 2).await;
+    tokio::time::sleep(world.ttl() * 2).await;
     new.check().expect("it is renewed in its new place");
     assert!(!waiting.is_finished(), "two holders");
     new.unlock().await.expect("released");
@@ -317,7 +317,7 @@ pub async fn a_hold_is_taken_over<S: Setup>(world: &World<S>) {
 }
 
 /// A hold that has ended cannot be taken over, nor can the next one with its ticket.
-pub async fn a_hold_that_has_ended_is_not_taken_over<S: Setup>(world: &World<S>) {
+pub async fn a_hold_that_has_ended_is_not_taken_over(world: &World) {
     let (before, after, key) = (world.client().await, world.client().await, world.key("adopt-late"));
     let guard = before.locker.lock(&key).await.expect("granted");
     let ticket = guard.export();
@@ -331,12 +331,12 @@ pub async fn a_hold_that_has_ended_is_not_taken_over<S: Setup>(world: &World<S>)
 }
 
 /// Taking over is asked for again when the answer was lost: the second answer is the first, and its lease is real.
-pub async fn a_take_over_repeated_is_the_same_grant<S: Setup>(world: &World<S>) {
+pub async fn a_take_over_repeated_is_the_same_grant(world: &World) {
     let (before, after, key) = (world.engine().await, world.engine().await, world.key("adopt-twice"));
     let (old, new) = (claim_of(world, &key, true), claim_of(world, &key, false));
-    let token = expect_grant(&before, &old).await.token;
+    let token = expect_grant(&*before, &old).await.token;
     let first = after.adopt(old.attempt, token, &new).await.expect("taken over");
-    tokio::time::sleep(world.setup.ttl() / 2).await;
+    tokio::time::sleep(world.ttl() / 2).await;
     let second = after.adopt(old.attempt, token, &new).await.expect("the same again");
     assert_eq!((first.token, first.slot), (token, None));
     assert_eq!((second.token, second.slot), (token, None));
@@ -351,7 +351,7 @@ pub async fn a_take_over_repeated_is_the_same_grant<S: Setup>(world: &World<S>) 
 }
 
 /// A holder hears that it is asked to release, hands over, and says to whom.
-pub async fn a_holder_that_is_asked_hands_over<S: Setup>(world: &World<S>) {
+pub async fn a_holder_that_is_asked_hands_over(world: &World) {
     let (holder, waiter, asker) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("ask");
     assert_eq!(asker.locker.ask(&key, "anybody?").await.expect("answered"), Asked::Free);

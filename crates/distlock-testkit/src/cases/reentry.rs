@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use distlock::backend::{Backend, Claim, Release};
+use distlock::backend::{Claim, Release};
 use distlock::{Key, LockGuard, Mode, OwnerId, Process, Record};
 
 use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_waiter};
-use crate::setup::{Client, Setup, World};
+use crate::setup::{Client, World};
 
 /// The same owner gets in, with the same token; the lock is free when the last one has left.
-pub async fn an_owner_enters_from_another_client<S: Setup>(world: &World<S>) {
+pub async fn an_owner_enters_from_another_client(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("enter");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
@@ -43,7 +43,7 @@ async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGu
 }
 
 /// An owner that is inside never waits for those who wait for it.
-pub async fn an_entry_passes_by_the_queue<S: Setup>(world: &World<S>) {
+pub async fn an_entry_passes_by_the_queue(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("pass-by");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
@@ -58,15 +58,15 @@ pub async fn an_entry_passes_by_the_queue<S: Setup>(world: &World<S>) {
 }
 
 /// A request that arrives twice is one entry, and so is its release.
-pub async fn an_entry_repeated_counts_once<S: Setup>(world: &World<S>) {
+pub async fn an_entry_repeated_counts_once(world: &World) {
     let (engine, other, key) = (world.engine().await, world.client().await, world.key("enter-twice"));
     let owner = OwnerId::new("order-7").expect("a good owner");
     let record = Record::new(owner, Process::current(), None, world.clock.wall()).with_mode(Mode::Reentrant);
-    let claim = || Claim::new(key.clone(), world.setup.ttl() * 10, false, record.clone().into());
+    let claim = || Claim::new(key.clone(), world.ttl() * 10, false, record.clone().into());
     let (first, second) = (claim(), claim());
-    let token = expect_grant(&engine, &first).await.token;
+    let token = expect_grant(&*engine, &first).await.token;
     for _ in 0..2 {
-        assert_eq!(expect_grant(&engine, &second).await.token, token);
+        assert_eq!(expect_grant(&*engine, &second).await.token, token);
     }
     assert_eq!(engine.release(&second).await.expect("released"), Release::Released);
     assert_eq!(engine.release(&second).await.expect("answered"), Release::NotOurs);
@@ -77,13 +77,13 @@ pub async fn an_entry_repeated_counts_once<S: Setup>(world: &World<S>) {
 }
 
 /// Each entry has a lease of its own: one that died does not take the others with it, nor stay for them.
-pub async fn a_crashed_entry_leaves_the_others_inside<S: Setup>(world: &World<S>) {
+pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-entry");
     std::mem::forget(dead.locker.lock(&key).owner("order-7").reentrant().await.expect("granted"));
     dead.calls.cut();
     let inside = living.locker.lock(&key).owner("order-7").reentrant().await.expect("entered");
-    tokio::time::sleep(world.setup.ttl() * 2).await;
+    tokio::time::sleep(world.ttl() * 2).await;
     inside.check().expect("its own lease is renewed");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "it is inside");
     inside.unlock().await.expect("released");
@@ -92,7 +92,7 @@ pub async fn a_crashed_entry_leaves_the_others_inside<S: Setup>(world: &World<S>
 }
 
 /// Entries of a few owners, cancelled waits and drops at random; the checker reads the history.
-pub async fn entries_keep_a_clean_history<S: Setup>(world: &World<S>) {
+pub async fn entries_keep_a_clean_history(world: &World) {
     record_history(world, "entries", |locker, key, number| {
         let owner = number % 3;
         (locker.lock(key).owner(format!("owner-{owner}")).reentrant(), owner)

@@ -7,10 +7,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{record_history, spawn_request};
-use crate::setup::{Setup, World};
+use crate::setup::World;
 
 /// As many permits as there are slots; the lowest free slot is taken, and tokens rise.
-pub async fn slots_are_counted_and_the_lowest_comes_first<S: Setup>(world: &World<S>) {
+pub async fn slots_are_counted_and_the_lowest_comes_first(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("slots"));
     let (here, there) = (client.locker.semaphore(&key, 3), other.locker.semaphore(&key, 3));
     let first = here.acquire().await.expect("granted");
@@ -32,7 +32,7 @@ pub async fn slots_are_counted_and_the_lowest_comes_first<S: Setup>(world: &Worl
 }
 
 /// Who came first gets the next permit that is free.
-pub async fn a_semaphore_is_served_in_order<S: Setup>(world: &World<S>) {
+pub async fn a_semaphore_is_served_in_order(world: &World) {
     let (holder, key) = (world.client().await, world.key("slots-in-order"));
     let semaphore = holder.locker.semaphore(&key, 2);
     let permits = [semaphore.acquire().await.expect("granted"), semaphore.acquire().await.expect("granted")];
@@ -61,7 +61,7 @@ pub async fn a_semaphore_is_served_in_order<S: Setup>(world: &World<S>) {
 }
 
 /// As long as somebody uses a semaphore it has that many slots, and is no lock.
-pub async fn another_number_of_slots_is_refused<S: Setup>(world: &World<S>) {
+pub async fn another_number_of_slots_is_refused(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("slots-agree"));
     let permit = client.locker.semaphore(&key, 3).acquire().await.expect("granted");
     let error = other.locker.semaphore(&key, 4).acquire().await.expect_err("it has three");
@@ -81,7 +81,7 @@ pub async fn another_number_of_slots_is_refused<S: Setup>(world: &World<S>) {
 }
 
 /// The permit of a process that died is free again after its lease; those of the living stay theirs.
-pub async fn a_crashed_permit_comes_back_after_one_lease<S: Setup>(world: &World<S>) {
+pub async fn a_crashed_permit_comes_back_after_one_lease(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-permit");
     std::mem::forget(dead.locker.semaphore(&key, 2).acquire().await.expect("granted"));
@@ -98,7 +98,7 @@ pub async fn a_crashed_permit_comes_back_after_one_lease<S: Setup>(world: &World
 }
 
 /// Permits of one owner are apart: it waits for itself only when all are taken, and its drops free one each.
-pub async fn one_owner_may_have_several_permits<S: Setup>(world: &World<S>) {
+pub async fn one_owner_may_have_several_permits(world: &World) {
     let (client, key) = (world.client().await, world.key("several"));
     let semaphore = client.locker.semaphore(&key, 2);
     let first = semaphore.acquire().await.expect("granted");
@@ -113,6 +113,6 @@ pub async fn one_owner_may_have_several_permits<S: Setup>(world: &World<S>) {
 }
 
 /// Permits, cancelled waits and drops at random; the checker reads the history.
-pub async fn a_semaphore_keeps_a_clean_history<S: Setup>(world: &World<S>) {
+pub async fn a_semaphore_keeps_a_clean_history(world: &World) {
     record_history(world, "semaphore", |locker, key, number| (locker.semaphore(key, 3).acquire(), number)).await;
 }

@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{expect_granted, expect_lock, record_history, spawn_request, spawn_waiter};
-use crate::setup::{Setup, World};
+use crate::setup::World;
 
 /// Any number of readers, or one writer.
-pub async fn readers_share_and_writers_exclude<S: Setup>(world: &World<S>) {
+pub async fn readers_share_and_writers_exclude(world: &World) {
     let (one, two, key) = (world.client().await, world.client().await, world.key("share"));
     let first = one.locker.read(&key).await.expect("granted");
     let second = two.locker.try_read(&key).await.expect("no failure").expect("readers share it");
@@ -28,7 +28,7 @@ pub async fn readers_share_and_writers_exclude<S: Setup>(world: &World<S>) {
 }
 
 /// Nobody who came after a writer gets in before it.
-pub async fn a_reader_behind_a_waiting_writer_waits<S: Setup>(world: &World<S>) {
+pub async fn a_reader_behind_a_waiting_writer_waits(world: &World) {
     let (reader, writer, late) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("behind-a-writer");
     let reading = reader.locker.read(&key).await.expect("granted");
@@ -44,7 +44,7 @@ pub async fn a_reader_behind_a_waiting_writer_waits<S: Setup>(world: &World<S>) 
 }
 
 /// All readers at the head of the queue get in when a writer leaves, and those behind the next writer do not.
-pub async fn readers_in_a_row_enter_together<S: Setup>(world: &World<S>) {
+pub async fn readers_in_a_row_enter_together(world: &World) {
     let (writer, next_writer, key) = (world.client().await, world.client().await, world.key("row"));
     let guard = writer.locker.write(&key).await.expect("granted");
     let mut clients = Vec::new();
@@ -69,7 +69,7 @@ pub async fn readers_in_a_row_enter_together<S: Setup>(world: &World<S>) {
 }
 
 /// Readers that come all the time, so that there is always one inside, do not keep a writer out.
-pub async fn a_writer_gets_in_among_many_readers<S: Setup>(world: &World<S>) {
+pub async fn a_writer_gets_in_among_many_readers(world: &World) {
     let (writer, key) = (world.client().await, world.key("stream"));
     let (over, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut readers = JoinSet::new();
@@ -96,13 +96,13 @@ pub async fn a_writer_gets_in_among_many_readers<S: Setup>(world: &World<S>) {
 }
 
 /// A reader that died keeps a writer out for its lease, while a living one stays inside for as long as it likes.
-pub async fn a_crashed_reader_blocks_for_one_lease<S: Setup>(world: &World<S>) {
+pub async fn a_crashed_reader_blocks_for_one_lease(world: &World) {
     let (dead, living, writer) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-reader");
     std::mem::forget(dead.locker.read(&key).await.expect("granted"));
     dead.calls.cut();
     let reading = living.locker.read(&key).await.expect("granted");
-    tokio::time::sleep(world.setup.ttl() * 2).await;
+    tokio::time::sleep(world.ttl() * 2).await;
     reading.check().expect("its own lease is renewed");
     assert!(writer.locker.try_write(&key).await.expect("no failure").is_none(), "a reader is inside");
     reading.unlock().await.expect("released");
@@ -112,7 +112,7 @@ pub async fn a_crashed_reader_blocks_for_one_lease<S: Setup>(world: &World<S>) {
 }
 
 /// A resource that keeps the tokens of writes can tell a reader that is late.
-pub async fn a_readers_token_lies_between_the_writers<S: Setup>(world: &World<S>) {
+pub async fn a_readers_token_lies_between_the_writers(world: &World) {
     let (client, key) = (world.client().await, world.key("reader-tokens"));
     let mut last_written = 0;
     for _ in 0..3 {
@@ -131,7 +131,7 @@ pub async fn a_readers_token_lies_between_the_writers<S: Setup>(world: &World<S>
 }
 
 /// Readers, writers, cancelled waits and drops at random; the checker reads the history.
-pub async fn readers_and_writers_keep_a_clean_history<S: Setup>(world: &World<S>) {
+pub async fn readers_and_writers_keep_a_clean_history(world: &World) {
     record_history(world, "readers-and-writers", |locker, key, number| match number % 3 {
         0 => (locker.write(key), number),
         _ => (locker.read(key), number),

@@ -10,14 +10,14 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{expect_granted, spawn_waiter};
-use crate::setup::{Client, Setup, World};
+use crate::setup::{Client, World};
 
 /// A waiter gets the lock after its release, and not before.
-pub async fn lock_waits_until_it_is_released<S: Setup>(world: &World<S>) {
+pub async fn lock_waits_until_it_is_released(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("wait"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let waiter = spawn_waiter(world, &other, &key).await;
-    tokio::time::sleep(world.setup.ttl() / 3).await;
+    tokio::time::sleep(world.ttl() / 3).await;
     assert!(!waiter.is_finished(), "granted while somebody else has it");
     let released = world.now();
     guard.unlock().await.expect("released");
@@ -27,7 +27,7 @@ pub async fn lock_waits_until_it_is_released<S: Setup>(world: &World<S>) {
 }
 
 /// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
-pub async fn a_timed_wait_ends_in_time_and_names_the_holder<S: Setup>(world: &World<S>) {
+pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
     let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
     let (asked, wait) = (world.now(), Duration::from_millis(150));
@@ -44,7 +44,7 @@ pub async fn a_timed_wait_ends_in_time_and_names_the_holder<S: Setup>(world: &Wo
 }
 
 /// `wait(0)` is a try.
-pub async fn waiting_zero_asks_once<S: Setup>(world: &World<S>) {
+pub async fn waiting_zero_asks_once(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
     let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
     let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
@@ -55,7 +55,7 @@ pub async fn waiting_zero_asks_once<S: Setup>(world: &World<S>) {
 }
 
 /// `max_attempts(n)` sends n claims.
-pub async fn attempts_are_bounded<S: Setup>(world: &World<S>) {
+pub async fn attempts_are_bounded(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("attempts"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     for attempts in [1, 2] {
@@ -69,7 +69,7 @@ pub async fn attempts_are_bounded<S: Setup>(world: &World<S>) {
 }
 
 /// A waiter that is dropped is out of the queue: the next one gets the lock at once.
-pub async fn a_cancelled_wait_gives_up_its_place<S: Setup>(world: &World<S>) {
+pub async fn a_cancelled_wait_gives_up_its_place(world: &World) {
     let (holder, quitter, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("cancel");
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -86,7 +86,7 @@ pub async fn a_cancelled_wait_gives_up_its_place<S: Setup>(world: &World<S>) {
 }
 
 /// Waiters get the lock in the order in which they came.
-pub async fn waiters_are_served_in_order<S: Setup>(world: &World<S>) {
+pub async fn waiters_are_served_in_order(world: &World) {
     let (holder, key) = (world.client().await, world.key("fifo"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let served = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -110,7 +110,7 @@ pub async fn waiters_are_served_in_order<S: Setup>(world: &World<S>) {
 }
 
 /// A waiter that died in the queue does not stop those behind it for longer than a lease.
-pub async fn a_dead_waiter_is_passed_over<S: Setup>(world: &World<S>) {
+pub async fn a_dead_waiter_is_passed_over(world: &World) {
     let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-waiter");
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -124,7 +124,7 @@ pub async fn a_dead_waiter_is_passed_over<S: Setup>(world: &World<S>) {
 }
 
 /// One release wakes one waiter.
-pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
+pub async fn one_wake_up_per_release(world: &World) {
     const WAITERS: u64 = 6;
     let (holder, key) = (world.client().await, world.key("herd"));
     // A lease so long that no waiter looks by itself in the meantime.
@@ -150,7 +150,7 @@ pub async fn one_wake_up_per_release<S: Setup>(world: &World<S>) {
 }
 
 /// Closing ends the waits of the locker, and leaves no place in the queue for longer than a lease.
-pub async fn closing_ends_waits<S: Setup>(world: &World<S>) {
+pub async fn closing_ends_waits(world: &World) {
     let (holder, client, key) = (world.client().await, world.client().await, world.key("close-wait"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let waiter = spawn_waiter(world, &client, &key).await;

@@ -1,0 +1,40 @@
+//! An engine whose type is forgotten.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use distlock::backend::{Backend, Claim, Claimed, ClaimedAll, Grant, Release};
+use distlock::{AttemptId, FencingToken, HistoryEntry, Key, Result};
+
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the cases ask of an engine itself; see [`Backend`].
+pub(crate) trait AnyEngine: Send + Sync {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
+    fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>>;
+    fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
+    fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>>;
+}
+
+impl<B: Backend> AnyEngine for B {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>> {
+        Box::pin(Backend::claim(self, claim))
+    }
+
+    fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>> {
+        Box::pin(Backend::claim_all(self, claims))
+    }
+
+    fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
+        Box::pin(Backend::release(self, claim))
+    }
+
+    fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>> {
+        Box::pin(Backend::adopt(self, from, token, claim))
+    }
+
+    fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>> {
+        Box::pin(Backend::write_history(self, entries, most))
+    }
+}
