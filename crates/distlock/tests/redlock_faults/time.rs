@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
-use distlock::{HoldState, LockGuard, Locker, LossReason};
+use distlock::backend::{Attachment, Backend, Claim, Claimed};
+use distlock::{Clock, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Process, Record};
 use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::RedisServer;
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
@@ -175,6 +177,29 @@ async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
     let outcome = rival.try_lock("a").await;
     // On a machine that is too slow it says nothing.
     assert!(guard.is_lost() || !outcome.is_ok_and(|second| second.is_some()), "two holders");
+}
+
+#[tokio::test]
+async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_granted_before() {
+    let bench = Bench::start(3);
+    let engine = bench.engine(&[]).build().expect("an engine");
+    engine.attach(Attachment::standalone(&Handle::current()));
+    engine.ready().await.expect("connected");
+    let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
+    let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, false, record.into());
+    for _ in 0..2 {
+        let granted = engine.claim(&claim).await.expect("answered");
+        assert!(matches!(granted, Claimed::Granted(_)), "the first time and again: {granted:?}");
+    }
+    // What a leap would write: until when the node does not vote. It reads no more of it than its longest lease.
+    for at in bench.majority() {
+        let note = bench.nodes[at].command(&["GET", "{}:f"]).to_string();
+        let mut fields: Vec<_> = note.split(' ').collect();
+        fields[3] = "9000000000000000";
+        bench.nodes[at].command(&["SET", "{}:f", &fields.join(" ")]);
+    }
+    let outcome = engine.claim(&claim).await;
+    assert!(!matches!(outcome, Ok(Claimed::Granted(_))), "granted by nodes that do not vote: {outcome:?}");
 }
 
 #[tokio::test]
