@@ -95,6 +95,24 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
     expect_little_memory();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_files_where_a_long_name_goes_on_lead_nowhere() {
+    count_panics();
+    let theirs = theirs();
+    let before = contents(&theirs);
+    let (piece, key) = ("a".repeat(200), "a".repeat(300));
+    for (what, make) in ODD {
+        let directory = Directory::new();
+        make(&directory.path().join(format!("{piece}.d")), theirs.path());
+        let locker = locker_in(&directory).await;
+        let granted = use_all(&locker, &key, what).await;
+        let _ = in_time(what, locker.close()).await;
+        assert_eq!(granted > 0, what == "a directory", "granted {granted} times though it is {what}");
+        assert_eq!(contents(&theirs), before, "{what}");
+    }
+    expect_little_memory();
+}
+
 /// A process that lives may have written anything where its waiters say who they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {

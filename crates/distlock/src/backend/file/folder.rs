@@ -22,6 +22,15 @@ pub(super) fn read(dir: &Path) -> io::Result<ReadDir> {
     std::fs::read_dir(dir)
 }
 
+/// Fails unless every directory on the way from `dir` to `inside` it is one, or not there yet.
+pub(super) fn refuse_links(dir: &Path, inside: &Path) -> io::Result<()> {
+    let folders = inside.ancestors().skip(1).filter(|folder| *folder != Path::new(""));
+    folders.map(|folder| refuse_link(&dir.join(folder))).try_for_each(|found| match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        found => found,
+    })
+}
+
 /// A link could lead anywhere, and what the dead left is removed there.
 fn refuse_link(dir: &Path) -> io::Result<()> {
     if dir.symlink_metadata()?.is_dir() { Ok(()) } else { Err(ErrorKind::NotADirectory.into()) }

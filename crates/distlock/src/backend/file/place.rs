@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::fault::fault;
+use super::folder;
 use super::lock_file::{Links, LockFile};
 use super::name;
 use crate::error::{Error, ErrorKind, Result};
@@ -26,7 +27,7 @@ pub(super) struct Place {
     /// The directory of those who hold the lock beside others.
     pub(super) inside: PathBuf,
     /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
-    /// this one keeps the next out. `None` for paths too long to have one.
+    /// this one keeps the next out. `None` for paths too long to have one, and where a link is in its way.
     pub(super) anchor: Option<PathBuf>,
     /// What has happened to the lock.
     pub(super) journal: PathBuf,
@@ -96,12 +97,14 @@ impl Places {
         &self.dir
     }
 
-    /// Where the files of `key` are. Nothing is made.
+    /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
     pub(super) fn find(&self, key: &Key) -> Result<Place> {
         if self.paths && key.as_str().contains('/') {
             return self.at_path(key);
         }
-        let lock = self.dir.join(name::path_of(key));
+        let inside_dir = name::path_of(key);
+        let lock = self.dir.join(&inside_dir);
+        folder::refuse_links(&self.dir, &inside_dir).map_err(|error| fault("create lock file", &lock, error))?;
         let line = ending(&lock, name::LOCK, name::LINE);
         let inside = ending(&lock, name::LOCK, name::INSIDE);
         let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
@@ -125,8 +128,10 @@ impl Places {
         let inside = ending(&real, "", ".distlock.in");
         let journal = ending(&real, "", ".distlock.log");
         let anchor = Key::escape(real.as_os_str().as_bytes())
+            .map(|path| Path::new(PATHS).join(name::path_of(&path)))
             .ok()
-            .map(|path| ending(&self.dir.join(PATHS).join(name::path_of(&path)), name::LOCK, name::ANCHOR));
+            .filter(|path| folder::refuse_links(&self.dir, path).is_ok())
+            .map(|path| ending(&self.dir.join(path), name::LOCK, name::ANCHOR));
         Ok(Place { lock, side: Some(side), line, inside, anchor, journal, links: Links::Follow })
     }
 }

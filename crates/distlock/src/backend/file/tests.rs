@@ -334,6 +334,15 @@ async fn a_link_and_its_target_are_one_lock_and_a_directory_can_be_one() {
 }
 
 #[tokio::test]
+async fn a_link_where_anchors_are_kept_is_not_followed() {
+    let (scratch, theirs) = (Scratch::new(), Scratch::new());
+    let engine = engine(&scratch);
+    std::os::unix::fs::symlink(theirs.path(), scratch.file("paths")).unwrap();
+    granted(engine.claim(&claim(&scratch.key("x"), "us")).await);
+    assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn tokens_rise_over_processes_and_torn_writes() {
     let scratch = Scratch::new();
     let key = scratch.key("x");
