@@ -181,22 +181,24 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
 async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
     let bench = Bench::start();
     // Without a keeper: nobody renews, and nobody releases.
-    let engine = || Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
-    let (one, other) = (engine(), engine());
+    let [alive, silent, other] =
+        [(); 3].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
     let lease = ms(3000);
-    let lapsed = claim_for(Mode::Shared, lease);
-    assert!(matches!(one.claim(&lapsed).await, Ok(Claimed::Granted(_))));
-    let inside = claim_for(Mode::Shared, PATIENCE);
-    assert!(matches!(other.claim(&inside).await, Ok(Claimed::Granted(_))));
+    for engine in [&alive, &silent] {
+        assert!(matches!(engine.claim(&claim_for(Mode::Shared, lease)).await, Ok(Claimed::Granted(_))));
+    }
+    assert!(matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))));
 
-    let [early, late, behind] = [Mode::Exclusive, Mode::Exclusive, Mode::Shared].map(|mode| claim_for(mode, PATIENCE));
-    assert!(matches!(one.claim(&early).await, Ok(Claimed::Busy(_))));
+    let [early, gone, late] = [(); 3].map(|()| claim_for(Mode::Exclusive, PATIENCE));
+    assert!(matches!(alive.claim(&early).await, Ok(Claimed::Busy(_))));
+    assert!(matches!(silent.claim(&gone).await, Ok(Claimed::Busy(_))));
     sleep(lease + ms(100)).await;
-    assert!(matches!(one.claim(&late).await, Ok(Claimed::Busy(_))));
-    // Of all these, a reader is the first to see that the lease is over.
+    assert!(matches!(alive.claim(&late).await, Ok(Claimed::Busy(_))));
+    // Of all these, a reader is the first to see that the leases are over.
+    let behind = claim_for(Mode::Shared, PATIENCE);
     assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
     let queued: Vec<_> = bench.command("ZRANGE {a}:q 0 -1").array().iter().map(ToString::to_string).collect();
-    assert_eq!(queued, [late.attempt.to_string(), behind.attempt.to_string()]);
+    assert_eq!(queued, [early, late, behind].map(|claim| claim.attempt.to_string()));
 }
 
 #[tokio::test]

@@ -187,9 +187,12 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_grant
     engine.ready().await.expect("connected");
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
     let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, false, record.into());
+    let until = now().after(PATIENCE);
+    // A busy machine may not answer in time at first. And once more: the nodes grant it again.
     for _ in 0..2 {
-        let granted = engine.claim(&claim).await.expect("answered");
-        assert!(matches!(granted, Claimed::Granted(_)), "the first time and again: {granted:?}");
+        while !matches!(engine.claim(&claim).await, Ok(Claimed::Granted(_))) {
+            assert!(now() < until, "never granted");
+        }
     }
     // What a leap would write: until when the node does not vote. It reads no more of it than its longest lease.
     for at in bench.majority() {
@@ -198,8 +201,13 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_grant
         fields[3] = "9000000000000000";
         bench.nodes[at].command(&["SET", "{}:f", &fields.join(" ")]);
     }
-    let outcome = engine.claim(&claim).await;
-    assert!(!matches!(outcome, Ok(Claimed::Granted(_))), "granted by nodes that do not vote: {outcome:?}");
+    loop {
+        let outcome = engine.claim(&claim).await;
+        assert!(!matches!(outcome, Ok(Claimed::Granted(_))), "granted by nodes that do not vote: {outcome:?}");
+        if outcome.is_err_and(|error| error.to_string().contains("quarantine")) || now() > until {
+            break;
+        }
+    }
 }
 
 #[tokio::test]

@@ -24,11 +24,15 @@ pub(super) fn read(dir: &Path) -> io::Result<ReadDir> {
 
 /// Fails unless every directory on the way from `dir` to `inside` it is one, or not there yet.
 pub(super) fn refuse_links(dir: &Path, inside: &Path) -> io::Result<()> {
-    let folders = inside.ancestors().skip(1).filter(|folder| *folder != Path::new(""));
-    folders.map(|folder| refuse_link(&dir.join(folder))).try_for_each(|found| match found {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        found => found,
-    })
+    let mut folder = dir.to_owned();
+    for piece in inside.parent().into_iter().flatten() {
+        folder.push(piece);
+        match refuse_link(&folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        }
+    }
+    Ok(())
 }
 
 /// A link could lead anywhere, and what the dead left is removed there.

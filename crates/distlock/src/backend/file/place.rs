@@ -104,7 +104,7 @@ impl Places {
         }
         let inside_dir = name::path_of(key);
         let lock = self.dir.join(&inside_dir);
-        folder::refuse_links(&self.dir, &inside_dir).map_err(|error| fault("create lock file", &lock, error))?;
+        folder::refuse_links(&self.dir, &inside_dir).map_err(|error| fault("reach", &lock, error).with_key(key))?;
         let line = ending(&lock, name::LOCK, name::LINE);
         let inside = ending(&lock, name::LOCK, name::INSIDE);
         let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));

@@ -62,25 +62,28 @@ local function note_holder(channel)
 end
 
 -- Takes the places of those who let a lease run out, given their channels and when, in ms: their processes are frozen or
--- gone, and each of their waiters would cost a first lease more. Who took a place later than that lives, and so does `me`.
+-- gone, and each of their waiters would cost a first lease more. Who took a place since then lives, and so does `me`.
 local function purge(silent, me)
   silent[me], silent['-'] = nil, nil
   if not next(silent) then
     return
   end
-  local places, all = {}, {}
+  local places = {}
   local entries = redis.pcall('HGETALL', waiters)
   for i = 1, entries.err and 0 or #entries, 2 do
     local id, channel = entries[i], string.match(entries[i + 1], '^%d+ %d+ (%S+) ')
     local ended = channel and silent[channel]
-    if ended and (tonumber(redis.pcall('ZSCORE', queue, id)) or 0) / 1000 <= ended then
+    local ticket = ended and tonumber(redis.pcall('ZSCORE', queue, id)) or 0
+    -- One from a time to come is from before the clock was set back.
+    if ended and ticket / 1000 > ended and ticket <= now then
+      silent[channel], places[channel] = nil, nil
+    elseif ended then
       places[channel] = places[channel] or {}
       table.insert(places[channel], id)
-      all[#all + 1] = id
     end
   end
-  drop(all)
   for channel, ids in pairs(places) do
+    drop(ids)
     -- In case it lives after all.
     redis.pcall('PUBLISH', 'distlock:wake:' .. channel, 'retry ' .. table.concat(ids, ' '))
   end
