@@ -202,6 +202,26 @@ async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
 }
 
 #[tokio::test]
+async fn a_place_from_before_the_clock_was_set_back_is_no_sign_of_life() {
+    let bench = Bench::start();
+    let [silent, other] = [(); 2].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
+    let lease = ms(500);
+    assert!(matches!(silent.claim(&claim_for(Mode::Shared, lease)).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))));
+    let gone = claim_for(Mode::Exclusive, PATIENCE);
+    assert!(matches!(silent.claim(&gone).await, Ok(Claimed::Busy(_))));
+    bench.command(&format!("ZADD {{a}}:q XX 9000000000000000 {}", gone.attempt));
+    sleep(lease + ms(100)).await;
+    let behind = claim_for(Mode::Exclusive, PATIENCE);
+    assert!(
+        matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))),
+        "nobody is before it"
+    );
+    assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
+    assert_eq!(bench.command("ZCARD {a}:q").int(), 1);
+}
+
+#[tokio::test]
 async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_without() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = bench.direct().await;
