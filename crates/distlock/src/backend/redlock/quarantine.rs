@@ -27,9 +27,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LAST_ROUND: Duration = Duration::from_millis(1500);
 /// Leaps that are seen within this are seen together.
 const TOGETHER: Duration = Duration::from_secs(5);
-/// The pause before a node whose clock leapt is asked again, at first and at the longest.
+/// The pause before a node whose clock leapt is asked again: short, since whoever is new trusts it after two seconds.
 const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// What the granularity of expiry may cost.
 const MARGIN: Duration = Duration::from_millis(5);
 
@@ -128,7 +127,7 @@ impl Leaps {
 
 /// Puts a node into quarantine whenever its clock is seen to leap forward. Until that is done, its votes do not count.
 pub(super) async fn watch(at: usize, member: Arc<Member>, node_key: String, clock: Clock, leaps: Arc<Leaps>) {
-    let (mut known, mut pause) = (None, PAUSE);
+    let mut known = None;
     loop {
         let leap = member.node.leapt().await;
         // One whose machine was paused sees all nodes leap. It must not stop everybody.
@@ -137,16 +136,12 @@ pub(super) async fn watch(at: usize, member: Arc<Member>, node_key: String, cloc
             continue;
         }
         match after_leap(&member, &node_key, leap).await {
-            Ok(now_us) => {
-                member.node.settle(leap, now_us);
-                pause = PAUSE;
-            }
+            Ok(now_us) => member.node.settle(leap, now_us),
             Err(error) if error.kind() == ErrorKind::Closed => return,
             Err(error) => {
                 let place = member.node.place();
                 tracing::debug!(target: "distlock", { node = place, error = %error }, "node not in quarantine yet");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
