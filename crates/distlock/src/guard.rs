@@ -196,6 +196,7 @@ impl LockGuard {
         self.check()?;
         let mut lease = hold.lease();
         lease.claim = Claim { ttl, ..lease.claim };
+        hold.ask_for(ttl);
         let answer = self.family.backend.renew(std::slice::from_ref(&lease)).await.pop();
         let now = self.family.clock.now();
         match answer.unwrap_or_else(|| Err(Error::unknown("the engine gave no answer"))) {

@@ -42,6 +42,8 @@ pub(crate) struct Hold {
 struct State {
     /// What renewals ask for.
     ttl: Duration,
+    /// The longest lease that was ever asked for: the engine may have it, whatever was answered.
+    longest: Duration,
     /// The last answered request's start and the length that the engine gave it, which may be another: a lock that was
     /// handed over begins with a short lease.
     term: Term,
@@ -71,6 +73,7 @@ impl Hold {
             acquired: now,
             state: Mutex::new(State {
                 ttl: claim.ttl,
+                longest: claim.ttl,
                 term,
                 deadline,
                 handed: term.ttl < claim.ttl,
@@ -235,6 +238,17 @@ impl Hold {
     /// How long the lease is that renewals ask for.
     pub(crate) fn ttl(&self) -> Duration {
         self.state().ttl
+    }
+
+    /// How long the lease may be that the engine has.
+    pub(crate) fn longest(&self) -> Duration {
+        self.state().longest
+    }
+
+    /// A lease of `ttl` is about to be asked for.
+    pub(crate) fn ask_for(&self, ttl: Duration) {
+        let mut state = self.state();
+        state.longest = state.longest.max(ttl);
     }
 
     /// Later renewals ask for `ttl`.

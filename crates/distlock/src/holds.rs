@@ -42,7 +42,7 @@ pub(crate) struct Chore {
 impl Chore {
     /// Ends `hold`.
     pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
-        let lease = hold.ttl().saturating_add(hold.claim.delay);
+        let lease = hold.longest().saturating_add(hold.claim.delay);
         let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
@@ -207,6 +207,8 @@ impl Holds {
             && !hold.rests(now)
         {
             table.chores.push(Chore::end(&hold, now));
+            // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.
+            hold.lose(LossReason::Unlocked, now);
             self.wake.notify_one();
         }
     }

@@ -220,6 +220,33 @@ async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
 }
 
 #[tokio::test]
+async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_as_it_may_last() {
+    let store = Store::new();
+    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let guard = locker.lock("k").ttl(ms(1000)).watchdog(false).await.unwrap();
+    store.script(Operation::Renew, Fault::LoseReply);
+    assert_eq!(guard.extend(Duration::from_secs(600)).await.unwrap_err().kind(), ErrorKind::Unknown);
+    // Tried again for longer than the lease was.
+    for _ in 0..6 {
+        store.script(Operation::Release, Fault::Refuse);
+    }
+    drop(guard);
+    let other = Locker::new(Memory::on(&store)).unwrap();
+    drop(other.lock("k").wait(SOON).await.expect("released after all"));
+}
+
+#[tokio::test]
+async fn a_guard_is_told_when_another_was_the_last_to_leave_what_is_unlocked_by_name() {
+    let locker = Locker::new(Memory::new()).unwrap();
+    let one = locker.lock("k").reentrant().await.unwrap();
+    let other = locker.lock("k").reentrant().await.unwrap();
+    locker.unlock("k").await.unwrap();
+    other.check().expect("one of two has left");
+    drop(one);
+    assert_eq!(other.check().unwrap_err().loss_reason(), Some(&LossReason::Unlocked));
+}
+
+#[tokio::test]
 async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
     let locker = Locker::new(Memory::new()).unwrap();
     let guard = locker.lock("k").await.unwrap();
