@@ -34,6 +34,9 @@ use crate::token::{AttemptId, FencingToken};
 
 pub mod file;
 
+/// For how long at least an engine may keep the place of a waiter that gives no sign of life, however short its lease is.
+pub(crate) const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
+
 /// One attempt to take a lock.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

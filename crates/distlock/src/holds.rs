@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::Claim;
+use crate::backend::{Claim, SHORTEST_HEARTBEAT};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
@@ -47,9 +47,10 @@ impl Chore {
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
 
-    /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now.
+    /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now, or when
+    /// its place in the queue is.
     pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
-        let until = now.after(claim.lease());
+        let until = now.after(claim.lease().max(SHORTEST_HEARTBEAT));
         Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
     }
 }
@@ -394,6 +395,14 @@ mod tests {
         assert_eq!(delayed(START), 1, "held: closing releases it");
         // The keeper has not looked since the lease ended, as in a process that stood still.
         assert_eq!(delayed(START.after(TTL)), 0, "lost: it rests");
+    }
+
+    #[test]
+    fn withdrawing_outlasts_a_place_in_the_queue() {
+        let claim = Claim { ttl: Duration::from_millis(200), ..hold(&Options::default()).claim };
+        assert!(Chore::withdraw(&claim, START).until >= START.after(SHORTEST_HEARTBEAT));
+        let long = Claim { ttl: SHORTEST_HEARTBEAT * 9, ..claim };
+        assert!(Chore::withdraw(&long, START).until >= START.after(long.ttl));
     }
 
     #[test]

@@ -63,7 +63,7 @@ use self::together::Together;
 use self::waiting::Waiting;
 use crate::backend::{
     Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
-    Scope, Term, Wake,
+    SHORTEST_HEARTBEAT, Scope, Term, Wake,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -72,8 +72,7 @@ use crate::key::Key;
 use crate::options::DEFAULT_RETRY_INTERVAL;
 use crate::token::{AttemptId, FencingToken};
 
-/// How long a waiter keeps its place without a sign of life: as long as its lease, within these bounds.
-const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
+/// The longest time for which a waiter keeps its place without a sign of life.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(30);
 /// A waiter claims again this often in a heartbeat, whatever it hears.
 const CLAIMS_PER_HEARTBEAT: u32 = 3;
@@ -549,7 +548,8 @@ fn millis(length: Duration) -> u64 {
     u64::try_from(length.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
-fn heartbeat(ttl: Duration) -> Duration {
+/// How long a waiter keeps its place without a sign of life: as long as its lease, within bounds.
+pub(in crate::backend) fn heartbeat(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)
 }
 

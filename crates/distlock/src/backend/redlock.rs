@@ -37,9 +37,6 @@ use crate::history::HistoryEntry;
 use crate::key::Key;
 use crate::token::FencingToken;
 
-/// How long a waiter keeps its place without a sign of life: as long as its lease, within these bounds.
-const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
-const LONGEST_HEARTBEAT: Duration = Duration::from_secs(30);
 /// How long a request waits for a majority to be connected.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a waiter that one node has told waits for the others to tell, so as not to come before they are free.
@@ -175,8 +172,4 @@ impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redlock").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-fn heartbeat(ttl: Duration) -> Duration {
-    ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)
 }

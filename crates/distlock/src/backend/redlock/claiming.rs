@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 
+use crate::backend::redis::heartbeat;
 use crate::backend::redis::node::{self, Connection, Keys, Trust};
 use crate::backend::redis::script::garbled;
 use crate::backend::redlock::attempts::Attempt;
@@ -13,7 +14,6 @@ use crate::backend::redlock::quarantine;
 use crate::backend::redlock::releasing::{self, Parting};
 use crate::backend::redlock::volley::{self, Answer, Answers, Ask};
 use crate::backend::redlock::vote::{Held, Tally, Vote};
-use crate::backend::redlock::{SHORTEST_HEARTBEAT, heartbeat};
 use crate::backend::{Busy, Claim, Claimed, Grant, Term};
 use crate::clock::{Moment, deadline};
 use crate::error::{Error, ErrorKind, Result};
@@ -269,7 +269,7 @@ fn busy(claim: &Claim, tally: &Tally, ballot: u64, splits: u32) -> Busy {
     } else {
         let place = tally.held().filter_map(|held| held.place).min().unwrap_or(0).min(MOST_STAGGERS);
         let turn = STAGGER.mul_f64(f64::from(place) + jitter / 2.0) + Duration::from_millis(1);
-        let beat = heartbeat(claim.ttl).max(SHORTEST_HEARTBEAT) / 3;
+        let beat = heartbeat(claim.ttl) / 3;
         Some(tally.free_in().map_or(beat, |left| (left + turn).min(beat)))
     };
     Busy { holder, poll_after }
