@@ -23,7 +23,7 @@ use hold::{Hold, Taking};
 use inspect::Inspector;
 use line::{Line, Standing};
 use place::{Place, Places};
-use waiter::{Queue, Waiter};
+use waiter::{Queue, Waiter, seems_stuck};
 
 mod doctor;
 mod fault;
@@ -308,9 +308,9 @@ impl Engine {
     /// One try; `None` when something changed meanwhile and it is worth another.
     fn step(&self, claim: &Claim, place: &Place, line: &Line) -> Result<Option<Outcome>> {
         let waiter = self.queue.waiter(claim.attempt);
-        let stuck = |before| {
-            let mine = waiter.as_ref();
-            mine.is_some_and(|mine| mine.finds_stuck(before, line.beat(before), self.clock.now()))
+        let stuck = |before| match &waiter {
+            Some(mine) => mine.finds_stuck(before, line.beat(before), self.clock.now()),
+            None => seems_stuck(line.beat(before), self.clock.now()),
         };
         // Whoever is still behind the same waiter need not read the whole queue to know.
         if let Some(waiter) = &waiter

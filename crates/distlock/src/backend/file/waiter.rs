@@ -67,7 +67,9 @@ impl Queue {
                 return Ok(false);
             }
         };
-        let ticket = Ticket::take(session, claim.attempt, self.clock.now(), &claim.record)?;
+        let now = self.clock.now();
+        let ticket = Ticket::take(session, claim.attempt, now, &claim.record)?;
+        ticket.beat(now);
         let waiter = Waiter {
             ticket,
             hint: Arc::default(),
@@ -171,6 +173,12 @@ struct Ear {
 enum Target {
     Before(TicketName),
     Lock(FileId, bool),
+}
+
+/// Whether one whose last beat is `beat` has shown nothing for too long, to somebody who has not watched it. The clock of
+/// all processes of a machine is one; who has set its own apart passes over others, or waits for them, without need.
+pub(super) fn seems_stuck(beat: Option<Moment>, now: Moment) -> bool {
+    beat.is_some_and(|beat| now.since(beat) >= STUCK)
 }
 
 impl Waiter {

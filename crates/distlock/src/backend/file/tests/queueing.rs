@@ -121,6 +121,24 @@ async fn a_waiter_that_hangs_is_passed_over_until_it_goes_on() {
 }
 
 #[tokio::test]
+async fn a_waiter_that_hangs_keeps_nobody_out_of_a_free_lock_who_asks_but_once() {
+    let scratch = Scratch::new();
+    let (clock, hand) = Clock::manual();
+    let engine = FileBackend::host(scratch.path()).with_clock(clock);
+    let key = Key::new("a").unwrap();
+    let (holder, hangs, tries) = (claim(&key, "holder"), claim(&key, "hangs"), try_claim(&key, "tries"));
+    granted(engine.claim(&holder).await);
+    busy(engine.claim(&hangs).await);
+    engine.release(&holder).await.unwrap();
+    hand.advance(Duration::from_millis(9_900));
+    busy(engine.claim(&tries).await);
+    hand.advance(Duration::from_millis(200));
+    granted(engine.claim(&tries).await);
+    engine.release(&tries).await.unwrap();
+    granted(engine.claim(&hangs).await);
+}
+
+#[tokio::test]
 async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone() {
     let scratch = Scratch::new();
     let engine = engine(&scratch);
