@@ -8,11 +8,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::key::Key;
-use crate::owner::Record;
+use crate::owner::{Record, read_optional_text};
 use crate::token::FencingToken;
 
 /// The most entries that can be kept of each lock.
 pub const MAX_HISTORY: u32 = 10_000;
+
+/// No entry is longer: it has five texts of at most 256 bytes each, twice that when escaped.
+pub(crate) const LONGEST_LINE: usize = 4096;
 
 /// How long a history that nobody adds to is kept by engines that forget.
 #[cfg(any(feature = "etcd", feature = "redis"))]
@@ -68,7 +71,7 @@ pub struct HistoryEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// Why it was lost or broken.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Whose hold it is; of a break, who broke it.
     #[serde(flatten)]
@@ -102,9 +105,13 @@ impl HistoryEntry {
         serde_json::to_string(self).map_err(|error| Error::invalid("history", error))
     }
 
-    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later version.
+    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later version,
+    /// or text with control characters.
     #[must_use]
     pub fn from_line(line: &[u8]) -> Option<Self> {
+        if line.len() > LONGEST_LINE {
+            return None;
+        }
         serde_json::from_slice(line).ok()
     }
 }
@@ -171,6 +178,25 @@ mod tests {
         assert_eq!(HistoryEntry::from_line(line.as_bytes()), Some(lost));
         assert_eq!(HistoryEntry::from_line(b"{\"what\":\"painted\"}"), None);
         assert_eq!(HistoryEntry::of(&EventKind::Renewed { margin: None }, FencingToken::new(1), &record, 7), None);
+    }
+
+    #[test]
+    fn an_entry_with_text_that_we_would_not_write_is_none() {
+        let mut longest = entry(1, HistoryKind::Broken, u64::MAX);
+        let text = "\"".repeat(256);
+        let process = Process { host: text.clone(), pid: u32::MAX, user: text.clone() };
+        longest.record =
+            Record::new(OwnerId::new(&text).unwrap(), process.into(), Some(text.as_str().into()), SystemTime::now());
+        longest.reason = Some(text);
+        let line = longest.to_line().unwrap();
+        assert_eq!(HistoryEntry::from_line(line.as_bytes()), Some(longest.clone()), "{} bytes", line.len());
+        assert_eq!(HistoryEntry::from_line(format!("{line}{:LONGEST_LINE$}", "").as_bytes()), None);
+        let hostile = "\u{1b}[2J\nforged";
+        let with_reason = HistoryEntry { reason: Some(hostile.into()), ..longest.clone() };
+        longest.record.label = Some(hostile.into());
+        for entry in [with_reason, longest] {
+            assert_eq!(HistoryEntry::from_line(entry.to_line().unwrap().as_bytes()), None);
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::mode::Mode;
@@ -15,7 +16,7 @@ pub const MAX_TEXT_BYTES: usize = 256;
 
 /// Names one owner: whoever has the same id is the same owner.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "String")]
 pub struct OwnerId(Arc<str>);
 
 impl OwnerId {
@@ -45,6 +46,13 @@ impl OwnerId {
     }
 }
 
+impl TryFrom<String> for OwnerId {
+    type Error = Error;
+    fn try_from(id: String) -> Result<Self> {
+        OwnerId::new(id)
+    }
+}
+
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -68,14 +76,35 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
     }
 }
 
+/// Reads text that anybody may have written. What [`check_text`] refuses is no record of ours, on any engine: it would
+/// reach the terminals and logs of those who look.
+pub(crate) fn read_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    check_text("text", &text).map_err(D::Error::custom)?;
+    Ok(text)
+}
+
+/// The same where there may be none.
+pub(crate) fn read_optional_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: From<String>,
+{
+    let text = Option::<String>::deserialize(deserializer)?;
+    check_text("text", text.as_deref().unwrap_or_default()).map_err(D::Error::custom)?;
+    Ok(text.map(T::from))
+}
+
 /// The machine, process and user behind an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// The machine's host name.
+    #[serde(deserialize_with = "read_text")]
     pub host: String,
     /// The process id on that machine.
     pub pid: u32,
     /// The login name, or the number of a user without one.
+    #[serde(deserialize_with = "read_text")]
     pub user: String,
 }
 
@@ -83,7 +112,8 @@ impl Process {
     /// This process.
     #[must_use]
     pub fn current() -> Arc<Process> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        // The kernel takes any bytes for a name; a record with control characters would be no record to others.
+        let host = rustix::system::uname().nodename().to_string_lossy().replace(char::is_control, "?");
         let uid = rustix::process::getuid().as_raw();
         let user = std::env::var("USER").ok().filter(|user| check_text("user", user).is_ok() && !user.is_empty());
         Arc::new(Process { host, pid: std::process::id(), user: user.unwrap_or_else(|| format!("uid {uid}")) })
@@ -100,7 +130,7 @@ pub struct Record {
     #[serde(flatten)]
     pub process: Arc<Process>,
     /// What the owner says the lock is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub label: Option<Arc<str>>,
     /// How the owner asks for it.
     #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
@@ -213,6 +243,20 @@ mod tests {
             assert!(error.to_string().starts_with("owner: "), "{error}");
         }
         assert_ne!(OwnerId::random(), OwnerId::random());
+    }
+
+    #[test]
+    fn a_record_with_text_that_we_would_not_write_is_none() {
+        let record = |owner: &str, host: &str, user: &str, label: &str| {
+            let text = serde_json::json!({"owner": owner, "host": host, "pid": 1, "user": user, "since_ms": 1, "label": label});
+            serde_json::from_str::<Record>(&text.to_string()).ok()
+        };
+        assert_eq!(record("o", "", "", "\"\\é").unwrap().label.as_deref(), Some("\"\\é"));
+        assert_eq!(record("", "h", "u", "l"), None, "an owner has a name");
+        for bad in ["\u{1b}[2J", "a\nb", "\u{9b}2J", &"x".repeat(257)] {
+            let places = [record(bad, "h", "u", "l"), record("o", bad, "u", "l"), record("o", "h", bad, "l")];
+            assert_eq!((places, record("o", "h", "u", bad)), ([None, None, None], None), "{bad:?}");
+        }
     }
 
     #[test]

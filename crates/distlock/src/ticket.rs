@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::Key;
 use crate::mode::Mode;
-use crate::owner::OwnerId;
+use crate::owner::{OwnerId, read_optional_text};
 use crate::token::{AttemptId, FencingToken};
 
 /// What a process needs to go on with a hold of another; made by [`LockGuard::export`](crate::LockGuard::export).
@@ -30,7 +30,7 @@ pub struct HoldTicket {
     pub(crate) ttl: Duration,
     pub(crate) delay: Duration,
     pub(crate) mode: Mode,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<Arc<str>>,
 }
 

@@ -1,5 +1,7 @@
 //! `ls`, `show`, `watch` and `break`; and what is printed for shells and readers.
 
+use std::fs::File;
+
 use serde_json::Value;
 
 use crate::common::{Wrapper, code};
@@ -85,6 +87,51 @@ fn history_tells_what_happened_and_says_when_there_is_none() {
     assert!(entries[1]["label"].as_str().is_some_and(|label| label.contains("two")), "{last}");
     assert!(entries[1]["held_s"].is_number() && entries[1]["waited_s"].is_null() && entries[1]["token"].is_string());
     assert_eq!(machine.code(&["history", "--limit", "0", "job"]), 64);
+}
+
+/// What anybody who may write to the directory can put there: it is no record of ours, and its words are shown nowhere.
+#[test]
+fn no_control_character_of_somebody_else_reaches_the_terminal() {
+    const HOSTILE: &str = r"\u001b[2J\u001b[H\nforged\r\u009b31m";
+    let machine = Machine::new();
+    for (place, [owner, user, label]) in
+        [("owner", [HOSTILE, "u", "l"]), ("user", ["o", HOSTILE, "l"]), ("label", ["o", "u", HOSTILE])]
+    {
+        let pid = std::process::id();
+        let record =
+            format!(r#""owner":"{owner}","host":"h","pid":{pid},"user":"{user}","label":"{label}","since_ms":1"#);
+        let _held = write_lock(&machine, place, &record);
+        let [list, shown, history] = ["ls", "show", "history"].map(|command| machine.run(&[command, place]));
+        for text in [&list, &shown, &history].map(|done| format!("{}{}", done.stdout, done.stderr)) {
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n') && !text.contains("forged"), "{text:?}");
+        }
+        assert!(list.stdout.lines().count() == 2 && list.stdout.contains("not distlock"), "{}", list.stdout);
+        assert_eq!(shown.stdout, format!("{place}\n  held by  a client that is not distlock\n"));
+        assert_eq!(history.stdout.lines().count(), 2, "a heading and what is ours: {}", history.stdout);
+    }
+}
+
+/// Writes all files of a lock, by hand: who holds it, waits for it and broke it is `record`. It is held until what this
+/// answers is dropped.
+fn write_lock(machine: &Machine, name: &str, record: &str) -> [File; 2] {
+    let id = "0123456789abcdef0123456789abcdef";
+    let entry = format!(r#"{{"token":7,"attempt":"{id}","granted_ms":1,"record":{{{record}}}}}"#);
+    let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let sum = entry.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let header = "distlock 1: the fencing counter and the holder of a lock.";
+    let lock = format!("{header:63}\n{:128}{sum:016x} {:05} {entry}\n", "", entry.len());
+    let sound = r#""owner":"o","host":"h","pid":1,"user":"u","since_ms":1"#;
+    let line = |record: &str| format!("{{\"at_ms\":1,\"what\":\"acquired\",\"token\":1,{record}}}\n");
+    let (file, session) = (format!("locks/{name}.lock"), format!("locks/{name}.q/{id}.live"));
+    machine.write(&file, &lock);
+    machine.write(&session, "");
+    machine.write(&format!("locks/{name}.q/{:020}-{id}-{id}", 1), &format!("{{{record}}}"));
+    machine.write(&format!("locks/{name}.log"), &[line(sound), line(record)].concat());
+    [file, session].map(|name| {
+        let file = File::open(machine.path(&name)).unwrap();
+        file.lock().unwrap();
+        file
+    })
 }
 
 #[test]

@@ -78,6 +78,14 @@ async fn hostile_data_in_redis_are_an_error_or_a_foreign_lock() {
         use_all(&locker, "a", kind).await;
     }
     server.command(&["FLUSHALL"]);
+    let entry = |label: &str| format!(r#"{{"at_ms":1,"what":"lost","token":1,"label":"{label}",{}"#, &record[1..]);
+    for label in ["ours", r"\u001b[2J\nforged"] {
+        server.command(&["XADD", "{a}:j", "*", "e", &entry(label)]);
+    }
+    let entries = in_time("a hostile history", locker.inspect().history("a", 10)).await.expect("an answer");
+    let labels: Vec<_> = entries.iter().map(|entry| entry.record.label.as_deref()).collect();
+    assert_eq!(labels, [Some("ours")]);
+    server.command(&["FLUSHALL"]);
     let guard = in_time("afterwards", locker.lock("a")).await.expect("nothing stays broken");
     assert!(guard.unlock().await.is_ok());
 }

@@ -77,11 +77,7 @@ pub(super) fn read(value: &[u8]) -> Option<Entry> {
     }
     let entry: Entry = serde_json::from_slice(value).ok()?;
     entry.attempt.parse::<AttemptId>().ok()?;
-    let record = &entry.record;
-    let is_plain = |text: &str| text.len() <= MAX_TEXT_BYTES && !text.contains(char::is_control);
-    let texts = [record.owner.as_str(), &record.process.host, &record.process.user];
-    let plain = texts.into_iter().chain(record.label.as_deref()).all(is_plain);
-    plain.then_some(entry)
+    Some(entry)
 }
 
 #[cfg(test)]
