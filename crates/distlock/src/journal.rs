@@ -36,6 +36,8 @@ struct Pending {
     due: Option<Moment>,
     /// Calls that failed since the last that did not.
     failures: u32,
+    /// The engine has refused something that it never will take.
+    is_refused: bool,
 }
 
 impl Journal {
@@ -89,7 +91,10 @@ impl Journal {
             return;
         };
         pending.failures += 1;
-        if pending.failures == 1 {
+        // One lock's history may be refused for ever, and the others' written in between: that is told once.
+        let is_new = if again.is_empty() { !pending.is_refused } else { pending.failures == 1 };
+        pending.is_refused |= again.is_empty();
+        if is_new {
             tracing::warn!(target: "distlock", { error = %error }, "the history of locks is not written");
         }
         again.into_iter().rev().for_each(|noted| pending.entries.push_front(noted));

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use distlock::{AttemptId, Locker};
+use distlock::{AttemptId, ErrorKind, HistoryKind, Locker};
 use distlock_testkit::servers::Directory;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -136,4 +136,36 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
         assert_eq!(contents(&theirs), before, "{what}");
     }
     expect_little_memory();
+}
+
+/// A lock may be called as another program is, whose log is in the same directory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_somebody_else_is_no_history_and_stays_as_it_is() {
+    let entry = format!("{{\"at_ms\":1,\"what\":\"acquired\",\"token\":1,{}\n", &RECORD[1..]);
+    let directory = Directory::new();
+    let file = |name: &str| directory.path().join(name);
+    let log = "2026-01-01 started\n".repeat(1000);
+    for name in ["app.log", "app.new", "job.new"] {
+        fs::write(file(name), &log).expect("written");
+    }
+    fs::write(file("job.log"), entry.repeat(1000)).expect("written");
+    let locker = locker_in(&directory).await;
+    for key in ["app", "job"] {
+        let guard = in_time(key, locker.lock(key)).await.expect("it is a lock like any other");
+        assert!(guard.unlock().await.is_ok());
+    }
+    // Then the histories are written.
+    assert!(in_time("close", locker.close()).await.is_ok());
+    for name in ["app.log", "app.new", "job.new"] {
+        assert!(fs::read_to_string(file(name)).is_ok_and(|text| text == log), "{name}");
+    }
+    let locker = locker_in(&directory).await;
+    let foreign = locker.inspect().history("app", 10).await.expect_err("it is no history");
+    assert!(foreign.kind() == ErrorKind::Foreign && foreign.to_string().contains("app.log"), "{foreign}");
+    let kinds: Vec<_> = locker.inspect().history("job", 3).await.expect("ours").iter().map(|it| it.kind).collect();
+    assert_eq!(kinds, [HistoryKind::Acquired, HistoryKind::Acquired, HistoryKind::Released]);
+    assert_eq!(fs::read_to_string(file("job.log")).expect("text").lines().count(), 10);
+    let names: Vec<_> =
+        fs::read_dir(directory.path()).expect("a directory").map(|it| it.expect("an entry").file_name()).collect();
+    assert_eq!(names.len(), 4 + 4, "lock, anchor and what was there: {names:?}");
 }

@@ -6,23 +6,32 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::fault::fault;
+use super::ledger::read_at;
 use super::lock_file::{Links, LockFile};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryEntry;
+use crate::token::AttemptId;
 
 /// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
 const ROOM: u64 = 512;
 /// How much of a file is read: whoever may write to the directory could leave one of any length there.
 const MOST_READ: u64 = 64 << 20;
+/// How every line of ours begins, whatever its version.
+const MARK: &[u8] = br#"{"at_ms":"#;
 /// How often, and after which pause, to try a file that somebody else is writing to.
 const TRIES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Adds lines, each with its line end, to the file at `path`, which then keeps its last `most`.
 pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
+    let failed = |error| fault("write history", path, error);
     for _ in 0..TRIES {
-        if try_append(path, lines, most).map_err(|error| fault("write history", path, error))? {
-            return Ok(());
+        {
+            let file = LockFile::open(path, Links::Refuse).map_err(failed)?;
+            refuse_foreign(path, &file)?;
+            if try_append(path, &file, lines, most).map_err(failed)? {
+                return Ok(());
+            }
         }
         // Never waited for by the kernel's means: a writer that stands still would stop this one too.
         tokio::time::sleep(PAUSE).await;
@@ -30,9 +39,22 @@ pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
     Err(Error::unavailable(format!("somebody else is writing to {}", path.display())))
 }
 
+/// A lock may be called as another program is, whose log lies in the same directory.
+fn refuse_foreign(path: &Path, file: &LockFile) -> Result<()> {
+    if is_ours(file.contents()).map_err(|error| fault("read history", path, error))? {
+        return Ok(());
+    }
+    let message = format!("{} is not a history of locks, and stays as it is", path.display());
+    Err(Error::new(ErrorKind::Foreign, message).with_help("move it away, or keep locks in another directory"))
+}
+
+/// Whether the file begins as a history does, as far as it goes.
+fn is_ours(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.is_file() && MARK.starts_with(&read_at(file, 0, MARK.len())?))
+}
+
 /// False when somebody else is at it.
-fn try_append(path: &Path, lines: &str, most: u32) -> io::Result<bool> {
-    let file = LockFile::open(path, Links::Refuse)?;
+fn try_append(path: &Path, file: &LockFile, lines: &str, most: u32) -> io::Result<bool> {
     if !file.try_lock()? || !file.is_at(path)? {
         return Ok(false);
     }
@@ -60,23 +82,28 @@ fn last_byte(mut file: &File, end: u64) -> io::Result<u8> {
 /// any more.
 fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
     let text = tail(file, MOST_READ)?;
-    let kept = last_lines(&text, most as usize);
+    let kept = last_lines(&text, most);
     if kept.len() as u64 == file.metadata()?.len() {
         return Ok(());
     }
-    let new = path.with_extension("new");
-    // Whatever is there is from a writer that was stopped: only who has the old file's lock comes here.
-    let _ = std::fs::remove_file(&new);
-    LockFile::create_new(&new)?.contents().write_all(kept)?;
-    std::fs::rename(&new, path)
+    // A name that nobody else has, and that nobody can foresee.
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}.new", AttemptId::random()));
+    let written = LockFile::create_new(new.as_ref())?.contents().write_all(&kept);
+    let moved = written.and_then(|()| std::fs::rename(&new, path));
+    if moved.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    moved
 }
 
 /// The last entries in the file at `path`, at most `most`.
 pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
     let failed = |error| fault("read history", path, error);
     let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
+    refuse_foreign(path, &file)?;
     let text = tail(file.contents(), MOST_READ).map_err(failed)?;
-    Ok(last_lines(&text, most as usize).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
+    Ok(last_lines(&text, most).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
 }
 
 /// The end of a file, at most `most` bytes.
@@ -87,21 +114,30 @@ fn tail(mut file: &File, most: u64) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn last_lines(text: &[u8], most: usize) -> &[u8] {
-    let ends = text.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
-    // The first of them ends the last line.
-    ends.skip(1).nth(most.saturating_sub(1)).map_or(text, |start| &text[start..])
+/// The last `most` lines of `text` that begin as ours do. Others would make the whole file foreign, were they its first.
+fn last_lines(text: &[u8], most: u32) -> Vec<u8> {
+    let lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.starts_with(MARK));
+    let mut last: Vec<_> = lines.rev().take(most as usize).collect();
+    last.reverse();
+    last.concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn line(number: u32) -> String {
+        format!("{{\"at_ms\":{number:02}}}\n")
+    }
+
     #[test]
     fn the_last_lines_are_the_last() {
-        assert_eq!(last_lines(b"1\n2\n3\n", 2), b"2\n3\n");
-        assert_eq!(last_lines(b"1\n2\n3\n", 3), b"1\n2\n3\n");
-        assert_eq!(last_lines(b"1\n2\n3\n", 9), b"1\n2\n3\n");
+        let [first, second, third] = [1, 2, 3].map(line);
+        let all = [&*first, "garbage\n\n", &second, &third].concat();
+        assert_eq!(last_lines(all.as_bytes(), 2), [&*second, &third].concat().as_bytes());
+        for most in [3, 9] {
+            assert_eq!(last_lines(all.as_bytes(), most), [&*first, &second, &third].concat().as_bytes());
+        }
         assert_eq!(last_lines(b"", 1), b"");
     }
 
@@ -120,20 +156,21 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("distlock-journal-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.log");
-        append(&path, "first\n", 3).await.unwrap();
-        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"hal").unwrap();
-        append(&path, "second\n", 3).await.unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\nhal\nsecond\n");
+        append(&path, &line(1), 3).await.unwrap();
+        let half = &line(2)[..MARK.len()];
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(half.as_bytes()).unwrap();
+        append(&path, &line(3), 3).await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}{half}\n{}", line(1), line(3)));
         let long = "x".repeat(600);
         for number in 0..20 {
-            append(&path, &format!("{number}{long}\n"), 3).await.unwrap();
-            assert!(std::fs::metadata(&path).unwrap().len() <= 3 * 604, "after {number}");
+            append(&path, &line(number).replace('}', &long), 3).await.unwrap();
+            assert!(std::fs::metadata(&path).unwrap().len() <= 3 * 612, "after {number}");
         }
         let lines = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(lines.lines().map(|line| &line[..2]).collect::<Vec<_>>(), ["17", "18", "19"]);
+        assert_eq!(lines.lines().map(|line| &line[MARK.len()..][..2]).collect::<Vec<_>>(), ["17", "18", "19"]);
         let other = LockFile::open(&path, Links::Refuse).unwrap();
         assert!(other.try_lock().unwrap());
-        assert!(append(&path, "late\n", 3).await.unwrap_err().is_retryable(), "somebody else is writing");
+        assert!(append(&path, &line(20), 3).await.unwrap_err().is_retryable(), "somebody else is writing");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
