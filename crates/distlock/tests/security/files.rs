@@ -138,17 +138,47 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
     expect_little_memory();
 }
 
+/// It begins as ours does, so that nothing but a bound keeps the rest from being read, and from being written again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_history_of_any_length_costs_what_its_last_entries_do() {
+    let directory = Directory::new();
+    let path = directory.path().join("a.log");
+    fs::write(&path, entry()).expect("written");
+    File::options().write(true).open(&path).and_then(|file| file.set_len(LONG)).expect("a sparse file");
+    let locker = locker_in(&directory).await;
+    let before = bytes_read();
+    assert_eq!(in_time("history", locker.inspect().history("a", 10)).await.expect("an answer"), []);
+    let guard = in_time("lock", locker.lock("a")).await.expect("granted");
+    assert!(guard.unlock().await.is_ok());
+    assert!(in_time("close", locker.close()).await.is_ok());
+    let read = bytes_read() - before;
+    assert!(read < 4 << 20, "{read} bytes");
+    let text = fs::read_to_string(&path).expect("text");
+    assert!(text.lines().count() == 2 && text.contains("released"), "{text}");
+}
+
+/// What this process has read of files, in bytes.
+fn bytes_read() -> u64 {
+    let counts = fs::read_to_string("/proc/self/io").expect("Linux");
+    let count = counts.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("a count");
+    count.parse().expect("a number")
+}
+
+/// A line of a history.
+fn entry() -> String {
+    format!("{{\"at_ms\":1,\"what\":\"acquired\",\"token\":1,{}\n", &RECORD[1..])
+}
+
 /// A lock may be called as another program is, whose log is in the same directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_somebody_else_is_no_history_and_stays_as_it_is() {
-    let entry = format!("{{\"at_ms\":1,\"what\":\"acquired\",\"token\":1,{}\n", &RECORD[1..]);
     let directory = Directory::new();
     let file = |name: &str| directory.path().join(name);
     let log = "2026-01-01 started\n".repeat(1000);
     for name in ["app.log", "app.new", "job.new"] {
         fs::write(file(name), &log).expect("written");
     }
-    fs::write(file("job.log"), entry.repeat(1000)).expect("written");
+    fs::write(file("job.log"), entry().repeat(1000)).expect("written");
     let locker = locker_in(&directory).await;
     for key in ["app", "job"] {
         let guard = in_time(key, locker.lock(key)).await.expect("it is a lock like any other");

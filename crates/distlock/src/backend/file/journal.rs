@@ -9,13 +9,11 @@ use super::fault::fault;
 use super::ledger::read_at;
 use super::lock_file::{Links, LockFile};
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::HistoryEntry;
+use crate::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
 use crate::token::AttemptId;
 
 /// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
 const ROOM: u64 = 512;
-/// How much of a file is read: whoever may write to the directory could leave one of any length there.
-const MOST_READ: u64 = 64 << 20;
 /// How every line of ours begins, whatever its version.
 const MARK: &[u8] = br#"{"at_ms":"#;
 /// How often, and after which pause, to try a file that somebody else is writing to.
@@ -81,7 +79,7 @@ fn last_byte(mut file: &File, end: u64) -> io::Result<u8> {
 /// Puts a file with the last `most` lines in the place of `file`. Whoever waits for the old one sees that it is not there
 /// any more.
 fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
-    let text = tail(file, MOST_READ)?;
+    let text = tail(file, most)?;
     let kept = last_lines(&text, most);
     if kept.len() as u64 == file.metadata()?.len() {
         return Ok(());
@@ -102,15 +100,17 @@ pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
     let failed = |error| fault("read history", path, error);
     let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
     refuse_foreign(path, &file)?;
-    let text = tail(file.contents(), MOST_READ).map_err(failed)?;
+    let text = tail(file.contents(), most).map_err(failed)?;
     Ok(last_lines(&text, most).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
 }
 
-/// The end of a file, at most `most` bytes.
-fn tail(mut file: &File, most: u64) -> io::Result<Vec<u8>> {
-    file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(most)))?;
+/// The end of a file, as long as its last `most` lines can be: whoever may write to the directory could leave one of any
+/// length there.
+fn tail(mut file: &File, most: u32) -> io::Result<Vec<u8>> {
+    let longest = (u64::from(most.min(MAX_HISTORY)) + 1) * LONGEST_LINE as u64;
+    file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(longest)))?;
     let mut text = Vec::new();
-    file.take(most).read_to_end(&mut text)?;
+    file.take(longest).read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -142,12 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_only_the_end_is_read() {
+    fn of_a_file_the_end_is_read_as_far_as_its_last_lines_can_reach() {
         let path = std::env::temp_dir().join(format!("distlock-tail-{}", std::process::id()));
-        std::fs::write(&path, "first\nsecond\n").unwrap();
+        let long = format!("{{\"at_ms\":{}\n", "1".repeat(LONGEST_LINE - MARK.len()));
+        std::fs::write(&path, long.repeat(9)).unwrap();
         let file = File::open(&path).unwrap();
-        assert_eq!(tail(&file, 7).unwrap(), b"second\n");
-        assert_eq!(tail(&file, 99).unwrap(), b"first\nsecond\n");
+        for most in [1, 3, 9, 20_000] {
+            let text = tail(&file, most).unwrap();
+            assert!(text.len() <= (most as usize + 1) * LONGEST_LINE, "{most}: {}", text.len());
+            assert_eq!(last_lines(&text, most).len(), long.len() * most.min(9) as usize, "{most}");
+        }
         std::fs::remove_file(&path).unwrap();
     }
 
