@@ -1,4 +1,4 @@
-//! Where this user's locks are when nobody says otherwise.
+//! The lock directory, and where it is when nobody says otherwise.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, ErrorKind, Result};
 
 use super::fault::fault;
+use super::lock_file::{Links, LockFile};
+
+const RUN: &str = "/run/distlock";
+const TMP: &str = "/tmp";
 
 /// The directory of this user's locks, made if it is not there.
 ///
@@ -20,7 +24,7 @@ use super::fault::fault;
 /// directory of this user alone: somebody else could then take locks away. Kind `Backend`, with the [`io::Error`] as
 /// source, when the directory cannot be made.
 pub fn default_dir() -> Result<PathBuf> {
-    choose(std::env::var_os("DISTLOCK_LOCK_DIR"), Path::new("/run/distlock"), Path::new("/tmp"))
+    choose(std::env::var_os("DISTLOCK_LOCK_DIR"), Path::new(RUN), Path::new(TMP))
 }
 
 fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
@@ -33,17 +37,21 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
         return Ok(dir);
     }
     let uid = rustix::process::geteuid().as_raw();
-    let in_run = run.join(uid.to_string());
+    let [in_run, in_tmp] = private_dirs(run, tmp, uid);
     // Only a superuser can make the parent; for everybody else the package or tmpfiles.d does it.
     let _ = DirBuilder::new().mode(0o755).create(run);
     match make(&in_run) {
-        Ok(()) => return private(in_run, uid),
+        Ok(()) => return private(&in_run, uid).map(|()| in_run),
         Err(error) if is_out_of_reach(&error) => {}
         Err(error) => return Err(fault("create lock directory", &in_run, error)),
     }
-    let in_tmp = tmp.join(format!("distlock-{uid}"));
     make(&in_tmp).map_err(|error| fault("create lock directory", &in_tmp, error))?;
-    private(in_tmp, uid)
+    private(&in_tmp, uid).map(|()| in_tmp)
+}
+
+/// The directories that are a user's alone, where he names none.
+fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
+    [run.join(uid.to_string()), tmp.join(format!("distlock-{uid}"))]
 }
 
 fn make(dir: &Path) -> io::Result<()> {
@@ -59,8 +67,8 @@ fn is_out_of_reach(error: &io::Error) -> bool {
 }
 
 /// Refuses a directory that somebody else may have put there, or may write to.
-fn private(dir: PathBuf, uid: u32) -> Result<PathBuf> {
-    let found = std::fs::symlink_metadata(&dir).map_err(|error| fault("look at", &dir, error))?;
+fn private(dir: &Path, uid: u32) -> Result<()> {
+    let found = std::fs::symlink_metadata(dir).map_err(|error| fault("look at", dir, error))?;
     let problem = if !found.is_dir() {
         "is not a directory".to_owned()
     } else if found.uid() != uid {
@@ -68,10 +76,69 @@ fn private(dir: PathBuf, uid: u32) -> Result<PathBuf> {
     } else if found.mode() & 0o022 != 0 {
         format!("may be written to by others (mode {:03o})", found.mode() & 0o777)
     } else {
-        return Ok(dir);
+        return Ok(());
     };
-    let message = format!("the lock directory {} {problem}", dir.display());
-    Err(Error::new(ErrorKind::Auth, message).with_help("remove it, or name another one in DISTLOCK_LOCK_DIR"))
+    Err(refused("the lock directory", dir, &problem))
+}
+
+fn refused(what: &str, path: &Path, problem: &str) -> Error {
+    let message = format!("{what} {} {problem}", path.display());
+    Error::new(ErrorKind::Auth, message).with_help("remove it, or name another one in DISTLOCK_LOCK_DIR")
+}
+
+/// The directory in which an engine's locks are.
+///
+/// It may be taken away while the engine runs, by whoever cleans `/tmp` up, and somebody else may then put one of his own
+/// in its place. So one that is to be ours alone is looked at again, but only when a file is made in it: that somebody
+/// else made a file is known from the file.
+#[derive(Debug)]
+pub(super) struct Home {
+    path: PathBuf,
+    /// Whose directory it must be; `None` where it may be anybody's.
+    owner: Option<u32>,
+}
+
+impl Home {
+    pub(super) fn new(path: PathBuf) -> Home {
+        let uid = rustix::process::geteuid().as_raw();
+        let is_private = private_dirs(Path::new(RUN), Path::new(TMP), uid).contains(&path);
+        Home { path, owner: is_private.then_some(uid) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
+    pub(super) fn open(&self, path: &Path) -> Result<LockFile> {
+        let failed = |error| fault("create lock file", path, error);
+        let file = match LockFile::find(path, Links::Refuse).map_err(failed)? {
+            Some(file) => file,
+            None => self.create(path)?,
+        };
+        // What root made is no worse than what root could do anyway.
+        match self.owner.filter(|owner| ![*owner, 0].contains(&file.owner())) {
+            None => Ok(file),
+            Some(uid) => {
+                Err(refused("the lock file", path, &format!("belongs to uid {}, not to uid {uid}", file.owner())))
+            }
+        }
+    }
+
+    fn create(&self, path: &Path) -> Result<LockFile> {
+        if let Some(uid) = self.owner {
+            make(&self.path).map_err(|error| fault("create lock directory", &self.path, error))?;
+            private(&self.path, uid)?;
+        }
+        let create = || LockFile::create(path, Links::Refuse);
+        let created = match create() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).and_then(|()| create())
+            }
+            created => created,
+        };
+        created.map_err(|error| fault("create lock file", path, error))
+    }
 }
 
 #[cfg(test)]
@@ -128,7 +195,50 @@ mod tests {
         symlink(scratch.path(), &dir).unwrap();
         let error = choose(None, &missing, scratch.path()).unwrap_err();
         assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("not a directory"), "{error}");
-        let error = private(scratch.path().to_owned(), uid() + 1).unwrap_err();
+        let error = private(scratch.path(), uid() + 1).unwrap_err();
         assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("belongs to uid"), "{error}");
+    }
+
+    #[test]
+    fn a_directory_that_was_taken_away_is_made_as_at_first() {
+        let scratch = Scratch::new();
+        let (dir, moved) = (scratch.path().join("home"), scratch.path().join("moved"));
+        let home = Home { path: dir.clone(), owner: Some(uid()) };
+        let [file, long] = [dir.join("a.lock"), dir.join("b.d/b.lock")];
+        for path in [&file, &long, &file] {
+            home.open(path).unwrap();
+            assert_eq!(dir.metadata().unwrap().mode() & 0o777, 0o700, "{}", path.display());
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
+        symlink(&moved, &dir).unwrap();
+        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
+        std::fs::create_dir(&moved).unwrap();
+        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to a directory");
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
+        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "others may write to it");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count() + std::fs::read_dir(&moved).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_made_is_refused_in_a_private_directory_alone() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a.lock");
+        std::fs::write(&path, "").unwrap();
+        // To us that is as if somebody else had put the directory and the file there.
+        let stranger = rustix::fs::chown(&path, Some(rustix::fs::Uid::from_raw(uid() + 1)), None).is_ok();
+        let owner = if stranger { uid() } else { uid() + 1 };
+        let home = |owner| Home { path: scratch.path().to_owned(), owner };
+        let error = home(Some(owner)).open(&path).unwrap_err();
+        assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("belongs to uid"), "{error}");
+        assert!(home(None).open(&path).is_ok());
+    }
+
+    #[test]
+    fn only_the_directories_that_nobody_named_are_private() {
+        let [run, tmp] = private_dirs(Path::new(RUN), Path::new(TMP), uid());
+        let private = [run, tmp, "/var/lib/locks".into()].map(|dir| Home::new(dir).owner);
+        assert_eq!(private, [Some(uid()), Some(uid()), None]);
     }
 }

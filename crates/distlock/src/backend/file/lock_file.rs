@@ -44,6 +44,7 @@ pub(super) enum Links {
 pub(super) struct LockFile {
     file: File,
     id: FileId,
+    owner: u32,
     writable: bool,
     /// A copy of the descriptor was given away.
     inherited: AtomicBool,
@@ -52,18 +53,31 @@ pub(super) struct LockFile {
 impl LockFile {
     /// Opens the file, and makes it if it is not there. A file or directory that we may only read is opened for that.
     pub(super) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
+        // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
+        Self::find(path, links)?.map_or_else(|| Self::create(path, links), Ok)
+    }
+
+    /// The same if it is there.
+    pub(super) fn find(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDWR) {
-            // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
-            Err(Errno::NOENT) => Self::open_with(path, links, OFlags::RDWR | OFlags::CREATE),
-            opened => opened,
+            Err(Errno::NOENT) => Ok(None),
+            opened => Self::or_readable(path, links, opened).map(Some),
         }
-        .or_else(|error| match error {
+    }
+
+    /// The same whether it is there or not.
+    pub(super) fn create(path: &Path, links: Links) -> io::Result<LockFile> {
+        Self::or_readable(path, links, Self::open_with(path, links, OFlags::RDWR | OFlags::CREATE))
+    }
+
+    fn or_readable(path: &Path, links: Links, opened: rustix::io::Result<LockFile>) -> io::Result<LockFile> {
+        let opened = opened.or_else(|error| match error {
             Errno::ACCESS | Errno::PERM | Errno::ISDIR | Errno::ROFS | Errno::TXTBSY => {
                 Self::open_with(path, links, OFlags::RDONLY).map_err(|_| error)
             }
             other => Err(other),
-        })
-        .map_err(io::Error::from)
+        });
+        opened.map_err(io::Error::from)
     }
 
     /// Makes the file. One that is there already is an error, and stays as it is.
@@ -86,13 +100,24 @@ impl LockFile {
         let mut flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags.set(OFlags::NOFOLLOW, links == Links::Refuse);
         let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?;
-        let id = FileId::of(&rustix::fs::fstat(&file)?);
+        let found = rustix::fs::fstat(&file)?;
         let writable = access.contains(OFlags::RDWR);
-        Ok(LockFile { file: file.into(), id, writable, inherited: AtomicBool::new(false) })
+        Ok(LockFile {
+            file: file.into(),
+            id: FileId::of(&found),
+            owner: found.st_uid,
+            writable,
+            inherited: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn id(&self) -> FileId {
         self.id
+    }
+
+    /// The user to whom the file belongs.
+    pub(super) fn owner(&self) -> u32 {
+        self.owner
     }
 
     /// The file, to read and write its contents.

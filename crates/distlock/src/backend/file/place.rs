@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::fault::fault;
 use super::folder;
+use super::home::Home;
 use super::lock_file::{Links, LockFile};
 use super::name;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,18 +34,16 @@ pub(super) struct Place {
     /// What has happened to the lock.
     pub(super) journal: PathBuf,
     pub(super) links: Links,
+    home: Arc<Home>,
 }
 
 impl Place {
     /// Opens the lock's file, and makes it if it is not there.
     pub(super) fn open(&self) -> Result<LockFile> {
-        let opened = match LockFile::open(&self.lock, self.links) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.side.is_none() => {
-                self.make_directory().and_then(|()| LockFile::open(&self.lock, self.links))
-            }
-            opened => opened,
-        };
-        opened.map_err(|error| fault("create lock file", &self.lock, error))
+        if self.side.is_none() {
+            return self.home.open(&self.lock);
+        }
+        LockFile::open(&self.lock, self.links).map_err(|error| fault("create lock file", &self.lock, error))
     }
 
     /// Opens the lock's file for reading if it is there.
@@ -54,11 +54,8 @@ impl Place {
     /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
     pub(super) fn open_anchor(&self) -> Option<LockFile> {
         let path = self.anchor.as_ref()?;
-        LockFile::open(path, Links::Refuse)
-            .or_else(|_| {
-                std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-                LockFile::open(path, Links::Refuse)
-            })
+        self.home
+            .open(path)
             .inspect_err(|error| {
                 tracing::debug!(target: "distlock", %error, "a lock without an anchor");
             })
@@ -74,27 +71,23 @@ impl Place {
     pub(super) fn has(&self, file: &LockFile) -> Result<bool> {
         file.is_at(&self.lock).map_err(|error| fault("look at", &self.lock, error))
     }
-
-    fn make_directory(&self) -> io::Result<()> {
-        std::fs::create_dir_all(self.lock.parent().unwrap_or(Path::new("/")))
-    }
 }
 
 /// Which key is which file.
 #[derive(Debug, Clone)]
 pub(super) struct Places {
-    dir: PathBuf,
+    home: Arc<Home>,
     /// A key with a slash is the path of its file.
     paths: bool,
 }
 
 impl Places {
     pub(super) fn new(dir: PathBuf, paths: bool) -> Places {
-        Places { dir, paths }
+        Places { home: Arc::new(Home::new(dir)), paths }
     }
 
     pub(super) fn dir(&self) -> &Path {
-        &self.dir
+        self.home.path()
     }
 
     /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
@@ -103,13 +96,13 @@ impl Places {
             return self.at_path(key);
         }
         let inside_dir = name::path_of(key);
-        let lock = self.dir.join(&inside_dir);
-        folder::refuse_links(&self.dir, &inside_dir).map_err(|error| fault("reach", &lock, error).with_key(key))?;
+        let lock = self.dir().join(&inside_dir);
+        folder::refuse_links(self.dir(), &inside_dir).map_err(|error| fault("reach", &lock, error).with_key(key))?;
         let line = ending(&lock, name::LOCK, name::LINE);
         let inside = ending(&lock, name::LOCK, name::INSIDE);
         let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
         let journal = ending(&lock, name::LOCK, name::JOURNAL);
-        Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse })
+        Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse, home: self.home.clone() })
     }
 
     fn at_path(&self, key: &Key) -> Result<Place> {
@@ -130,9 +123,18 @@ impl Places {
         let anchor = Key::escape(real.as_os_str().as_bytes())
             .map(|path| Path::new(PATHS).join(name::path_of(&path)))
             .ok()
-            .filter(|path| folder::refuse_links(&self.dir, path).is_ok())
-            .map(|path| ending(&self.dir.join(path), name::LOCK, name::ANCHOR));
-        Ok(Place { lock, side: Some(side), line, inside, anchor, journal, links: Links::Follow })
+            .filter(|path| folder::refuse_links(self.dir(), path).is_ok())
+            .map(|path| ending(&self.dir().join(path), name::LOCK, name::ANCHOR));
+        Ok(Place {
+            lock,
+            side: Some(side),
+            line,
+            inside,
+            anchor,
+            journal,
+            links: Links::Follow,
+            home: self.home.clone(),
+        })
     }
 }
 
