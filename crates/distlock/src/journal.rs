@@ -90,11 +90,16 @@ impl Journal {
             pending.failures = 0;
             return;
         };
+        if again.is_empty() {
+            // One lock's history may be refused for ever and those of others be written in between: that is told once, and
+            // nobody waits for it.
+            if !std::mem::replace(&mut pending.is_refused, true) {
+                tracing::warn!(target: "distlock", { error = %error }, "the history of a lock is refused");
+            }
+            return;
+        }
         pending.failures += 1;
-        // One lock's history may be refused for ever, and the others' written in between: that is told once.
-        let is_new = if again.is_empty() { !pending.is_refused } else { pending.failures == 1 };
-        pending.is_refused |= again.is_empty();
-        if is_new {
+        if pending.failures == 1 {
             tracing::warn!(target: "distlock", { error = %error }, "the history of locks is not written");
         }
         again.into_iter().rev().for_each(|noted| pending.entries.push_front(noted));
@@ -168,6 +173,20 @@ mod tests {
         assert_eq!(tokens(&batch), [1, 4]);
         journal.written(batch, vec![Ok(()), Ok(())], later);
         assert_eq!(journal.due(), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_is_refused_holds_up_nobody_else() {
+        let journal = Journal::new(10);
+        for token in 0..=BATCH as u64 {
+            add(&journal, token, START);
+        }
+        let now = journal.due();
+        let batch = journal.take(now);
+        let answers = batch.iter().map(|_| Err(Error::new(ErrorKind::Foreign, "not ours"))).collect();
+        journal.written(batch, answers, now);
+        assert_eq!(tokens(&journal.take(now)), [BATCH as u64], "the rest at once");
+        assert!(journal.pending().is_refused && journal.pending().failures == 0, "told, and not as an absence");
     }
 
     #[test]
