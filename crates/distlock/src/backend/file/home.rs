@@ -38,8 +38,6 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
     }
     let uid = rustix::process::geteuid().as_raw();
     let [in_run, in_tmp] = private_dirs(run, tmp, uid);
-    // Only a superuser can make the parent; for everybody else the package or tmpfiles.d does it.
-    let _ = DirBuilder::new().mode(0o755).create(run);
     match make(&in_run) {
         Ok(()) => return private(&in_run, uid).map(|()| in_run),
         Err(error) if is_out_of_reach(&error) => {}
@@ -55,8 +53,17 @@ fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
 }
 
 fn make(dir: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(dir) {
+    let create = || match DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    };
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Only a superuser can make the parent; for everybody else the package or tmpfiles.d does it. Somebody may
+            // have made it just now.
+            let _ = dir.parent().map(|parent| DirBuilder::new().mode(0o755).create(parent));
+            create()
+        }
         made => made,
     }
 }
@@ -202,14 +209,16 @@ mod tests {
     #[test]
     fn a_directory_that_was_taken_away_is_made_as_at_first() {
         let scratch = Scratch::new();
-        let (dir, moved) = (scratch.path().join("home"), scratch.path().join("moved"));
+        let (run, moved) = (scratch.path().join("run"), scratch.path().join("moved"));
+        let dir = run.join("home");
         let home = Home { path: dir.clone(), owner: Some(uid()) };
         let [file, long] = [dir.join("a.lock"), dir.join("b.d/b.lock")];
         for path in [&file, &long, &file] {
             home.open(path).unwrap();
             assert_eq!(dir.metadata().unwrap().mode() & 0o777, 0o700, "{}", path.display());
-            std::fs::remove_dir_all(&dir).unwrap();
+            std::fs::remove_dir_all(&run).unwrap();
         }
+        std::fs::create_dir(&run).unwrap();
         symlink(&moved, &dir).unwrap();
         assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
         std::fs::create_dir(&moved).unwrap();
