@@ -16,6 +16,9 @@ mod redis;
 #[cfg(all(feature = "redis", feature = "etcd"))]
 #[path = "security/secrets.rs"]
 mod secrets;
+#[cfg(all(feature = "redis", feature = "etcd"))]
+#[path = "security/twister.rs"]
+mod twister;
 
 use std::future::IntoFuture;
 use std::io::Write;

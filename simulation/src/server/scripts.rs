@@ -1,7 +1,6 @@
 //! The library's own scripts, run by the interpreter that Redis has: Lua 5.1.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use mlua::{Function, Lua, LuaOptions, StdLib, Table, Value, Variadic};
 
@@ -10,7 +9,7 @@ use crate::server::reply::Reply;
 
 /// What Redis gives scripts, as far as ours use it.
 const PRELUDE: &str = "
-redis = { pcall = command, sha1hex = hash }
+redis = { pcall = command }
 function redis.call(...)
   local reply = command(...)
   if type(reply) == 'table' and reply.err then
@@ -46,7 +45,6 @@ impl Scripts {
             to_lua(lua, &command(&words))
         })?;
         lua.globals().set("command", call)?;
-        lua.globals().set("hash", lua.create_function(|_, text: mlua::String| Ok(name_of(&text.as_bytes())))?)?;
         let run = lua.load(PRELUDE).eval()?;
         Ok(Scripts { lua, run, known: BTreeMap::new(), broken })
     }
@@ -57,7 +55,7 @@ impl Scripts {
         let Some(count) = count.filter(|count| *count < rest.len()) else {
             return Reply::Error("ERR Number of keys can't be greater than number of args".into());
         };
-        let hash = if by_hash { script.to_vec() } else { name_of(script).into_bytes() };
+        let hash = if by_hash { script.to_vec() } else { hash_of(script) };
         if by_hash && !self.known.contains_key(&hash) {
             return Reply::Error("NOSCRIPT No matching script. Please use EVAL.".into());
         }
@@ -87,11 +85,8 @@ impl Scripts {
     }
 }
 
-/// What stands for the SHA-1 of a text: clients ask the server for it, and make none themselves.
-fn name_of(text: &[u8]) -> String {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    format!("{:040x}", hasher.finish())
+fn hash_of(text: &[u8]) -> Vec<u8> {
+    redis::Script::new(&String::from_utf8_lossy(text)).get_hash().into()
 }
 
 /// Redis writes whole numbers without an exponent.

@@ -46,21 +46,31 @@ pub(crate) async fn expect_errors(
 
 /// Stands before an honest server: passes `honest` bytes of its answers on each connection, and lies from then on.
 fn lie(server: SocketAddr, honest: usize, lie: &Lie) -> SocketAddr {
+    let lie = lie.clone();
+    stand_before(server, pass, move |server, client| answer(server, client, honest, &lie))
+}
+
+/// Stands before an honest server, with one who hands on what clients ask, and one who hands on what it answers.
+pub(crate) fn stand_before(
+    server: SocketAddr,
+    ask: impl Fn(TcpStream, TcpStream) + Clone + Send + 'static,
+    answer: impl Fn(TcpStream, TcpStream) + Clone + Send + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    let lie = lie.clone();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let (Ok(server), lie) = (TcpStream::connect(server), lie.clone()) else { return };
+            let Ok(server) = TcpStream::connect(server) else { return };
             let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else { return };
-            thread::spawn(move || pass(from, to));
-            thread::spawn(move || answer(server, client, honest, &lie));
+            let (ask, answer) = (ask.clone(), answer.clone());
+            thread::spawn(move || ask(from, to));
+            thread::spawn(move || answer(server, client));
         }
     });
     address
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream) {
+pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Both);
 }

@@ -4,6 +4,7 @@ use distlock::Locker;
 use distlock_testkit::servers::RedisServer;
 
 use crate::liar::{Lie, expect_errors};
+use crate::twister::twist;
 use crate::{count_panics, in_time, use_all};
 
 /// More than this the lies must not make us keep. They come as fast as the machine can send them.
@@ -32,6 +33,26 @@ async fn a_redis_server_that_answers_anything_costs_an_error_and_bounded_memory(
     count_panics();
     let server = RedisServer::start();
     expect_errors("redis", server.address(), lies(), 300, MOST_MEMORY_MB).await;
+}
+
+/// A server that names another script's hash wherever one could ask for a hash: nobody else is asked to run that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_server_has_no_say_in_what_other_servers_run() {
+    count_panics();
+    let (hostile, honest) = (RedisServer::start(), RedisServer::start());
+    let other = "redis.call('SET', 'misled', 1) return { ARGV[1], 'what is not understood' }";
+    let hash = honest.command(&["SCRIPT", "LOAD", other]).text();
+    let address = twist(hostile.address(), move |words| {
+        let asks = |word: &[u8]| words.iter().any(|said| said.windows(word.len()).any(|part| part == word));
+        let answer = format!("local r = {{}} for i = 1, 100 do r[i] = '{hash}' end return r");
+        (asks(b"sha1hex") || asks(b"LOAD")).then(|| vec![b"EVAL".to_vec(), answer.into_bytes(), b"0".to_vec()])
+    });
+    let met = in_time("hostile", Locker::connect(&format!("redis://{address}"))).await.expect("connected");
+    let _ = in_time("hostile", met.try_lock("a")).await;
+    let locker = in_time("honest", Locker::connect(&honest.url())).await.expect("connected");
+    let guard = in_time("honest", locker.try_lock("a")).await.expect("our own script ran").expect("free");
+    guard.unlock().await.expect("released");
+    assert_eq!(honest.command(&["EXISTS", "misled"]).int(), 0);
 }
 
 /// What somebody else can write where locks are kept.

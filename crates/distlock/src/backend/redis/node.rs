@@ -13,7 +13,7 @@ use crate::backend::redis::inspect;
 use crate::backend::redis::link::Link;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::options::Options;
-use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes_of, garbled, learn_hashes_of};
+use crate::backend::redis::script::{Reply, Script, garbled};
 pub(in crate::backend) use crate::backend::redis::server_clock::{LeapForward, Trust};
 use crate::backend::redis::session::Session;
 use crate::backend::redis::value;
@@ -160,16 +160,8 @@ impl Node {
 pub(in crate::backend) struct Connection(Arc<Session>);
 
 impl Connection {
-    /// Runs one of `scripts`; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
-    pub(in crate::backend) async fn run(
-        &self,
-        scripts: &[&'static Script],
-        script: &Script,
-        fill: impl Fn(&mut Cmd, u64),
-    ) -> Result<Reply> {
-        if let Some(ask) = ask_hashes_of(scripts, Dialect::Plain) {
-            learn_hashes_of(scripts, Dialect::Plain, &self.0.send(&ask).await?);
-        }
+    /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
+    pub(in crate::backend) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
         self.0.run(script, fill).await
     }
 

@@ -31,7 +31,8 @@ pub(super) enum Dialect {
 #[derive(Debug)]
 struct Wording {
     text: Cow<'static, str>,
-    sha: OnceLock<String>,
+    /// Our own: what one server says that it is would be run by all the others.
+    sha: String,
 }
 
 const FENCE: &str = include_str!("fence.lua");
@@ -116,6 +117,7 @@ pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 pub(super) static JOURNAL: Script = Script::new("history", include_str!("journal.lua"));
 
+#[cfg(test)]
 static ALL: [&Script; 11] =
     [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW, &JOURNAL];
 
@@ -124,16 +126,11 @@ impl Script {
         Script { name, text, wordings: [const { OnceLock::new() }; 3] }
     }
 
-    /// The call by hash; by text as long as no server has told the hash.
+    /// The call by hash; a server that does not know it is given the text next.
     pub(super) fn by_hash(&self, dialect: Dialect) -> Cmd {
-        match self.wording(dialect).sha.get() {
-            Some(sha) => {
-                let mut command = redis::cmd("EVALSHA");
-                command.arg(sha);
-                command
-            }
-            None => self.by_text(dialect),
-        }
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.wording(dialect).sha);
+        command
     }
 
     pub(super) fn by_text(&self, dialect: Dialect) -> Cmd {
@@ -143,7 +140,11 @@ impl Script {
     }
 
     fn wording(&self, dialect: Dialect) -> &Wording {
-        self.wordings[dialect as usize].get_or_init(|| Wording { text: dialect.reword(self), sha: OnceLock::new() })
+        self.wordings[dialect as usize].get_or_init(|| {
+            let text = dialect.reword(self);
+            let sha = redis::Script::new(&text).get_hash().to_owned();
+            Wording { text, sha }
+        })
     }
 }
 
@@ -164,42 +165,6 @@ impl Dialect {
 
 /// The fence's key has the tag of the lock, so the channel has its slot.
 const SHARDED_PUBLISH: &str = "'SPUBLISH', 'distlock:wake:' .. fence .. ':' ..";
-
-/// Asks the server for the hashes of all scripts: it must have the function, and we need none of our own. `None` when
-/// they are known.
-pub(super) fn ask_hashes(dialect: Dialect) -> Option<Cmd> {
-    ask_hashes_of(&ALL, dialect)
-}
-
-/// The same for some scripts only.
-pub(super) fn ask_hashes_of(scripts: &[&Script], dialect: Dialect) -> Option<Cmd> {
-    if scripts.iter().all(|script| script.wording(dialect).sha.get().is_some()) {
-        return None;
-    }
-    let mut command = redis::cmd("EVAL");
-    command.arg("local r = {} for i, text in ipairs(ARGV) do r[i] = redis.sha1hex(text) end return r").arg(0);
-    scripts.iter().for_each(|script| {
-        command.arg(&*script.wording(dialect).text);
-    });
-    Some(command)
-}
-
-/// Takes the answer to [`ask_hashes`]. A wrong one costs a round trip per call, nothing more.
-pub(super) fn learn_hashes(dialect: Dialect, answer: &Value) {
-    learn_hashes_of(&ALL, dialect, answer);
-}
-
-/// Takes the answer to [`ask_hashes_of`].
-pub(super) fn learn_hashes_of(scripts: &[&Script], dialect: Dialect, answer: &Value) {
-    let Value::Array(hashes) = answer else { return };
-    for (script, hash) in scripts.iter().zip(hashes) {
-        if let Value::BulkString(hash) = hash
-            && let Ok(hash) = std::str::from_utf8(hash)
-        {
-            let _ = script.wording(dialect).sha.set(hash.to_owned());
-        }
-    }
-}
 
 /// A number that no other request of this process has.
 pub(super) fn nonce() -> u64 {

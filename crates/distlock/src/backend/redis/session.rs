@@ -17,7 +17,7 @@ use crate::backend::redis::dial::{BoxStream, Dialer};
 use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
 use crate::backend::redis::guard::Guard;
 use crate::backend::redis::options::{Options, Protocol};
-use crate::backend::redis::script::{Dialect, Reply, Script, ask_hashes, garbled, learn_hashes, nonce};
+use crate::backend::redis::script::{Dialect, Reply, Script, garbled, nonce};
 use crate::backend::redis::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::backend::redis::waiting::Waiting;
 use crate::clock::Moment;
@@ -438,10 +438,6 @@ async fn prepare(
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
     check_role(&mut connection).await?;
-    let dialect = options.dialect();
-    if let Some(ask) = ask_hashes(dialect) {
-        learn_hashes(dialect, &query(&mut connection, &ask).await.map_err(opening_failed)?);
-    }
     if let Some(guard) = &options.guard {
         guard.learn(&query(&mut connection, &guard.ask()).await.map_err(opening_failed)?);
     }
@@ -479,7 +475,7 @@ async fn prepare(
         demoted: SetOnce::new(),
         hears,
         listener,
-        dialect,
+        dialect: options.dialect(),
         guard: options.guard.clone(),
         combiner: Combiner::default(),
         life: OnceCell::new(),

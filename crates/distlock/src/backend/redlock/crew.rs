@@ -4,20 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::backend::Attachment;
 use crate::backend::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
-use crate::backend::redis::script::{Reply, Script};
 use crate::backend::redlock::attempts::Attempts;
 use crate::backend::redlock::builder::Options;
 use crate::backend::redlock::gate::Gates;
 use crate::backend::redlock::quarantine::{self, Leaps};
 use crate::backend::redlock::race::Race;
-use crate::backend::redlock::scripts;
 use crate::backend::redlock::volley::Volleys;
 use crate::backend::redlock::vote::{list, quorum_of};
 use crate::clock::{Clock, Moment};
@@ -222,15 +219,6 @@ impl Member {
     pub(super) fn connection(&self, lane: Lane) -> Result<Connection> {
         self.node.now(lane).ok_or_else(|| Error::unavailable("no connection"))
     }
-}
-
-/// Runs one of the engine's scripts.
-pub(super) async fn run(
-    connection: &Connection,
-    script: &'static Script,
-    fill: impl Fn(&mut Cmd, u64),
-) -> Result<Reply> {
-    connection.run(&scripts::ALL, script, fill).await
 }
 
 pub(super) fn no_answer() -> Error {

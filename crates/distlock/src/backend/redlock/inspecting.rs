@@ -9,7 +9,7 @@ use redis::Cmd;
 use crate::backend::LockInfo;
 use crate::backend::redis::node::{Keys, Lane};
 use crate::backend::redis::script::garbled;
-use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer, run};
+use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer};
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::releasing::{self, Parting};
 use crate::backend::redlock::scripts::BREAK;
@@ -153,7 +153,7 @@ async fn break_on(member: &Member, keys: &Keys, token: FencingToken) -> Result<B
     let fill = |command: &mut Cmd, nonce| {
         command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(token.get());
     };
-    let mut reply = run(&connection, &BREAK, fill).await?;
+    let mut reply = connection.run(&BREAK, fill).await?;
     match reply.word()?.as_str() {
         "broken" => Ok(Broken::Done(reply.word()?.parse().map_err(|_| garbled())?)),
         "not held" => Ok(Broken::NotHeld),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::backend::redis::node::{Lane, LeapForward};
-use crate::backend::redlock::crew::{Crew, Member, run};
+use crate::backend::redlock::crew::{Crew, Member};
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::scripts::{BIRTH, HORIZON, LEAP};
 use crate::backend::redlock::vote::quorum_of;
@@ -67,7 +67,7 @@ async fn enter(crew: &Arc<Crew>, at: usize, ttl: Duration) -> Result<Duration> {
     let fill = |command: &mut Cmd, nonce| {
         command.arg(1).arg(&key).arg(nonce).arg(u64::try_from(quarantine.as_millis()).unwrap_or(u64::MAX));
     };
-    let mut reply = run(&connection, &BIRTH, fill).await?;
+    let mut reply = connection.run(&BIRTH, fill).await?;
     reply.unsigned().map(Duration::from_millis)
 }
 
@@ -101,10 +101,11 @@ async fn oldest_lease(crew: &Arc<Crew>, forgetful: usize, ttl: Duration) -> Dura
 /// How long the leases that a node knows of last; `None` when it has no past.
 async fn horizon(member: &Member, key: &str) -> Result<Option<Duration>> {
     let connection = member.connection(Lane::Main)?;
-    let mut reply = run(&connection, &HORIZON, |command, nonce| {
-        command.arg(1).arg(key).arg(nonce);
-    })
-    .await?;
+    let mut reply = connection
+        .run(&HORIZON, |command, nonce| {
+            command.arg(1).arg(key).arg(nonce);
+        })
+        .await?;
     Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
 }
 
@@ -153,7 +154,7 @@ async fn after_leap(member: &Member, node_key: &str, leap: LeapForward) -> Resul
     let fill = |command: &mut Cmd, nonce| {
         command.arg(1).arg(node_key).arg(nonce).arg(leap.most_us).arg(leap.after_us);
     };
-    run(&connection, &LEAP, fill).await?.unsigned()
+    connection.run(&LEAP, fill).await?.unsigned()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use redis::Cmd;
 
 use crate::backend::redis::node::{self, Keys, Lane};
 use crate::backend::redis::script::garbled;
-use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer, run};
+use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer};
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::releasing::{self, Parting};
 use crate::backend::redlock::scripts::RENEW;
@@ -101,7 +101,7 @@ impl Request {
                 command.arg(&item.attempt).arg(item.ballot).arg(item.ttl_ms).arg(&item.rest);
             }
         };
-        let mut reply = run(&connection, &RENEW, fill).await?;
+        let mut reply = connection.run(&RENEW, fill).await?;
         let votes = self.items.iter().map(|_| Vote::read(reply.int()?)).collect::<Result<_>>()?;
         if reply.is_empty() { Ok(votes) } else { Err(garbled()) }
     }

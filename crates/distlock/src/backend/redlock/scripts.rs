@@ -13,7 +13,8 @@ pub(super) static HORIZON: Script =
 pub(super) static BIRTH: Script = Script::new("birth", concat!(include_str!("note.lua"), include_str!("birth.lua")));
 pub(super) static LEAP: Script = Script::new("leap", concat!(include_str!("note.lua"), include_str!("leap.lua")));
 
-pub(super) static ALL: [&Script; 6] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH, &LEAP];
+#[cfg(test)]
+static ALL: [&Script; 6] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH, &LEAP];
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,7 @@ use tokio::runtime::{Handle, Id};
 use crate::backend::redis::node::{Connection, Keys, Lane, Trust};
 use crate::backend::redis::script::Reply;
 use crate::backend::redlock::claiming::Request;
-use crate::backend::redlock::crew::{Crew, no_answer, run};
+use crate::backend::redlock::crew::{Crew, no_answer};
 use crate::backend::redlock::race::{Race, run_until};
 use crate::backend::redlock::releasing::Parting;
 use crate::backend::redlock::scripts::ROUND;
@@ -323,7 +323,7 @@ async fn send_over<'a>(
         command.arg(nonce).arg(life);
         asks.clone().for_each(|ask| ask.fill(command, connection));
     };
-    let mut reply = run(connection, &ROUND, fill).await?;
+    let mut reply = connection.run(&ROUND, fill).await?;
     let now_us = reply.unsigned()?;
     // A release may not tell the time, and needs no trust. Without the guard there is nothing that makes up for a leap.
     let seen = (now_us > 0).then(|| connection.saw_clock(sent, now_us));
