@@ -31,7 +31,7 @@ impl Broken {
             Broken::HalvesLeases => &[("'PX', lease_ms)", "'PX', math.floor(lease_ms / 2))")],
             Broken::CountsFromOne => &[
                 ("local token, digits = now, now_digits", "local token, digits = 1, '1'"),
-                ("'SET', fence, now_digits, 'PX', FENCE_MS, 'GET'", "'GET', fence"),
+                ("'SET', fence, now_digits, 'KEEPTTL', 'GET'", "'GET', fence"),
                 ("number and number >= now then", "number then"),
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],

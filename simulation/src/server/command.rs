@@ -131,6 +131,10 @@ fn set(store: &mut Store, now: Now, key: &[u8], text: &[u8], flags: &[&[u8]]) ->
                 ends = Some(now.ms().saturating_add_signed(integer(ms)?));
                 rest
             }
+            (b"KEEPTTL", rest) => {
+                ends = store.ends(key).flatten();
+                rest
+            }
             (b"GET", rest) => {
                 gets = true;
                 rest

@@ -115,16 +115,24 @@ async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
 async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    for fence in ["9223372036854775807", "many", "18446744073709551616", "1e300"] {
-        bench.command(&format!("SET {{a}}:f {fence}"));
+    let fences = ["9223372036854775807", "many", "18446744073709551616", "1e300", "nan", "many PX 600000"];
+    for set in fences {
+        bench.command(&format!("SET {{a}}:f {set}"));
+        let (fence, ends) = (bench.command("GET {a}:f").text(), bench.command("PEXPIRETIME {a}:f").int());
         let error = locker.try_lock("a").await.expect_err("no token can be made");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
         assert_eq!(bench.command("GET {a}:f").text(), fence);
+        assert_eq!(bench.command("PEXPIRETIME {a}:f").int(), ends, "it stays for as long as it would have");
         assert_eq!(bench.command("EXISTS a").int(), 0);
     }
-    bench.command("SET {a}:f 41");
-    let guard = locker.try_lock("a").await.expect("no failure").expect("free");
-    assert!(guard.fencing_token().get() > 1_700_000_000_000_000, "no lower than the clock");
+    let week_ms = 7 * 24 * 60 * 60 * 1000;
+    for before in ["DEL {a}:f", "SET {a}:f 41", "SET {a}:f 41 PX 60000"] {
+        bench.command(before);
+        let guard = locker.try_lock("a").await.expect("no failure").expect("free");
+        assert!(guard.fencing_token().get() > 1_700_000_000_000_000, "no lower than the clock");
+        assert!(bench.command("PTTL {a}:f").int() >= week_ms, "{before}");
+        guard.unlock().await.expect("released");
+    }
 }
 
 #[tokio::test]

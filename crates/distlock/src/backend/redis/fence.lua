@@ -2,11 +2,13 @@
 -- Sets the fence and answers the token and its digits: higher than every one before, and no lower than the clock in
 -- microseconds, so that it rises even when the fence was lost. Nil, and the fence as it was, when it is not one of ours;
 -- then the second answer is what the server says when it refuses to write.
-local FENCE_MS = '604800000'
+-- It stays for a week after the last grant, and up to an hour more: its end is set at the first grant of each hour only.
+local FENCE_MS, HOUR_US = '608400000', 3600000000
 local function next_token(fence)
   -- A fence further ahead of the clock than a day was not made by us.
   local most = now + 86400000000
-  local last = redis.pcall('SET', fence, now_digits, 'PX', FENCE_MS, 'GET')
+  -- Its end stays, so that one that is not ours can be put back as it was.
+  local last = redis.pcall('SET', fence, now_digits, 'KEEPTTL', 'GET')
   local is_set = type(last) ~= 'table'
   if not is_set then
     -- Not a string, or no memory, or a server before 6.2, which does not know GET.
@@ -16,9 +18,10 @@ local function next_token(fence)
     end
   end
   local number = last and tonumber(last)
-  if last and (not number or number > most) then
+  -- What is no number at all ('nan') is not below anything either.
+  if last and not (number and number <= most) then
     if is_set then
-      redis.call('SET', fence, last, 'PX', FENCE_MS)
+      redis.call('SET', fence, last, 'KEEPTTL')
     end
     return nil
   end
@@ -32,6 +35,8 @@ local function next_token(fence)
     if set.err then
       return nil, set
     end
+  elseif not number or number < now - now % HOUR_US then
+    redis.call('PEXPIRE', fence, FENCE_MS)
   end
   return token, digits
 end
