@@ -48,6 +48,8 @@ mod inspect;
 mod journal;
 mod keeper;
 mod key;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+mod listing;
 mod locker;
 mod meter;
 mod mode;

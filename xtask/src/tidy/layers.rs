@@ -9,7 +9,7 @@ const LIBRARY: &str = "crates/distlock/src/";
 /// They know nobody but each other.
 const LEAVES: &[&str] = &[
     "key", "token", "owner", "options", "error", "event", "clock", "mode", "watchdog", "ticket", "tls", "finding",
-    "meter", "span", "history", "sync",
+    "meter", "span", "history", "listing", "sync",
 ];
 
 /// They know the contract and the leaves, and serve the public types, of which they know nothing.

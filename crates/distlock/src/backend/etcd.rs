@@ -22,6 +22,7 @@ mod journal;
 mod loss;
 mod messages;
 mod names;
+mod pages;
 mod queue;
 mod reentry;
 mod renewal;

@@ -69,6 +69,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{HistoryEntry, answer_all, by_lock};
 use crate::key::Key;
+use crate::listing::{self, Allowance};
 use crate::options::DEFAULT_RETRY_INTERVAL;
 use crate::token::{AttemptId, FencingToken};
 
@@ -464,11 +465,15 @@ impl Backend for Redis {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let mut locks = Vec::new();
-        for pair in self.links().servers.all().await? {
-            let session = pair.main.session(PATIENCE).await?;
-            locks.extend(inspect::list(&session, &self.options.prefix, prefix).await?);
-        }
+        let (mut locks, mut allowance) = (Vec::new(), Allowance::new());
+        listing::in_time(async {
+            for pair in self.links().servers.all().await? {
+                let session = pair.main.session(PATIENCE).await?;
+                locks.extend(inspect::list(&session, &self.options.prefix, prefix, &mut allowance).await?);
+            }
+            Ok(())
+        })
+        .await?;
         locks.sort_by(|one: &LockInfo, other| one.key.cmp(&other.key));
         Ok(locks)
     }

@@ -13,11 +13,13 @@ use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
 use super::housekeeping::WATCH_AFTER;
 use super::messages::KeyValue;
+use super::pages;
 use super::queue;
 use super::standing;
 use crate::backend::{Claim, Grant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
+use crate::listing::Allowance;
 use crate::mode::Mode;
 use crate::token::{AttemptId, FencingToken};
 
@@ -74,7 +76,7 @@ impl Engine {
         }
         let lock = self.names.lock(&claim.key);
         let session = self.fresh_session(claim).await?;
-        let mut queue = queue::list(&self.client, &lock).await?;
+        let mut queue = pages::list(&self.client, &lock, &mut Allowance::new()).await?;
         queue.sort_by_key(|kv| kv.create_revision);
         let held = &queue[..standing::holders(&lock, &queue)];
         let held = held.iter().find(|kv| kv.create_revision.unsigned_abs() == token.get() && is_of(kv, &[from]));

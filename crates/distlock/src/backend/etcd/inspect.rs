@@ -10,47 +10,59 @@ use super::engine::{Engine, holder_of};
 use super::entry;
 use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
 use super::names::{Names, end_of};
+use super::pages;
 use super::queue::{self, Leaver};
 use super::standing;
 use crate::backend::LockInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::listing::{Allowance, in_time};
 use crate::mode::Mode;
 use crate::token::FencingToken;
 
 impl Engine {
     pub(super) async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let (all, journals) = (self.names.all(prefix), self.names.journals());
-        let keys = if journals.starts_with(&all) {
-            // A lock's keys are all on one side.
-            let mut keys = queue::list_between(&self.client, &all, &journals).await?;
-            keys.extend(queue::list_between(&self.client, &end_of(&journals), &end_of(&all)).await?);
-            keys
-        } else {
-            queue::list(&self.client, &all).await?
-        };
-        let mut queues: BTreeMap<Key, Vec<KeyValue>> = BTreeMap::new();
-        for kv in keys {
+        in_time(self.list_all(prefix)).await
+    }
+
+    async fn list_all(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let (mut queues, mut allowance): (BTreeMap<Key, Vec<KeyValue>>, _) = (BTreeMap::new(), Allowance::new());
+        let mut take = |kv: KeyValue| {
+            // What others keep here is not kept by us.
             if let Some(place) = self.names.parse(&kv.key) {
+                allowance.spend(1, kv.key.len() + kv.value.len())?;
                 queues.entry(place.key).or_default().push(kv);
             }
+            Ok(())
+        };
+        let (all, journals) = (self.names.all(prefix), self.names.journals());
+        if journals.starts_with(&all) {
+            // A lock's keys are all on one side.
+            pages::walk(&self.client, &all, &journals, &mut take).await?;
+            pages::walk(&self.client, &end_of(&journals), &end_of(&all), &mut take).await?;
+        } else {
+            pages::walk(&self.client, &all, &end_of(&all), &mut take).await?;
         }
         let mut left = HashMap::new();
         let mut locks = Vec::with_capacity(queues.len());
         for (key, queue) in queues {
-            locks.extend(self.show(key, queue, &mut left).await?);
+            locks.extend(self.show(key, queue, &mut left, &mut allowance).await?);
         }
         Ok(locks)
     }
 
     pub(super) async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        let queue = queue::list(&self.client, &self.names.lock(key)).await?;
-        self.show(key.clone(), queue, &mut HashMap::new()).await
+        let mut allowance = Allowance::new();
+        in_time(async {
+            let queue = pages::list(&self.client, &self.names.lock(key), &mut allowance).await?;
+            self.show(key.clone(), queue, &mut HashMap::new(), &mut allowance).await
+        })
+        .await
     }
 
     pub(super) async fn force_release(self: &Arc<Self>, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let lock = self.names.lock(key);
-        let mut queue = queue::list(&self.client, &lock).await?;
+        let mut queue = pages::list(&self.client, &lock, &mut Allowance::new()).await?;
         queue.sort_by_key(|kv| kv.create_revision);
         let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"));
         let holders = &queue[..standing::holders(&lock, &queue)];
@@ -75,6 +87,7 @@ impl Engine {
         key: Key,
         mut queue: Vec<KeyValue>,
         left: &mut HashMap<i64, Option<Duration>>,
+        allowance: &mut Allowance,
     ) -> Result<Option<LockInfo>> {
         queue.sort_by_key(|kv| kv.create_revision);
         if queue.is_empty() {
@@ -85,7 +98,7 @@ impl Engine {
         let mut holders = Vec::with_capacity(held.len());
         for kv in held {
             let head_left = self.ttl_left(kv.lease, left).await?;
-            let entries = self.entries_below(&lock, kv).await?;
+            let entries = self.entries_below(&lock, kv, allowance).await?;
             for entry in &entries {
                 // Whichever of the two leases ends first.
                 let own_left = self.ttl_left(entry.lease, left).await?;
@@ -101,11 +114,11 @@ impl Engine {
     }
 
     /// The entries of an owner that is inside by the key `head`, the first one first; none in other modes.
-    async fn entries_below(&self, lock: &[u8], head: &KeyValue) -> Result<Vec<KeyValue>> {
+    async fn entries_below(&self, lock: &[u8], head: &KeyValue, allowance: &mut Allowance) -> Result<Vec<KeyValue>> {
         if Names::mode(lock, &head.key) != Mode::Reentrant {
             return Ok(Vec::new());
         }
-        let mut entries = queue::list(&self.client, &Names::inside(lock, head.create_revision)).await?;
+        let mut entries = pages::list(&self.client, &Names::inside(lock, head.create_revision), allowance).await?;
         entries.sort_by_key(|kv| kv.create_revision);
         Ok(entries)
     }

@@ -13,10 +13,12 @@ use super::messages::{
     Request, Response, TxnRequest,
 };
 use super::names::end_of;
+use super::pages;
 use super::queue;
 use crate::error::Result;
 use crate::history::{HISTORY_TTL, HistoryEntry};
 use crate::key::Key;
+use crate::listing::Allowance;
 use crate::token::AttemptId;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -75,7 +77,7 @@ impl Engine {
 
     /// The last entries of a lock's history, at most `most`.
     pub(super) async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
-        let mut stored = queue::list(&self.client, &self.names.journal(key)).await?;
+        let mut stored = pages::list(&self.client, &self.names.journal(key), &mut Allowance::new()).await?;
         stored.sort_by(in_order);
         let last = stored.iter().skip(stored.len().saturating_sub(most as usize));
         Ok(last.filter_map(|kv| HistoryEntry::from_line(&kv.value)).collect())

@@ -381,44 +381,6 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
     Ok(answer.succeeded || ranges_of(answer.responses).flatten().any(is_done))
 }
 
-/// All keys that begin with `prefix`, in their order.
-pub(super) async fn list(client: &Client, prefix: &[u8]) -> Result<Vec<KeyValue>, Failure> {
-    list_between(client, prefix, &end_of(prefix)).await
-}
-
-/// All keys from `first` on and before `end`, in their order.
-pub(super) async fn list_between(client: &Client, first: &[u8], end: &[u8]) -> Result<Vec<KeyValue>, Failure> {
-    const PAGE: i64 = 500;
-    let (mut all, mut from, mut revision) = (Vec::new(), first.to_vec(), 0);
-    // An empty key is not one; this is the first that can be.
-    if from.is_empty() {
-        from.push(0);
-    }
-    loop {
-        let range_end = end.to_vec();
-        let page = RangeRequest { key: from.clone(), range_end, limit: PAGE, revision, ..RangeRequest::default() };
-        let answer: RangeResponse = client.call(RANGE, page, PATIENCE).await?;
-        // All pages show the same moment.
-        revision = answer.header.unwrap_or_default().revision;
-        let next = next_page(&from, &answer)?;
-        all.extend(answer.kvs);
-        match next {
-            Some(next) => from = next,
-            None => return Ok(all),
-        }
-    }
-}
-
-/// Where the page after `answer` begins, if there is one.
-fn next_page(from: &[u8], answer: &RangeResponse) -> Result<Option<Vec<u8>>, Failure> {
-    let Some(last) = answer.kvs.last().filter(|_| answer.more) else { return Ok(None) };
-    // A server that shows the same keys again and again would be asked for ever, and fill our memory.
-    if last.key.as_slice() < from {
-        return Err(Failure::new(Fault::Rejected, "etcd sent keys that come before those it was asked for"));
-    }
-    Ok(Some([last.key.as_slice(), b"\0"].concat()))
-}
-
 /// Sends a transaction by itself.
 pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
     let answer: TxnResponse = client.call(TXN, request, PATIENCE).await?;
@@ -508,6 +470,7 @@ pub(super) fn range(range: RangeRequest) -> RequestOp {
 mod tests {
     use prost::Message;
 
+    use super::super::pages;
     use super::*;
 
     const LOCK: &[u8] = b"locks/a/";
@@ -534,17 +497,9 @@ mod tests {
             if let Ok(answer) = RangeResponse::decode(input) {
                 distlock_testkit::assert_in_proportion(input, &answer);
                 assert!(standing::holders(LOCK, &answer.kvs) <= answer.kvs.len());
-                let next = next_page(KEY, &answer);
+                let next = pages::next_page(KEY, &answer);
                 assert!(next.is_err() || next.is_ok_and(|next| next.is_none_or(|next| *next > *KEY)), "it goes on");
             }
         });
-    }
-
-    #[test]
-    fn a_server_that_shows_the_same_page_again_is_not_asked_for_ever() {
-        let kvs = vec![KeyValue { key: KEY.to_vec(), ..KeyValue::default() }];
-        let page = RangeResponse { kvs, more: true, ..RangeResponse::default() };
-        let next = next_page(LOCK, &page).unwrap().unwrap();
-        assert!(next_page(&next, &page).is_err());
     }
 }

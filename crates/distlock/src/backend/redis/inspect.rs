@@ -15,6 +15,7 @@ use crate::backend::redis::session::Session;
 use crate::backend::redis::value;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::listing::Allowance;
 use crate::owner::Holder;
 use crate::token::FencingToken;
 
@@ -26,32 +27,56 @@ pub(super) const AT_ONCE: usize = 64;
 const MOST_SHOWN: usize = 1000;
 
 /// The locks whose names begin with `start`. A key of somebody else that only looks like a lock's name is not listed.
-pub(super) async fn list(session: &Session, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
+pub(super) async fn list(
+    session: &Session,
+    prefix: &str,
+    start: &str,
+    allowance: &mut Allowance,
+) -> Result<Vec<LockInfo>> {
+    let is_ours =
+        |lock: &LockInfo| lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty();
+    let ask = |scan: redis::Cmd| async move { session.send(&scan).await };
+    let keys: Vec<Key> = scan(prefix, start, allowance, ask).await?.into_iter().collect();
+    let mut locks = Vec::new();
+    for some in keys.chunks(AT_ONCE) {
+        for found in together(some.iter().map(|key| look(session, prefix, key))).await {
+            let (found, length) = found?;
+            if let Some(lock) = found.filter(is_ours) {
+                allowance.spend(lock.holders.len() + lock.waiters.len(), length)?;
+                locks.push(lock);
+            }
+        }
+    }
+    Ok(locks)
+}
+
+/// What looks like the name of a lock that begins with `start`, on a server that carries out what it is `ask`ed.
+async fn scan<F: Future<Output = Result<Value>>>(
+    prefix: &str,
+    start: &str,
+    allowance: &mut Allowance,
+    ask: impl Fn(redis::Cmd) -> F,
+) -> Result<BTreeSet<Key>> {
     let mut keys = BTreeSet::new();
     let pattern = format!("*{}*", escape_glob(&format!("{prefix}{start}")));
     let mut cursor = b"0".to_vec();
     loop {
         let mut scan = redis::cmd("SCAN");
         scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(SCAN_COUNT);
-        let (next, found) = read_page(session.send(&scan).await?)?;
+        let (next, found) = read_page(ask(scan).await?)?;
         let names = found.iter().filter_map(|stored| std::str::from_utf8(stored).ok());
         let locks = names.filter_map(|stored| Names::lock_of(prefix, stored));
-        keys.extend(locks.filter(|key| key.as_str().starts_with(start)));
+        for key in locks.filter(|key| key.as_str().starts_with(start)) {
+            let length = key.as_str().len();
+            if keys.insert(key) {
+                allowance.spend(1, length)?;
+            }
+        }
         if next == b"0" {
-            break;
+            return Ok(keys);
         }
         cursor = next;
     }
-    let is_ours =
-        |lock: &LockInfo| lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty();
-    let keys: Vec<Key> = keys.into_iter().collect();
-    let mut locks = Vec::new();
-    for some in keys.chunks(AT_ONCE) {
-        for found in together(some.iter().map(|key| get(session, prefix, key))).await {
-            locks.extend(found?.filter(is_ours));
-        }
-    }
-    Ok(locks)
 }
 
 /// Asks all of it at once; the answers are in the order of the questions.
@@ -71,13 +96,19 @@ pub(super) async fn together<F: Future>(questions: impl Iterator<Item = F>) -> V
 
 /// One lock; `None` when nobody holds it or waits for it.
 pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
+    look(session, prefix, key).await.map(|(found, _)| found)
+}
+
+/// One lock, and how long the text was that tells of it.
+async fn look(session: &Session, prefix: &str, key: &Key) -> Result<(Option<LockInfo>, usize)> {
     // A name that cannot be a lock here is nobody's.
-    let Ok(names) = Names::new(prefix, key) else { return Ok(None) };
+    let Ok(names) = Names::new(prefix, key) else { return Ok((None, 0)) };
     let fill = |command: &mut redis::Cmd, nonce| {
         command.arg(5).arg(&names.lock).arg(names.queue()).arg(names.waiters());
         command.arg(names.holders()).arg(names.leases()).arg(nonce).arg(MOST_SHOWN);
     };
     let mut reply = session.run(&SHOW, fill).await?;
+    let length = reply.length();
     let now_us = reply.unsigned()?;
     let is_held = reply.word()? != "none";
     let held = reply.bytes()?;
@@ -94,7 +125,7 @@ pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Op
         waiting.extend(value::waiter(&reply.bytes()?).map(Arc::new));
     }
     let is_there = !holders.is_empty() || !waiting.is_empty();
-    Ok(is_there.then(|| LockInfo::new(key.clone(), holders, waiting)))
+    Ok((is_there.then(|| LockInfo::new(key.clone(), holders, waiting)), length))
 }
 
 fn read_left(reply: &mut Reply) -> Result<Option<Duration>> {
@@ -150,7 +181,38 @@ fn escape_glob(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+    use crate::listing::in_time;
+
+    /// A server whose list never ends, and every page of which has `names` that nobody has heard before.
+    async fn list_for_ever(names: u64) -> (Result<BTreeSet<Key>>, u64) {
+        let asked = Cell::new(0);
+        let ask = |_| {
+            asked.set(asked.get() + 1);
+            let page = asked.get();
+            assert!(page < 50_000, "it would go on for ever");
+            async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let name = |number| Value::BulkString(format!("{page} {number}").into());
+                let cursor = Value::BulkString(page.to_string().into());
+                Ok(Value::Array(vec![cursor, Value::Array((0..names).map(name).collect())]))
+            }
+        };
+        let outcome = in_time(scan("", "", &mut Allowance::of(1 << 20), ask)).await;
+        (outcome, asked.get())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_always_has_more_keys_is_not_believed_for_ever() {
+        let (outcome, pages) = list_for_ever(100).await;
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Backend);
+        assert!((80..120).contains(&pages), "as long as there is room: {pages}");
+        let (outcome, pages) = list_for_ever(0).await;
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Backend);
+        assert!(pages > 10_000, "as long as there is time: {pages}");
+    }
 
     #[test]
     fn patterns_mean_the_text_itself() {

@@ -22,6 +22,7 @@ use crate::backend::{Attachment, LockInfo};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
+use crate::listing::Allowance;
 use crate::owner::{Holder, Record};
 use crate::token::AttemptId;
 
@@ -187,7 +188,7 @@ impl Connection {
 
     /// The locks of this node whose names begin with `start`.
     pub(in crate::backend) async fn list(&self, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
-        inspect::list(&self.0, prefix, start).await
+        inspect::list(&self.0, prefix, start, &mut Allowance::new()).await
     }
 
     /// One lock as this node sees it.

@@ -235,6 +235,12 @@ impl Reply {
         }
     }
 
+    /// How many bytes of text it has.
+    pub(super) fn length(&self) -> usize {
+        let length = |part: &Value| if let Value::BulkString(text) = part { text.len() } else { 0 };
+        self.0.as_slice().iter().map(length).sum()
+    }
+
     /// Whether everything was read.
     pub(in crate::backend) fn is_empty(&self) -> bool {
         self.0.as_slice().is_empty()
