@@ -112,6 +112,30 @@ async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
 }
 
 #[tokio::test]
+async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around() {
+    const FILMS: &str = "local film = string.rep('x', 20000000)
+        redis.call('SET', 'a', 'distlock group s')
+        redis.call('ZADD', '{a}:q', 1, 'x')
+        redis.call('HSET', '{a}:w', 'x', '1 99999999999999 - 0 x {' .. film)
+        redis.call('ZADD', '{a}:e', 99999999999999, 'x')
+        redis.call('HSET', '{a}:h', 'x', '1 - 1 - {' .. film)
+        redis.call('XADD', '{a}:j', '*', 'entry', film)";
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    bench.server.command(&["EVAL", FILMS, "0"]);
+    let before = bench.server.info("stats", "total_net_output_bytes").unwrap();
+    let inspect = locker.inspect();
+    let shown = inspect.get("a").await.expect("shown");
+    assert!(shown.is_none_or(|shown| shown.holder().is_none() && shown.waiters.is_empty()), "nothing of it is ours");
+    inspect.list("").await.expect("listed");
+    assert!(inspect.history("a", 10).await.expect("read").is_empty());
+    assert!(locker.try_lock("a").await.expect("no failure").is_none());
+    let after = bench.server.info("stats", "total_net_output_bytes").unwrap();
+    let sent = after.parse::<u64>().unwrap() - before.parse::<u64>().unwrap();
+    assert!(sent < 100_000, "{sent} bytes");
+}
+
+#[tokio::test]
 async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
     let bench = Bench::start();
     let locker = bench.direct().await;

@@ -259,6 +259,7 @@ local function show_one(place)
   local found = redis.pcall('ZRANGE', leases, place, place, 'WITHSCORES')
   local holder = found[1] and read_holder(found[1])
   if holder then
-    return table.concat({ holder.id, holder.token, holder.channel, holder.text }, ' '), tonumber(found[2]) - now_ms
+    local shown = table.concat({ holder.id, holder.token, holder.channel, holder.text }, ' ')
+    return string.sub(shown, 1, 4096), tonumber(found[2]) - now_ms
   end
 end

@@ -116,10 +116,11 @@ pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew
 pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm.lua"));
 pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
 pub(super) static JOURNAL: Script = Script::new("history", include_str!("journal.lua"));
+pub(super) static JOURNAL_READ: Script = Script::new("history", include_str!("journal_read.lua"));
 
 #[cfg(test)]
-static ALL: [&Script; 11] =
-    [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW, &JOURNAL];
+static ALL: [&Script; 12] =
+    [&CONFIRM, &CLAIM, &GATHER, &RELEASE, &BREAK, &AMEND, &ADOPT, &RENEW, &RENEW_GROUP, &SHOW, &JOURNAL, &JOURNAL_READ];
 
 impl Script {
     pub(in crate::backend) const fn new(name: &'static str, text: &'static str) -> Script {

@@ -2,8 +2,9 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local held_type = redis.call('TYPE', KEYS[1]).ok
--- Not all of it: somebody may keep a film there.
-local value = held_type == 'string' and redis.call('GETRANGE', KEYS[1], 0, 4095) or ''
+-- Not all of anything: somebody may keep a film there. What is ours is shorter.
+local MOST_BYTES = 4096
+local value = held_type == 'string' and redis.call('GETRANGE', KEYS[1], 0, MOST_BYTES - 1) or ''
 local reply = { ARGV[1], now, held_type, value, redis.call('PTTL', KEYS[1]), 0 }
 if string.match(value, '^distlock group %S+$') then
   local inside = redis.pcall('ZRANGE', KEYS[5], 0, ARGV[2] - 1, 'WITHSCORES')
@@ -11,7 +12,7 @@ if string.match(value, '^distlock group %S+$') then
     local left = tonumber(inside[i + 1]) - math.floor(now / 1000)
     local entry = redis.pcall('HGET', KEYS[4], inside[i])
     if left >= 0 and type(entry) == 'string' then
-      reply[#reply + 1] = entry
+      reply[#reply + 1] = string.sub(entry, 1, MOST_BYTES)
       reply[#reply + 1] = left
       reply[6] = reply[6] + 1
     end
@@ -22,7 +23,7 @@ if not queued.err then
   for _, attempt in ipairs(queued) do
     local entry = redis.pcall('HGET', KEYS[3], attempt)
     if type(entry) == 'string' and tonumber(string.match(entry, '^%d+ (%d+) ') or 0) * 1000 > now then
-      reply[#reply + 1] = entry
+      reply[#reply + 1] = string.sub(entry, 1, MOST_BYTES)
     end
   end
 end
