@@ -136,6 +136,7 @@ async fn a_waiter_that_hangs_keeps_nobody_out_of_a_free_lock_who_asks_but_once()
     granted(engine.claim(&tries).await);
     engine.release(&tries).await.unwrap();
     granted(engine.claim(&hangs).await);
+    assert_eq!(scratch.names(), ["a.lock"]);
 }
 
 #[tokio::test]
