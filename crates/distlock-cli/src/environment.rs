@@ -1,17 +1,12 @@
 //! What the child finds in its environment about the lock that it runs under.
 
+use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
 
-use distlock::{FencingToken, Key, without_passwords};
+use distlock::{Config, FencingToken, Key};
 
 use crate::ancestry::{Ancestry, CHAIN, Held};
-
-/// The engine's URL; it stays in the child's environment without its password.
-pub const URL: &str = "DISTLOCK_URL";
-
-/// The password; it does not stay.
-const PASSWORD: &str = "DISTLOCK_PASSWORD";
 
 /// A lock that is held, as the child is told.
 #[derive(Debug, Clone)]
@@ -32,7 +27,7 @@ pub struct Identity<'a> {
 
 impl Identity<'_> {
     /// Tells `command`, and takes credentials out of what it inherits from `inherited`, this process's environment.
-    pub fn apply(&self, command: &mut Command, inherited: impl Fn(&str) -> Option<String>) {
+    pub fn apply(&self, command: &mut Command, inherited: impl Fn(&str) -> Option<OsString>) {
         command.env("DISTLOCK_LOCK_NAME", self.name.as_str());
         command.env("DISTLOCK_TOKEN", self.token.to_string());
         command.env("DISTLOCK_OWNER", self.owner);
@@ -48,15 +43,14 @@ impl Identity<'_> {
             None => command.env_remove("DISTLOCK_SLOT"),
         };
         let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
-        let ancestors = Ancestry::parse(&inherited(CHAIN).unwrap_or_default());
+        let ancestors = Ancestry::parse(&inherited(CHAIN).unwrap_or_default().to_string_lossy());
         command.env(CHAIN, ancestors.with(held).to_string());
-        command.env_remove(PASSWORD);
-        // Removed altogether, a nested distlock would lock on this machine only and tell nobody.
-        if let Some(url) = inherited(URL) {
-            let handed_on = without_passwords(&url);
-            if handed_on != url {
-                command.env(URL, handed_on);
-            }
+        // The rest of each stays: without it a nested distlock would lock on this machine only and tell nobody.
+        for (variable, rest) in Config::vars_without_passwords(inherited) {
+            match rest {
+                Some(rest) => command.env(variable, rest),
+                None => command.env_remove(variable),
+            };
         }
     }
 }
@@ -79,7 +73,11 @@ mod tests {
             engine: &distlock::redact(url),
         };
         let mut command = Command::new("true");
-        identity.apply(&mut command, |name| (name == URL).then(|| url.into()));
+        identity.apply(&mut command, |name| match name {
+            "DISTLOCK_URL" => Some(url.into()),
+            "DISTLOCK_PASSWORD" => Some("hunter2".into()),
+            _ => None,
+        });
         let text = |value: &std::ffi::OsStr| value.to_str().unwrap().to_string();
         command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
     }
@@ -99,13 +97,13 @@ mod tests {
         for (name, value) in expected {
             assert_eq!(environment[name].as_deref(), Some(value), "{name}");
         }
-        assert!(!environment.contains_key(URL), "a URL without secrets is inherited as it is");
+        assert!(!environment.contains_key("DISTLOCK_URL"), "a URL without secrets is inherited as it is");
     }
 
     #[test]
     fn no_password_reaches_the_child() {
         let environment = environment_of("redis://me:hunter2@h/");
-        assert_eq!(environment[URL].as_deref(), Some("redis://me@h/"));
+        assert_eq!(environment["DISTLOCK_URL"].as_deref(), Some("redis://me@h/"));
         assert_eq!(environment["DISTLOCK_PASSWORD"], None, "removed");
         assert!(!format!("{environment:?}").contains("hunter2"));
     }

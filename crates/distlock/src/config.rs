@@ -6,7 +6,7 @@ mod secret;
 mod settings;
 mod value;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAcces
 
 pub use driver::Driver;
 pub use duration::DEFAULT_DIAL_TIMEOUT;
+use secret::Hides;
 pub(crate) use secret::is_plain_name;
 pub use secret::{Secret, redact, without_passwords};
 pub(crate) use settings::Settings;
@@ -88,23 +89,23 @@ pub struct Config {
     pub tls_key: Option<PathBuf>,
 }
 
-/// The fields' names in text. In the environment: upper case, behind `DISTLOCK_`.
-const FIELDS: [&str; 15] = [
-    "driver",
-    "url",
-    "endpoints",
-    "prefix",
-    "default_ttl",
-    "retry_interval",
-    "max_retries",
-    "history",
-    "dial_timeout",
-    "username",
-    "password",
-    "password_file",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
+/// The fields' names in text, and where in each a password may stand. In the environment: upper case, behind `DISTLOCK_`.
+const FIELDS: [(&str, Hides); 15] = [
+    ("driver", Hides::Nothing),
+    ("url", Hides::Url),
+    ("endpoints", Hides::Endpoints),
+    ("prefix", Hides::Nothing),
+    ("default_ttl", Hides::Nothing),
+    ("retry_interval", Hides::Nothing),
+    ("max_retries", Hides::Nothing),
+    ("history", Hides::Nothing),
+    ("dial_timeout", Hides::Nothing),
+    ("username", Hides::Nothing),
+    ("password", Hides::Password),
+    ("password_file", Hides::Nothing),
+    ("tls_ca", Hides::Nothing),
+    ("tls_cert", Hides::Nothing),
+    ("tls_key", Hides::Nothing),
 ];
 
 impl Config {
@@ -154,13 +155,37 @@ impl Config {
     /// Kind `Config`, naming the variable.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
         let mut config = Config::default();
-        for field in FIELDS {
-            let variable = format!("DISTLOCK_{}", field.to_ascii_uppercase());
+        for (field, _) in FIELDS {
+            let variable = variable(field);
             if let Some(value) = lookup(&variable) {
                 config.set(field, Value::Text(value)).map_err(|fault| refuse(&variable, fault))?;
             }
         }
         Ok(config)
+    }
+
+    /// What must be different in the environment of another program for it to be told the same, but no password: the
+    /// variables of [`from_vars`](Config::from_vars) that have one in them, with what may stay of each; `None` is
+    /// nothing. Values are handed on as [`without_passwords`] does it.
+    ///
+    /// ```
+    /// use distlock::Config;
+    ///
+    /// let changes = Config::vars_without_passwords(|name| (name == "DISTLOCK_ENDPOINTS").then(|| "app:secret@db".into()));
+    /// assert_eq!(changes, [("DISTLOCK_ENDPOINTS".to_owned(), Some("app@db".to_owned()))]);
+    /// ```
+    pub fn vars_without_passwords(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<(String, Option<String>)> {
+        let mut changes = Vec::new();
+        for (field, hides) in FIELDS {
+            let variable = variable(field);
+            if let Some(value) = lookup(&variable) {
+                let rest = hides.rest_of(&value.to_string_lossy());
+                if rest.as_deref().map(OsStr::new) != Some(&value) {
+                    changes.push((variable, rest));
+                }
+            }
+        }
+        changes
     }
 
     /// This configuration, and where it says nothing, `lower`: `flags.or(env).or(file)`.
@@ -223,7 +248,7 @@ impl Config {
             value => bounds.parse(&value.text().unwrap_or_default()).map(Some),
         };
         if let Value::Absent = value {
-            return if FIELDS.contains(&field) { Ok(()) } else { Err(unknown_field()) };
+            return if FIELDS.iter().any(|(name, _)| *name == field) { Ok(()) } else { Err(unknown_field()) };
         }
         match field {
             "driver" => self.driver = Some(Driver::parse(&value.text()?)?),
@@ -256,7 +281,11 @@ impl Config {
 }
 
 fn unknown_field() -> String {
-    format!("no such field; known are {}", FIELDS.join(", "))
+    format!("no such field; known are {}", FIELDS.map(|(name, _)| name).join(", "))
+}
+
+fn variable(field: &str) -> String {
+    format!("DISTLOCK_{}", field.to_ascii_uppercase())
 }
 
 fn refuse(field: &str, fault: impl fmt::Display) -> Error {

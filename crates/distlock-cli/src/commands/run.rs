@@ -173,7 +173,7 @@ async fn take_turn<H: Hold>(
 ) -> Turn {
     let started = Clock::system().now();
     let mut command = plan.command();
-    identity.apply(&mut command, |name| std::env::var(name).ok());
+    identity.apply(&mut command, |name| std::env::var_os(name));
     match supervise(command, &plan.policy, hold, signals, notes).await {
         Ok(ending) if ending.loss.is_some() => {
             Turn { exit: verdict(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }

@@ -50,6 +50,40 @@ fn ps_shows_no_password_and_the_command_has_none() {
 }
 
 #[test]
+fn the_command_has_no_password_of_any_variable_also_of_one_that_is_overridden() {
+    let machine = Machine::new();
+    let url = format!("file://{}", machine.text("other"));
+    for (name, value, rest) in [
+        ("DISTLOCK_PASSWORD", PASSWORD.into(), None),
+        ("DISTLOCK_URL", format!("redlock://app:{PASSWORD}@a,:{PASSWORD}@b,c"), Some("redlock://app@a,b,c")),
+        ("DISTLOCK_ENDPOINTS", format!("app:{PASSWORD}@a:7000,:{PASSWORD}@b"), Some("app@a:7000,b")),
+        ("DISTLOCK_ENDPOINTS", format!("https://app:{PASSWORD}@a/"), Some("https://app@a/")),
+        ("DISTLOCK_ENDPOINTS", format!("app:with/{PASSWORD}@a"), Some("***@a")),
+    ] {
+        let done = finish(machine.distlock(&["run", "--url", &url, "job", "env"]).env(name, &value));
+        assert!(done.code == 0 && done.stdout.contains("DISTLOCK_TOKEN="), "{name}: {}", done.stderr);
+        assert!(!done.stdout.contains(PASSWORD) && !done.stderr.contains(PASSWORD), "{name}: {}", done.stdout);
+        let prefix = format!("{name}=");
+        assert_eq!(done.stdout.lines().find_map(|line| line.strip_prefix(&prefix)), rest);
+    }
+}
+
+#[test]
+fn the_command_reaches_the_same_endpoints_if_it_has_the_password_from_elsewhere() {
+    let server = RedisServer::options().password(PASSWORD).start();
+    let machine = Machine::new();
+    machine.write("password", PASSWORD);
+    let endpoint = format!("default:{PASSWORD}@{}", server.address());
+    let script = r#"env; "$DISTLOCK" run -n job true; echo "$?"; DISTLOCK_PASSWORD_FILE=password "$DISTLOCK" ls"#;
+    let mut command = machine.distlock(&["run", "-v", "job", "sh", "-c", script]);
+    let done = finish(command.env("DISTLOCK_DRIVER", "redis").env("DISTLOCK_ENDPOINTS", &endpoint));
+    assert!(!done.stdout.contains(PASSWORD) && !done.stderr.contains(PASSWORD), "{} {}", done.stdout, done.stderr);
+    assert!(done.stdout.contains(&format!("DISTLOCK_ENDPOINTS=default@{}\n", server.address())), "{}", done.stdout);
+    let (_, nested) = done.stdout.rsplit_once("\n78\n").expect("without the password it is refused, not local");
+    assert!(nested.contains("job"), "{nested}");
+}
+
+#[test]
 fn a_holder_in_the_background_shows_no_password_either() {
     let server = RedisServer::options().password(PASSWORD).start();
     let machine = Machine::with_server(format!("redis://{}/", server.address()));
@@ -86,6 +120,17 @@ fn no_message_shows_a_password() {
                 done.stdout,
                 done.stderr
             );
+        }
+    }
+    for endpoint in
+        [format!(":{PASSWORD}-wrong@{address}"), format!(":{PASSWORD}@127.0.0.1:1"), format!("{PASSWORD}@x@y")]
+    {
+        for words in [&["run", "-n", "-v", "job", "true"][..], &["doctor"], &["acquire", "job"]] {
+            let machine = Machine::new();
+            let mut command = machine.distlock(words);
+            let done = finish(command.env("DISTLOCK_DRIVER", "redis").env("DISTLOCK_ENDPOINTS", &endpoint));
+            assert_ne!(done.code, 0);
+            assert!(!format!("{}{}", done.stdout, done.stderr).contains("hunter2"), "{} {}", done.stdout, done.stderr);
         }
     }
 }

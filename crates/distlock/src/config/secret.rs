@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::url::{self, Host};
+use crate::url::{self, Host, Node};
 
 /// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
 ///
@@ -39,6 +39,31 @@ impl From<&str> for Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+/// Where in the value of a field a password may stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hides {
+    /// Nowhere: it is no secret, or the name of a file.
+    Nothing,
+    /// Before the hosts of a URL.
+    Url,
+    /// Before the host of each item of a list.
+    Endpoints,
+    /// It is one.
+    Password,
+}
+
+impl Hides {
+    /// What of `value` may be handed on to another program.
+    pub(crate) fn rest_of(self, value: &str) -> Option<String> {
+        match self {
+            Hides::Nothing => Some(value.into()),
+            Hides::Url => Some(without_passwords(value)),
+            Hides::Endpoints => Some(endpoints_without_passwords(value)),
+            Hides::Password => None,
+        }
     }
 }
 
@@ -84,15 +109,31 @@ fn written(url: &str, known: fn(&str) -> String) -> String {
 /// In a URL that was understood, credentials stand before a host and nowhere else, and a comma is never part of them.
 fn with_users_only(rest: &str) -> String {
     let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let with_user_only = |node: &str| match node.rsplit_once('@') {
+    let nodes: Vec<String> = hosts.split(',').map(with_user_only).collect();
+    format!("{}{tail}", nodes.join(","))
+}
+
+fn with_user_only(node: &str) -> String {
+    match node.rsplit_once('@') {
         Some((credentials, host)) => match credentials.split(':').next() {
             Some(user) if !user.is_empty() => format!("{user}@{host}"),
             _ => host.to_owned(),
         },
         None => node.to_owned(),
+    }
+}
+
+/// `endpoints` with commas between them, to hand on; what is not understood, as it may be printed.
+fn endpoints_without_passwords(list: &str) -> String {
+    let handed_on = |endpoint: &str| {
+        let (scheme, rest) = endpoint.split_at(endpoint.find("://").map_or(0, |at| at + 3));
+        let (node, slash) = rest.split_at(rest.strip_suffix('/').unwrap_or(rest).len());
+        let is_plain = scheme.is_empty() || is_plain_name(&scheme[..scheme.len() - 3]);
+        let is_node = is_plain && !node.contains(['/', '?', '#']) && Node::parse_list(node, 1).is_ok();
+        is_node.then(|| format!("{scheme}{}{slash}", with_user_only(node)))
     };
-    let nodes: Vec<String> = hosts.split(',').map(with_user_only).collect();
-    format!("{}{tail}", nodes.join(","))
+    let endpoints: Option<Vec<String>> = list.split(',').map(handed_on).collect();
+    endpoints.map_or_else(|| redact_rest(list), |endpoints| endpoints.join(","))
 }
 
 /// An item of `endpoints`, which needs no scheme, as it may be printed.
@@ -213,6 +254,26 @@ mod tests {
         for url in broken {
             assert_eq!(without_passwords(url), redact(url), "{url:?}");
             assert!(!without_passwords(url).contains("hunter2"), "{url:?}");
+        }
+    }
+
+    #[test]
+    fn endpoints_that_are_handed_on_have_users_and_no_passwords() {
+        let cases = [
+            ("h", "h"),
+            ("", ""),
+            ("user:pw@h:7000", "user@h:7000"),
+            (":pw@h", "h"),
+            ("u:p1@h1,u:p:2@[::2]:7000,h3", "u@h1,u@[::2]:7000,h3"),
+            ("https://u:p@h1:2379/,https://h2", "https://u@h1:2379/,https://h2"),
+            ("u:hun,ter2@h", "***@h"),
+            ("u:hun/ter2@h1,h2", "***@h1,h2"),
+            ("u:hun@ter2@h", "***@h"),
+            ("u:hunter2", "***"),
+            ("hunter2://h", "***"),
+        ];
+        for (list, handed_on) in cases {
+            assert_eq!(endpoints_without_passwords(list), handed_on, "{list:?}");
         }
     }
 

@@ -136,7 +136,7 @@ fn a_wrong_variable_is_refused_by_its_name() {
 fn a_variable_that_is_not_utf8_is_refused_unless_it_names_a_file() {
     use std::os::unix::ffi::OsStringExt;
     let odd = || OsString::from_vec(b"/hunter2-s3cret\xff".to_vec());
-    for field in FIELDS {
+    for (field, _) in FIELDS {
         let wanted = format!("DISTLOCK_{}", field.to_ascii_uppercase());
         let read = Config::from_vars(|name| (name == wanted).then(odd));
         if matches!(field, "password_file" | "tls_ca" | "tls_cert" | "tls_key") {
@@ -481,7 +481,7 @@ fn a_password_in_the_wrong_place_is_in_no_error() {
         errors.iter().for_each(|error| assert_hidden(&said(error), text));
         assert_hidden(&format!("{:?}", with(|config| config.url = Some(text.into()))), text);
     }
-    for field in FIELDS {
+    for (field, _) in FIELDS {
         let name = format!("DISTLOCK_{}", field.to_ascii_uppercase());
         if let Err(error) = from_pairs(&[(&name, SENTINEL)]) {
             assert_hidden(&said(&error), field);
@@ -513,7 +513,7 @@ fn a_broken_toml_never_shows_the_password_in_it() {
             }
         }
     }
-    for field in FIELDS {
+    for (field, _) in FIELDS {
         for value in [
             "{ x = 'V' }",
             "['V']",
@@ -550,4 +550,24 @@ fn fuzz_toml() {
             let _ = config.check();
         }
     });
+}
+
+#[test]
+fn of_variables_that_are_handed_on_passwords_are_taken_out_and_nothing_else() {
+    let value = |name: &str| match name {
+        "DISTLOCK_URL" => format!("redis://app:{SENTINEL}@db/1?ttl=5s"),
+        "DISTLOCK_ENDPOINTS" => format!("app:{SENTINEL}@db,:{SENTINEL}@db2:7000"),
+        "DISTLOCK_PASSWORD" => SENTINEL.into(),
+        other => format!("{other}:a@b"),
+    };
+    let all = Config::vars_without_passwords(|name| Some(value(name).into()));
+    let expected = [
+        ("DISTLOCK_URL", Some("redis://app@db/1?ttl=5s")),
+        ("DISTLOCK_ENDPOINTS", Some("app@db,db2:7000")),
+        ("DISTLOCK_PASSWORD", None),
+    ];
+    assert_eq!(all, expected.map(|(name, rest)| (name.to_owned(), rest.map(str::to_owned))));
+    let plain = |name: &str| Some(if name == "DISTLOCK_URL" { "redis://app@db" } else { "app@db,db2" }.into());
+    let changed = Config::vars_without_passwords(plain);
+    assert_eq!(changed, [("DISTLOCK_PASSWORD".to_owned(), None)], "what has no password in it stays as it is");
 }
