@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distlock::{FencingToken, Holder, Key};
@@ -87,17 +87,17 @@ fn who<S: Serializer>(holder: &Option<Holder>, serializer: S) -> Result<S::Ok, S
 #[derive(Debug)]
 pub(crate) struct Audit {
     rows: Mutex<VecDeque<Arc<Row>>>,
-    file: Option<File>,
+    /// Whoever writes to the file has it: two rows at once could both find the end of a line there.
+    path: Option<Mutex<PathBuf>>,
 }
 
 impl Audit {
     /// Appends to `path`, which only its owner may read when it is new.
     pub(crate) fn open(path: Option<&Path>) -> Result<Audit, Refused> {
-        let open = |path: &Path| {
-            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-            file.map_err(|error| Refused::new(format!("the audit file {}: {error}", path.display())))
-        };
-        Ok(Audit { rows: Mutex::default(), file: path.map(open).transpose()? })
+        if let Some(path) = path {
+            open(path).map_err(|error| Refused::new(format!("the audit file {}: {error}", path.display())))?;
+        }
+        Ok(Audit { rows: Mutex::default(), path: path.map(|path| Mutex::new(path.into())) })
     }
 
     /// Writes a row down. Blocks until the disk has it.
@@ -112,12 +112,10 @@ impl Audit {
                 rows.pop_front();
             }
         }
-        let Some(mut file) = self.file.as_ref() else { return Ok(()) };
+        let Some(path) = &self.path else { return Ok(()) };
         let mut line = serde_json::to_vec(row)?;
         line.push(b'\n');
-        // In one piece, at the end: also when several consoles append to one file.
-        file.write_all(&line)?;
-        file.sync_data()
+        append(&path.lock().unwrap_or_else(PoisonError::into_inner), line)
     }
 
     /// The last rows, the newest first.
@@ -136,6 +134,34 @@ impl Audit {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.iter().filter(|row| row.event == event).count()
     }
+}
+
+/// Adds a line to what is at `path` now: the file of the last row may have been taken away since, as logs are.
+fn append(path: &Path, mut line: Vec<u8>) -> io::Result<()> {
+    let mut file = open(path)?;
+    let end = file.metadata()?.len();
+    let mut last = [b'\n'];
+    // Nothing is read where there is nothing, or nothing any more.
+    file.read_at(&mut last, end.saturating_sub(1))?;
+    // A disk that was full has left half a line.
+    if last != [b'\n'] {
+        line.insert(0, b'\n');
+    }
+    // In one piece, at the end: also when several consoles append to one file.
+    file.write_all(&line)?;
+    file.sync_data()?;
+    if end == 0 {
+        // What is new is on disk only when its name is too.
+        let dir = path.parent().filter(|dir| *dir != "").unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()?;
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    // Anything else has no end to look at, and no disk.
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 #[cfg(test)]
@@ -162,10 +188,64 @@ mod tests {
         assert!(!audit.has_broken(&key, FencingToken::new(0)), "forgotten");
     }
 
+    /// A path of a test's own, at which there is nothing.
+    fn vacant(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("distlock-audit-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    /// The tokens of the rows in a file, `None` for what is no row; and the file is gone.
+    fn take(path: &Path) -> Vec<Option<String>> {
+        let text = std::fs::read_to_string(path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let row = |line| serde_json::from_str::<serde_json::Value>(line).ok();
+        text.lines().map(|line| Some(row(line)?["token"].as_str()?.to_owned())).collect()
+    }
+
+    #[test]
+    fn half_a_line_costs_no_other() {
+        let path = vacant("half");
+        let audit = Audit::open(Some(&path)).unwrap();
+        audit.write(&row(1)).unwrap();
+        let mut line = std::fs::read(&path).unwrap();
+        line.truncate(line.len() / 2);
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(&line).unwrap();
+        audit.write(&row(2)).unwrap();
+        audit.write(&row(3)).unwrap();
+        assert_eq!(take(&path), [Some("1".into()), None, Some("2".into()), Some("3".into())]);
+    }
+
+    #[test]
+    fn a_file_that_was_renamed_or_removed_is_followed_by_a_new_one() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let (path, rotated) = (vacant("rotated"), vacant("rotated-1"));
+        let audit = Audit::open(Some(&path)).unwrap();
+        audit.write(&row(1)).unwrap();
+        std::fs::rename(&path, &rotated).unwrap();
+        audit.write(&row(2)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!((take(&rotated), take(&path)), (vec![Some("1".into())], vec![Some("2".into())]));
+        audit.write(&row(3)).unwrap();
+        assert_eq!(take(&path), [Some("3".into())]);
+    }
+
+    #[test]
+    fn what_cannot_be_appended_to_is_refused_at_the_start_and_later() {
+        let path = vacant("directory");
+        let audit = Audit::open(Some(&path)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(audit.write(&row(1)).is_err());
+        assert!(Audit::open(Some(&path)).is_err());
+        std::fs::remove_dir(&path).unwrap();
+        assert!(Audit::open(Some(Path::new("/dev/null"))).is_err(), "it forgets");
+    }
+
     #[test]
     fn the_file_has_the_wish_and_the_outcome_one_a_line() {
-        let path = std::env::temp_dir().join(format!("distlock-audit-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let path = vacant("rows");
         let audit = Audit::open(Some(&path)).unwrap();
         audit.write(&row(7)).unwrap();
         audit.write(&row(7).ended(Event::Unknown, Some("no\nreply".into()))).unwrap();
