@@ -61,6 +61,11 @@ pub(crate) fn trouble(failure: &Failure, at_ms: u64) -> Bytes {
     encode("trouble", &json!({"at_ms": at_ms, "error": failure}))
 }
 
+/// What time it is: nothing is new, and what was seen is so old by now.
+pub(crate) fn time(at_ms: u64) -> Bytes {
+    encode("time", &json!({"at_ms": at_ms}))
+}
+
 /// Somebody broke a lock, or tried to.
 pub(crate) fn audit(row: &Row) -> Bytes {
     encode("audit", row)

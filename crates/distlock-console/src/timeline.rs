@@ -9,7 +9,7 @@ use crate::lock::{Hold, TOLERANCE_MS};
 
 /// How many holds are remembered, of all locks together.
 const MOST: usize = 20_000;
-/// Two looks further apart leave open what came between. A slow engine is looked at every five seconds.
+/// Two looks further apart leave open what came between, as those at an engine that takes a second to list always are.
 pub(crate) const GAP_MS: u64 = 10_000;
 
 /// A hold that is over.

@@ -20,14 +20,14 @@ pub(crate) struct Viewers(Mutex<Vec<mpsc::Sender<Bytes>>>);
 
 impl Viewers {
     /// One more, who is sent `first` and then everything; `None` when there are too many.
-    pub(crate) fn join(&self, first: Bytes) -> Option<Frames> {
+    pub(crate) fn join<const N: usize>(&self, first: [Bytes; N]) -> Option<Frames> {
         let mut viewers = self.present();
         if viewers.len() >= MOST {
             return None;
         }
         let (sender, receiver) = mpsc::channel(BACKLOG);
         // There is room: it is new.
-        let _ = sender.try_send(first);
+        first.into_iter().for_each(|frame| drop(sender.try_send(frame)));
         viewers.push(sender);
         Some(Frames(receiver))
     }
@@ -73,14 +73,14 @@ mod tests {
     fn who_leaves_is_not_counted_and_who_is_slow_is_cut_off() {
         let viewers = Viewers::default();
         let first = Bytes::from_static(b"first");
-        let (slow, quick) = (viewers.join(first.clone()).unwrap(), viewers.join(first.clone()).unwrap());
+        let (slow, quick) = (viewers.join([first.clone()]).unwrap(), viewers.join([first.clone()]).unwrap());
         assert_eq!(viewers.count(), 2);
         drop(quick);
         assert_eq!(viewers.count(), 1);
         (0..BACKLOG).for_each(|_| viewers.send(&first));
         assert_eq!(viewers.count(), 0, "one more than fits");
         assert_eq!(slow.0.len(), BACKLOG);
-        let many: Vec<_> = (0..MOST).map(|_| viewers.join(first.clone()).unwrap()).collect();
-        assert!(viewers.join(first).is_none() && many.len() == MOST);
+        let many: Vec<_> = (0..MOST).map(|_| viewers.join([first.clone()]).unwrap()).collect();
+        assert!(viewers.join([first]).is_none() && many.len() == MOST);
     }
 }

@@ -9,7 +9,7 @@ use distlock::backend::LockInfo;
 use distlock::{Error, HistoryEntry, Key, Locker};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::audit::{Audit, Row};
 use crate::chronicle::{self, Event};
@@ -25,10 +25,10 @@ use crate::waits::Waits;
 
 /// From the beginning of one listing to that of the next, at least.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How much of the time an engine may be busy listing for us: a tenth, as long as that makes no page too old.
+/// An engine may be busy with us for one part in so many of the time, however slow it is.
 const REST: u32 = 10;
-/// The longest from one look to the next.
-const OLDEST: Duration = Duration::from_secs(5);
+/// How often browsers hear from us when there is nothing new: they take longer silence for the end.
+const BEAT: Duration = Duration::from_secs(5);
 /// An engine that takes longer does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How many past holds of one lock are shown.
@@ -70,8 +70,6 @@ struct Seen {
     /// Why the last one did not, if it did not.
     trouble: Option<Failure>,
     next: Option<Instant>,
-    /// Whether the last look came to an end: it may have been given up by who wanted it.
-    is_settled: bool,
     /// What was lost, by then.
     lost: Lost,
     /// What a newcomer is sent, until something changes.
@@ -95,13 +93,20 @@ impl Watcher {
     }
 
     /// Looks for as long as somebody looks at us; forever.
-    pub(crate) async fn run(&self) {
+    pub(crate) async fn run(self: &Arc<Self>) {
         loop {
             while self.viewers.count() > 0 {
                 let next = { self.look().await.next };
-                sleep_until(next.unwrap_or_else(Instant::now)).await;
+                self.rest(next.unwrap_or_else(Instant::now)).await;
             }
             self.arrived.notified().await;
+        }
+    }
+
+    /// Waits, and lets browsers know meanwhile that we are there.
+    async fn rest(&self, until: Instant) {
+        while timeout(BEAT, sleep_until(until)).await.is_err() {
+            self.viewers.send(&frame::time(now_ms()));
         }
     }
 
@@ -109,27 +114,29 @@ impl Watcher {
     pub(crate) async fn read_histories(&self) {
         loop {
             let key = self.unread.next().await;
+            let began = Instant::now();
             let history = self.history(&key, RECENT_ENTRIES).await;
+            let next = began + interval(HISTORY_PACE, began.elapsed());
             // What has no end yet is of no interest here.
             let past = chronicle::past_holds(&history, now_ms(), |_| true);
             past.iter().for_each(|past| self.losses().learn(&key, past));
-            sleep(HISTORY_PACE).await;
+            sleep_until(next).await;
         }
     }
 
     /// A newcomer, who is sent everything and then what changes.
-    pub(crate) async fn join(&self) -> Option<Frames> {
+    pub(crate) async fn join(self: &Arc<Self>) -> Option<Frames> {
         let mut seen = self.look().await;
         let Seen { look, trouble, locks, lost, snapshot, .. } = &mut *seen;
         let first = snapshot.get_or_insert_with(|| frame::snapshot(*look, trouble.as_ref(), locks, lost));
         // Still under the lock: nothing can change between what it is sent first and what it is sent next.
-        let frames = self.viewers.join(first.clone())?;
+        let frames = self.viewers.join([first.clone(), frame::time(now_ms())])?;
         self.arrived.notify_one();
         Some(frames)
     }
 
     /// The locks whose names begin with `prefix`.
-    pub(crate) async fn list(&self, prefix: &str) -> Result<String, Failure> {
+    pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<String, Failure> {
         #[derive(Serialize)]
         struct Body<L> {
             at_ms: u64,
@@ -142,7 +149,7 @@ impl Watcher {
     }
 
     /// One lock: its holders, its queue, and who held it before.
-    pub(crate) async fn detail(&self, key: &Key) -> Result<String, Failure> {
+    pub(crate) async fn detail(self: &Arc<Self>, key: &Key) -> Result<String, Failure> {
         #[derive(Serialize)]
         struct Body<'a> {
             at_ms: u64,
@@ -188,7 +195,7 @@ impl Watcher {
     }
 
     /// How long locks were waited for, and who waits for whom.
-    pub(crate) async fn waits(&self) -> Result<String, Failure> {
+    pub(crate) async fn waits(self: &Arc<Self>) -> Result<String, Failure> {
         #[derive(Serialize)]
         struct Body<'a> {
             at_ms: u64,
@@ -201,7 +208,7 @@ impl Watcher {
     }
 
     /// What was lost in the last 24 hours.
-    pub(crate) async fn lost(&self) -> Result<String, Failure> {
+    pub(crate) async fn lost(self: &Arc<Self>) -> Result<String, Failure> {
         #[derive(Serialize)]
         struct Body<'a> {
             at_ms: u64,
@@ -214,7 +221,7 @@ impl Watcher {
         Ok(encode(&Body { at_ms, lost: losses.count(), rows: losses.rows() }))
     }
 
-    pub(crate) async fn totals(&self) -> Totals {
+    pub(crate) async fn totals(self: &Arc<Self>) -> Totals {
         let seen = self.look().await;
         let mut totals = Totals { is_up: seen.trouble.is_none(), ..Totals::default() };
         for lock in seen.locks.iter() {
@@ -243,19 +250,25 @@ impl Watcher {
     }
 
     /// What is there, by a look that is at most as old as the interval.
-    ///
-    /// Whoever comes first looks, for all who wait behind it. Dropped in the middle it has changed nothing but the time
-    /// of the next look, and the next in line waits for that.
-    async fn look(&self) -> tokio::sync::MutexGuard<'_, Seen> {
+    async fn look(self: &Arc<Self>) -> tokio::sync::MutexGuard<'_, Seen> {
+        let seen = self.seen.lock().await;
+        if seen.is_fresh() {
+            return seen;
+        }
+        drop(seen);
+        // On its own: the engine is busy with what was asked also when the one who wanted it has gone away.
+        let watcher = self.clone();
+        let _ = tokio::spawn(async move { watcher.look_anew().await }).await;
+        self.seen.lock().await
+    }
+
+    /// Whoever comes first looks, for all who wait behind it.
+    async fn look_anew(&self) {
         let mut seen = self.seen.lock().await;
-        let now = Instant::now();
-        match seen.next {
-            Some(next) if next > now && seen.is_settled => return seen,
-            Some(next) => sleep_until(next).await,
-            None => {}
+        if seen.is_fresh() {
+            return;
         }
         let began = Instant::now();
-        (seen.next, seen.is_settled) = (Some(began + INTERVAL), false);
         self.counts.listings.fetch_add(1, Ordering::Relaxed);
         let answer = timeout(PATIENCE, self.locker.inspect().list("")).await;
         let took = began.elapsed();
@@ -278,10 +291,8 @@ impl Watcher {
                 frame
             }
         };
-        seen.next = Some(began + INTERVAL.max((took * REST).min(OLDEST)));
-        (seen.snapshot, seen.is_settled) = (None, true);
+        (seen.next, seen.snapshot) = (Some(began + interval(INTERVAL, took)), None);
         self.viewers.send(&frame);
-        seen
     }
 
     /// What browsers are sent of a look that worked.
@@ -309,7 +320,16 @@ impl Watcher {
     }
 }
 
+/// From the beginning of a question that took so long to that of the next one.
+fn interval(least: Duration, took: Duration) -> Duration {
+    least.max(took * REST)
+}
+
 impl Seen {
+    fn is_fresh(&self) -> bool {
+        self.next.is_some_and(|next| next > Instant::now())
+    }
+
     /// When it was seen; old news are not handed out as new.
     fn at_ms(&self) -> Result<u64, Failure> {
         match &self.trouble {
@@ -322,4 +342,38 @@ impl Seen {
 /// Here nothing can fail to be JSON: all keys are text.
 fn encode(body: &impl Serialize) -> String {
     serde_json::to_string(body).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use distlock::backend::memory::Memory;
+    use futures_core::Stream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn browsers_hear_from_us_also_between_looks_that_are_far_apart() {
+        let locker = Locker::builder().build(Memory::new()).unwrap();
+        let watcher = Watcher::new(locker, Arc::new(Audit::open(None).unwrap()));
+        let mut frames = watcher.viewers.join([]).unwrap();
+        watcher.rest(Instant::now() + BEAT * 2 + BEAT / 2).await;
+        watcher.viewers.dismiss();
+        let mut beats = 0;
+        while let Some(Ok(frame)) = std::future::poll_fn(|context| Pin::new(&mut frames).poll_next(context)).await {
+            assert!(frame.starts_with(b"event: time\n"));
+            beats += 1;
+        }
+        assert_eq!(beats, 2);
+    }
+
+    #[test]
+    fn an_engine_is_busy_with_us_for_a_tenth_of_the_time_however_slow_it_is() {
+        for took_ms in [0, 1, 99, 100, 101, 400, 600, 2_000, 5_000, 10_000] {
+            let took = Duration::from_millis(took_ms);
+            let interval = interval(INTERVAL, took);
+            assert!(interval >= INTERVAL && took * 10 <= interval, "{took:?} of {interval:?}");
+        }
+    }
 }

@@ -28,6 +28,8 @@ let look = null;
 /** How many looks ago the open lock changed last. */
 let settled = 0;
 const DAY_MS = 24 * 60 * 60 * 1000;
+/** What is older than that is said to be: an engine that takes long to list is asked less often. */
+const OLD_MS = 5000;
 
 table.changed = () => {
   const { shown, locks } = table;
@@ -80,17 +82,23 @@ function show(now, error) {
   const banner = {
     good: "",
     loading: "",
-    trouble: `The engine does not answer as it should: ${error?.message ?? ""}.${known} It is asked again every second.`,
+    trouble: `The engine does not answer as it should: ${error?.message ?? ""}.${known} It is asked again, the later the longer it took to fail.`,
     down: `The console does not answer.${known} Trying again.`,
   }[now];
   say($("banner"), banner);
   $("banner").hidden = !banner;
   document.body.dataset.state = now;
   $("health").dataset.state = now;
-  say($("health"), { good: "Live", loading: "Loading…", trouble: "Engine in trouble", down: "Disconnected" }[now]);
+  health();
   $("health").title = look ? `The last listing took ${look.took_ms} ms` : "";
   table.changed();
   stats();
+}
+
+function health() {
+  const age = look ? time.now() - look.at_ms : 0;
+  const good = age > OLD_MS ? `Live, ${span(age)} old` : "Live";
+  say($("health"), { good, loading: "Loading…", trouble: "Engine in trouble", down: "Disconnected" }[state]);
 }
 
 function stats() {
@@ -202,7 +210,7 @@ async function begin() {
     start(typed).then(() => location.reload()).catch((error) => say($("sign-in-problem"), error.message));
   });
   document.addEventListener("keydown", keys);
-  setInterval(() => { if (state === "good") stats(); }, 1000);
+  setInterval(() => { if (state === "good") { health(); stats(); } }, 1000);
   try {
     await start(token);
   } catch (error) {

@@ -1,8 +1,8 @@
 // What the server says: signing in, questions, and the stream of events.
 
 const RETRY_MS = 2000;
-/** A look comes every second; when none came for so long the connection is dead. */
-const SILENCE_MS = 15000;
+/** Something comes every five seconds, but for the ten that a look may take; after longer silence the connection is dead. */
+const SILENCE_MS = 20000;
 /** A page that nobody sees stops looking after so long. */
 const HIDDEN_MS = 30000;
 
@@ -40,12 +40,12 @@ export function follow(on) {
     close();
     heard = performance.now();
     source = new EventSource("/api/v1/events");
-    for (const kind of ["snapshot", "changes", "trouble", "audit"]) {
+    for (const kind of ["snapshot", "changes", "time", "trouble", "audit"]) {
       source.addEventListener(kind, (event) => {
         heard = performance.now();
         const data = JSON.parse(event.data);
-        if (kind === "changes") time.learn(data.at_ms);
-        on[kind](data);
+        if (kind === "changes" || kind === "time") time.learn(data.at_ms);
+        on[kind]?.(data);
       });
     }
     source.addEventListener("error", retry);

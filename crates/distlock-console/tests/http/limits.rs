@@ -1,8 +1,10 @@
 //! Visitors who want too much, send too much, or never come to an end.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use distlock::Locker;
+use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -10,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::common::{LIMIT, Running};
-use crate::memory;
+use crate::{memory, metric};
 
 /// Sends a piece of a request and reads whatever comes until the end.
 async fn send_piece(address: SocketAddr, piece: String) -> String {
@@ -74,5 +76,33 @@ async fn too_many_visitors_are_sent_away_until_others_leave() {
     while !ask_and_stay(console.address).await.0 {
         assert!(left.elapsed() < LIMIT, "there is room again");
     }
+    console.stop().await;
+}
+
+/// A console over an engine that takes `time` for the first listing.
+async fn over_a_slow_engine(time: Duration) -> Running {
+    let store = Store::new();
+    store.script(Operation::Inspect, Fault::Delay(time));
+    Running::start(&Locker::builder().build(Memory::on(&store)).unwrap(), |_| {}).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_engine_is_left_alone_for_long_and_a_newcomer_is_told_the_time() {
+    let console = over_a_slow_engine(Duration::from_millis(700)).await;
+    let mut events = console.events().await;
+    let seen = events.next_of("snapshot").await["at_ms"].as_u64().unwrap();
+    assert!(events.next_of("time").await["at_ms"].as_u64().unwrap() >= seen, "how old that is can be told from this");
+    let next = events.next_of("changes").await["at_ms"].as_u64().unwrap();
+    assert!(next - seen >= 6_000, "{} ms after a look that took 700", next - seen);
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_nobody_waits_for_any_more_counts_as_well() {
+    let console = over_a_slow_engine(Duration::from_millis(1_500)).await;
+    let given_up = timeout(Duration::from_millis(200), console.get("/api/v1/locks").send()).await;
+    assert!(given_up.is_err(), "it takes longer");
+    assert_eq!(console.get("/api/v1/locks").send().await.status, 200);
+    assert_eq!(metric(&console, "distlock_console_listing_duration_seconds_count").await, 1.0);
     console.stop().await;
 }
