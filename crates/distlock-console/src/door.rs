@@ -1,9 +1,11 @@
-//! Where visitors come in: encrypted or not, never too many, and none who only stands there.
+//! Where visitors come in: encrypted or not, never too many, none who only stands there, and no strangers in the way of who
+//! has the token.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,7 +17,7 @@ use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
@@ -41,6 +43,41 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remote(pub(crate) SocketAddr);
 
+/// Whether somebody has shown the token over this connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known(Arc<AtomicBool>);
+
+impl Known {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Those who have not shown the token, the one who came first first.
+#[derive(Default)]
+struct Strangers(Vec<(AbortHandle, Known)>);
+
+impl Strangers {
+    fn add(&mut self, visit: AbortHandle, known: Known) {
+        self.0.retain(Strangers::is_inside);
+        self.0.push((visit, known));
+    }
+
+    /// Sends the first one away, if there is one: who has the token has shown it long before.
+    fn make_way(&mut self) -> bool {
+        let first = self.0.iter().position(Strangers::is_inside).map(|at| self.0.remove(at));
+        first.map(|(visit, _)| visit.abort()).is_some()
+    }
+
+    fn is_inside((visit, known): &(AbortHandle, Known)) -> bool {
+        !visit.is_finished() && !known.get()
+    }
+}
+
 /// Takes connections.
 pub(crate) struct Door {
     listener: TcpListener,
@@ -55,7 +92,7 @@ impl Door {
     /// Lets visitors in until `stop` resolves, and then waits for those who are inside.
     pub(crate) async fn serve(self, app: Router, stop: impl Future<Output = ()>) {
         let (stopping, stopped) = watch::channel(());
-        let mut visits = JoinSet::new();
+        let (mut visits, mut strangers) = (JoinSet::new(), Strangers::default());
         let mut stop = pin!(stop);
         loop {
             let accepted = tokio::select! {
@@ -64,10 +101,13 @@ impl Door {
                 accepted = self.listener.accept() => accepted,
             };
             match accepted {
-                // Dropped: it is told at once, and does not wait for somebody else to leave.
-                Ok(_) if visits.len() >= MOST_VISITORS => {}
+                // All have the token. Dropped: it is told at once, and does not wait for somebody else to leave.
+                Ok(_) if visits.len() >= MOST_VISITORS && !strangers.make_way() => {}
                 Ok((stream, remote)) => {
-                    visits.spawn(visit(stream, remote, self.tls.clone(), app.clone(), stopped.clone()));
+                    let known = Known::default();
+                    let whom = (Remote(remote), known.clone());
+                    let visit = visit(stream, whom, self.tls.clone(), app.clone(), stopped.clone());
+                    strangers.add(visits.spawn(visit), known);
                 }
                 Err(_) => sleep(PAUSE).await,
             }
@@ -79,7 +119,7 @@ impl Door {
 
 async fn visit(
     stream: TcpStream,
-    remote: SocketAddr,
+    (remote, known): (Remote, Known),
     tls: Option<TlsAcceptor>,
     app: Router,
     mut stopped: watch::Receiver<()>,
@@ -87,7 +127,8 @@ async fn visit(
     let Ok(Ok(wire)) = timeout(HANDSHAKE, shake_hands(stream, tls)).await else { return };
     let app = TowerToHyperService::new(app);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(Remote(remote));
+        request.extensions_mut().insert(remote);
+        request.extensions_mut().insert(known.clone());
         app.call(request)
     });
     let mut server = http1::Builder::new();

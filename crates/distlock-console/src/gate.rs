@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::access::AccessToken;
+use crate::door::Known;
 use crate::failure::Failure;
 use crate::host::{self, HostName};
 
@@ -110,6 +111,9 @@ fn one(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
 
 /// Lets in who may, and adds to every answer what browsers must know.
 pub(crate) async fn keep(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    if let Some(known) = request.extensions().get::<Known>().filter(|_| gate.knows(request.headers())) {
+        known.set();
+    }
     let checked = gate.check(request.method(), request.uri().path(), request.headers());
     let mut response = match checked {
         Ok(()) => next.run(request).await,

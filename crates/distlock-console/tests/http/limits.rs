@@ -49,10 +49,11 @@ async fn who_sends_too_much_or_never_ends_is_sent_away() {
     console.stop().await;
 }
 
-/// Asks whether the console is well, and keeps the connection.
-async fn ask_and_stay(address: SocketAddr) -> (bool, TcpStream) {
+/// Asks whether the console is well, with the token that the console has or with another one, and keeps the connection.
+async fn ask_and_stay(address: SocketAddr, token: String) -> (bool, TcpStream) {
     let mut stream = TcpStream::connect(address).await.expect("somebody listens");
-    let _ = stream.write_all(format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).await;
+    let head = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
+    let _ = stream.write_all(head.as_bytes()).await;
     let answered = timeout(LIMIT, stream.read(&mut [0; 64])).await.expect("an answer, or the end");
     (answered.is_ok_and(|bytes| bytes > 0), stream)
 }
@@ -67,15 +68,32 @@ async fn too_many_visitors_are_sent_away_until_others_leave() {
     let refused = console.get("/api/v1/events").send().await;
     assert_eq!((refused.status, refused.error().as_str()), (503, "busy"), "there is an end of browsers");
     let mut others = JoinSet::new();
-    (0..100).for_each(|_| drop(others.spawn(ask_and_stay(console.address))));
+    (0..100).for_each(|_| drop(others.spawn(ask_and_stay(console.address, console.token.clone()))));
     let others = others.join_all().await;
     let inside = others.iter().filter(|(is_inside, _)| *is_inside).count();
     assert!((1..100).contains(&inside), "{inside} of 100 beside the browsers");
     drop((browsers, others));
     let left = Instant::now();
-    while !ask_and_stay(console.address).await.0 {
+    while !ask_and_stay(console.address, console.token.clone()).await.0 {
         assert!(left.elapsed() < LIMIT, "there is room again");
     }
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_make_way_for_who_has_the_token() {
+    let console = Running::start(&memory().await, |_| {}).await;
+    let mut browser = console.events().await;
+    assert_eq!(browser.next().await.0, "snapshot");
+    let mut strangers = Vec::new();
+    for _ in 0..330 {
+        strangers.push(ask_and_stay(console.address, "wrong".into()).await);
+    }
+    for _ in 0..3 {
+        assert_eq!(console.get("/api/v1/locks").send().await.status, 200);
+    }
+    assert_eq!(console.events().await.next().await.0, "snapshot");
+    browser.next_of("changes").await;
     console.stop().await;
 }
 
