@@ -17,7 +17,7 @@ const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
 const MOST: usize = 10_000;
 /// How many are shown.
 const MOST_SHOWN: usize = 200;
-/// How many locks may wait for their histories to be read; of the others nothing is read.
+/// How many locks may wait for their histories to be read; of the others nothing is read, and that is said.
 const MOST_UNREAD: usize = 5_000;
 /// How long a history is left to be written, after something has happened to its lock.
 const DELAY: Duration = Duration::from_millis(1_500);
@@ -30,6 +30,8 @@ pub(crate) struct Losses {
     since_ms: u64,
     /// What ended before is not counted any more.
     from_ms: u64,
+    /// Of how many locks nothing older is known: there were too many to read all histories.
+    unread: usize,
 }
 
 /// How many there are.
@@ -38,6 +40,8 @@ pub(crate) struct Lost {
     count: usize,
     /// Since when all were seen; older ones are only those that histories or earlier looks told of.
     since_ms: u64,
+    /// Of how many locks nothing older is known.
+    unread: usize,
     /// The lock of the last one.
     last: Option<String>,
 }
@@ -55,7 +59,7 @@ impl Losses {
     pub(crate) fn look(&mut self, seen_ms: Option<u64>, now_ms: u64) -> bool {
         let is_gap = seen_ms.is_none_or(|seen| now_ms.saturating_sub(seen) > GAP_MS);
         if is_gap {
-            self.since_ms = now_ms;
+            self.leave_out(0, now_ms);
         }
         self.from_ms = now_ms.saturating_sub(DAY_MS);
         if let Some(excess) = self.holds.len().checked_sub(MOST + 1) {
@@ -65,6 +69,11 @@ impl Losses {
         self.since_ms = self.since_ms.max(self.from_ms);
         self.holds.retain(|_, past| past.ended_ms >= self.from_ms);
         is_gap
+    }
+
+    /// What came before `now_ms` is known from histories only, and of so many locks not even from those.
+    pub(crate) fn leave_out(&mut self, unread: usize, now_ms: u64) {
+        (self.since_ms, self.unread) = (now_ms, unread);
     }
 
     /// Takes in a hold that is over. What the holder or a history says wins over what a look made of it. Holds of other
@@ -85,7 +94,7 @@ impl Losses {
     pub(crate) fn count(&self) -> Lost {
         let last = self.holds.iter().max_by_key(|(_, past)| past.ended_ms);
         let last = last.map(|((key, _), _)| key.as_str().to_owned());
-        Lost { count: self.holds.len(), since_ms: self.since_ms, last }
+        Lost { count: self.holds.len(), since_ms: self.since_ms, unread: self.unread, last }
     }
 
     /// The last ones, the newest first.
@@ -108,14 +117,19 @@ pub(crate) struct Unread {
 type Line = (VecDeque<(Instant, Key)>, HashSet<Key>);
 
 impl Unread {
-    pub(crate) fn add<'a>(&self, keys: impl Iterator<Item = &'a Key>) {
+    /// Puts them in line, and says for how many there was no room.
+    pub(crate) fn add<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> usize {
         let (now, (line, there)) = (Instant::now(), &mut *self.line());
+        let mut left_out = HashSet::new();
         for key in keys {
-            if line.len() < MOST_UNREAD && there.insert(key.clone()) {
+            if line.len() >= MOST_UNREAD && !there.contains(key) {
+                left_out.insert(key);
+            } else if there.insert(key.clone()) {
                 line.push_back((now, key.clone()));
             }
         }
         self.added.notify_one();
+        left_out.len()
     }
 
     /// The next one, for the only one who asks. Dropping the future takes none away.
@@ -212,8 +226,8 @@ mod tests {
     async fn a_history_is_in_line_once_and_the_line_is_bounded() {
         let unread = Unread::default();
         let keys: Vec<Key> = (0..MOST_UNREAD + 9).map(|number| key(&number.to_string())).collect();
-        unread.add([&keys[1], &keys[0], &keys[1]].into_iter());
-        unread.add(keys.iter());
+        assert_eq!(unread.add([&keys[1], &keys[0], &keys[1]].into_iter()), 0);
+        assert_eq!(unread.add(keys.iter()), 9, "for these there is no room");
         assert_eq!(unread.line().0.len(), MOST_UNREAD);
         let began = Instant::now();
         assert_eq!((unread.next().await, unread.next().await), (keys[1].clone(), keys[0].clone()));

@@ -304,7 +304,10 @@ impl Watcher {
         if self.locker.capabilities().history {
             // After a gap anything may have happened to any lock; otherwise only to those that somebody lost hold of.
             let all = seen.locks.iter().filter(|_| is_gap).map(|lock| &lock.key);
-            self.unread.add(changes.ended.iter().map(|(key, _)| key).chain(all));
+            let left_out = self.unread.add(changes.ended.iter().map(|(key, _)| key).chain(all));
+            if left_out > 0 {
+                losses.leave_out(left_out, look.at_ms);
+            }
         }
         for (key, hold) in changes.ended.drain(..) {
             let past = seen.timeline.end(key.clone(), hold, before_ms.unwrap_or(look.at_ms), look.at_ms);

@@ -14,8 +14,8 @@ use distlock_testkit::servers::RedisServer;
 
 const LOCKS: usize = 5_000;
 const BROWSERS: usize = 10;
-/// How long nothing happens but looking.
-const WATCHED: Duration = Duration::from_secs(10);
+/// How long nothing happens but looking, at least.
+const WATCHED: Duration = Duration::from_secs(5);
 
 /// What this process has used so far.
 fn processor_time() -> Duration {
@@ -64,10 +64,16 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
             }
         }));
     }
-    let (began, used, listed) = (Instant::now(), processor_time(), listings(&console).await);
-    // Time must pass: this is what is measured.
-    tokio::time::sleep(WATCHED).await;
-    let (took, used, listed) = (began.elapsed(), processor_time() - used, listings(&console).await - listed);
+    let (began, used, before) = (Instant::now(), processor_time(), listings(&console).await);
+    let mut listed = 0.0;
+    // On a machine so busy that a listing takes a second, the next one comes after ten.
+    while listed < 1.0 {
+        assert!(began.elapsed() < common::LIMIT, "nobody lists");
+        // Time must pass: this is what is measured.
+        tokio::time::sleep(WATCHED).await;
+        listed = listings(&console).await - before;
+    }
+    let (took, used) = (began.elapsed(), processor_time() - used);
     assert!(others.iter().all(|other| !other.is_finished()), "nothing changes, so nothing but the time is sent");
     others.iter().for_each(tokio::task::JoinHandle::abort);
     let share = 100.0 * used.as_secs_f64() / took.as_secs_f64();
@@ -77,7 +83,7 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
         "{LOCKS} locks, {BROWSERS} browsers: rows painted after {painted:.0} ms, {rate:.2} listings/s, {share:.1} % of a core, \
          {per_listing:.0} ms of it per listing"
     );
-    assert!(listed >= 1.0 && rate <= 1.0 + 1.5 / took.as_secs_f64(), "{rate} listings a second");
+    assert!(rate <= 1.0 + 1.5 / took.as_secs_f64(), "{rate} listings a second");
     // The others are figures, for a quiet machine and an optimised program: this may be neither.
 
     drop(browser);

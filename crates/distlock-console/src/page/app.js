@@ -124,7 +124,7 @@ function stats() {
   document.title = `${held} held, ${waiting} waiting · distlock`;
 }
 
-function lost({ count, since_ms, last }) {
+function lost({ count, since_ms, unread, last }) {
   const button = $("stat-lost");
   button.disabled = last === null;
   button.value = last ?? "";
@@ -134,7 +134,8 @@ function lost({ count, since_ms, last }) {
   // Without its seconds.
   const since = moment(since_ms, look.at_ms).slice(0, -3);
   say($("stat-lost-since"), isWhole ? "" : `known since ${since}`);
-  button.parentElement.title = isWhole ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look; older ones as far as histories tell.`;
+  const but = unread ? `, and there were too many locks to read those of ${unread}` : "";
+  button.parentElement.title = isWhole ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look or had too much to read; older ones as far as histories tell${but}.`;
 }
 
 /** The filter and the open lock are in the address, to come back to and to hand on. */

@@ -99,3 +99,16 @@ async fn what_was_lost_is_counted_once_by_looks_by_histories_and_by_breaks() {
     drop(dying);
     console.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_how_many_locks_the_history_is_not_read_is_told() {
+    let locker = Locker::new(Memory::new()).unwrap();
+    let mut guards = Vec::new();
+    for number in 0..5_003 {
+        guards.push(locker.lock(format!("job:{number}")).ttl(Duration::from_secs(3_600)).await.unwrap());
+    }
+    let console = Running::start(&locker, |_| {}).await;
+    let losses = console.get("/api/v1/losses").send().await.json();
+    assert_eq!((&losses["unread"], &losses["since_ms"]), (&3.into(), &losses["at_ms"]));
+    console.stop().await;
+}
