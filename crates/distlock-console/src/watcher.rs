@@ -27,6 +27,8 @@ use crate::waits::Waits;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// An engine may be busy with us for one part in so many of the time, however slow it is.
 const REST: u32 = 10;
+/// The longest pause after a listing that failed: whoever looks then wants to see when the engine is back.
+const AGAIN: Duration = Duration::from_secs(5);
 /// How often browsers hear from us when there is nothing new: they take longer silence for the end.
 const BEAT: Duration = Duration::from_secs(5);
 /// An engine that takes longer does not answer.
@@ -274,6 +276,10 @@ impl Watcher {
         let took = began.elapsed();
         self.counts.listing_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         let listing = answer.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {PATIENCE:?}"))));
+        let next = match &listing {
+            Ok(_) => interval(INTERVAL, took),
+            Err(_) => interval_after_failure(took),
+        };
         let frame = match listing {
             Ok(listing) => {
                 let look = Look {
@@ -291,7 +297,7 @@ impl Watcher {
                 frame
             }
         };
-        (seen.next, seen.snapshot) = (Some(began + interval(INTERVAL, took)), None);
+        (seen.next, seen.snapshot) = (Some(began + next), None);
         self.viewers.send(&frame);
     }
 
@@ -326,6 +332,10 @@ impl Watcher {
 /// From the beginning of a question that took so long to that of the next one.
 fn interval(least: Duration, took: Duration) -> Duration {
     least.max(took * REST)
+}
+
+fn interval_after_failure(took: Duration) -> Duration {
+    interval(INTERVAL, took).min(took + AGAIN)
 }
 
 impl Seen {
@@ -378,5 +388,11 @@ mod tests {
             let interval = interval(INTERVAL, took);
             assert!(interval >= INTERVAL && took * 10 <= interval, "{took:?} of {interval:?}");
         }
+    }
+
+    #[test]
+    fn an_engine_that_fails_is_asked_again_soon_but_not_at_once() {
+        let after = |took_ms| interval_after_failure(Duration::from_millis(took_ms)).as_millis();
+        assert_eq!([0, 300, 10_000].map(after), [1_000, 3_000, 15_000]);
     }
 }
