@@ -3,6 +3,8 @@
 #![cfg(feature = "etcd")]
 
 mod etcd_faults_kit;
+#[path = "etcd_faults/leases.rs"]
+mod leases;
 #[path = "etcd_faults/modes.rs"]
 mod modes;
 #[path = "etcd_faults/turns.rs"]

@@ -49,7 +49,7 @@ pub(super) struct Attempt {
     named: Option<(i64, u32)>,
     /// Something changed for the one who waits.
     pub(super) turn: Notify,
-    /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
+    /// Held while the key is being made, moved or deleted: it is deleted only when it is known whether it is there.
     pub(super) making: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
@@ -61,8 +61,9 @@ pub(super) struct State {
     pub(super) record: Arc<Record>,
     /// The lease that its key hangs on.
     pub(super) session: Arc<Session>,
-    /// The lease that it is being moved to, and may hang on already.
-    pub(super) next_session: Option<Arc<Session>>,
+    /// The leases that it was asked to be moved to from there, and may hang on already: each is longer than `session`, so
+    /// that a request that comes late never brings it back.
+    pub(super) next_sessions: Vec<Arc<Session>>,
     pub(super) phase: Phase,
     /// The key's create revision, which is the fencing token; 0 as long as it is not known.
     pub(super) created: i64,
@@ -101,6 +102,13 @@ pub(super) enum Phase {
     Leaving { was_held: bool },
     /// Its key is not there any more.
     Gone,
+}
+
+impl State {
+    /// The leases that its key may hang on.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Arc<Session>> {
+        std::iter::once(&self.session).chain(&self.next_sessions)
+    }
 }
 
 impl Attempt {
@@ -364,7 +372,7 @@ impl Table {
         let state = State {
             record: claim.record.clone(),
             session,
-            next_session: None,
+            next_sessions: Vec::new(),
             phase: Phase::Waiting,
             created: place.created,
             deleted: 0,

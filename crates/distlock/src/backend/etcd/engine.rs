@@ -347,12 +347,13 @@ impl Engine {
     }
 
     pub(super) async fn close(&self) -> Result<()> {
-        let held = |attempt: &Arc<Attempt>| {
+        let held = |attempt: Arc<Attempt>| {
             let state = attempt.state();
-            matches!(state.phase, Phase::Held(_)).then_some(state.session.id)
+            let is_held = matches!(state.phase, Phase::Held(_));
+            state.sessions().filter(|_| is_held).map(|session| session.id).collect::<Vec<_>>()
         };
         // What is still held was kept on purpose, and is left to its lease.
-        let kept: Vec<i64> = self.attempts.all().iter().filter_map(held).collect();
+        let kept: Vec<i64> = self.attempts.all().into_iter().flat_map(held).collect();
         let outcome = self.sessions.revoke_all_but(&kept, &self.client).await;
         self.stop();
         outcome.map_err(Error::from)

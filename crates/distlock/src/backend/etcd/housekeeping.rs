@@ -39,9 +39,7 @@ impl Engine {
         };
         let is_over = now >= keep_until;
         if !matches!(phase, Phase::Leaving { .. }) {
-            let state = attempt.state();
-            state.session.touch(now);
-            state.next_session.iter().for_each(|session| session.touch(now));
+            attempt.state().sessions().for_each(|session| session.touch(now));
         }
         match phase {
             Phase::Gone => self.attempts.remove(attempt),
@@ -106,7 +104,7 @@ impl Engine {
     }
 
     /// A watch may have missed the end of a hold: looks whether its key is there, and ours.
-    fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>) {
+    pub(super) fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         let (engine, attempt) = (self.clone(), attempt.clone());
         self.run(async move { engine.look_who_wrote(&attempt, None).await });
     }

@@ -18,13 +18,37 @@ impl Engine {
         self.entries_lost(session);
     }
 
-    pub(super) fn attempts_lost(&self, session: &Session) {
+    pub(super) fn attempts_lost(self: &Arc<Self>, session: &Session) {
         for attempt in self.attempts.all() {
-            if attempt.state().session.id == session.id {
-                self.key_lost(&attempt);
+            let (hung_on_it, was_to_move, may_be_left) = {
+                let mut state = attempt.state();
+                let others = state.next_sessions.len();
+                state.next_sessions.retain(|next| next.id != session.id);
+                let left = state.next_sessions.len();
+                (state.session.id == session.id, left < others, left > 0)
+            };
+            match () {
+                () if hung_on_it && may_be_left => self.give_up(&attempt),
+                () if hung_on_it => self.key_lost(&attempt),
+                // It may have hung on that one, or not yet.
+                () if was_to_move => self.look_for(&attempt),
+                () => {}
             }
         }
         self.attempts.forget_lease(session.id);
+    }
+
+    /// The lease of a hold is gone while it was being moved to another one, so that its key may still be there: nobody counts
+    /// on it, and housekeeping deletes it.
+    fn give_up(&self, attempt: &Attempt) {
+        let phase = {
+            let mut state = attempt.state();
+            state.keep_until = self.clock.now();
+            std::mem::replace(&mut state.phase, Phase::Leaving { was_held: false })
+        };
+        if let Phase::Held(_) = phase {
+            self.tell_loss(attempt.id, LossReason::Revoked);
+        }
     }
 
     /// The key of an attempt is gone, with its lease or by somebody's hand.

@@ -366,8 +366,9 @@ pub(super) async fn was_broken(client: &Client, key: &[u8], created: i64, delete
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
-/// Hangs our key on another lease than `from`; its place and its token stay. Answers whether it was there.
-pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) -> Result<bool, Failure> {
+/// Hangs our key on another lease than `from`; its place and its token stay. Answers what it hangs on now: on a third one
+/// if an earlier request that was not answered has moved it. `None` when it is not there.
+pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
     let Mark { key, created } = mark;
     let put = PutRequest { key: key.clone(), lease, ignore_value: true, ..PutRequest::default() };
     let request = TxnRequest {
@@ -376,9 +377,11 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
         failure: vec![range(own(key))],
     };
     let answer = txn(client, request).await?;
-    // An earlier request that was not answered may have done it.
-    let is_done = |kv: KeyValue| kv.create_revision == *created && kv.lease == lease;
-    Ok(answer.succeeded || ranges_of(answer.responses).flatten().any(is_done))
+    if answer.succeeded {
+        return Ok(Some(lease));
+    }
+    let found = ranges_of(answer.responses).flatten().find(|kv| kv.create_revision == *created);
+    Ok(found.map(|kv| kv.lease))
 }
 
 /// Sends a transaction by itself.

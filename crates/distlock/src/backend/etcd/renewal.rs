@@ -1,10 +1,12 @@
 //! What a hold goes on with: a lease that is renewed, or a longer one, and what others may read about it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::entry::Entry;
+use super::failure::Fault;
 use super::queue;
 use super::session::Session;
 use crate::backend::{Claim, Lease, Renewal};
@@ -30,13 +32,13 @@ impl Engine {
         let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
         };
-        let (session, known) = {
+        let (session, known, is_moving) = {
             let state = attempt.state();
-            (state.session.clone(), state.known_start)
+            (state.session.clone(), state.known_start, !state.next_sessions.is_empty())
         };
-        let session = match session.covers(lease.claim.lease()) {
+        let session = match session.covers(lease.claim.lease()) && !is_moving {
             true => session,
-            false => match self.move_to_longer(&attempt, lease).await? {
+            false => match self.move_to_longer(&attempt, lease.claim.lease()).await? {
                 Some(longer) => longer,
                 None => return Ok(Renewal::Lost(LossReason::Revoked)),
             },
@@ -69,7 +71,7 @@ impl Engine {
         };
         let (mark, session, slot) = {
             let state = attempt.state();
-            if state.next_session.is_some() {
+            if !state.next_sessions.is_empty() {
                 return Err(Error::unavailable("it is being moved to another lease"));
             }
             let mark = Mark { key: attempt.key.clone(), created: state.created };
@@ -85,24 +87,51 @@ impl Engine {
         Ok(amended)
     }
 
-    /// Hangs a hold on a lease that is long enough; `None` when the hold is gone.
-    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, lease: &Lease) -> Result<Option<Arc<Session>>> {
-        let session = self.session(lease.claim.lease()).await?;
-        let (created, from) = {
-            let state = attempt.state();
-            (state.created, state.session.id)
-        };
-        let mark = Mark { key: attempt.key.clone(), created };
-        // Until the answer it may hang on either.
-        attempt.state().next_session = Some(session.clone());
-        if !queue::attach(&self.client, &mark, from, session.id).await? {
-            attempt.state().name_is_taken = true;
-            self.key_lost(attempt);
-            return Ok(None);
+    /// Hangs a hold on a lease that is long enough for `ttl`, and for what was asked before and not answered: after that it
+    /// is known again what it hangs on. `None` when the hold is gone.
+    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<Option<Arc<Session>>> {
+        // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
+        let _making = attempt.making.lock().await;
+        let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);
+        let longer = self.session(ttl).await?;
+        loop {
+            let (mark, from, in_doubt) = {
+                let mut state = attempt.state();
+                match state.phase {
+                    Phase::Held(_) if !state.session.covers(ttl) => {}
+                    Phase::Held(_) => return Ok(Some(state.session.clone())),
+                    _ => return Ok(None),
+                }
+                // Until the answer it may hang on either.
+                let in_doubt = state.next_sessions.iter().any(|next| next.id == longer.id);
+                if !in_doubt {
+                    state.next_sessions.push(longer.clone());
+                }
+                (Mark { key: attempt.key.clone(), created: state.created }, state.session.id, in_doubt)
+            };
+            match queue::attach(&self.client, &mark, from, longer.id).await {
+                Ok(lease) => {
+                    let mut state = attempt.state();
+                    let next = state.next_sessions.iter().find(|next| Some(next.id) == lease).cloned();
+                    let Some(next) = next else {
+                        state.name_is_taken = true;
+                        drop(state);
+                        self.key_lost(attempt);
+                        return Ok(None);
+                    };
+                    state.session = next;
+                    state.next_sessions.clear();
+                }
+                Err(failure) => {
+                    if !in_doubt && failure.fault != Fault::Unknown {
+                        attempt.state().next_sessions.retain(|next| next.id != longer.id);
+                    }
+                    if failure.fault == Fault::LeaseGone {
+                        self.session_lost(&longer);
+                    }
+                    return Err(failure.into());
+                }
+            }
         }
-        let mut state = attempt.state();
-        state.next_session = None;
-        state.session = session.clone();
-        Ok(Some(session))
     }
 }

@@ -81,6 +81,11 @@ impl Session {
         self.seconds >= whole_seconds(ttl)
     }
 
+    /// How long it was asked to be.
+    pub(super) fn length(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+
     /// A lock needs the lease now.
     pub(super) fn touch(&self, now: Moment) {
         let mut used = lock(&self.used);

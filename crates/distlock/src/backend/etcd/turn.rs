@@ -183,18 +183,20 @@ impl Engine {
     pub(super) async fn send_leave(self: &Arc<Self>, attempt: &Attempt, next: Option<&[u8]>) -> Result<Left, Failure> {
         let (created, lease, moving) = {
             let state = attempt.state();
-            (state.created, state.session.id, state.next_session.as_ref().map(|session| session.id))
+            let moving: Vec<_> = state.next_sessions.iter().map(|session| session.id).collect();
+            (state.created, state.session.id, moving)
         };
         let if_new = attempt.mode == Mode::Reentrant;
         let leaver = Leaver { lock: &attempt.lock, key: &attempt.key, created, lease: Some(lease), if_new };
-        if let Some(lease) = moving {
-            // It may hang on this one already.
-            let moved = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
-            if moved.deleted {
-                return Ok(moved);
+        let mut left = queue::leave(self, leaver, next).await?;
+        // After the one that it is moved from, so that it cannot slip through in between.
+        for lease in moving {
+            if left.deleted {
+                break;
             }
+            left = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
         }
-        queue::leave(self, leaver, next).await
+        Ok(left)
     }
 
     /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.

@@ -1,0 +1,86 @@
+//! What must hold when something fails while a lease is made, kept, or left for a longer one.
+
+use std::sync::Arc;
+
+use distlock::{LockGuard, Locker};
+use distlock_testkit::proxy::Proxy;
+use distlock_testkit::servers::EtcdServer;
+use tokio::time::timeout;
+
+use super::etcd_faults_kit::{eventually, keys, lease_of, locker_at, secs};
+
+/// The key of the lock `a`, and the lease that it hangs on.
+fn hangs_on(server: &EtcdServer) -> Option<(String, i64)> {
+    let key = keys(server).into_iter().find(|key| key.starts_with("a/"))?;
+    let shown = server.etcdctl().run(&["get", &key, "--write-out=fields"]);
+    let lease = shown.lines().find_map(|line| line.strip_prefix("\"Lease\" : "))?;
+    Some((key, lease.parse().expect("a number")))
+}
+
+/// A hold, and others that keep longer leases alive; its extension to 60 s is carried out, and nobody hears of it.
+async fn extended_without_an_answer(
+    server: &EtcdServer,
+    proxy: &Proxy,
+    ttl: u64,
+) -> (Locker, Arc<LockGuard>, Vec<LockGuard>) {
+    let locker = locker_at(&[proxy.address()], secs(ttl));
+    let mut others = Vec::new();
+    for ttl in [60, 90] {
+        others.push(locker.lock(format!("other{ttl}")).ttl(secs(ttl)).await.unwrap());
+    }
+    let guard = Arc::new(locker.lock("a").watchdog(false).await.unwrap());
+    let before = hangs_on(server);
+    proxy.drop_replies();
+    let extending = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.extend(secs(60)).await }
+    });
+    eventually("it hangs on another lease", || hangs_on(server) != before).await;
+    extending.abort();
+    assert!(extending.await.is_err(), "it was answered");
+    proxy.cut();
+    proxy.pass();
+    (locker, guard, others)
+}
+
+/// After an extension that was not answered the hold is still ours: the next one finds it where the first has put it.
+#[tokio::test(flavor = "multi_thread")]
+async fn f03_an_extension_after_one_whose_reply_was_lost_keeps_the_hold() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 30).await;
+    let moved = hangs_on(&server);
+    guard.extend(secs(90)).await.expect("it is still ours");
+    assert_ne!(hangs_on(&server), moved, "on the longer one");
+    assert!(guard.remaining() > Some(secs(60)));
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    assert_eq!(keys(&server).len(), others.len());
+}
+
+/// Two extensions at once are two extensions.
+#[tokio::test(flavor = "multi_thread")]
+async fn extensions_at_the_same_time_keep_the_hold() {
+    let server = EtcdServer::start();
+    let locker = locker_at(&[server.address()], secs(10));
+    // Their leases are there, so that both are asked for in the same moment.
+    let _others = [locker.lock("b").ttl(secs(20)).await.unwrap(), locker.lock("c").ttl(secs(30)).await.unwrap()];
+    let guard = locker.lock("a").await.unwrap();
+    let (short, long) = tokio::join!(guard.extend(secs(20)), guard.extend(secs(30)));
+    short.expect("extended");
+    long.expect("extended");
+    assert!(guard.remaining() > Some(secs(20)));
+    guard.unlock().await.expect("it was ours");
+}
+
+/// The lease of a hold goes while it is not known whether the hold has left it: told at once, and no key stays behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 9).await;
+    let (key, _) = hangs_on(&server).expect("its key");
+    // The key has its name from its first lease.
+    server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
+    timeout(secs(20), guard.lost()).await.expect("told");
+    eventually("its key is gone", || keys(&server).len() == others.len()).await;
+}
