@@ -123,6 +123,12 @@ impl Attempt {
         (created != 0).then(|| Mark { key: self.key.clone(), created })
     }
 
+    /// Whether its key hangs on `session`, or will, and is not given up.
+    pub(super) fn needs(&self, session: &Session) -> bool {
+        let state = self.state();
+        matches!(state.phase, Phase::Waiting | Phase::Held(_)) && state.sessions().any(|other| other.id == session.id)
+    }
+
     /// The part of a lease that its holder counts on.
     pub(super) fn term_of(&self, term: Term) -> Term {
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }

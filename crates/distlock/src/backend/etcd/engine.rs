@@ -307,7 +307,7 @@ impl Engine {
     /// The same, as of `revision`.
     pub(super) fn grant_at(&self, attempt: &Attempt, revision: i64) -> Option<Grant> {
         let mut state = attempt.state();
-        if state.deleted > state.created {
+        if state.deleted > state.created || state.session.is_gone() {
             drop(state);
             self.key_lost(attempt);
             return None;
@@ -374,11 +374,22 @@ impl Engine {
         let begin = |session: &Arc<Session>| {
             let (engine, session) = (self.clone(), session.clone());
             self.run(async move {
-                session::keep(&session, &engine.sessions, &engine.client, &engine.clock).await;
+                let is_needed = || engine.needs(&session);
+                let is_idle = session::keep(&session, &engine.sessions, &engine.client, &engine.clock, is_needed).await;
+                // Whoever has come to count on it in this moment is told before it ends.
                 engine.session_lost(&session);
+                if is_idle {
+                    // Unanswered, it ends by itself.
+                    let _ = session.revoke(&engine.client).await;
+                }
             });
         };
         Ok(self.sessions.get(ttl, &self.client, &self.clock, begin).await?)
+    }
+
+    /// Whether anything that is not given up hangs on `session`.
+    pub(super) fn needs(&self, session: &Session) -> bool {
+        self.attempts.all().iter().any(|attempt| attempt.needs(session)) || self.entries.need(session)
     }
 
     /// Starts what runs in the background.

@@ -128,6 +128,14 @@ impl Entries {
         self.table().inside.values().find(|inside| inside.lock == lock && inside.head.created == created).cloned()
     }
 
+    /// Whether one that is not given up hangs on `session`, or its head does.
+    pub(super) fn need(&self, session: &Session) -> bool {
+        self.table().inside.values().any(|inside| {
+            let is_given_up = matches!(inside.state().phase, Phase::Leaving { .. });
+            !is_given_up && [&inside.own, &inside.shared].iter().any(|other| other.id == session.id)
+        })
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -267,7 +275,7 @@ impl Engine {
     fn keep_for_others(self: &Arc<Self>, session: Arc<Session>) -> Arc<Session> {
         let (engine, kept) = (self.clone(), session.clone());
         self.run(async move {
-            session::keep_for_others(&kept, &engine.client, &engine.clock).await;
+            session::keep_for_others(&kept, &engine.client, &engine.clock, || engine.needs(&kept)).await;
             let concerned = |inside: &Arc<Inside>| Arc::ptr_eq(&inside.shared, &kept);
             for inside in engine.entries.all().into_iter().filter(concerned) {
                 engine.lose_entry(&inside, LossReason::Revoked);

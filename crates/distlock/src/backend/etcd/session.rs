@@ -158,8 +158,12 @@ impl Session {
         false
     }
 
-    /// Whether nobody needs it any more.
-    fn is_idle(&self, now: Moment) -> bool {
+    /// Whether nobody needs it any more. That it was not used for long is not enough: a process that was stopped finds so of
+    /// what it holds.
+    fn is_idle(&self, now: Moment, is_needed: impl Fn() -> bool) -> bool {
+        if now >= self.idle_from() && is_needed() {
+            self.touch(now);
+        }
         now >= self.idle_from()
     }
 
@@ -215,10 +219,10 @@ impl Sessions {
         Some(session.clone())
     }
 
-    /// Takes no new locks on a lease that nobody needs. Answers whether that is so.
-    fn close_idle(&self, session: &Session, now: Moment) -> bool {
+    /// Takes no new locks on a lease, unless one has asked for it in this moment. Answers whether that is so.
+    fn close_unused(&self, session: &Session, now: Moment) -> bool {
         let mut open = lock(&self.open);
-        if !session.is_idle(now) {
+        if now < session.idle_from() {
             return false;
         }
         open.retain(|other| other.id != session.id);
@@ -315,7 +319,7 @@ impl<'a> Pace<'a> {
 
 /// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
 /// it is gone.
-pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock) {
+pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
     let mut state = session.state.subscribe();
     let mut pace = Pace::new(session, client, clock);
     loop {
@@ -323,26 +327,29 @@ pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &
             _ = state.wait_for(|state| state.gone) => return,
             is_due = pace.wait(Moment::NEVER) => is_due,
         };
-        if is_due && (session.is_idle(clock.now()) || !pace.keep_alive().await) {
+        if is_due && (session.is_idle(clock.now(), &is_needed) || !pace.keep_alive().await) {
             session.lose();
             return;
         }
     }
 }
 
-/// Keeps a lease alive as long as it is needed, then revokes it. Returns when it is gone.
-pub(super) async fn keep(session: &Session, sessions: &Sessions, client: &Client, clock: &Clock) {
+/// Keeps a lease alive as long as it is needed. Answers whether it is to be revoked then; or it is gone.
+pub(super) async fn keep(
+    session: &Session,
+    sessions: &Sessions,
+    client: &Client,
+    clock: &Clock,
+    is_needed: impl Fn() -> bool,
+) -> bool {
     let mut pace = Pace::new(session, client, clock);
     loop {
         let is_due = pace.wait(session.idle_from()).await;
-        if sessions.close_idle(session, clock.now()) {
-            // Unanswered, it ends by itself.
-            let _ = session.revoke(client).await;
-            session.lose();
-            return;
+        if session.is_idle(clock.now(), &is_needed) && sessions.close_unused(session, clock.now()) {
+            return true;
         }
         if is_due && !pace.keep_alive().await {
-            return;
+            return false;
         }
     }
 }
@@ -354,4 +361,40 @@ fn whole_seconds(ttl: Duration) -> u64 {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use distlock_testkit::servers::EtcdServer;
+
+    use super::*;
+    use crate::backend::etcd::Etcd;
+    use crate::backend::{Backend, Claim, Claimed, Lease, Renewal};
+    use crate::key::Key;
+    use crate::owner::{OwnerId, Process, Record};
+
+    #[tokio::test]
+    async fn a_lease_with_a_hold_is_not_idle_however_long_its_process_was_stopped() {
+        let server = EtcdServer::start();
+        let (clock, time) = Clock::manual();
+        let mut etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        Arc::get_mut(&mut etcd.engine).unwrap().clock = clock;
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), false, Arc::new(record));
+        let Claimed::Granted(grant) = etcd.claim(&claim).await.unwrap() else { panic!("it is free") };
+        let session = etcd.engine.attempts.get(claim.attempt).unwrap().state().session.clone();
+        for stop in 0..5 {
+            let start = session.term().start;
+            time.advance(Duration::from_secs(35));
+            let mut state = session.state.subscribe();
+            let state = state.wait_for(|state| state.gone || state.term.start > start).await.unwrap();
+            assert!(!state.gone, "revoked in the middle of a hold, after stop {stop}");
+            drop(state);
+            let renewed = etcd.renew(&[Lease::new(claim.clone(), grant.token)]).await.pop();
+            assert!(matches!(renewed, Some(Ok(Renewal::Renewed(_)))), "{renewed:?}");
+        }
+        assert!(!server.etcdctl().run(&["get", "--prefix", "a/"]).is_empty());
+    }
 }
