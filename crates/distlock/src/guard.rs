@@ -185,7 +185,7 @@ impl LockGuard {
     ///
     /// # Errors
     /// Kind `Lost` when it is not ours any more; `Unknown` or `Unavailable` when the engine did not answer: the old
-    /// deadline stands.
+    /// deadline stands. `Unsupported` where the engine cannot make it longer: a re-entrant lock on etcd.
     ///
     /// # Cancel safety
     /// When the future is dropped the lease may or may not have been extended; the deadline counts only an answer.

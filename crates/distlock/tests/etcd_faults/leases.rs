@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distlock::{LockGuard, Locker};
+use distlock::{ErrorKind, LockGuard, Locker};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::EtcdServer;
 use tokio::time::timeout;
@@ -83,4 +83,16 @@ async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
     timeout(secs(20), guard.lost()).await.expect("told");
     eventually("its key is gone", || keys(&server).len() == others.len()).await;
+}
+
+/// An entry has the leases that it came in with: whoever wants a longer one is told so, and does not count on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_cannot_be_extended_says_so() {
+    let server = EtcdServer::start();
+    let locker = locker_at(&[server.address()], secs(10));
+    let guard = locker.lock("a").owner("order-7").reentrant().watchdog(false).await.unwrap();
+    let error = guard.extend(secs(60)).await.expect_err("it would be over after 10 s");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    guard.extend(secs(10)).await.expect("renewed");
+    guard.unlock().await.expect("still ours");
 }

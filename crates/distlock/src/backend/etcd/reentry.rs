@@ -47,6 +47,8 @@ pub(super) struct Inside {
     own: Arc<Session>,
     /// That of the head.
     shared: Arc<Session>,
+    /// What was asked for when it entered.
+    lease: Duration,
     delay: Duration,
     /// Held while the key is being made or deleted: it is deleted only when it is known whether it is there.
     making: tokio::sync::Mutex<()>,
@@ -84,6 +86,16 @@ impl Inside {
         let end = |term: Term| term.start.after(term.ttl);
         let term = if end(own) <= end(shared) { own } else { shared };
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
+    }
+
+    /// Refuses a longer lease than it has entered with: the head cannot go to another one, for all others who are inside keep
+    /// alive the one that it hangs on.
+    fn check_length(&self, lease: Duration) -> Result<()> {
+        if lease <= self.lease || (self.own.covers(lease) && self.shared.covers(lease)) {
+            return Ok(());
+        }
+        let error = Error::new(ErrorKind::Unsupported, "on etcd the lease of a re-entrant lock cannot be made longer");
+        Err(error.with_help("ask for the longer ttl when you take it"))
     }
 
     fn area(&self) -> Vec<u8> {
@@ -248,6 +260,7 @@ impl Engine {
             head: mark,
             own,
             shared,
+            lease: claim.lease(),
             delay: claim.delay,
             making: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
@@ -289,6 +302,7 @@ impl Engine {
         let lost = Ok(Renewal::Lost(LossReason::Revoked));
         let Some(inside) = self.entries.get(lease.claim.attempt) else { return lost };
         let State { phase: Phase::Held(_), known, .. } = *inside.state() else { return lost };
+        inside.check_length(lease.claim.lease())?;
         let (own, shared) = tokio::join!(inside.own.renewed_after(known.0), inside.shared.renewed_after(known.1));
         if own?.is_none() || shared?.is_none() {
             self.lose_entry(&inside, LossReason::Revoked);
