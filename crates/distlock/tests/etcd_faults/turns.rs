@@ -4,6 +4,7 @@ use std::future::IntoFuture;
 
 use distlock::backend::etcd::Etcd;
 use distlock::{Locker, LossReason};
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
 use tokio::time::timeout;
 
@@ -121,4 +122,44 @@ async fn a_lock_that_was_broken_is_told_as_broken() {
         assert_eq!(timeout(secs(5), guard.lost()).await.expect("told"), LossReason::Broken);
         assert!(keys(&server).is_empty());
     }
+}
+
+/// The head is broken while another of its owner enters: that one is not inside, and comes after who waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let near = || locker_at(&[server.address()], secs(12));
+    let (first, one, other, far) = (near(), near(), near(), locker_at(&[proxy.address()], secs(12)));
+    let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant().wait(secs(60)).into_future();
+    let held = first.lock("a").await.unwrap();
+    let inside = tokio::spawn(enter(&one));
+    eventually("it queues", || keys(&server).len() == 2).await;
+    let entering = tokio::spawn(enter(&far));
+    eventually("it queues too", || keys(&server).len() == 3).await;
+    let next = tokio::spawn(other.lock("a").wait(secs(60)).into_future());
+    eventually("the next one queues", || keys(&server).len() == 4).await;
+    // Its watch is open by then; from there on every answer takes its time, and what is asked does not.
+    tokio::time::sleep(secs(1)).await;
+    proxy.set(Direction::Replies, Flow::Delay(ms(700)));
+    held.unlock().await.unwrap();
+    let inside = inside.await.unwrap().expect("the head is its own");
+    eventually("the second entry is made", || keys(&server).iter().filter(|key| key.contains("{}")).count() == 2).await;
+    one.inspect().force_release("a", inside.fencing_token(), "stuck").await.unwrap();
+    assert_eq!(timeout(secs(10), inside.lost()).await.expect("told"), LossReason::Broken);
+    let next = timeout(secs(10), next).await.expect("its turn").unwrap().expect("granted");
+    tokio::time::sleep(secs(2)).await;
+    if entering.is_finished() {
+        // On a slow machine it was inside before.
+        let entered = entering.await.unwrap().expect("granted");
+        timeout(secs(1), entered.lost()).await.expect("two holders");
+        return;
+    }
+    proxy.pass();
+    let token = next.fencing_token();
+    next.unlock().await.expect("it was ours");
+    let entered = timeout(secs(30), entering).await.expect("its turn").unwrap().expect("granted");
+    assert!(entered.fencing_token() > token);
+    entered.unlock().await.unwrap();
+    eventually("nothing is left", || keys(&server).is_empty()).await;
 }

@@ -50,6 +50,11 @@ impl Engine {
                 adopter.state().doubts = 0;
                 old.iter().for_each(|old| engine.adopted(old));
                 engine.attempts.give(&adopter);
+                // Of an end that a watch has seen before nobody was told.
+                let seen = adopter.mark().filter(|mark| engine.watches.saw_deletion(&adopter.lock, mark));
+                if let Some(mark) = seen {
+                    adopter.state().deleted = mark.created.saturating_add(1);
+                }
             }
             let _ = tell.send(taken);
         });

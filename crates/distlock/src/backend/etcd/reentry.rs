@@ -80,6 +80,12 @@ impl Inside {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it may be inside: neither lost nor given up, and both leases are there.
+    fn is_good(&self) -> bool {
+        let is_given_up = matches!(self.state().phase, Phase::Leaving { .. });
+        !is_given_up && !self.own.is_gone() && !self.shared.is_gone()
+    }
+
     /// What its holder can count on: whichever of the two leases ends first.
     fn term(&self) -> Term {
         let (own, shared) = (self.own.term(), self.shared.term());
@@ -166,7 +172,10 @@ impl Engine {
                     let Some(inside) = self.enter(claim, &lock, &head).await? else { continue };
                     // What it has in the queue is not needed any more.
                     self.withdraw(claim.attempt).await;
-                    return Ok(Claimed::Granted(self.grant_entry(&inside)));
+                    if let Some(grant) = self.grant_entry(&inside) {
+                        return Ok(Claimed::Granted(grant));
+                    }
+                    continue;
                 }
                 Some(head) if !claim.queue => {
                     return Ok(Claimed::Busy(busy(Some(holder_of(&head.value, head.create_revision)), claim)));
@@ -194,9 +203,11 @@ impl Engine {
     async fn enter(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Inside>>> {
         let mark = Mark::of(head);
         let inside = match self.entries.get(claim.attempt) {
-            Some(inside) if inside.head == mark && !inside.own.is_gone() && !inside.shared.is_gone() => inside,
+            Some(inside) if inside.head == mark && inside.is_good() => inside,
             Some(stale) => {
                 self.lose_entry(&stale, LossReason::Revoked);
+                // It is in the way until it is out.
+                self.go_out(&stale).await?;
                 return Ok(None);
             }
             None => match self.begin(claim, lock, head).await? {
@@ -269,15 +280,22 @@ impl Engine {
         Ok(Some(inside))
     }
 
-    fn grant_entry(&self, inside: &Inside) -> Grant {
+    /// It is inside; `None` when it is known that it, or its head, was lost since or given up.
+    fn grant_entry(self: &Arc<Self>, inside: &Arc<Inside>) -> Option<Grant> {
+        if !inside.is_good() {
+            self.lose_entry(inside, LossReason::Revoked);
+            return None;
+        }
         let term = inside.term();
         let mut state = inside.state();
-        if state.phase == Phase::Entering {
-            state.phase = Phase::Held(self.clock.now());
+        match state.phase {
+            Phase::Entering => state.phase = Phase::Held(self.clock.now()),
+            Phase::Held(_) => {}
+            Phase::Leaving { .. } => return None,
         }
         state.known = (inside.own.term().start, inside.shared.term().start);
         state.keep_until = state.keep_until.max(term.start.after(term.ttl).after(inside.delay));
-        Grant::new(FencingToken::new(inside.head.created.unsigned_abs()), Some(term))
+        Some(Grant::new(FencingToken::new(inside.head.created.unsigned_abs()), Some(term)))
     }
 
     /// A lease for what stands in the queue: who is inside later keeps it alive, also when this client is gone.
@@ -308,10 +326,10 @@ impl Engine {
             self.lose_entry(&inside, LossReason::Revoked);
             return lost;
         }
-        if self.entries.get(inside.id).is_none() {
-            return lost;
+        match self.grant_entry(&inside) {
+            Some(grant) => Ok(Renewal::Renewed(grant.term)),
+            None => lost,
         }
-        Ok(Renewal::Renewed(self.grant_entry(&inside).term))
     }
 
     pub(super) async fn release_entry(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
@@ -390,19 +408,22 @@ impl Engine {
 
     /// An entry is not there any more, or its head: tells its holder, and deletes what is left of it.
     pub(super) fn lose_entry(self: &Arc<Self>, inside: &Arc<Inside>, reason: LossReason) {
-        let phase = {
+        {
             let mut state = inside.state();
-            std::mem::replace(&mut state.phase, Phase::Leaving { was_held: false })
-        };
-        if let Phase::Held(_) = phase {
-            self.tell_loss(inside.id, reason);
+            match state.phase {
+                Phase::Held(_) => self.tell_loss(inside.id, reason),
+                Phase::Entering => {}
+                Phase::Leaving { .. } => return,
+            }
+            state.phase = Phase::Leaving { was_held: false };
         }
-        if let Phase::Held(_) | Phase::Entering = phase {
-            self.see_out(inside);
-        }
+        let (engine, inside) = (self.clone(), inside.clone());
+        self.run(async move {
+            let _ = engine.go_out(&inside).await;
+        });
     }
 
-    /// Deletes an entry in the background.
+    /// Deletes an entry whose time is over.
     fn see_out(self: &Arc<Self>, inside: &Arc<Inside>) {
         if inside.making.try_lock().is_err() {
             // The one before is still at it.
@@ -418,10 +439,17 @@ impl Engine {
     /// A key was deleted: whose entry it was, or whose head, has lost the lock.
     pub(super) fn entry_deleted(self: &Arc<Self>, key: &[u8], revision: i64) {
         for inside in self.entries.all() {
-            let is_held = matches!(inside.state().phase, Phase::Held(_));
-            if is_held && inside.key == key {
+            let State { phase, revision: known, .. } = *inside.state();
+            if let Phase::Leaving { .. } = phase {
+                continue;
+            }
+            let head_is_gone = inside.head.key == key && inside.head.created < revision;
+            if inside.key == key && known < revision {
                 self.lose_entry(&inside, LossReason::Adopted);
-            } else if is_held && inside.head.key == key && inside.head.created < revision {
+            } else if head_is_gone && phase == Phase::Entering {
+                // Nobody counts on it yet, and nobody may from now on.
+                self.lose_entry(&inside, LossReason::Revoked);
+            } else if head_is_gone {
                 let engine = self.clone();
                 self.run(async move {
                     let Mark { key, created } = &inside.head;
@@ -520,7 +548,7 @@ impl Engine {
         });
         let swapped = told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
         swapped?.ok_or_else(not_held)?;
-        Ok(self.grant_entry(&inside))
+        self.grant_entry(&inside).ok_or_else(not_held)
     }
 
     /// Writes what is known about a holder anew: in its own key, and in the head, which is what those see who do not get in.
