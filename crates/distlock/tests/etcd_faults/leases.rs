@@ -1,10 +1,12 @@
 //! What must hold when something fails while a lease is made, kept, or left for a longer one.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use distlock::{ErrorKind, LockGuard, Locker};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::EtcdServer;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::etcd_faults_kit::{eventually, keys, lease_of, locker_at, secs};
@@ -95,4 +97,25 @@ async fn an_entry_that_cannot_be_extended_says_so() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     guard.extend(secs(10)).await.expect("renewed");
     guard.unlock().await.expect("still ours");
+}
+
+/// Whoever waits for the same lease learns together that there is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_not_granted_is_waited_for_once() {
+    const TASKS: u32 = 8;
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let locker = locker_at(&[proxy.address()], secs(30));
+    proxy.drop_replies();
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for number in 0..TASKS {
+        let locker = locker.clone();
+        tasks.spawn(async move { locker.try_lock(format!("a{number}")).await });
+    }
+    for answer in tasks.join_all().await {
+        assert_eq!(answer.expect_err("nobody answers").kind(), ErrorKind::Unavailable);
+    }
+    let took = start.elapsed();
+    assert!(took < secs(5) * (TASKS - 2), "{took:?}: one after the other");
 }

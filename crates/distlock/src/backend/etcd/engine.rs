@@ -371,20 +371,28 @@ impl Engine {
 
     /// A lease for a lock that asks for `ttl`.
     pub(super) async fn session(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>> {
-        let begin = |session: &Arc<Session>| {
-            let (engine, session) = (self.clone(), session.clone());
+        // Asked for and kept in the background: whoever has asked first need not wait for it.
+        let begin = |tell| {
+            let engine = self.clone();
             self.run(async move {
-                let is_needed = || engine.needs(&session);
-                let is_idle = session::keep(&session, &engine.sessions, &engine.client, &engine.clock, is_needed).await;
-                // Whoever has come to count on it in this moment is told before it ends.
-                engine.session_lost(&session);
-                if is_idle {
-                    // Unanswered, it ends by itself.
-                    let _ = session.revoke(&engine.client).await;
+                if let Ok(session) = engine.sessions.open(ttl, tell, &engine.client, &engine.clock).await {
+                    engine.keep(&session).await;
                 }
             });
         };
-        Ok(self.sessions.get(ttl, &self.client, &self.clock, begin).await?)
+        Ok(self.sessions.get(ttl, &self.clock, begin).await?)
+    }
+
+    /// Keeps a lease until nobody needs it, or it is gone.
+    async fn keep(self: &Arc<Self>, session: &Session) {
+        let is_needed = || self.needs(session);
+        let is_idle = session::keep(session, &self.sessions, &self.client, &self.clock, is_needed).await;
+        // Whoever has come to count on it in this moment is told before it ends.
+        self.session_lost(session);
+        if is_idle {
+            // Unanswered, it ends by itself.
+            let _ = session.revoke(&self.client).await;
+        }
     }
 
     /// Whether anything that is not given up hangs on `session`.

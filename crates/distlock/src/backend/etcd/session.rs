@@ -4,6 +4,7 @@
 //! that; each request here opens and ends one of its own, so that an answer can only be the answer to its request, and
 //! a request that is not answered is repeated elsewhere without any state to clean up.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -184,31 +185,56 @@ impl State {
 pub(super) struct Sessions {
     /// Few: one for each TTL that is asked for.
     open: Mutex<Vec<Arc<Session>>>,
-    /// Held while one is granted, so that a thousand tasks that start together share one.
-    granting: tokio::sync::Mutex<()>,
+    /// Those that are being granted, by what was asked for: a thousand tasks that start together share one, or its failure.
+    coming: Mutex<HashMap<u64, watch::Receiver<Option<Granted>>>>,
 }
 
+/// What became of a request for a lease.
+type Granted = Result<Arc<Session>, Failure>;
+
 impl Sessions {
-    /// A lease for a lock that asks for `ttl`. A new one must be [kept](keep) from then on, so it is given to `begin`.
+    /// A lease for a lock that asks for `ttl`. A new one must be [opened](Sessions::open), which is left to `begin`.
     pub(super) async fn get(
         &self,
         ttl: Duration,
-        client: &Client,
         clock: &Clock,
-        begin: impl FnOnce(&Arc<Session>),
-    ) -> Result<Arc<Session>, Failure> {
+        begin: impl FnOnce(watch::Sender<Option<Granted>>),
+    ) -> Granted {
         let seconds = whole_seconds(ttl);
         if let Some(session) = self.find(seconds, clock.now()) {
             return Ok(session);
         }
-        let _alone = self.granting.lock().await;
-        if let Some(session) = self.find(seconds, clock.now()) {
-            return Ok(session);
-        }
-        let session = Arc::new(grant(seconds, client, clock).await?);
-        lock(&self.open).push(session.clone());
-        begin(&session);
-        Ok(session)
+        let mut coming = {
+            let mut coming = lock(&self.coming);
+            if let Some(session) = self.find(seconds, clock.now()) {
+                return Ok(session);
+            }
+            let ask = || {
+                let (tell, told) = watch::channel(None);
+                begin(tell);
+                told
+            };
+            coming.entry(seconds).or_insert_with(ask).clone()
+        };
+        let granted = coming.wait_for(Option::is_some).await.ok().and_then(|granted| granted.clone());
+        granted.unwrap_or_else(|| Err(Failure::new(Fault::Refused, "the engine was closed")))
+    }
+
+    /// Asks for a lease, and tells all who wait for it what became of that. It must be [kept](keep) from then on.
+    pub(super) async fn open(
+        &self,
+        ttl: Duration,
+        tell: watch::Sender<Option<Granted>>,
+        client: &Client,
+        clock: &Clock,
+    ) -> Granted {
+        let seconds = whole_seconds(ttl);
+        let granted = grant(seconds, client, clock).await.map(Arc::new);
+        let mut coming = lock(&self.coming);
+        lock(&self.open).extend(granted.iter().cloned());
+        coming.remove(&seconds);
+        tell.send_replace(Some(granted.clone()));
+        granted
     }
 
     fn find(&self, seconds: u64, now: Moment) -> Option<Arc<Session>> {
