@@ -119,3 +119,20 @@ async fn a_lease_that_is_not_granted_is_waited_for_once() {
     let took = start.elapsed();
     assert!(took < secs(5) * (TASKS - 2), "{took:?}: one after the other");
 }
+
+/// An extension is sent at once, also after one that failed: it does not wait until the lease is due.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_after_one_that_failed_is_sent_at_once() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let locker = locker_at(&[proxy.address()], secs(90));
+    let guard = locker.lock("a").await.unwrap();
+    proxy.drop_replies();
+    guard.extend(secs(90)).await.expect_err("nobody answers");
+    proxy.cut();
+    proxy.pass();
+    let deadline = guard.deadline();
+    timeout(secs(15), guard.extend(secs(90))).await.expect("not after a third of the lease").expect("renewed");
+    assert!(guard.deadline() > deadline);
+    guard.unlock().await.unwrap();
+}

@@ -323,10 +323,13 @@ impl<'a> Pace<'a> {
     /// Waits until a request is due, or somebody wants one, or it is `until`; and answers whether one is to be sent.
     async fn wait(&self, until: Moment) -> bool {
         let Term { start, ttl } = self.session.term();
-        let pause = if self.failed { (ttl / 20).min(LONGEST_PAUSE) } else { Duration::ZERO };
-        let due = start.after(ttl / 3).max(self.clock.now().after(pause));
+        if self.failed {
+            let pause = (ttl / 20).min(LONGEST_PAUSE);
+            self.clock.sleep_until(self.clock.now().after(pause).min(until)).await;
+        }
+        let due = start.after(ttl / 3);
         tokio::select! {
-            () = self.session.wanted.notified(), if !self.failed => {}
+            () = self.session.wanted.notified() => {}
             () = self.clock.sleep_until(due.min(until)) => {}
         }
         // Whoever asked while the last request was on its way was served by it.
