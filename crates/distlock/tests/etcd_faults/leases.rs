@@ -84,6 +84,7 @@ async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
     // The key has its name from its first lease.
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
     timeout(secs(20), guard.lost()).await.expect("told");
+    assert_eq!(guard.check().expect_err("it is lost").kind(), ErrorKind::Lost);
     eventually("its key is gone", || keys(&server).len() == others.len()).await;
 }
 
