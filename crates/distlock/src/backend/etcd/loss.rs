@@ -41,12 +41,10 @@ impl Engine {
     /// The lease of a hold is gone while it was being moved to another one, so that its key may still be there: nobody counts
     /// on it, and housekeeping deletes it.
     fn give_up(&self, attempt: &Attempt) {
-        let phase = {
-            let mut state = attempt.state();
+        let mut state = attempt.state();
+        if let Phase::Held(_) = state.phase {
+            state.phase = Phase::Leaving { was_held: false };
             state.keep_until = self.clock.now();
-            std::mem::replace(&mut state.phase, Phase::Leaving { was_held: false })
-        };
-        if let Phase::Held(_) = phase {
             self.tell_loss(attempt.id, LossReason::Revoked);
         }
     }

@@ -119,6 +119,13 @@ struct Table {
     candidates: HashMap<AttemptId, Claim>,
 }
 
+impl Table {
+    /// Whether this very entry is here: another may have come with its id since it was forgotten.
+    fn has(&self, inside: &Inside) -> bool {
+        self.inside.get(&inside.id).is_some_and(|other| std::ptr::eq(&raw const **other, inside))
+    }
+}
+
 impl Entries {
     fn get(&self, id: AttemptId) -> Option<Arc<Inside>> {
         self.table().inside.get(&id).cloned()
@@ -130,7 +137,7 @@ impl Entries {
 
     fn remove(&self, inside: &Inside) {
         let mut table = self.table();
-        if table.inside.get(&inside.id).is_some_and(|other| std::ptr::eq(&raw const **other, inside)) {
+        if table.has(inside) {
             table.inside.remove(&inside.id);
         }
     }
@@ -205,7 +212,6 @@ impl Engine {
         let inside = match self.entries.get(claim.attempt) {
             Some(inside) if inside.head == mark && inside.is_good() => inside,
             Some(stale) => {
-                self.lose_entry(&stale, LossReason::Revoked);
                 // It is in the way until it is out.
                 self.go_out(&stale).await?;
                 return Ok(None);
@@ -367,6 +373,10 @@ impl Engine {
     /// Deletes an entry, and the head if it is the last one.
     async fn go_out(self: &Arc<Self>, inside: &Arc<Inside>) -> Result<Release, Failure> {
         let _made = inside.making.lock().await;
+        if !self.entries.table().has(inside) {
+            // It is out, and what has its key now is not this one.
+            return Ok(Release::NotOurs);
+        }
         let (was_held, repeated, in_doubt) = {
             let mut state = inside.state();
             let repeated = matches!(state.phase, Phase::Leaving { .. });
