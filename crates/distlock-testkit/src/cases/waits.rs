@@ -9,7 +9,7 @@ use distlock::ErrorKind;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{expect_granted, spawn_waiter};
+use super::{expect_granted, expect_lock, spawn_waiter};
 use crate::setup::{Client, World};
 
 /// A waiter gets the lock after its release, and not before.
@@ -29,8 +29,10 @@ pub async fn lock_waits_until_it_is_released(world: &World) {
 /// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
 pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
+    // Connected before: the time is for asking alone.
+    expect_lock(world, &other.locker, &world.key("before")).await.unlock().await.expect("released");
     let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
-    let (asked, wait) = (world.now(), Duration::from_millis(150));
+    let (asked, wait) = (world.now(), Duration::from_millis(300));
     let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
     let waited = world.now().since(asked);
     assert_eq!(error.kind(), ErrorKind::Timeout);
