@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 const MOST_BYTES: usize = 256 << 20;
 /// What each part takes beyond its own bytes.
 const EACH: usize = 100;
-/// A Redis server goes through a hundred million keys within two minutes, or within ten when it is 5 ms away.
+/// By estimate, a Redis server goes through a hundred million keys in two minutes, or in ten when it is 5 ms away.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
 /// What a listing may still keep.
