@@ -18,16 +18,12 @@ impl Certs {
     #[track_caller]
     pub fn new() -> Certs {
         let certs = Certs(Arc::new(Directory::new()));
-        let authority = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n";
-        certs.request("ca", "distlock test authority");
-        certs.sign("ca", authority, &["-signkey", "ca.key"]);
+        certs.issue("ca", &["basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign"], &[]);
+        // Servers of one cluster are clients of each other.
         for (name, usage) in [("server", "serverAuth,clientAuth"), ("client", "clientAuth")] {
-            // Servers of one cluster are clients of each other.
-            let usage = format!(
-                "basicConstraints=CA:FALSE\nextendedKeyUsage={usage}\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
-            );
-            certs.request(name, name);
-            certs.sign(name, &usage, &["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]);
+            let usage = format!("extendedKeyUsage={usage}");
+            let extensions = ["basicConstraints=CA:FALSE", &usage, "subjectAltName=DNS:localhost,IP:127.0.0.1"];
+            certs.issue(name, &extensions, &["-CA", "ca.pem", "-CAkey", "ca.key"]);
         }
         certs
     }
@@ -61,19 +57,13 @@ impl Certs {
         self.0.path().join(name)
     }
 
-    fn request(&self, name: &str, subject: &str) {
-        let (subject, key, out) = (format!("/CN={subject}"), format!("{name}.key"), format!("{name}.csr"));
+    /// A new key and its certificate, in one run of the program: most tests with TLS begin with this.
+    fn issue(&self, name: &str, extensions: &[&str], signer: &[&str]) {
+        let (subject, key, out) = (format!("/CN={name}"), format!("{name}.key"), format!("{name}.pem"));
         let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"];
-        let rest = ["-nodes", "-keyout", &key, "-out", &out, "-subj", &subject];
-        openssl(self.0.path(), &[&["req"], &curve[..], &rest[..]].concat());
-    }
-
-    fn sign(&self, name: &str, extensions: &str, signer: &[&str]) {
-        let extension_file = format!("{name}.ext");
-        self.0.write(&extension_file, extensions);
-        let (request, out) = (format!("{name}.csr"), format!("{name}.pem"));
-        let rest = ["-in", &request, "-out", &out, "-days", "2", "-sha256", "-extfile", &extension_file];
-        openssl(self.0.path(), &[&["x509", "-req"], &rest[..], signer].concat());
+        let rest = ["-nodes", "-days", "2", "-sha256", "-keyout", &key, "-out", &out, "-subj", &subject];
+        let extensions: Vec<&str> = extensions.iter().flat_map(|extension| ["-addext", extension]).collect();
+        openssl(self.0.path(), &[&["req", "-x509"], &curve[..], &rest[..], &extensions[..], signer].concat());
     }
 }
 
