@@ -27,6 +27,7 @@ pub mod proxy;
 pub mod servers;
 mod setup;
 pub mod stranger;
+mod ticks;
 mod turns;
 mod wire;
 
@@ -34,5 +35,6 @@ pub use dice::Dice;
 pub use fuzz::{assert_in_proportion, fuzz};
 pub use polls::poll_times;
 pub use setup::{Client, MemorySetup, Setup, World};
+pub use ticks::Ticks;
 pub use turns::Turns;
 pub use wire::{Calls, Wire};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, ErrorKind, Event, EventKind, HoldState, LockGuard, Locker, LossReason, ManualClock, Moment};
+use distlock_testkit::servers::eventually;
 use distlock_testkit::{Calls, Wire};
 use tokio::sync::watch;
 
@@ -59,6 +60,13 @@ impl World {
         tokio::time::timeout(SOON, self.seen.wait_for(what)).await.expect("soon").expect("observed");
     }
 
+    /// Returns when so many renewals were sent, and nobody waits any more for the answer to the last.
+    async fn until_given_up(&self, guard: &LockGuard, sent: u64) {
+        until_so(async || self.calls.renewals.load(Ordering::SeqCst) >= sent).await;
+        // A quarter of what is left is how long an answer is waited for.
+        self.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
+    }
+
     fn other(&self) -> Locker {
         Locker::builder().clock(self.clock.clone()).build(Memory::on(&self.store)).expect("a locker")
     }
@@ -98,15 +106,16 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
     let delay = Duration::from_millis(900);
     world.store.script(Operation::Renew, Fault::DelayReply(delay));
     world.hand.advance(TTL / 3);
-    while world.calls.renewals.load(Ordering::SeqCst) == 0 {
-        tokio::task::yield_now().await;
-    }
+    // Until then the keeper's thread reads the clock: nobody moves it before the store has carried the renewal out.
+    let inspect = world.other().inspect();
+    until_so(async || {
+        let lock = inspect.get("k").await.unwrap();
+        lock.and_then(|lock| lock.holder()?.ttl_left) == Some(TTL)
+    })
+    .await;
     assert_eq!(deadline(&guard), first, "not before it is answered");
-    // The reply waits for the clock; small steps, so that whoever waits sees each of them.
-    while world.seen.borrow_and_update().renewed == 0 {
-        world.hand.advance(Duration::from_millis(10));
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    world.hand.advance(delay);
+    world.until(|seen| seen.renewed == 1).await;
     let sent = first.before(USABLE).after(TTL / 3);
     assert_eq!(deadline(&guard), sent.after(USABLE), "not from when the answer came");
     assert!(world.clock.now().since(sent) >= delay);
@@ -139,13 +148,11 @@ async fn rule_2_a_failed_renewal_is_at_risk_and_not_lost() {
     }
     assert_eq!(guard.state(), HoldState::Held);
     world.hand.advance(TTL / 3);
-    world.until(|seen| seen.failed >= 1).await;
     // The first retry comes at once, the next after a while of the clock.
-    while world.seen.borrow_and_update().renewed == 0 {
-        assert_ne!(guard.state(), HoldState::Lost);
-        world.hand.advance(Duration::from_millis(50));
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    world.until(|seen| seen.failed == 2).await;
+    assert_eq!(guard.state(), HoldState::AtRisk);
+    world.hand.advance(Duration::from_millis(250));
+    world.until(|seen| seen.renewed == 1).await;
     assert_eq!(world.seen.borrow().failed, 2);
     assert_eq!(guard.state(), HoldState::Held);
     guard.unlock().await.unwrap();
@@ -258,24 +265,30 @@ async fn rule_8_renewals_are_batched() {
 
 #[tokio::test]
 async fn rule_8_renewal_goes_on_while_the_application_blocks_its_runtime() {
-    let ttl = Duration::from_millis(600);
-    let store = Store::new();
-    let locker = Locker::new(Memory::on(&store)).unwrap();
-    let guard = locker.lock("k").ttl(ttl).await.unwrap();
+    let world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    let first = deadline(&guard);
     // The point of this test is a thread that does not yield.
-    std::thread::sleep(ttl * 4);
+    for round in 1..=4 {
+        world.hand.advance(TTL / 3);
+        eventually("a renewal", || (world.seen.borrow().renewed == round).then_some(()));
+    }
+    assert!(world.clock.now() > first, "longer than a lease");
     assert_eq!(guard.state(), HoldState::Held, "renewed in the meantime");
     guard.unlock().await.unwrap();
 }
 
 #[tokio::test]
 async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
-    let store = Store::new();
-    let locker = Locker::new(Memory::on(&store)).unwrap();
-    let ttl = Duration::from_millis(1200);
-    let guard = locker.lock("k").ttl(ttl).await.unwrap();
-    store.script(Operation::Renew, Fault::Hang);
-    tokio::time::sleep(ttl * 3).await;
+    let mut world = World::new();
+    let guard = world.locker.lock("k").await.unwrap();
+    let first = deadline(&guard);
+    world.store.script(Operation::Renew, Fault::Hang);
+    world.hand.advance(TTL / 3);
+    world.until_given_up(&guard, 1).await;
+    world.until(|seen| seen.renewed == 1).await;
+    assert_eq!(world.seen.borrow().failed, 1);
+    world.hand.advance(first.since(world.clock.now()));
     assert!(!guard.is_lost(), "the second try was answered");
 }
 
@@ -288,15 +301,7 @@ async fn rule_8_renewals_that_hang_hold_up_no_others() {
     (0..HANGING).for_each(|_| world.store.script(Operation::Renew, Fault::Hang));
     world.hand.advance(TTL / 3);
     for sent in 1..=HANGING {
-        let calls = world.calls.clone();
-        let reached = async {
-            while calls.renewals.load(Ordering::SeqCst) < sent {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(SOON, reached).await.expect("sent soon");
-        // A quarter of what is left is how long an answer is waited for.
-        world.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
+        world.until_given_up(&guard, sent).await;
     }
     world.until(|seen| seen.renewed == 1).await;
     assert_eq!(guard.state(), HoldState::Held, "the one after them was answered");
@@ -432,21 +437,27 @@ async fn an_observer_that_panics_costs_nobody_a_lock() {
         seen.fetch_add(1, Ordering::SeqCst);
         std::panic::resume_unwind(Box::new("a bad observer"));
     };
-    let locker =
-        Locker::builder().default_ttl(Duration::from_millis(300)).observer(observer).build(Memory::new()).unwrap();
+    let (clock, hand) = Clock::manual();
+    let engine = Memory::on(&Store::with_clock(clock.clone()));
+    let locker = Locker::builder().clock(clock).observer(observer).build(engine).unwrap();
     let guard = locker.lock("k").await.unwrap();
-    while events.load(Ordering::SeqCst) < 4 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    for renewals in 1..=4 {
+        hand.advance(TTL / 3);
+        until_so(async || events.load(Ordering::SeqCst) > renewals).await;
     }
     assert!(guard.unlock().await.is_ok(), "kept by renewal all the time");
 }
 
 async fn until_empty(store: &Store) {
-    tokio::time::timeout(SOON, async {
-        while !store.is_empty() {
+    until_so(async || store.is_empty()).await;
+}
+
+/// Looks again and again until it is so.
+async fn until_so(mut is_so: impl AsyncFnMut() -> bool) {
+    let looks = async {
+        while !is_so().await {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-    })
-    .await
-    .expect("nothing is left");
+    };
+    tokio::time::timeout(SOON, looks).await.expect("soon");
 }

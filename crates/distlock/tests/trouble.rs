@@ -10,6 +10,7 @@ use distlock::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Term, Wake,
 };
 use distlock::{Clock, ErrorKind, Event, HistoryKind, Key, Locker, LossReason, Result};
+use distlock_testkit::Ticks;
 use tokio::time::timeout;
 
 /// For what must happen in time on any machine.
@@ -17,6 +18,20 @@ const SOON: Duration = Duration::from_secs(20);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
+}
+
+/// A clock that goes by itself while this process runs: no lease of these tests ends because the machine stopped them.
+fn ticking() -> (Clock, Ticks) {
+    let (clock, hand) = Clock::manual();
+    (clock, Ticks::of(hand))
+}
+
+async fn sleep(clock: &Clock, time: Duration) {
+    clock.sleep_until(clock.now().after(time)).await;
+}
+
+fn locker(clock: &Clock, engine: impl Backend) -> Locker {
+    Locker::builder().clock(clock.clone()).build(engine).unwrap()
 }
 
 /// How long an answer about a lock takes; `None`: for ever.
@@ -30,6 +45,8 @@ fn at_once(_: &Key) -> Option<Duration> {
 struct Moody {
     memory: Memory,
     attachment: OnceLock<Attachment>,
+    /// What delays are measured by.
+    clock: Clock,
     renewal: Delay,
     release: Delay,
     /// Says that each renewal began this much earlier, as an engine with a shared session does.
@@ -44,6 +61,7 @@ impl Moody {
         Moody {
             memory: Memory::on(store),
             attachment: OnceLock::new(),
+            clock: Clock::system(),
             renewal: at_once,
             release: at_once,
             dated_back: Duration::ZERO,
@@ -51,13 +69,17 @@ impl Moody {
             renewals: Arc::default(),
         }
     }
-}
 
-async fn pass(delay: Option<Duration>) {
-    match delay {
-        Some(delay) if delay.is_zero() => {}
-        Some(delay) => tokio::time::sleep(delay).await,
-        None => std::future::pending().await,
+    /// On a store of its own, all by this clock.
+    fn by(clock: &Clock) -> Moody {
+        Moody { clock: clock.clone(), ..Moody::on(&Store::with_clock(clock.clone())) }
+    }
+
+    async fn pass(&self, delay: Option<Duration>) {
+        match delay {
+            Some(delay) => sleep(&self.clock, delay).await,
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -94,7 +116,7 @@ impl Backend for Moody {
         self.renewals.fetch_add(1, Ordering::SeqCst);
         let answers = self.memory.renew(leases).await;
         for lease in leases {
-            pass((self.renewal)(&lease.claim.key)).await;
+            self.pass((self.renewal)(&lease.claim.key)).await;
         }
         let back = |term: Term| Term { start: term.start.before(self.dated_back), ..term };
         let dated = |renewal| match renewal {
@@ -105,7 +127,7 @@ impl Backend for Moody {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        pass((self.release)(&claim.key)).await;
+        self.pass((self.release)(&claim.key)).await;
         self.memory.release(claim).await
     }
 
@@ -120,16 +142,17 @@ fn hangs_if_bad(key: &Key) -> Option<Duration> {
 
 #[tokio::test]
 async fn a_renewal_that_is_answered_late_still_counts() {
-    let slow = Moody { renewal: |_| Some(ms(250)), ..Moody::on(&Store::new()) };
-    let locker = Locker::new(slow).unwrap();
+    let (clock, _ticks) = ticking();
+    let locker = locker(&clock, Moody { renewal: |_| Some(ms(250)), ..Moody::by(&clock) });
     let guard = locker.lock("k").ttl(ms(1000)).await.unwrap();
-    tokio::time::sleep(ms(4000)).await;
+    sleep(&clock, ms(4000)).await;
     assert!(guard.unlock().await.is_ok(), "kept, although every answer came after a quarter of the lease");
 }
 
 #[tokio::test]
 async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
-    let locker = Locker::new(Moody { renewal: hangs_if_bad, ..Moody::on(&Store::new()) }).unwrap();
+    let (clock, _ticks) = ticking();
+    let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let ttl = ms(3000);
     let bad = locker.lock("bad").ttl(ttl).await.unwrap();
     let mut good = Vec::new();
@@ -137,30 +160,32 @@ async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
         good.push(locker.lock(format!("good{number}")).ttl(ttl).await.unwrap());
     }
     assert_eq!(timeout(SOON, bad.lost()).await.expect("told"), LossReason::Expired);
-    tokio::time::sleep(ttl).await;
+    sleep(&clock, ttl).await;
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", good.len());
 }
 
 #[tokio::test]
 async fn renewals_that_hang_leave_room_for_short_leases() {
-    let locker = Locker::new(Moody { renewal: hangs_if_bad, ..Moody::on(&Store::new()) }).unwrap();
+    let (clock, _ticks) = ticking();
+    let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let mut bad = Vec::new();
     for number in 0..12 {
         bad.push(locker.lock(format!("bad{number}")).ttl(ms(4000 + number * 60)).await.unwrap());
     }
     let good = locker.lock("good").ttl(ms(1200)).await.unwrap();
-    tokio::time::sleep(ms(4000)).await;
+    sleep(&clock, ms(4000)).await;
     assert!(!good.is_lost(), "renewed beside those that hang");
 }
 
 #[tokio::test]
 async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
-    let engine = Moody { dated_back: ms(800), ..Moody::on(&Store::new()) };
+    let (clock, _ticks) = ticking();
+    let engine = Moody { dated_back: ms(800), ..Moody::by(&clock) };
     let renewals = engine.renewals.clone();
-    let locker = Locker::new(engine).unwrap();
+    let locker = locker(&clock, engine);
     let guard = locker.lock("k").ttl(ms(2000)).await.unwrap();
-    tokio::time::sleep(ms(3000)).await;
+    sleep(&clock, ms(3000)).await;
     guard.check().expect("held");
     let asked = renewals.load(Ordering::SeqCst);
     assert!(asked < 60, "{asked} renewals in 3 s");
@@ -206,23 +231,25 @@ async fn a_release_whose_reply_was_lost_is_told_as_released() {
 
 #[tokio::test]
 async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
-    let store = Store::new();
-    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let (clock, hand) = Clock::manual();
+    let store = Store::with_clock(clock.clone());
+    let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
     let guard = locker.lock("k").ttl(ms(100)).await.unwrap();
     guard.extend(Duration::from_secs(600)).await.unwrap();
     for _ in 0..4 {
         store.script(Operation::Release, Fault::Refuse);
     }
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let other = Locker::new(Memory::on(&store)).unwrap();
-    let next = other.lock("k").wait(SOON).await.expect("released after all");
+    let _ticks = Ticks::of(hand);
+    let next = timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap();
     assert!(!next.is_lost());
 }
 
 #[tokio::test]
 async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_as_it_may_last() {
-    let store = Store::new();
-    let locker = Locker::new(Memory::on(&store)).unwrap();
+    let (clock, hand) = Clock::manual();
+    let store = Store::with_clock(clock.clone());
+    let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
     let guard = locker.lock("k").ttl(ms(1000)).watchdog(false).await.unwrap();
     store.script(Operation::Renew, Fault::LoseReply);
     assert_eq!(guard.extend(Duration::from_secs(600)).await.unwrap_err().kind(), ErrorKind::Unknown);
@@ -231,8 +258,8 @@ async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_
         store.script(Operation::Release, Fault::Refuse);
     }
     drop(guard);
-    let other = Locker::new(Memory::on(&store)).unwrap();
-    drop(other.lock("k").wait(SOON).await.expect("released after all"));
+    let _ticks = Ticks::of(hand);
+    drop(timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap());
 }
 
 #[tokio::test]
@@ -257,11 +284,13 @@ async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
 
 #[tokio::test]
 async fn leaving_a_lost_hold_says_so_at_every_level() {
-    let store = Store::new();
-    let locker = Locker::new(Memory::on(&store)).unwrap();
-    let outer = locker.lock("k").ttl(ms(200)).reentrant().watchdog(false).await.unwrap();
+    let (clock, hand) = Clock::manual();
+    let locker = locker(&clock, Memory::on(&Store::with_clock(clock.clone())));
+    let ttl = ms(200);
+    let outer = locker.lock("k").ttl(ttl).reentrant().watchdog(false).await.unwrap();
     let inner = locker.lock("k").reentrant().await.unwrap();
-    inner.lost().await;
+    hand.advance(ttl);
+    assert_eq!(timeout(SOON, inner.lost()).await.expect("told"), LossReason::Expired);
     assert_eq!(inner.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(outer.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }

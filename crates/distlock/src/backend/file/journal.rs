@@ -124,6 +124,7 @@ fn last_lines(text: &[u8], most: u32) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Scratch;
     use super::*;
 
     fn line(number: u32) -> String {
@@ -143,7 +144,8 @@ mod tests {
 
     #[test]
     fn of_a_file_the_end_is_read_as_far_as_its_last_lines_can_reach() {
-        let path = std::env::temp_dir().join(format!("distlock-tail-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a.log");
         let long = format!("{{\"at_ms\":{}\n", "1".repeat(LONGEST_LINE - MARK.len()));
         std::fs::write(&path, long.repeat(9)).unwrap();
         let file = File::open(&path).unwrap();
@@ -152,14 +154,12 @@ mod tests {
             assert!(text.len() <= (most as usize + 1) * LONGEST_LINE, "{most}: {}", text.len());
             assert_eq!(last_lines(&text, most).len(), long.len() * most.min(9) as usize, "{most}");
         }
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[tokio::test]
     async fn a_file_stays_short_and_half_a_line_costs_no_other() {
-        let dir = std::env::temp_dir().join(format!("distlock-journal-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("a.log");
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a.log");
         append(&path, &line(1), 3).await.unwrap();
         let half = &line(2)[..MARK.len()];
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(half.as_bytes()).unwrap();
@@ -175,6 +175,5 @@ mod tests {
         let other = LockFile::open(&path, Links::Refuse).unwrap();
         assert!(other.try_lock().unwrap());
         assert!(append(&path, &line(20), 3).await.unwrap_err().is_retryable(), "somebody else is writing");
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -66,8 +66,10 @@ impl Script {
                 apply()
             }
             Some(Fault::DelayReply(time)) => {
+                // Before it is carried out: whoever sees that it was knows when the answer comes.
+                let arrives = clock.now().after(time);
                 let reply = apply();
-                clock.sleep_until(clock.now().after(time)).await;
+                clock.sleep_until(arrives).await;
                 reply
             }
             Some(Fault::LoseReply) => {
