@@ -161,7 +161,8 @@ fn first_entries<'a>(holds: &mut [&'a Hold]) -> Vec<&'a Hold> {
 fn check_beside(holds: &mut [&Hold]) -> Result<(), Violation> {
     holds.sort_by_key(|hold| (hold.granted, hold.end));
     let mut inside: Vec<&Hold> = Vec::new();
-    for hold in holds.iter() {
+    // One that was over when it was told, as in a process that stood still, nobody believed in.
+    for hold in holds.iter().filter(|hold| hold.granted < hold.end) {
         inside.retain(|before| hold.granted < before.end);
         let crowded = inside.len() >= hold.mode.most_holders();
         if let Some(before) = inside.iter().find(|before| crowded || !may_be_beside(before, hold)) {
@@ -252,6 +253,15 @@ mod tests {
     #[test]
     fn two_holders_at_one_moment_are_found() {
         let found = verdict([hold(1, 2, 9, 1), hold(1, 8, 12, 2)]);
+        assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
+    }
+
+    #[test]
+    fn a_hold_that_was_over_when_it_was_told_is_beside_nobody() {
+        let over = |granted| [hold(1, granted, 5, 1), hold(1, 6, 9, 2)];
+        assert_eq!(verdict(over(7)), Ok(()));
+        assert_eq!(verdict(over(5)), Ok(()));
+        let found = verdict([hold(1, 7, 8, 1), hold(1, 6, 9, 2)]);
         assert!(matches!(found, Err(Violation::TwoHolders(_))), "{found:?}");
     }
 

@@ -88,7 +88,9 @@ async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, h
             history.write(key, token, true);
         }
         tokio::task::yield_now().await;
-        let end = if guard.check().is_ok() { clock.now() } else { granted };
+        // The time first: what is said to be held then was.
+        let now = clock.now();
+        let end = if guard.check().is_ok() { now } else { granted };
         if round % 2 == 0 {
             drop(guard);
         } else {
