@@ -228,7 +228,7 @@ pub async fn a_watchdog_that_is_not_fed_lets_go(world: &World) {
 /// After a loss nobody is granted the lock until the delay is over; after an unlock at once.
 pub async fn a_lost_lock_rests_for_its_delay(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("delay"));
-    let delay = Duration::from_millis(1_500);
+    let delay = world.ttl().max(Duration::from_millis(1_500));
     let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
     guard.unlock().await.expect("released");
     let guard = other.locker.try_lock(&key).await.expect("no failure").expect("free at once");
