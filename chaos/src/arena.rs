@@ -13,6 +13,11 @@ pub(crate) trait Arena: Send {
     /// How a worker reaches them.
     fn url(&self, worker: usize) -> String;
 
+    /// The network namespace that a worker belongs in, if not in ours; packets can be lost only if there is one.
+    fn namespace(&self, _worker: usize) -> Option<String> {
+        None
+    }
+
     /// A fault begins.
     fn begin(&mut self, fault: Fault);
 

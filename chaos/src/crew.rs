@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use distlock::{Clock, Moment};
+use distlock_testkit::netns::Namespace;
 use distlock_testkit::servers::{Process, poll_until};
 
 use crate::plan::WORKERS;
@@ -23,6 +24,13 @@ pub(crate) struct Life {
     pub(crate) killed: Option<Moment>,
 }
 
+/// What the workers of a place are told, and where they run.
+pub(crate) struct Position {
+    pub(crate) duty: Duty,
+    /// The network namespace, if not ours.
+    pub(crate) namespace: Option<String>,
+}
+
 struct Post {
     process: Process,
     /// The number of the life that it is in.
@@ -32,8 +40,7 @@ struct Post {
 /// The workers that run, and all that ever ran.
 pub(crate) struct Crew {
     program: PathBuf,
-    /// For each place, what its workers are told.
-    duties: Vec<Duty>,
+    positions: Vec<Position>,
     directory: PathBuf,
     posts: Vec<Post>,
     pub(crate) lives: Vec<Life>,
@@ -41,10 +48,10 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Starts one worker for each of `duties`; each life of each has a journal of its own in `directory`.
-    pub(crate) fn start(program: PathBuf, directory: PathBuf, duties: Vec<Duty>) -> Crew {
+    /// Starts one worker for each of `positions`; each life of each has a journal of its own in `directory`.
+    pub(crate) fn start(program: PathBuf, directory: PathBuf, positions: Vec<Position>) -> Crew {
         let clock = Clock::system();
-        let mut crew = Crew { program, duties, directory, posts: Vec::new(), lives: Vec::new(), clock };
+        let mut crew = Crew { program, positions, directory, posts: Vec::new(), lives: Vec::new(), clock };
         for worker in 0..WORKERS {
             let post = crew.spawn(worker);
             crew.posts.push(post);
@@ -55,10 +62,15 @@ impl Crew {
     fn spawn(&mut self, worker: usize) -> Post {
         let life = self.lives.len();
         let journal = self.directory.join(format!("journal-{life}"));
-        let duty = Duty { journal: journal.clone(), seed: life as u64, ..self.duties[worker].clone() };
+        let Position { duty, namespace } = &self.positions[worker];
+        let duty = Duty { journal: journal.clone(), seed: life as u64, ..duty.clone() };
         let log = self.directory.join(format!("log-{life}"));
-        let process = Process::start(&self.program, &log, |command| {
-            command.arg("worker").args(duty.words());
+        let (program, before) = match namespace {
+            Some(namespace) => Namespace::wrap(namespace, &self.program),
+            None => (self.program.clone(), Vec::new()),
+        };
+        let process = Process::start(&program, &log, |command| {
+            command.args(before).arg("worker").args(duty.words());
         });
         self.lives.push(Life { worker, journal, killed: None });
         Post { process: process.expect("our own program starts"), life }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use distlock_testkit::netns::{Loss, Side};
+
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -24,6 +26,13 @@ pub enum Fault {
         side: usize,
         /// What is wrong.
         trouble: Trouble,
+    },
+    /// What half of the workers and the servers send each other is lost in the kernel, under their connections.
+    Partition {
+        /// How.
+        how: Loss,
+        /// Whose packets.
+        from: &'static [Side],
     },
     /// A server gets SIGSTOP, and SIGCONT after a while.
     Freeze {
@@ -113,6 +122,7 @@ impl Fault {
                 Trouble::Cut | Trouble::CutAfter(_) => "connections cut",
                 Trouble::Refused => "connections refused",
             },
+            Fault::Partition { .. } => "packets lost in the kernel",
             Fault::Freeze { .. } => "server frozen",
             Fault::Restart { .. } => "server killed, restarted with its data",
             Fault::Forget { .. } => "server killed, restarted without its data",

@@ -1,30 +1,52 @@
 //! The ways from workers to servers: a proxy for each server and half of the workers.
+//!
+//! Who may make networks has the second half of the workers in one of their own, whose packets can be lost.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use distlock_testkit::netns::{self, Loss, Network, Side};
 use distlock_testkit::proxy::{Direction, Door, Proxy};
 
 use crate::fault::Trouble;
 use crate::plan::SIDES;
 
+/// The half of the workers that is in a network of its own.
+const OUTSIDE: usize = 1;
+
 /// All proxies, by server and side.
 #[derive(Debug)]
-pub(crate) struct Links(Vec<Vec<Proxy>>);
+pub(crate) struct Links {
+    proxies: Vec<Vec<Proxy>>,
+    network: Option<Arc<Network>>,
+}
 
 impl Links {
     pub(crate) fn to(servers: impl IntoIterator<Item = SocketAddr>) -> Links {
-        let sides = |server| (0..SIDES).map(|_| Proxy::start(server)).collect();
-        Links(servers.into_iter().map(sides).collect())
+        let network = netns::is_permitted().then(|| Arc::new(Network::new()));
+        let proxy = |server, side| match &network {
+            Some(network) if side == OUTSIDE => Proxy::start_in(network, server),
+            _ => Proxy::start(server),
+        };
+        let sides = |server| (0..SIDES).map(|side| proxy(server, side)).collect();
+        Links { proxies: servers.into_iter().map(sides).collect(), network }
+    }
+
+    /// The network namespace that a worker belongs in, if not in ours.
+    pub(crate) fn namespace(&self, worker: usize) -> Option<String> {
+        let network = self.network.as_ref().filter(|_| worker % SIDES == OUTSIDE)?;
+        Some(network.side(Side::Client).name().to_owned())
     }
 
     /// Where a worker finds the servers.
     pub(crate) fn addresses(&self, worker: usize) -> String {
-        let addresses: Vec<String> = self.0.iter().map(|sides| sides[worker % SIDES].address().to_string()).collect();
+        let addresses: Vec<String> =
+            self.proxies.iter().map(|sides| sides[worker % SIDES].address().to_string()).collect();
         addresses.join(",")
     }
 
     pub(crate) fn begin(&self, server: usize, side: usize, trouble: Trouble) {
-        let proxy = &self.0[server][side];
+        let proxy = &self.proxies[server][side];
         match trouble {
             Trouble::NoReplies => proxy.drop_replies(),
             Trouble::NoRequests => proxy.drop_requests(),
@@ -41,6 +63,15 @@ impl Links {
     }
 
     pub(crate) fn end(&self, server: usize, side: usize) {
-        self.0[server][side].pass();
+        self.proxies[server][side].pass();
+    }
+
+    pub(crate) fn part(&self, how: Loss, from: &[Side]) {
+        let network = self.network.as_ref().expect("only where there is one");
+        from.iter().for_each(|side| network.lose(*side, how));
+    }
+
+    pub(crate) fn heal(&self) {
+        self.network.iter().for_each(|network| network.heal());
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::fault::{Fault, Trouble};
 use distlock_testkit::Dice;
+use distlock_testkit::netns::{Loss, Side};
 
 /// How many worker processes there are.
 pub(crate) const WORKERS: usize = 5;
@@ -12,6 +13,9 @@ pub(crate) const WORKERS: usize = 5;
 pub(crate) const LOCKS: usize = 3;
 /// The workers are in so many halves, each with links of its own.
 pub(crate) const SIDES: usize = 2;
+
+const LOSSES: [Loss; 3] = [Loss::Firewall, Loss::Blackhole, Loss::WrongNeighbour];
+const SENDERS: [&[Side]; 3] = [&[Side::Client], &[Side::Server], &[Side::Client, Side::Server]];
 
 /// A fault and its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +114,7 @@ enum Kind {
     Cut,
     CutAfter,
     Refused,
+    Partition,
     Freeze,
     Restart,
     Forget,
@@ -125,7 +130,7 @@ enum Kind {
 /// What an engine promises to survive; docs/guarantees.md says what it does not, and that is not tried here.
 fn kinds(engine: Engine) -> Vec<Kind> {
     use Kind::*;
-    let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused];
+    let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused, Partition];
     let servers: &[Kind] = match engine {
         // A clock that leaps forward ends leases early: not promised on one server.
         Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
@@ -156,6 +161,10 @@ fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
         Kind::Cut => (link(Trouble::Cut), Duration::ZERO),
         Kind::CutAfter => (link(Trouble::CutAfter(dice.below(400) as u64)), blink),
         Kind::Refused => (link(Trouble::Refused), blink),
+        Kind::Partition => {
+            let (how, from) = (LOSSES[dice.below(LOSSES.len())], SENDERS[dice.below(SENDERS.len())]);
+            (Fault::Partition { how, from }, short_or_long)
+        }
         Kind::Freeze => (Fault::Freeze { server }, short_or_long),
         Kind::Restart => (Fault::Restart { server }, blink),
         Kind::Forget => (Fault::Forget { server }, blink),

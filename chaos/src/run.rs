@@ -12,7 +12,7 @@ use distlock_testkit::servers::{Directory, poll_until};
 
 use crate::arena::{self, Arena};
 use crate::broken::Broken;
-use crate::crew::Crew;
+use crate::crew::{Crew, Position};
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::judge::{Finding, judge, judge_ends};
@@ -49,7 +49,7 @@ pub struct Order {
 #[must_use]
 pub fn run(order: &Order) -> Outcome {
     let engine = order.engine;
-    let plan = Plan::new(engine, order.seed, order.time);
+    let mut plan = Plan::new(engine, order.seed, order.time);
     let directory = Directory::new();
     let socket = directory.path().join("resource.sock");
     let opens_fence = order.broken == Some(Broken::OpensFence);
@@ -65,8 +65,12 @@ pub fn run(order: &Order) -> Outcome {
         finish: finish.clone(),
         broken: order.broken,
     };
-    let duties = (0..WORKERS).map(duty).collect();
-    let mut crew = Crew::start(order.program.clone(), directory.path().to_owned(), duties);
+    let position = |worker| Position { duty: duty(worker), namespace: arena.namespace(worker) };
+    let positions: Vec<Position> = (0..WORKERS).map(position).collect();
+    if positions.iter().all(|position| position.namespace.is_none()) {
+        plan.servers.retain(|step| !matches!(step.fault, Fault::Partition { .. }));
+    }
+    let mut crew = Crew::start(order.program.clone(), directory.path().to_owned(), positions);
 
     let (injected, stalls) = inflict(&plan, order.time, &mut crew, arena.as_mut());
     let healed = Clock::system().now();

@@ -22,6 +22,17 @@ pub(crate) struct Injected {
     pub(crate) to: Moment,
 }
 
+impl Injected {
+    /// How long after it links and queues may still be putting themselves in order.
+    fn recovery(&self) -> Duration {
+        match self.fault {
+            // TCP pauses for longer and longer: what was lost is sent again after up to as long a silence once more.
+            Fault::Partition { .. } => RECOVERY + self.to.since(self.from),
+            _ => RECOVERY,
+        }
+    }
+}
+
 /// One attempt of a worker, from when it asked.
 #[derive(Debug, Clone)]
 pub(crate) struct Turn {
@@ -122,7 +133,7 @@ impl Story {
         let meets = |from: Moment, to: Moment| from < granted && turn.asked < to;
         let is_about = |fault: &Fault| fault.worker().is_none_or(|worker| worker == turn.worker);
         let stalls = self.stalls.get(&turn.life).into_iter().flatten().chain(&self.own_stalls);
-        self.injected.iter().any(|one| is_about(&one.fault) && meets(one.from, one.to.after(RECOVERY)))
+        self.injected.iter().any(|one| is_about(&one.fault) && meets(one.from, one.to.after(one.recovery())))
             || stalls.into_iter().any(|(from, to)| meets(*from, to.after(RECOVERY)))
     }
 

@@ -32,9 +32,14 @@ impl Arena for Etcd {
         format!("etcd://{}/", self.links.addresses(worker))
     }
 
+    fn namespace(&self, worker: usize) -> Option<String> {
+        self.links.namespace(worker)
+    }
+
     fn begin(&mut self, fault: Fault) {
         match fault {
             Fault::Link { server, side, trouble } => self.links.begin(server, side, trouble),
+            Fault::Partition { how, from } => self.links.part(how, from),
             Fault::KillLeader => {
                 let leader = self.cluster.leader();
                 self.cluster.members_mut()[leader].kill9();
@@ -52,6 +57,7 @@ impl Arena for Etcd {
     fn end(&mut self, fault: Fault) {
         match fault {
             Fault::Link { server, side, .. } => self.links.end(server, side),
+            Fault::Partition { .. } => self.links.heal(),
             Fault::KillLeader => {
                 for member in self.away.drain(..) {
                     self.cluster.members_mut()[member].restart(Data::Kept);

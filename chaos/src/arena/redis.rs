@@ -47,9 +47,14 @@ impl Arena for Redis {
         format!("{scheme}://{}/?restart_guard=on", self.links.addresses(worker))
     }
 
+    fn namespace(&self, worker: usize) -> Option<String> {
+        self.links.namespace(worker)
+    }
+
     fn begin(&mut self, fault: Fault) {
         match fault {
             Fault::Link { server, side, trouble } => self.links.begin(server, side, trouble),
+            Fault::Partition { how, from } => self.links.part(how, from),
             Fault::Freeze { server } => self.servers[server].stop(),
             Fault::Restart { server } | Fault::Forget { server } => self.servers[server].kill9(),
             Fault::Flush { server } => {
@@ -64,6 +69,7 @@ impl Arena for Redis {
     fn end(&mut self, fault: Fault) {
         match fault {
             Fault::Link { server, side, .. } => self.links.end(server, side),
+            Fault::Partition { .. } => self.links.heal(),
             Fault::Freeze { server } => self.servers[server].cont(),
             Fault::Restart { server } => self.servers[server].restart(Data::Kept),
             Fault::Forget { server } => self.servers[server].restart(Data::Lost),

@@ -27,6 +27,12 @@ pub enum Side {
     Server,
 }
 
+/// Whether this process may make networks.
+#[must_use]
+pub fn is_permitted() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Two network namespaces with a cable between them. Dropping it removes them.
 #[derive(Debug)]
 pub struct Network {

@@ -19,7 +19,9 @@ pub use counts::{Counts, Traffic};
 pub use door::Door;
 pub use flow::{Direction, Flow};
 
+use crate::netns::Network;
 use crate::servers::Port;
+use door::Place;
 use shared::Shared;
 
 /// A proxy in front of a server. Dropping it cuts its connections and closes its port.
@@ -28,7 +30,7 @@ use shared::Shared;
 /// [`Door::Refuse`].
 #[derive(Debug)]
 pub struct Proxy {
-    port: Port,
+    place: Arc<Place>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,22 +38,31 @@ pub struct Proxy {
 impl Proxy {
     /// A proxy to `target` that passes everything.
     pub fn start(target: SocketAddr) -> Proxy {
-        let (port, shared) = (Port::free(), Arc::new(Shared::new(target)));
-        let (address, theirs) = (port.address(), shared.clone());
-        let serve = move || door::serve(address, &theirs);
+        Proxy::start_at(Place { port: Port::free(), network: None }, target)
+    }
+
+    /// The same for clients in `network`: it listens on the server's side there, and reaches `target` from outside.
+    pub fn start_in(network: &Arc<Network>, target: SocketAddr) -> Proxy {
+        Proxy::start_at(Place { port: Port::free(), network: Some(network.clone()) }, target)
+    }
+
+    fn start_at(place: Place, target: SocketAddr) -> Proxy {
+        let (place, shared) = (Arc::new(place), Arc::new(Shared::new(target)));
+        let (there, theirs) = (place.clone(), shared.clone());
+        let serve = move || door::serve(&there, &theirs);
         let thread = std::thread::Builder::new().name("testkit-proxy".into()).spawn(serve).expect("a thread");
         shared.wait("a proxy's port", |state| state.door_in_force == Some(Door::Open));
-        Proxy { port, shared, thread: Some(thread) }
+        Proxy { place, shared, thread: Some(thread) }
     }
 
     /// Where clients connect.
     pub fn address(&self) -> SocketAddr {
-        self.port.address()
+        self.place.address()
     }
 
     /// The port where clients connect.
     pub fn port(&self) -> u16 {
-        self.port.number()
+        self.place.port.number()
     }
 
     /// Sets what happens to the bytes of one direction, on present and future connections.

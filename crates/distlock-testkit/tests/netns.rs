@@ -1,10 +1,12 @@
 //! The kit's networks lose what they are told to lose.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::Duration;
 
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::netns::{Loss, Network, Side};
+use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::{RedisServer, Reply, RespClient, eventually};
 
 distlock_testkit::child!();
@@ -59,6 +61,25 @@ fn requests_are_lost_one_way_and_come_after_healing_needs_root() {
         assert_eq!(client.receive().unwrap(), ok(), "{loss:?}");
         assert_eq!(server.command(&["GET", "k"]).text(), "second", "{loss:?}");
     }
+}
+
+#[test]
+fn a_proxy_in_a_network_leads_to_a_server_outside_needs_root() {
+    let (network, server) = (Arc::new(Network::new()), RedisServer::start());
+    let proxy = Proxy::start_in(&network, server.address());
+    let dial = || network.side(Side::Client).run(|| RespClient::tcp(proxy.address()));
+    let mut client = dial().unwrap();
+    assert_eq!(client.command(&["SET", "k", "first"]).unwrap(), ok());
+    network.lose(Side::Client, Loss::Firewall);
+    client.send(&["SET", "k", "second"]).unwrap();
+    expect_silence(&mut client);
+    assert_eq!(server.command(&["GET", "k"]).text(), "first");
+    network.heal();
+    assert_eq!(client.receive().unwrap(), ok());
+    proxy.door(Door::Refuse);
+    assert_eq!(dial().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    proxy.door(Door::Open);
+    assert_eq!(dial().unwrap().command(&["GET", "k"]).unwrap().text(), "second");
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Namespace {
     }
 
     /// The program and first arguments that start `program` inside, under the pid of the process so started.
-    pub(crate) fn wrap(name: &str, program: &Path) -> (PathBuf, Vec<String>) {
+    pub fn wrap(name: &str, program: &Path) -> (PathBuf, Vec<String>) {
         let program = program.to_str().expect("a path in UTF-8");
         let words = ["netns", "exec", name, program].map(str::to_owned);
         (find_program("ip", "iproute2"), words.to_vec())

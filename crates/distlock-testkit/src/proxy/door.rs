@@ -7,6 +7,8 @@ use tokio::net::TcpListener;
 
 use super::connection;
 use super::shared::Shared;
+use crate::netns::{Network, Side};
+use crate::servers::Port;
 
 /// What becomes of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,13 +21,41 @@ pub enum Door {
     Silent,
 }
 
-/// Serves until the proxy is closed.
-pub(super) fn serve(address: SocketAddr, shared: &Arc<Shared>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(accept(address, shared));
+/// Where a proxy listens.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) port: Port,
+    /// On the server's side of which network, if not on loopback.
+    pub(super) network: Option<Arc<Network>>,
 }
 
-async fn accept(address: SocketAddr, shared: &Arc<Shared>) {
+impl Place {
+    pub(super) fn address(&self) -> SocketAddr {
+        match &self.network {
+            Some(network) => (network.side(Side::Server).address(), self.port.number()).into(),
+            None => self.port.address(),
+        }
+    }
+
+    fn bind(&self) -> std::io::Result<TcpListener> {
+        let bind = || std::net::TcpListener::bind(self.address());
+        // A socket belongs to where it was made, whoever uses it then.
+        let listener = match &self.network {
+            Some(network) => network.side(Side::Server).run(bind),
+            None => bind(),
+        }?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    }
+}
+
+/// Serves until the proxy is closed.
+pub(super) fn serve(place: &Place, shared: &Arc<Shared>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(accept(place, shared));
+}
+
+async fn accept(place: &Place, shared: &Arc<Shared>) {
     let mut rules = shared.rules();
     let mut listener = None;
     loop {
@@ -36,7 +66,7 @@ async fn accept(address: SocketAddr, shared: &Arc<Shared>) {
         }
         match (door, &listener) {
             (Door::Refuse, _) => listener = None,
-            (_, None) => listener = Some(TcpListener::bind(address).await.expect("the port is reserved")),
+            (_, None) => listener = Some(place.bind().expect("the port is reserved")),
             _ => {}
         }
         shared.act(|state| state.door_in_force = Some(door));
