@@ -27,8 +27,8 @@ fn the_console_shows_the_locks_of_the_engine_to_who_has_the_token_until_a_signal
     let redis = RedisServer::options().password("s3cret-pass").start();
     let there = Machine::with_server(redis.url());
     for machine in [Machine::new(), there] {
+        let _holder = machine.hold("job");
         for signal in [Signal::TERM, Signal::INT] {
-            let _holder = machine.hold("job");
             let mut console = Wrapper::start(&mut machine.distlock(&["console", "--listen", "127.0.0.1:0"]));
             let line = console.line();
             let (url, token) = line.split_once("#token=").expect("an address with a token");
