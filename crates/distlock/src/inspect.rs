@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::LockInfo;
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::history::{HistoryEntry, HistoryKind, in_order};
+use crate::history::{HistoryEntry, HistoryKind, MAX_HISTORY, in_order};
 use crate::key::Key;
 use crate::meter;
 use crate::owner::{MAX_TEXT_BYTES, OwnerId, Record, check_text};
@@ -98,6 +98,7 @@ impl Inspect {
     {
         let key = key.try_into().map_err(Into::into)?;
         self.check()?;
+        let most = most.min(MAX_HISTORY);
         let entries = self.family.backend.history(&key, most).await.map_err(|error| error.with_key(&key))?;
         Ok(in_order(entries))
     }

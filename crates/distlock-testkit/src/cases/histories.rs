@@ -62,6 +62,7 @@ pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
     assert!(entries.iter().all(|entry| entry.took_ms.is_some() && entry.at_ms > 1_600_000_000_000), "{entries:?}");
 
     assert_eq!(told(&read(world, &key, 1).await), [(two, Lost)], "the last ones");
+    assert!(read(world, &key, 0).await.is_empty(), "none of them");
     assert!(read(world, &world.key("other"), 10).await.is_empty());
     if world.capabilities().await.inspects {
         let locks = world.client().await.locker.inspect().list("").await.expect("a list");
