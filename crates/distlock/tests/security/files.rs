@@ -84,7 +84,11 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
             make(&path, theirs.path());
             let what = format!("{name} is {what}");
             let locker = locker_in(&directory).await;
+            let neighbour = locker.lock("neighbour").await.expect("granted");
             let granted = use_all(&locker, "a", &what).await;
+            let listed =
+                in_time(&what, locker.inspect().list("")).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(listed.iter().any(|lock| lock.key == *neighbour.key()), "hidden because {what}");
             // Then its history is written, too.
             let _ = in_time(&what, locker.close()).await;
             let is_ours = name != "a.lock" || what.contains("our header");

@@ -23,6 +23,15 @@ pub(super) fn fault(doing: &str, path: &Path, error: impl Into<io::Error>) -> Er
     Error::new(kind, format!("cannot {doing} {}: {error}", path.display())).with_source(error)
 }
 
+/// Whether `error` is about the one file, which is not as it should be or not ours to read: another file may do.
+pub(super) fn is_about_the_file(error: &Error) -> bool {
+    use io::ErrorKind::{IsADirectory, NotADirectory, PermissionDenied};
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    let Some(source) = source else { return !error.is_retryable() };
+    matches!(source.kind(), IsADirectory | NotADirectory | PermissionDenied)
+        || matches!(Errno::from_io_error(source), Some(Errno::LOOP | Errno::NXIO))
+}
+
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;

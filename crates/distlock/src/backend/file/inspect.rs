@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Pid, test_kill_process};
 
 use super::super::LockInfo;
-use super::fault::fault;
+use super::fault::{fault, is_about_the_file};
 use super::inside::Inside;
 use super::kernel_locks::KernelLocks;
 use super::ledger::{Entry, Ledger};
@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::mode::Mode;
-use crate::owner::{Holder, Process};
+use crate::owner::{Holder, Process, Record};
 use crate::token::FencingToken;
 
 /// Looks at the locks of an engine.
@@ -29,22 +29,41 @@ pub(super) struct Inspector<'a> {
     clock: &'a Clock,
 }
 
+/// A lock whose queue was read.
+struct Queued {
+    key: Key,
+    place: Place,
+    waiters: Vec<Arc<Record>>,
+}
+
 impl<'a> Inspector<'a> {
     pub(super) fn new(places: &'a Places, clock: &'a Clock) -> Self {
         Inspector { places, clock }
     }
 
     pub(super) fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        Ok(self.infos(vec![key.clone()])?.pop())
+        let queued = self.queued(key.clone())?;
+        self.info(queued, &KernelLocks::read()?)
     }
 
-    /// The locks in the directory; one that is a path of its own is not listed.
+    /// The locks in the directory; one that is a path of its own is not listed, nor one that cannot be read: where several
+    /// may write, an odd file of one must not hide the locks of all.
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let mut keys = Vec::new();
         collect(self.places.dir(), Path::new(""), &mut keys)?;
         keys.retain(|key| key.as_str().starts_with(prefix));
         keys.sort_unstable();
-        self.infos(keys)
+        let mut queues = Vec::new();
+        for key in keys {
+            queues.extend(unless_odd(self.queued(key))?);
+        }
+        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
+        let locks = KernelLocks::read()?;
+        let mut infos = Vec::new();
+        for queued in queues {
+            infos.extend(unless_odd(self.info(queued, &locks))?.flatten());
+        }
+        Ok(infos)
     }
 
     pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {
@@ -127,28 +146,22 @@ impl<'a> Inspector<'a> {
         Ok(entry.filter(|entry| is_alive(&entry.record.process)).map(|entry| entry.record.mode))
     }
 
-    /// Those of the locks that somebody holds or waits for.
-    fn infos(&self, keys: Vec<Key>) -> Result<Vec<LockInfo>> {
-        let mut queues = Vec::new();
-        for key in keys {
-            let place = self.places.find(&key)?;
-            let waiters = Line::at(&place.line).waiters()?;
-            queues.push((key, place, waiters));
+    fn queued(&self, key: Key) -> Result<Queued> {
+        let place = self.places.find(&key)?;
+        let waiters = Line::at(&place.line).waiters()?;
+        Ok(Queued { key, place, waiters })
+    }
+
+    /// The lock, if somebody holds it or waits for it. `locks` were read after its queue.
+    fn info(&self, queued: Queued, locks: &KernelLocks) -> Result<Option<LockInfo>> {
+        let Queued { key, place, mut waiters } = queued;
+        let mut holders = self.sharing_now(&place, locks)?;
+        if holders.is_empty() {
+            holders.extend(self.holder_now(&place, locks)?);
         }
-        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
-        let locks = KernelLocks::read()?;
-        let mut infos = Vec::new();
-        for (key, place, mut waiters) in queues {
-            let mut holders = self.sharing_now(&place, &locks)?;
-            if holders.is_empty() {
-                holders.extend(self.holder_now(&place, &locks)?);
-            }
-            waiters.retain(|waiter| holders.iter().all(|holder| holder.record.as_ref() != Some(waiter)));
-            if !holders.is_empty() || !waiters.is_empty() {
-                infos.push(LockInfo::new(key, holders, waiters));
-            }
-        }
-        Ok(infos)
+        waiters.retain(|waiter| holders.iter().all(|holder| holder.record.as_ref() != Some(waiter)));
+        let is_in_use = !holders.is_empty() || !waiters.is_empty();
+        Ok(is_in_use.then(|| LockInfo::new(key, holders, waiters)))
     }
 
     /// Those who hold the lock beside each other, ours and strangers. Empty when nobody of ours does.
@@ -230,6 +243,17 @@ fn is_elsewhere(process: &Process) -> bool {
     process.host != Process::current().host
 }
 
+/// Leaves out what fails by itself.
+fn unless_odd<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Err(error) if is_about_the_file(&error) => {
+            tracing::debug!(target: "distlock", %error, "a lock that cannot be read is not listed");
+            Ok(None)
+        }
+        outcome => outcome.map(Some),
+    }
+}
+
 /// The keys of all lock files below `dir`, where `inside` is the way from the lock directory.
 fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
     let broken = |error| fault("read lock directory", dir, error);
@@ -242,7 +266,7 @@ fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
         let path = inside.join(entry.file_name());
         if entry.file_type().map_err(broken)?.is_dir() {
             if name::goes_on(&entry.file_name()) {
-                collect(dir, &path, keys)?;
+                unless_odd(collect(dir, &path, keys))?;
             }
         } else {
             keys.extend(name::key_of(&path));
