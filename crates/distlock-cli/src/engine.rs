@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use distlock::backend::Scope;
 use distlock::backend::file::{FileBackend, default_dir};
-use distlock::{Config, Error, ErrorKind, Finding, Locker, redact};
+use distlock::{Config, Error, ErrorKind, Finding, Locker, redact, without_passwords};
 use tokio::time::timeout;
 
 use crate::flags;
@@ -117,7 +117,8 @@ impl Settings {
 
     async fn open_configured(&self) -> Result<Engine, Error> {
         let name = match &self.config {
-            Config { url: Some(url), .. } => redact(url),
+            // What a command that runs under a lock of it is told, too: the same name, whether a password stands in it or not.
+            Config { url: Some(url), .. } => redact(&without_passwords(url)),
             Config { driver: Some(driver), endpoints, .. } => format!("{driver} on {} endpoints", endpoints.len()),
             _ => "the configured engine".into(),
         };

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::Stdio;
 
+use distlock_testkit::servers::RedisServer;
+
 use crate::common::{Wrapper, code};
 use crate::machine::{Machine, finish};
 
@@ -99,6 +101,13 @@ fn a_nested_run_of_the_same_lock_fails_and_never_waits_for_itself() {
         assert_eq!(done.code, expected, "{script}: {}", done.stderr);
         assert_eq!(done.stderr.contains("runs under it already"), expected != 0, "{script}: {}", done.stderr);
     }
+    // The command's URL has no password in it, and names the same engine.
+    let redis = RedisServer::options().password("s3cret").start();
+    let there = Machine::with_server(redis.url());
+    there.write("password", "s3cret");
+    let mut outer = there.distlock(&["run", "job", "-c", "$DISTLOCK run --wait 60 job true"]);
+    let done = finish(outer.env("DISTLOCK_PASSWORD_FILE", there.text("password")));
+    assert!(done.code == 75 && done.stderr.contains("runs under it already"), "{}", done.stderr);
     // A variable that somebody kept is no lock that somebody holds.
     let stale = machine.run(&["run", "job", "-c", "echo $DISTLOCK_CHAIN"]).stdout;
     let done = finish(machine.distlock(&["run", "job", "true"]).env("DISTLOCK_CHAIN", stale.trim()));
