@@ -176,7 +176,8 @@ impl Config {
     /// ```
     pub fn vars_without_passwords(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<(String, Option<String>)> {
         let mut changes = Vec::new();
-        for (field, hides) in FIELDS {
+        // Nothing is read of what hides nothing: it need not even be text.
+        for (field, hides) in FIELDS.into_iter().filter(|(_, hides)| *hides != Hides::Nothing) {
             let variable = variable(field);
             if let Some(value) = lookup(&variable) {
                 let rest = hides.rest_of(&value.to_string_lossy());
