@@ -92,7 +92,8 @@ impl Journal {
         };
         if again.is_empty() {
             // One lock's history may be refused for ever and those of others be written in between: that is told once, and
-            // nobody waits for it.
+            // nobody waits for it. The engine is there.
+            pending.failures = 0;
             if !std::mem::replace(&mut pending.is_refused, true) {
                 tracing::warn!(target: "distlock", { error = %error }, "the history of a lock is refused");
             }
@@ -183,6 +184,7 @@ mod tests {
         }
         let now = journal.due();
         let batch = journal.take(now);
+        journal.pending().failures = 3;
         let answers = batch.iter().map(|_| Err(Error::new(ErrorKind::Foreign, "not ours"))).collect();
         journal.written(batch, answers, now);
         assert_eq!(tokens(&journal.take(now)), [BATCH as u64], "the rest at once");
