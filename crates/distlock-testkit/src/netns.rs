@@ -6,6 +6,7 @@
 mod namespace;
 
 pub use namespace::Namespace;
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// How packets are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,10 +28,11 @@ pub enum Side {
     Server,
 }
 
-/// Whether this process may make networks.
+/// Whether this process may make networks: root in a container often may not.
 #[must_use]
 pub fn is_permitted() -> bool {
-    rustix::process::geteuid().is_root()
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+    capabilities(None).is_ok_and(|ours| ours.effective.contains(needed))
 }
 
 /// Two network namespaces with a cable between them. Dropping it removes them.
