@@ -283,14 +283,8 @@ pub(super) async fn take_over(
     lease: i64,
 ) -> Result<Option<i64>, Failure> {
     let put = PutRequest { key: read.key.clone(), value, lease, ..PutRequest::default() };
-    let unchanged = Compare {
-        target: CompareTarget::Mod.into(),
-        create_revision: None,
-        mod_revision: Some(read.mod_revision),
-        ..created_at(&read.key, 0)
-    };
     let request = TxnRequest {
-        compare: vec![created_at(&read.key, read.create_revision), unchanged],
+        compare: vec![created_at(&read.key, read.create_revision), unchanged(read)],
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
@@ -427,6 +421,16 @@ pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
         key: key.to_vec(),
         lease: Some(lease),
         ..Compare::default()
+    }
+}
+
+/// The key was not written, made or deleted since it was read.
+pub(super) fn unchanged(read: &KeyValue) -> Compare {
+    Compare {
+        target: CompareTarget::Mod.into(),
+        create_revision: None,
+        mod_revision: Some(read.mod_revision),
+        ..created_at(&read.key, 0)
     }
 }
 

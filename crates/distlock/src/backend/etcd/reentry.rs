@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::attempt::Mark;
-use super::below;
+use super::below::{self, Out, Wanted};
+use super::client::Client;
 use super::engine::{Engine, busy, holder_of};
 use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
@@ -106,6 +107,15 @@ impl Inside {
 
     fn area(&self) -> Vec<u8> {
         Names::inside(&self.lock, self.head.created)
+    }
+
+    fn wanted(&self, value: Vec<u8>) -> Wanted<'_> {
+        Wanted { head: &self.head, key: &self.key, value, lease: self.own.id }
+    }
+
+    /// Deletes its key, and no other one of that name.
+    async fn delete(&self, client: &Client) -> Result<Out, Failure> {
+        below::go_out(client, &self.head, &self.area(), (&self.key, self.own.id)).await
     }
 }
 
@@ -226,8 +236,7 @@ impl Engine {
         let (engine, entering) = (self.clone(), inside.clone());
         self.run(async move {
             let _making = entering.making.lock().await;
-            let entered = below::enter(&engine.client, &entering.head, &entering.key, value, entering.own.id);
-            let entered = entered.await;
+            let entered = below::enter(&engine.client, &entering.wanted(value)).await;
             match &entered {
                 Ok(Some(revision)) => entering.state().revision = *revision,
                 Ok(None) => engine.entries.remove(&entering),
@@ -385,7 +394,13 @@ impl Engine {
             (was_held, repeated, state.in_doubt)
         };
         inside.shared.lose();
-        let out = below::go_out(&self.client, &inside.head, &inside.area(), &inside.key).await?;
+        let out = inside.delete(&self.client).await;
+        if in_doubt || out.as_ref().is_err_and(|failure| failure.fault == Fault::Unknown) {
+            // Before it is forgotten: from then on its attempt may come in again, and what comes late must not meet that one's
+            // key on the same lease.
+            inside.own.retire();
+        }
+        let out = out?;
         self.entries.remove(inside);
         if out.was_last {
             // The lease is empty now. Unanswered, it ends by itself.
@@ -394,7 +409,7 @@ impl Engine {
                 let _ = shared.revoke(&engine.client).await;
             });
         }
-        if in_doubt && !out.deleted {
+        if in_doubt {
             self.delete_again(inside.clone());
         }
         let by_us = out.deleted || (repeated && !inside.own.is_gone());
@@ -403,15 +418,12 @@ impl Engine {
 
     /// A request that makes the key may still be on its way: deletes it when it comes.
     fn delete_again(self: &Arc<Self>, inside: Arc<Inside>) {
-        inside.own.retire();
         let engine = self.clone();
         self.run(async move {
             for pause in AGAIN {
                 engine.clock.sleep_until(engine.clock.now().after(pause)).await;
-                let out = below::go_out(&engine.client, &inside.head, &inside.area(), &inside.key).await;
-                if out.is_ok_and(|out| out.deleted) {
-                    return;
-                }
+                // Whatever comes of it: there may be several such requests.
+                let _ = inside.delete(&engine.client).await;
             }
         });
     }
@@ -510,7 +522,8 @@ impl Engine {
         self.run(async move {
             let Ok((head, _)) = queue::read(&engine.client, &inside.head.key).await else { return };
             let Ok((own, revision)) = queue::read(&engine.client, &inside.key).await else { return };
-            match head.is_some_and(|head| Mark::of(&head) == inside.head) && own.is_some() {
+            let is_ours = own.is_some_and(|own| own.lease == inside.own.id);
+            match is_ours && head.is_some_and(|head| Mark::of(&head) == inside.head) {
                 true => {
                     let mut state = inside.state();
                     state.revision = state.revision.max(revision);
@@ -544,8 +557,7 @@ impl Engine {
         let (engine, adopter) = (self.clone(), inside.clone());
         self.run(async move {
             let _making = adopter.making.lock().await;
-            let swapped = below::swap(&engine.client, &adopter.head, &old, &adopter.key, value, adopter.own.id);
-            let swapped = swapped.await;
+            let swapped = below::swap(&engine.client, &adopter.wanted(value), &old).await;
             match &swapped {
                 Ok(Some(revision)) => {
                     adopter.state().revision = *revision;
@@ -575,3 +587,6 @@ fn is_open_to(lock: &[u8], head: &KeyValue, claim: &Claim) -> bool {
     let owner = entry::read(&head.value).map(|entry| entry.record.owner);
     Names::mode(lock, &head.key) == Mode::Reentrant && owner.as_ref() == Some(&claim.record.owner)
 }
+
+#[cfg(test)]
+mod tests;
