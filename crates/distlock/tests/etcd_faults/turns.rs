@@ -1,6 +1,7 @@
 //! How a lock goes from one task of a client to the next, or is taken from it.
 
 use std::future::IntoFuture;
+use std::time::Instant;
 
 use distlock::backend::etcd::Etcd;
 use distlock::{Locker, LossReason};
@@ -8,7 +9,7 @@ use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
 use tokio::time::timeout;
 
-use super::etcd_faults_kit::{eventually, keys, locker_at, ms, secs};
+use super::etcd_faults_kit::{eventually, keys, locker_at, ms, secs, transactions};
 
 /// Many waiters of one client: each gets its turn once, in order, and the lock goes on when some of them leave.
 #[tokio::test(flavor = "multi_thread")]
@@ -162,4 +163,31 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     assert!(entered.fencing_token() > token);
     entered.unlock().await.unwrap();
     eventually("nothing is left", || keys(&server).is_empty()).await;
+}
+
+/// What came of a claim that was not answered is deleted by its name. When that comes late, it was deleted by a repetition long
+/// ago, and a task of the same client has the lock: that one is spared.
+#[tokio::test(flavor = "multi_thread")]
+async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_client() {
+    let server = EtcdServer::start();
+    let [silent, slow] = [(); 2].map(|()| Proxy::start(server.address()));
+    let locker = locker_at(&[silent.address(), slow.address(), server.address()], secs(60));
+    locker.lock("warm").await.unwrap().unlock().await.unwrap();
+    silent.drop_replies();
+    let asked = tokio::spawn(locker.lock("a").max_attempts(1).into_future());
+    eventually("the key is made", || keys(&server).len() == 1).await;
+    slow.hold_requests();
+    silent.cut();
+    asked.await.unwrap().expect_err("nobody answered");
+    slow.wait_for("the release", |counts| counts.requests.held() > 0);
+    let sent = Instant::now();
+    eventually("it is released by the third way", || keys(&server).is_empty()).await;
+    let next = locker.try_lock("a").await.unwrap().expect("it is free");
+    let (held, before) = (keys(&server), transactions(&server));
+    // The release itself comes now, and later that it was given up.
+    slow.set(Direction::Requests, Flow::Delay(sent.elapsed()));
+    eventually("the release comes", || transactions(&server) > before).await;
+    assert_eq!(keys(&server), held, "deleted by the release of another");
+    next.unlock().await.expect("it was ours");
+    assert!(keys(&server).is_empty());
 }

@@ -44,6 +44,12 @@ pub(crate) fn keys_of(etcdctl: &Etcdctl) -> Vec<String> {
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
+/// How many transactions a server has carried out.
+pub(crate) fn transactions(server: &EtcdServer) -> f64 {
+    let labels = r#"grpc_code="OK",grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc_type="unary""#;
+    server.metric(&format!("grpc_server_handled_total{{{labels}}}")).expect("it counts them")
+}
+
 /// The lease in a key's name.
 pub(crate) fn lease_of(key: &str) -> String {
     let place = key.rsplit('/').next().expect("a place");

@@ -81,7 +81,7 @@ pub(super) struct State {
     pub(super) slot: Option<u32>,
     /// How many requests to make the key were never answered and may still make it.
     pub(super) doubts: u32,
-    /// Its key may go on without it, so that no other may be made with that name.
+    /// Its key may go on without it, or may still be deleted by its name: no other may be made with that name.
     pub(super) name_is_taken: bool,
     /// The start of the term that the core knows.
     pub(super) known_start: Moment,
@@ -177,6 +177,11 @@ struct Table {
 impl Attempts {
     pub(super) fn get(&self, id: AttemptId) -> Option<Arc<Attempt>> {
         self.table().all.get(&id).cloned()
+    }
+
+    /// Whether this very attempt is here, and was not forgotten.
+    pub(super) fn has(&self, attempt: &Attempt) -> bool {
+        self.table().has(attempt)
     }
 
     /// Takes a new attempt in, to be looked after first at `look`.

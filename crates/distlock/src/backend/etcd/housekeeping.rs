@@ -50,7 +50,7 @@ impl Engine {
             Phase::Held(_) | Phase::Waiting if is_over => {
                 attempt.state().phase = Phase::Leaving { was_held: phase != Phase::Waiting };
                 attempt.turn.notify_one();
-                self.delete(attempt);
+                self.delete_soon(attempt);
                 return now.after(TICK);
             }
             Phase::Waiting => {
@@ -81,26 +81,32 @@ impl Engine {
             Some((began, next)) if now >= next => {
                 // Ever more seldom: what is late by a minute is seldom late by a second.
                 attempt.state().again = Some((began, now.after(now.since(began))));
-                self.delete(attempt);
+                self.delete_soon(attempt);
             }
             Some(_) => {}
             // A release that failed is the core's to repeat, until the time of the hold is over; then it is ours.
-            None if is_over => self.delete(attempt),
+            None if is_over => self.delete_soon(attempt),
             None => {}
         }
     }
 
     /// Deletes the key of an attempt whose time is over.
-    fn delete(self: &Arc<Self>, attempt: &Arc<Attempt>) {
+    pub(super) async fn delete(self: &Arc<Self>, attempt: &Attempt) {
+        // The one before is still at it.
+        let Ok(_alone) = attempt.making.try_lock() else { return };
+        if !self.attempts.has(attempt) {
+            // It has done it, and another key may have its name by now.
+            return;
+        }
+        let was_known = attempt.mark().is_some();
+        if let Ok(left) = self.send_leave(attempt, None).await {
+            self.has_left(attempt, was_known, left.deleted);
+        }
+    }
+
+    fn delete_soon(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         let (engine, attempt) = (self.clone(), attempt.clone());
-        self.run(async move {
-            // The one before is still at it.
-            let Ok(_alone) = attempt.making.try_lock() else { return };
-            let was_known = attempt.mark().is_some();
-            if let Ok(left) = engine.send_leave(&attempt, None).await {
-                engine.has_left(&attempt, was_known, left.deleted);
-            }
-        });
+        self.run(async move { engine.delete(&attempt).await });
     }
 
     /// A watch may have missed the end of a hold: looks whether its key is there, and ours.

@@ -159,6 +159,15 @@ impl Engine {
             let is_first = attempt.mode == Mode::Exclusive && (was_held || state.first_at.is_some());
             (was_held, is_first, repeated)
         };
+        // Deleted by an earlier try, whose answer was lost: nobody else deletes a key while its lease is good.
+        let outcome = |deleted: bool| {
+            let by_us = deleted || (repeated && !attempt.state().session.is_gone());
+            if was_held && by_us { Release::Released } else { Release::NotOurs }
+        };
+        if !self.attempts.has(attempt) {
+            // The one before was answered, and another key may have its name by now.
+            return Ok(outcome(false));
+        }
         let mark = attempt.mark();
         let next = mark.as_ref().filter(|_| is_first);
         let next = next.and_then(|mark| self.attempts.next_after(mark, &attempt.lock));
@@ -174,12 +183,10 @@ impl Engine {
             self.hand_over(&left, &mark, &next);
         }
         self.has_left(attempt, mark.is_some(), left.deleted);
-        // Deleted by the first try, whose answer was lost: nobody else deletes a key while its lease is good.
-        let by_us = left.deleted || (repeated && !attempt.state().session.is_gone());
-        Ok(if was_held && by_us { Release::Released } else { Release::NotOurs })
+        Ok(outcome(left.deleted))
     }
 
-    /// Deletes the key of `attempt`.
+    /// Deletes the key of `attempt`, which is [being made](Attempt::making) by nobody else.
     pub(super) async fn send_leave(self: &Arc<Self>, attempt: &Attempt, next: Option<&[u8]>) -> Result<Left, Failure> {
         let (created, lease, moving) = {
             let state = attempt.state();
@@ -188,13 +195,19 @@ impl Engine {
         };
         let if_new = attempt.mode == Mode::Reentrant;
         let leaver = Leaver { lock: &attempt.lock, key: &attempt.key, created, lease: Some(lease), if_new };
-        let mut left = queue::leave(self, leaver, next).await?;
+        let note = |failure: &Failure| {
+            if created == 0 && failure.fault == Fault::Unknown {
+                // It may still come, and would delete the next key of this name: nobody knows when ours was made.
+                attempt.state().name_is_taken = true;
+            }
+        };
+        let mut left = queue::leave(self, leaver, next).await.inspect_err(note)?;
         // After the one that it is moved from, so that it cannot slip through in between.
         for lease in moving {
             if left.deleted {
                 break;
             }
-            left = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await?;
+            left = queue::leave(self, Leaver { lease: Some(lease), ..leaver }, next).await.inspect_err(note)?;
         }
         Ok(left)
     }
@@ -241,4 +254,41 @@ enum Told {
     Again,
     /// The server did not answer.
     Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use distlock_testkit::servers::EtcdServer;
+
+    use super::*;
+    use crate::backend::etcd::Etcd;
+    use crate::backend::{Backend, Claimed};
+    use crate::key::Key;
+    use crate::owner::{OwnerId, Process, Record};
+
+    /// A release that is repeated waits for the one before. When that one has deleted the key, the next one spares who has a key
+    /// of the same name by then, also if it is not known when ours was made.
+    #[tokio::test]
+    async fn a_key_is_deleted_once_however_often_it_is_asked_for() {
+        let server = EtcdServer::start();
+        let etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let record = Arc::new(record);
+        let claim = || Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), false, record.clone());
+        let take = async |claim: Claim| {
+            assert!(matches!(etcd.claim(&claim).await, Ok(Claimed::Granted(_))));
+            etcd.engine.attempts.get(claim.attempt).unwrap()
+        };
+        let first = take(claim()).await;
+        first.state().created = 0;
+        assert_eq!(etcd.engine.leave(&first).await.unwrap(), Release::Released);
+        let second = take(claim()).await;
+        assert_eq!(second.key, first.key);
+        assert_eq!(etcd.engine.leave(&first).await.unwrap(), Release::Released, "it was");
+        etcd.engine.delete(&first).await;
+        let (there, _) = queue::read(&etcd.engine.client, &second.key).await.unwrap();
+        assert_eq!(there.map(|key| key.create_revision), Some(second.state().created));
+    }
 }
