@@ -1,10 +1,13 @@
 //! What must hold when something fails while a lease is made, kept, or left for a longer one.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use distlock::{ErrorKind, LockGuard, Locker};
-use distlock_testkit::proxy::Proxy;
+use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -72,6 +75,57 @@ async fn extensions_at_the_same_time_keep_the_hold() {
     long.expect("extended");
     assert!(guard.remaining() > Some(secs(20)));
     guard.unlock().await.expect("it was ours");
+}
+
+/// A label that is on its way while the lease is made longer: the hold goes on, on the longer one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let locker = locker_at(&[proxy.address(), server.address()], secs(30));
+    let others = [locker.lock("b").ttl(secs(60)).await.unwrap(), locker.lock("c").ttl(secs(3)).await.unwrap()];
+    let guard = Arc::new(locker.lock("a").watchdog(false).await.unwrap());
+    let before = hangs_on(&server);
+    proxy.hold_requests();
+    let [labelled, extended] = [guard.clone(), guard.clone()];
+    let labelled = tokio::spawn(async move { labelled.relabel("half way").await });
+    proxy.wait_for("the label", |counts| counts.requests.held() > 0);
+    let sent = Instant::now();
+    // A renewal that is not answered soon: from then on everything goes another way.
+    let _ = others[1].extend(secs(3)).await;
+    let mut extended = tokio::spawn(async move { extended.extend(secs(60)).await });
+    // It waits for the label; if it did not, it would be there long before it.
+    let early = timeout(secs(2), &mut extended).await;
+    proxy.set(Direction::Requests, Flow::Delay(sent.elapsed()));
+    if let Err(error) = labelled.await.unwrap() {
+        // On a slow machine it was given up before.
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    }
+    let extended = match early {
+        Ok(extended) => extended,
+        Err(_) => extended.await,
+    };
+    extended.unwrap().expect("extended");
+    guard.check().expect("still ours");
+    assert!(guard.remaining() > Some(secs(30)) && hangs_on(&server) != before);
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    assert_eq!(keys(&server).len(), others.len());
+}
+
+/// A label whose future is there and not awaited any more keeps nobody waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let locker = locker_at(&[proxy.address()], secs(30));
+    let guard = locker.lock("a").await.unwrap();
+    proxy.hold_requests();
+    let mut labelled = pin!(guard.relabel("half way"));
+    let is_asked_for = poll_fn(|context| Poll::Ready(labelled.as_mut().poll(context).is_pending())).await;
+    assert!(is_asked_for, "nobody has answered");
+    proxy.pass();
+    timeout(secs(10), guard.extend(secs(60))).await.expect("held up by the label").expect("extended");
+    labelled.await.expect("it was changed");
 }
 
 /// The lease of a hold goes while it is not known whether the hold has left it: told at once, and no key stays behind.

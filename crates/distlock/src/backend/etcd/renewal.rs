@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::entry::Entry;
@@ -61,24 +63,36 @@ impl Engine {
     }
 
     /// Writes what is known about a holder anew.
-    pub(super) async fn amend(&self, lease: &Lease) -> Result<bool> {
+    pub(super) async fn amend(self: &Arc<Self>, lease: &Lease) -> Result<bool> {
         if lease.claim.mode() == Mode::Reentrant {
             return self.amend_entry(lease).await;
         }
-        let attempt = self.attempts.get(lease.claim.attempt);
-        let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
-            return Ok(false);
-        };
+        let Some(attempt) = self.attempts.get(lease.claim.attempt) else { return Ok(false) };
+        let (tell, told) = oneshot::channel();
+        let (engine, claim) = (self.clone(), lease.claim.clone());
+        // Whoever wants to move or delete the key waits for it, and not for the caller to go on.
+        self.run(async move {
+            let _ = tell.send(engine.amend_alone(&attempt, &claim).await);
+        });
+        told.await.unwrap_or_else(|_| Err(Error::unknown("the engine was closed")))
+    }
+
+    async fn amend_alone(&self, attempt: &Attempt, claim: &Claim) -> Result<bool> {
+        // Moved to another lease meanwhile, the key would look like one that was taken over.
+        let _making = attempt.making.lock().await;
         let (mark, session, slot) = {
             let state = attempt.state();
+            if !matches!(state.phase, Phase::Held(_)) {
+                return Ok(false);
+            }
             if !state.next_sessions.is_empty() {
                 return Err(Error::unavailable("it is being moved to another lease"));
             }
             let mark = Mark { key: attempt.key.clone(), created: state.created };
             (mark, state.session.id, state.slot)
         };
-        let record = Arc::new(lease.claim.record.as_ref().clone().with_mode(attempt.mode));
-        let claim = Claim { record: record.clone(), ..lease.claim.clone() };
+        let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode));
+        let claim = Claim { record: record.clone(), ..claim.clone() };
         let value = Entry::new(&claim, session).with_slot(slot).to_value();
         let amended = queue::rewrite(&self.client, &mark, Some(session), value).await?;
         if amended {
