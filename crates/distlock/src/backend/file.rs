@@ -310,7 +310,7 @@ impl Engine {
         let waiter = self.queue.waiter(claim.attempt);
         let stuck = |before| match &waiter {
             Some(mine) => mine.finds_stuck(before, line.beat(before), self.clock.now()),
-            None => seems_stuck(line.beat(before), self.clock.now()),
+            None => seems_stuck(before, line.beat(before), self.clock.now()),
         };
         // Whoever is still behind the same waiter need not read the whole queue to know.
         if let Some(waiter) = &waiter

@@ -210,6 +210,11 @@ pub(super) struct TicketName {
 }
 
 impl TicketName {
+    /// When it was taken, or a little later.
+    pub(super) fn taken(self) -> Moment {
+        Moment::from_nanos(self.number)
+    }
+
     fn order(&self) -> (u64, AttemptId, AttemptId) {
         (self.number, self.attempt, self.session)
     }
@@ -336,7 +341,7 @@ impl Ticket {
         let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
         let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
         let path = self.session.line.ticket_path(self.name);
-        // One who cannot may be passed over, no more.
+        // One who cannot seems to stand still since it came, and may be passed over.
         let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 

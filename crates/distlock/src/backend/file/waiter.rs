@@ -177,8 +177,11 @@ enum Target {
 
 /// Whether one whose last beat is `beat` has shown nothing for too long, to somebody who has not watched it. The clock of
 /// all processes of a machine is one; who has set its own apart passes over others, or waits for them, without need.
-pub(super) fn seems_stuck(beat: Option<Moment>, now: Moment) -> bool {
-    beat.is_some_and(|beat| now.since(beat) >= STUCK)
+pub(super) fn seems_stuck(ticket: TicketName, beat: Option<Moment>, now: Moment) -> bool {
+    let Some(beat) = beat else { return false };
+    // One that has not come to its first beat has the wall clock's time, which is ahead of all beats.
+    let beat = if beat > now.after(STUCK) { ticket.taken() } else { beat };
+    now.since(beat) >= STUCK
 }
 
 impl Waiter {

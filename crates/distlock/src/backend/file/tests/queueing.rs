@@ -122,6 +122,17 @@ async fn a_waiter_that_hangs_is_passed_over_until_it_goes_on() {
 
 #[tokio::test]
 async fn a_waiter_that_hangs_keeps_nobody_out_of_a_free_lock_who_asks_but_once() {
+    keeps_nobody_out(|_| {}).await;
+    // It was stopped before its first beat.
+    keeps_nobody_out(|line| {
+        let mut tickets = std::fs::read_dir(line).unwrap().map(|entry| entry.unwrap().path());
+        let ticket = tickets.find(|path| path.extension().is_none()).unwrap();
+        std::fs::File::open(ticket).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+    })
+    .await;
+}
+
+async fn keeps_nobody_out(meddle: fn(&Path)) {
     let scratch = Scratch::new();
     let (clock, hand) = Clock::manual();
     let engine = FileBackend::host(scratch.path()).with_clock(clock);
@@ -129,6 +140,7 @@ async fn a_waiter_that_hangs_keeps_nobody_out_of_a_free_lock_who_asks_but_once()
     let (holder, hangs, tries) = (claim(&key, "holder"), claim(&key, "hangs"), try_claim(&key, "tries"));
     granted(engine.claim(&holder).await);
     busy(engine.claim(&hangs).await);
+    meddle(&scratch.path().join("a.q"));
     engine.release(&holder).await.unwrap();
     hand.advance(Duration::from_millis(9_900));
     busy(engine.claim(&tries).await);
