@@ -128,6 +128,25 @@ async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
     labelled.await.expect("it was changed");
 }
 
+/// Nor does an extension.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_that_nobody_waits_for_holds_up_nobody() {
+    let server = EtcdServer::start();
+    let proxy = Proxy::start(server.address());
+    let locker = locker_at(&[proxy.address()], secs(30));
+    let guard = locker.lock("a").watchdog(false).await.unwrap();
+    // The longer lease is there, so that the key is about to be moved.
+    let other = locker.lock("b").ttl(secs(60)).await.unwrap();
+    proxy.hold_requests();
+    let mut extended = pin!(guard.extend(secs(60)));
+    let is_asked_for = poll_fn(|context| Poll::Ready(extended.as_mut().poll(context).is_pending())).await;
+    assert!(is_asked_for, "nobody has answered");
+    proxy.pass();
+    timeout(secs(10), guard.relabel("further")).await.expect("held up by the extension").expect("changed");
+    extended.await.expect("extended");
+    other.unlock().await.expect("released");
+}
+
 /// The lease of a hold goes while it is not known whether the hold has left it: told at once, and no key stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {

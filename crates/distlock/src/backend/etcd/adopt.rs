@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::entry::{self, Entry};
@@ -34,10 +32,9 @@ impl Engine {
         self.start();
         let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it by that ticket, with token {token}"));
         let Some(attempt) = self.adopter(from, token, claim).await? else { return Err(not_held()) };
-        let (tell, told) = oneshot::channel();
         let (engine, claim, adopter) = (self.clone(), claim.clone(), attempt.clone());
         // That goes on when the caller's future is dropped: a release waits for its end, and undoes what it did.
-        self.run(async move {
+        let taken = self.apart(async move {
             let _making = adopter.making.lock().await;
             // One of this client hangs on the same lease: its release must not come in between.
             let old = engine.attempts.get(from);
@@ -56,10 +53,9 @@ impl Engine {
                     adopter.state().deleted = mark.created.saturating_add(1);
                 }
             }
-            let _ = tell.send(taken);
+            taken
         });
-        let taken = told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
-        let grant = match taken? {
+        let grant = match taken.await? {
             Some(revision) => self.grant_at(&attempt, revision),
             None => {
                 self.attempts.remove(&attempt);

@@ -203,9 +203,8 @@ impl Engine {
     async fn make(self: &Arc<Self>, attempt: &Arc<Attempt>, claim: &Claim) -> Result<View, Failure> {
         let making = attempt.making.clone().lock_owned().await;
         let ask = ask_of(attempt, claim);
-        let (tell, told) = oneshot::channel();
         let (engine, attempt, queue) = (self.clone(), attempt.clone(), claim.queue);
-        self.run(async move {
+        self.apart(async move {
             let outcome = engine.join(&attempt, &ask, queue).await;
             {
                 let mut state = attempt.state();
@@ -227,9 +226,9 @@ impl Engine {
                 engine.attempts.put_behind(&attempt, view.before.clone());
             }
             drop(making);
-            let _ = tell.send(outcome);
-        });
-        told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")))
+            outcome
+        })
+        .await
     }
 
     async fn join(self: &Arc<Self>, attempt: &Attempt, ask: &Ask, queue: bool) -> Result<View, Failure> {
@@ -419,6 +418,20 @@ impl Engine {
         });
         let engine = self.clone();
         self.run(async move { engine.keep_house().await });
+    }
+
+    /// What `task` comes to on the keeper's runtime, where it goes on when the caller's future is dropped, or is kept and not
+    /// polled any more.
+    pub(super) async fn apart<T, E>(&self, task: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Failure> + Send + 'static,
+    {
+        let (tell, told) = oneshot::channel();
+        self.run(async move {
+            let _ = tell.send(task.await);
+        });
+        told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed").into()))
     }
 
     /// Runs `task` on the keeper's runtime until it is done or the engine stops.

@@ -8,8 +8,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use super::attempt::Mark;
 use super::below::{self, Out, Wanted};
 use super::client::Client;
@@ -232,9 +230,8 @@ impl Engine {
             },
         };
         let value = Entry::new(claim, inside.own.id).to_value();
-        let (tell, told) = oneshot::channel();
         let (engine, entering) = (self.clone(), inside.clone());
-        self.run(async move {
+        let entered = self.apart(async move {
             let _making = entering.making.lock().await;
             let entered = below::enter(&engine.client, &entering.wanted(value)).await;
             match &entered {
@@ -242,10 +239,9 @@ impl Engine {
                 Ok(None) => engine.entries.remove(&entering),
                 Err(failure) => entering.state().in_doubt |= failure.fault == Fault::Unknown,
             }
-            let _ = tell.send(entered);
+            entered
         });
-        let entered = told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
-        match entered {
+        match entered.await {
             Ok(revision) => Ok(revision.map(|_| inside)),
             Err(failure) if failure.fault == Fault::LeaseGone => {
                 self.session_lost(&inside.own);
@@ -348,18 +344,16 @@ impl Engine {
     }
 
     pub(super) async fn release_entry(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
-        let (tell, told) = oneshot::channel();
         let (engine, id) = (self.clone(), claim.attempt);
-        self.run(async move {
+        let out = self.apart(async move {
             let out = match engine.entries.get(id) {
                 Some(inside) => engine.go_out(&inside).await,
                 None => Ok(Release::NotOurs),
             };
             engine.withdraw(id).await;
-            let _ = tell.send(out);
+            out
         });
-        let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
-        Ok(told.await.unwrap_or_else(closed)?)
+        Ok(out.await?)
     }
 
     /// Ends what stands in the queue for a claim. If that is the head, it belongs to all who are inside: it is deleted only
@@ -553,9 +547,8 @@ impl Engine {
         };
         let old = [inside.area(), from.to_string().into_bytes()].concat();
         let value = Entry::new(claim, inside.own.id).to_value();
-        let (tell, told) = oneshot::channel();
         let (engine, adopter) = (self.clone(), inside.clone());
-        self.run(async move {
+        let swapped = self.apart(async move {
             let _making = adopter.making.lock().await;
             let swapped = below::swap(&engine.client, &adopter.wanted(value), &old).await;
             match &swapped {
@@ -566,10 +559,9 @@ impl Engine {
                 Ok(None) => engine.entries.remove(&adopter),
                 Err(failure) => adopter.state().in_doubt |= failure.fault == Fault::Unknown,
             }
-            let _ = tell.send(swapped);
+            swapped
         });
-        let swapped = told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")));
-        swapped?.ok_or_else(not_held)?;
+        swapped.await?.ok_or_else(not_held)?;
         self.grant_entry(&inside).ok_or_else(not_held)
     }
 

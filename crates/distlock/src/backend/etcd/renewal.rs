@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use super::attempt::{Attempt, Mark, Phase};
 use super::engine::Engine;
 use super::entry::Entry;
@@ -40,7 +38,7 @@ impl Engine {
         };
         let session = match session.covers(lease.claim.lease()) && !is_moving {
             true => session,
-            false => match self.move_to_longer(&attempt, lease.claim.lease()).await? {
+            false => match self.move_to_longer(attempt.clone(), lease.claim.lease()).await? {
                 Some(longer) => longer,
                 None => return Ok(Renewal::Lost(LossReason::Revoked)),
             },
@@ -68,13 +66,9 @@ impl Engine {
             return self.amend_entry(lease).await;
         }
         let Some(attempt) = self.attempts.get(lease.claim.attempt) else { return Ok(false) };
-        let (tell, told) = oneshot::channel();
         let (engine, claim) = (self.clone(), lease.claim.clone());
         // Whoever wants to move or delete the key waits for it, and not for the caller to go on.
-        self.run(async move {
-            let _ = tell.send(engine.amend_alone(&attempt, &claim).await);
-        });
-        told.await.unwrap_or_else(|_| Err(Error::unknown("the engine was closed")))
+        self.apart(async move { engine.amend_alone(&attempt, &claim).await }).await
     }
 
     async fn amend_alone(&self, attempt: &Attempt, claim: &Claim) -> Result<bool> {
@@ -103,7 +97,13 @@ impl Engine {
 
     /// Hangs a hold on a lease that is long enough for `ttl`, and for what was asked before and not answered: after that it
     /// is known again what it hangs on. `None` when the hold is gone.
-    async fn move_to_longer(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<Option<Arc<Session>>> {
+    async fn move_to_longer(self: &Arc<Self>, attempt: Arc<Attempt>, ttl: Duration) -> Result<Option<Arc<Session>>> {
+        let engine = self.clone();
+        // Whoever wants to renew or delete the key waits for it, and not for the caller to go on.
+        self.apart(async move { engine.move_alone(&attempt, ttl).await }).await
+    }
+
+    async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<Option<Arc<Session>>> {
         // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
         let _making = attempt.making.lock().await;
         let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);

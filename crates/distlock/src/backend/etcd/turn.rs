@@ -136,13 +136,8 @@ impl Engine {
 
     pub(super) async fn release_alone(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
-        let (tell, told) = oneshot::channel();
         let engine = self.clone();
-        self.run(async move {
-            let _ = tell.send(engine.leave(&attempt).await);
-        });
-        let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
-        Ok(told.await.unwrap_or_else(closed)?)
+        Ok(self.apart(async move { engine.leave(&attempt).await }).await?)
     }
 
     async fn leave(self: &Arc<Self>, attempt: &Attempt) -> Result<Release, Failure> {
