@@ -10,7 +10,7 @@ use crate::lock::{Hold, Who};
 use crate::timeline::{End, PastHold};
 
 /// The holds of a history that are over, the oldest first. `is_held` says which are not: one without an end that is not
-/// held any more ended without a word.
+/// held any more ended without a word. Nothing is later than `now_ms`, whatever the clocks of those who wrote it said.
 pub(crate) fn past_holds(
     entries: &[HistoryEntry],
     now_ms: u64,
@@ -18,11 +18,12 @@ pub(crate) fn past_holds(
 ) -> Vec<PastHold> {
     let mut holds: BTreeMap<FencingToken, PastHold> = BTreeMap::new();
     for entry in entries {
-        let hold = holds.entry(entry.token).or_insert_with(|| begin(entry));
+        let at_ms = entry.at_ms.min(now_ms);
+        let hold = holds.entry(entry.token).or_insert_with(|| begin(entry, at_ms));
         if let Some(end) = end_of(entry.kind) {
             // A break comes before the loss that it means to the holder, and says more.
             hold.end = if hold.end == End::Broken { End::Broken } else { end };
-            (hold.seen_ms, hold.ended_ms) = (entry.at_ms, entry.at_ms);
+            (hold.seen_ms, hold.ended_ms) = (at_ms, at_ms);
             hold.reason = hold.reason.take().or_else(|| entry.reason.clone());
         }
     }
@@ -83,16 +84,16 @@ impl<'a> From<&'a HistoryEntry> for Event<'a> {
     }
 }
 
-fn begin(entry: &HistoryEntry) -> PastHold {
+fn begin(entry: &HistoryEntry, at_ms: u64) -> PastHold {
     // The beginning may have been forgotten: then the end says how long it was.
     let since_ms = match entry.kind {
-        HistoryKind::Acquired => Some(entry.at_ms),
-        _ => entry.took_ms.map(|held| entry.at_ms.saturating_sub(held)),
+        HistoryKind::Acquired => Some(at_ms),
+        _ => entry.took_ms.map(|held| at_ms.saturating_sub(held)),
     };
     // A break was written by another than the holder.
     let record = (entry.kind != HistoryKind::Broken).then(|| Arc::new(entry.record.clone()));
     let hold = Hold { record, since_ms, ..Hold::unseen(entry.token) };
-    PastHold { hold, seen_ms: entry.at_ms, ended_ms: entry.at_ms, end: End::Unseen, reason: None }
+    PastHold { hold, seen_ms: at_ms, ended_ms: at_ms, end: End::Unseen, reason: None }
 }
 
 fn end_of(kind: HistoryKind) -> Option<End> {
@@ -146,10 +147,23 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_ahead_dates_nothing_later_than_now() {
+        let mut forgotten = entry(1, Released, u64::MAX);
+        forgotten.took_ms = Some(30);
+        let history = [forgotten, entry(2, Acquired, 2_000), entry(2, Lost, u64::MAX), entry(3, Acquired, 2_000)];
+        let expected = [
+            (1, Some(970), 1_000, End::Released),
+            (2, Some(1_000), 1_000, End::Lost),
+            (3, Some(1_000), 1_000, End::Unseen),
+        ];
+        assert_eq!(told(&past_holds(&history, 1_000, |_| false)), expected);
+    }
+
+    #[test]
     fn what_was_seen_from_here_fills_the_gaps() {
         let written =
             past_holds(&[entry(1, Acquired, 10), entry(2, Acquired, 20), entry(2, Released, 30)], 99, |_| false);
-        let seen = |token, end| PastHold { end, ended_ms: 17, ..begin(&entry(token, Acquired, 12)) };
+        let seen = |token, end| PastHold { end, ended_ms: 17, ..begin(&entry(token, Acquired, 12), 12) };
         let merged = merge(written, vec![seen(1, End::Expired), seen(2, End::Ended), seen(3, End::Ended)]);
         let expected =
             [(1, Some(10), 17, End::Expired), (3, Some(12), 17, End::Ended), (2, Some(20), 30, End::Released)];

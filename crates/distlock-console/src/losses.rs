@@ -61,10 +61,12 @@ impl Losses {
         if is_gap {
             self.leave_out(0, now_ms);
         }
+        // A clock that was ahead, a client's or ours, is believed no longer than until now.
+        self.holds.values_mut().for_each(|past| past.ended_ms = past.ended_ms.min(now_ms));
         self.from_ms = now_ms.saturating_sub(DAY_MS);
         if let Some(excess) = self.holds.len().checked_sub(MOST + 1) {
             let mut ends: Vec<u64> = self.holds.values().map(|past| past.ended_ms).collect();
-            self.from_ms = self.from_ms.max(*ends.select_nth_unstable(excess).1 + 1);
+            self.from_ms = self.from_ms.max(ends.select_nth_unstable(excess).1.saturating_add(1));
         }
         self.since_ms = self.since_ms.max(self.from_ms);
         self.holds.retain(|_, past| past.ended_ms >= self.from_ms);
@@ -81,12 +83,17 @@ impl Losses {
     pub(crate) fn learn(&mut self, key: &Key, past: &PastHold) {
         let Some(token) = past.hold.token else { return };
         let id = (key.clone(), token);
+        let mut past = past.clone();
+        if let Some(known) = self.holds.get(&id) {
+            // It was over by then. A history that a clock ahead has dated says at each reading that it was just now.
+            past.ended_ms = past.ended_ms.min(known.ended_ms);
+        }
         match past.end {
             _ if past.ended_ms < self.from_ms => {}
             End::Released => drop(self.holds.remove(&id)),
-            End::Expired => drop(self.holds.entry(id).or_insert_with(|| past.clone())),
+            End::Expired => drop(self.holds.entry(id).or_insert(past)),
             End::Lost if self.holds.get(&id).is_some_and(|known| known.end == End::Broken) => {}
-            End::Lost | End::Broken => drop(self.holds.insert(id, past.clone())),
+            End::Lost | End::Broken => drop(self.holds.insert(id, past)),
             _ => {}
         }
     }
@@ -217,9 +224,34 @@ mod tests {
         for token in 1..=MOST as u64 + 3 {
             losses.learn(&a, &past(Some(token), 100 + token, End::Lost));
         }
-        losses.look(Some(1), 2);
+        losses.look(Some(2 * MOST as u64), 2 * MOST as u64);
         assert_eq!((losses.count().count, losses.count().since_ms), (MOST, 104));
         assert_eq!(losses.rows().len(), MOST_SHOWN);
+    }
+
+    #[test]
+    fn what_a_clock_that_is_ahead_has_dated_is_forgotten_like_everything_else() {
+        let (mut losses, a, start) = (Losses::default(), key("a"), 10 * DAY_MS);
+        losses.look(None, start);
+        losses.learn(&a, &past(Some(1), u64::MAX, End::Lost));
+        losses.look(Some(start), start + 1_000);
+        losses.learn(&key("b"), &past(Some(1), start + 2_000, End::Lost));
+        // Whenever that history is read, it says that it was just now.
+        losses.learn(&a, &past(Some(1), start + 3_000, End::Lost));
+        losses.look(Some(start), start + 3_000);
+        assert_eq!((losses.count().count, losses.count().last.as_deref()), (2, Some("b")));
+        losses.look(Some(start + DAY_MS), start + DAY_MS + 1_001);
+        assert_eq!(losses.count().count, 1, "it is a day old");
+    }
+
+    #[test]
+    fn of_losses_that_clocks_ahead_have_dated_no_more_are_remembered_than_of_others() {
+        let (mut losses, a) = (Losses::default(), key("a"));
+        for token in 1..=MOST as u64 + 3 {
+            losses.learn(&a, &past(Some(token), u64::MAX, End::Lost));
+        }
+        losses.look(Some(1), 2);
+        assert!(losses.count().count <= MOST, "{}", losses.count().count);
     }
 
     #[tokio::test(start_paused = true)]

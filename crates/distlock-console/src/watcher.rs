@@ -176,7 +176,8 @@ impl Watcher {
         if has_history {
             let holds = lock.map_or(&[][..], |lock| &lock.holds);
             let is_held = |token| holds.iter().any(|hold| hold.token == Some(token));
-            past = chronicle::merge(chronicle::past_holds(&history, at_ms, is_held), past);
+            // By the clock, and not by the look: the history may be younger.
+            past = chronicle::merge(chronicle::past_holds(&history, now_ms(), is_held), past);
             past.drain(..past.len().saturating_sub(MOST_PAST));
             past.iter_mut().filter(|past| is_broken(&past.hold)).for_each(|past| past.end = End::Broken);
         }
