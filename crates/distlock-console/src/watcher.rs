@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use distlock::backend::LockInfo;
-use distlock::{Error, HistoryEntry, Key, Locker};
+use distlock::{Error, ErrorKind, HistoryEntry, Key, Locker};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -272,6 +272,10 @@ impl Watcher {
             return;
         }
         let began = Instant::now();
+        // This is what remains of a look that panics: the next one is not at once, and nothing is shown as if it were new.
+        seen.next = Some(began + PATIENCE + AGAIN);
+        seen.trouble = Some(Failure::from(&Error::new(ErrorKind::Backend, "the console failed to look at it")));
+        seen.snapshot = None;
         self.counts.listings.fetch_add(1, Ordering::Relaxed);
         let answer = timeout(PATIENCE, self.locker.inspect().list("")).await;
         let took = began.elapsed();
@@ -298,7 +302,7 @@ impl Watcher {
                 frame
             }
         };
-        (seen.next, seen.snapshot) = (Some(began + next), None);
+        seen.next = Some(began + next);
         self.viewers.send(&frame);
     }
 
@@ -362,15 +366,62 @@ fn encode(body: &impl Serialize) -> String {
 mod tests {
     use std::pin::Pin;
 
+    use distlock::Result;
     use distlock::backend::memory::Memory;
+    use distlock::backend::{Backend, Capabilities, Claim, Claimed, Lease, Release, Renewal, Scope};
     use futures_core::Stream;
 
     use super::*;
 
+    /// An engine that panics when it is listed.
+    struct Flawed;
+
+    impl Backend for Flawed {
+        fn name(&self) -> &'static str {
+            "flawed"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::new(Scope::Process)
+        }
+
+        async fn claim(&self, _: &Claim) -> Result<Claimed> {
+            Err(Error::unavailable("it only shows"))
+        }
+
+        async fn renew(&self, _: &[Lease]) -> Vec<Result<Renewal>> {
+            Vec::new()
+        }
+
+        async fn release(&self, _: &Claim) -> Result<Release> {
+            Err(Error::unavailable("it only shows"))
+        }
+
+        async fn list(&self, _: &str) -> Result<Vec<LockInfo>> {
+            panic!("nobody thought of this");
+        }
+    }
+
+    fn watch(engine: impl Backend) -> Watcher {
+        let locker = Locker::builder().build(engine).unwrap();
+        Watcher::new(locker, Arc::new(Audit::open(None).unwrap()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_panics_is_told_and_followed_by_a_pause() {
+        let watcher = Arc::new(watch(Flawed));
+        let listings = || watcher.counts.listings.load(Ordering::Relaxed);
+        assert!(watcher.list("").await.is_err(), "nothing was seen");
+        assert!(!watcher.totals().await.is_up);
+        assert_eq!(listings(), 1, "not again at once");
+        sleep_until(Instant::now() + PATIENCE + AGAIN).await;
+        assert!(watcher.list("").await.is_err());
+        assert_eq!(listings(), 2);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn browsers_hear_from_us_also_between_looks_that_are_far_apart() {
-        let locker = Locker::builder().build(Memory::new()).unwrap();
-        let watcher = Watcher::new(locker, Arc::new(Audit::open(None).unwrap()));
+        let watcher = watch(Memory::new());
         let mut frames = watcher.viewers.join([]).unwrap();
         watcher.rest(Instant::now() + BEAT * 2 + BEAT / 2).await;
         watcher.viewers.dismiss();
