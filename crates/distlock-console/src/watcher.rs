@@ -25,7 +25,7 @@ use crate::waits::Waits;
 
 /// From the beginning of one listing to that of the next, at least.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// An engine may be busy with us for one part in so many of the time, however slow it is.
+/// An engine may be busy with us for one part in so many of the time, unless it takes longer than our patience.
 const REST: u32 = 10;
 /// The longest pause after a listing that failed: whoever looks then wants to see when the engine is back.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -336,7 +336,8 @@ impl Watcher {
 
 /// From the beginning of a question that took so long to that of the next one.
 fn interval(least: Duration, took: Duration) -> Duration {
-    least.max(took * REST)
+    // What took longer has hung: a disk, or we ourselves. That says nothing of how long the next one takes.
+    least.max(took + took.min(PATIENCE) * (REST - 1))
 }
 
 fn interval_after_failure(took: Duration) -> Duration {
@@ -434,12 +435,18 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_busy_with_us_for_a_tenth_of_the_time_however_slow_it_is() {
+    fn an_engine_is_busy_with_us_for_a_tenth_of_the_time_for_as_long_as_our_patience_lasts() {
         for took_ms in [0, 1, 99, 100, 101, 400, 600, 2_000, 5_000, 10_000] {
             let took = Duration::from_millis(took_ms);
             let interval = interval(INTERVAL, took);
             assert!(interval >= INTERVAL && took * 10 <= interval, "{took:?} of {interval:?}");
         }
+    }
+
+    #[test]
+    fn however_long_a_listing_hung_the_pause_after_it_is_that_of_the_slowest_engine() {
+        let pause = |took_s| interval(INTERVAL, Duration::from_secs(took_s)).as_secs().checked_sub(took_s);
+        assert_eq!([9, 10, 11, 20 * 60].map(pause), [81, 90, 90, 90].map(Some));
     }
 
     #[test]
