@@ -32,16 +32,18 @@ pub(crate) struct Losses {
     from_ms: u64,
     /// Of how many locks nothing older is known: there were too many to read all histories.
     unread: usize,
+    /// Those whose histories could not be read, at most as many as may be in line.
+    pub(crate) missed: HashSet<Key>,
 }
 
 /// How many there are.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Lost {
-    count: usize,
+    pub(crate) count: usize,
     /// Since when all were seen; older ones are only those that histories or earlier looks told of.
-    since_ms: u64,
+    pub(crate) since_ms: u64,
     /// Of how many locks nothing older is known.
-    unread: usize,
+    pub(crate) unread: usize,
     /// The lock of the last one.
     last: Option<String>,
 }
@@ -76,6 +78,18 @@ impl Losses {
     /// What came before `now_ms` is known from histories only, and of so many locks not even from those.
     pub(crate) fn leave_out(&mut self, unread: usize, now_ms: u64) {
         (self.since_ms, self.unread) = (now_ms, unread);
+        self.missed.clear();
+    }
+
+    /// The same of one more lock, whose history could not be read. Of one that is counted already that is no news.
+    pub(crate) fn miss(&mut self, key: Key, now_ms: u64) {
+        if self.missed.contains(&key) {
+            return;
+        }
+        self.since_ms = now_ms;
+        if self.missed.len() < MOST_UNREAD {
+            self.missed.insert(key);
+        }
     }
 
     /// Takes in a hold that is over. What the holder or a history says wins over what a look made of it. Holds of other
@@ -101,7 +115,8 @@ impl Losses {
     pub(crate) fn count(&self) -> Lost {
         let last = self.holds.iter().max_by_key(|(_, past)| past.ended_ms);
         let last = last.map(|((key, _), _)| key.as_str().to_owned());
-        Lost { count: self.holds.len(), since_ms: self.since_ms, unread: self.unread, last }
+        let unread = self.unread + self.missed.len();
+        Lost { count: self.holds.len(), since_ms: self.since_ms, unread, last }
     }
 
     /// The last ones, the newest first.

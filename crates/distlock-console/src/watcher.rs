@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use distlock::backend::LockInfo;
-use distlock::{Error, ErrorKind, HistoryEntry, Key, Locker};
+use distlock::{Error, ErrorKind, HistoryEntry, Key, Locker, Result};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -118,11 +118,21 @@ impl Watcher {
             let key = self.unread.next().await;
             let began = Instant::now();
             let history = self.history(&key, RECENT_ENTRIES).await;
-            let next = began + interval(HISTORY_PACE, began.elapsed());
-            // What has no end yet is of no interest here.
-            let past = chronicle::past_holds(&history, now_ms(), |_| true);
-            past.iter().for_each(|past| self.losses().learn(&key, past));
-            sleep_until(next).await;
+            let took = began.elapsed();
+            let mut least = HISTORY_PACE;
+            match history {
+                Ok(history) => {
+                    // What has no end yet is of no interest here.
+                    let past = chronicle::past_holds(&history, now_ms(), |_| true);
+                    let mut losses = self.losses();
+                    losses.missed.remove(&key);
+                    past.iter().for_each(|past| losses.learn(&key, past));
+                }
+                // Later, and slowly: an engine in trouble needs no more of it.
+                Err(error) if error.is_retryable() && self.unread.add([&key].into_iter()) == 0 => least = INTERVAL,
+                Err(_) => self.losses().miss(key, now_ms()),
+            }
+            sleep_until(began + interval(least, took)).await;
         }
     }
 
@@ -164,7 +174,7 @@ impl Watcher {
             /// What that says, the newest first.
             events: Vec<Event<'a>>,
         }
-        let history = self.history(key, MOST_ENTRIES).await;
+        let history = self.history(key, MOST_ENTRIES).await.unwrap_or_default();
         let seen = self.look().await;
         let at_ms = seen.at_ms()?;
         let lock = seen.locks.get(key);
@@ -185,16 +195,12 @@ impl Watcher {
         Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history, events }))
     }
 
-    /// What is written down about a lock; nothing where nobody writes, or the engine does not tell.
-    async fn history(&self, key: &Key, most: u32) -> Vec<HistoryEntry> {
+    /// What is written down about a lock; nothing where nobody writes.
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         if !self.locker.capabilities().history {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let inspect = self.locker.inspect();
-        match timeout(PATIENCE, inspect.history(key, most)).await {
-            Ok(Ok(entries)) => entries,
-            _ => Vec::new(),
-        }
+        in_time(self.locker.inspect().history(key, most)).await
     }
 
     /// How long locks were waited for, and who waits for whom.
@@ -277,10 +283,9 @@ impl Watcher {
         seen.trouble = Some(Failure::from(&Error::new(ErrorKind::Backend, "the console failed to look at it")));
         seen.snapshot = None;
         self.counts.listings.fetch_add(1, Ordering::Relaxed);
-        let answer = timeout(PATIENCE, self.locker.inspect().list("")).await;
+        let listing = in_time(self.locker.inspect().list("")).await;
         let took = began.elapsed();
         self.counts.listing_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        let listing = answer.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {PATIENCE:?}"))));
         let next = match &listing {
             Ok(_) => interval(INTERVAL, took),
             Err(_) => interval_after_failure(took),
@@ -334,6 +339,12 @@ impl Watcher {
     }
 }
 
+/// What an engine answers for as long as our patience lasts.
+async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Err(Error::unavailable(format!("no answer within {PATIENCE:?}")));
+    timeout(PATIENCE, answer).await.unwrap_or_else(late)
+}
+
 /// From the beginning of a question that took so long to that of the next one.
 fn interval(least: Duration, took: Duration) -> Duration {
     // What took longer has hung: a disk, or we ourselves. That says nothing of how long the next one takes.
@@ -365,17 +376,27 @@ fn encode(body: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::pin::Pin;
+    use std::time::SystemTime;
 
-    use distlock::Result;
     use distlock::backend::memory::Memory;
     use distlock::backend::{Backend, Capabilities, Claim, Claimed, Lease, Release, Renewal, Scope};
+    use distlock::{FencingToken, HistoryKind, OwnerId, Process, Record};
     use futures_core::Stream;
 
     use super::*;
 
-    /// An engine that panics when it is listed.
-    struct Flawed;
+    /// Longer than reading a few histories takes, also when that fails.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// An engine that panics when it is listed. Reading a history fails in these ways, one after the other; after that it tells
+    /// of a loss.
+    struct Flawed(std::sync::Mutex<VecDeque<ErrorKind>>);
+
+    fn flawed(histories: impl IntoIterator<Item = ErrorKind>) -> Flawed {
+        Flawed(std::sync::Mutex::new(histories.into_iter().collect()))
+    }
 
     impl Backend for Flawed {
         fn name(&self) -> &'static str {
@@ -383,7 +404,9 @@ mod tests {
         }
 
         fn capabilities(&self) -> Capabilities {
-            Capabilities::new(Scope::Process)
+            let mut capabilities = Capabilities::new(Scope::Process);
+            capabilities.history = true;
+            capabilities
         }
 
         async fn claim(&self, _: &Claim) -> Result<Claimed> {
@@ -401,6 +424,14 @@ mod tests {
         async fn list(&self, _: &str) -> Result<Vec<LockInfo>> {
             panic!("nobody thought of this");
         }
+
+        async fn history(&self, _: &Key, _: u32) -> Result<Vec<HistoryEntry>> {
+            if let Some(kind) = self.0.lock().unwrap().pop_front() {
+                return Err(Error::new(kind, "not read"));
+            }
+            let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+            Ok(vec![HistoryEntry::new(now_ms(), HistoryKind::Lost, FencingToken::new(1), record)])
+        }
     }
 
     fn watch(engine: impl Backend) -> Watcher {
@@ -410,7 +441,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_panics_is_told_and_followed_by_a_pause() {
-        let watcher = Arc::new(watch(Flawed));
+        let watcher = Arc::new(watch(flawed([])));
         let listings = || watcher.counts.listings.load(Ordering::Relaxed);
         assert!(watcher.list("").await.is_err(), "nothing was seen");
         assert!(!watcher.totals().await.is_up);
@@ -418,6 +449,30 @@ mod tests {
         sleep_until(Instant::now() + PATIENCE + AGAIN).await;
         assert!(watcher.list("").await.is_err());
         assert_eq!(listings(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_history_that_could_not_be_read_is_read_later() {
+        let watcher = watch(flawed([ErrorKind::Unavailable; 3]));
+        let keys = ["a", "b"].map(|name| Key::new(name).unwrap());
+        watcher.unread.add(keys.iter());
+        assert!(timeout(LONG, watcher.read_histories()).await.is_err(), "it never ends");
+        let lost = watcher.losses().count();
+        assert_eq!((lost.count, lost.unread), (2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_how_many_locks_the_history_cannot_be_read_is_told() {
+        let watcher = watch(flawed([ErrorKind::Auth; 3]));
+        let read = async |name| {
+            watcher.unread.add([&Key::new(name).unwrap()].into_iter());
+            assert!(timeout(LONG, watcher.read_histories()).await.is_err(), "it never ends");
+            let lost = watcher.losses().count();
+            assert!(lost.since_ms > 0, "what was before is not known");
+            (lost.count, lost.unread)
+        };
+        assert_eq!((read("a").await, read("b").await, read("a").await), ((0, 1), (0, 2), (0, 2)), "each once");
+        assert_eq!((read("c").await, read("a").await), ((1, 2), (2, 1)), "it can be read by now");
     }
 
     #[tokio::test(start_paused = true)]

@@ -134,8 +134,8 @@ function lost({ count, since_ms, unread, last }) {
   // Without its seconds.
   const since = moment(since_ms, look.at_ms).slice(0, -3);
   say($("stat-lost-since"), isWhole ? "" : `known since ${since}`);
-  const but = unread ? `, and there were too many locks to read those of ${unread}` : "";
-  button.parentElement.title = isWhole ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look or had too much to read; older ones as far as histories tell${but}.`;
+  const but = unread ? `, and those of ${unread} could not be read` : "";
+  button.parentElement.title = isWhole && !unread ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look or could not read everything; older ones as far as histories tell${but}.`;
 }
 
 /** The filter and the open lock are in the address, to come back to and to hand on. */
