@@ -153,7 +153,12 @@ fn append(path: &Path, mut line: Vec<u8>) -> io::Result<()> {
     if end == 0 {
         // What is new is on disk only when its name is too.
         let dir = path.parent().filter(|dir| *dir != "").unwrap_or(Path::new("."));
-        File::open(dir)?.sync_all()?;
+        match File::open(dir) {
+            Ok(dir) => dir.sync_all()?,
+            // Who may write there need not be allowed to read. The row itself is on disk, and its name soon.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
@@ -241,6 +246,35 @@ mod tests {
         assert!(Audit::open(Some(&path)).is_err());
         std::fs::remove_dir(&path).unwrap();
         assert!(Audit::open(Some(Path::new("/dev/null"))).is_err(), "it forgets");
+    }
+
+    #[test]
+    fn a_directory_that_may_not_be_read_is_no_reason_to_write_nothing() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        use std::os::unix::process::CommandExt;
+
+        const NOBODY: u32 = 65_534;
+        const DIRECTORY: &str = "DISTLOCK_TEST_AUDIT_DIRECTORY";
+        if let Some(dir) = std::env::var_os(DIRECTORY) {
+            assert!(File::open(&dir).is_err(), "it may not be read");
+            let path = Path::new(&dir).join("rows");
+            Audit::open(Some(&path)).unwrap().write(&row(1)).unwrap();
+            return assert_eq!(take(&path), [Some("1".into())]);
+        }
+        let dir = vacant("unreadable");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o300)).unwrap();
+        let test = "audit::tests::a_directory_that_may_not_be_read_is_no_reason_to_write_nothing";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", test, "--nocapture"]).env(DIRECTORY, &dir).current_dir("/");
+        // Root may read everything.
+        if chown(&dir, Some(NOBODY), None).is_ok() {
+            again.uid(NOBODY);
+        }
+        let done = again.output().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]
