@@ -400,6 +400,22 @@ async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browse
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    let draw = "const done = arguments[0]; import('/gantt.js').then(({ gantt }) => done([20e3, 3e6, 9e7, 9e8, 1.7e12].map((ago) => { \
+        const [now, ms] = [Date.now(), Date.now() - ago]; \
+        const hold = { token: '1', end: 'released', since_ms: ms, seen_ms: ms, ended_ms: ms }; \
+        return gantt([hold], now, 500).querySelectorAll('.grid').length; })))";
+    let marks = browser.js_async(draw).await;
+    let counts: Vec<u64> = marks.as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).collect();
+    assert!(counts.iter().all(|count| (1..=6).contains(count)), "{counts:?}");
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_shown_of_a_slow_engine_is_said_to_be_old_needs_browser() {
     let store = Store::new();
     store.script(Operation::Inspect, Fault::Delay(Duration::from_secs(2)));

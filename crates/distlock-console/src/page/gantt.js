@@ -6,6 +6,8 @@ const LANE = 22;
 const AXIS = 20;
 const NAMES = 116;
 const MOST_LANES = 12;
+const DAY = 86400 * 1000;
+/** Between two marks; longer ones are whole days. */
 const STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
 const ENDS = {
   held: "held now",
@@ -62,7 +64,7 @@ function shapes({ hold, end, from, seen, till }, x, y) {
 
 function axis(start, now, x, y, right) {
   const room = Math.max(2, Math.floor((right - NAMES) / 76));
-  const step = STEPS.find((it) => (now - start) / it <= room) ?? STEPS.at(-1);
+  const step = STEPS.find((it) => (now - start) / it <= room) ?? Math.ceil((now - start) / room / DAY) * DAY;
   const zone = new Date(now).getTimezoneOffset() * 60000;
   const parts = [svg("line", { class: "axis", x1: NAMES, x2: right, y1: y + 0.5, y2: y + 0.5 })];
   for (let at = Math.ceil((start - zone) / step) * step + zone; at <= now; at += step) {
