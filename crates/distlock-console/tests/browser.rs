@@ -416,6 +416,27 @@ async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_is_signed_out_is_not_told_that_the_page_is_live_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let (browser, address) = (Browser::start().await, console.address);
+    browser.goto(&console.url).await;
+    browser.until("it is live", "document.querySelector('#health').textContent.startsWith('Live')").await;
+    // The page asks who it is only when there is somebody else to answer.
+    let hold = "const before = window.fetch; const held = new Promise((go) => { window.go = go }); \
+        window.fetch = (...all) => held.then(() => before(...all))";
+    browser.js(hold).await;
+    console.stop().await;
+    let other = Running::start(&locker, |options| options.listen = address).await;
+    browser.js("window.go()").await;
+    browser.until("it asks", "!document.querySelector('#gate').hidden").await;
+    // Time must pass: what is shown is brought up to date every second.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(browser.text("#health").await, "Not signed in");
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_shown_of_a_slow_engine_is_said_to_be_old_needs_browser() {
     let store = Store::new();
     store.script(Operation::Inspect, Fault::Delay(Duration::from_secs(2)));

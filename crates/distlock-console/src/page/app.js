@@ -22,7 +22,7 @@ const waits = new Waits((name) => {
   table.open(name);
 });
 waits.isWanted = () => state === "good";
-/** What is wrong, if anything: the engine or the way to the console. */
+/** What is wrong, if anything: the engine, the way to the console, or who asks. */
 let state = "loading";
 let look = null;
 /** How many looks ago the open lock changed last. */
@@ -98,7 +98,7 @@ function show(now, error) {
 function health() {
   const age = look ? time.now() - look.at_ms : 0;
   const good = age > OLD_MS ? `Live, ${span(age)} old` : "Live";
-  say($("health"), { good, loading: "Loading…", trouble: "Engine in trouble", down: "Disconnected" }[state]);
+  say($("health"), { good, loading: "Loading…", trouble: "Engine in trouble", down: "Disconnected", denied: "Not signed in" }[state]);
 }
 
 function stats() {
@@ -187,8 +187,9 @@ async function start(token) {
 function showGate(problem) {
   $("work").hidden = true;
   $("gate").hidden = false;
-  $("health").dataset.state = "denied";
-  say($("health"), "Not signed in");
+  state = "denied";
+  $("health").dataset.state = state;
+  health();
   say($("sign-in-problem"), problem);
   $("token").focus();
 }
