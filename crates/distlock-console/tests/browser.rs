@@ -439,12 +439,13 @@ async fn who_is_signed_out_is_not_told_that_the_page_is_live_needs_browser() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_shown_of_a_slow_engine_is_said_to_be_old_needs_browser() {
     let store = Store::new();
-    store.script(Operation::Inspect, Fault::Delay(Duration::from_secs(2)));
+    // Each of them, so that it is old again and again, however long the browser takes.
+    (0..20).for_each(|_| store.script(Operation::Inspect, Fault::Delay(Duration::from_secs(2))));
     let locker = Locker::builder().build(Memory::on(&store)).unwrap();
     let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
     // The listing is there before the page, so that the page has to be told how old it is.
     assert_eq!(console.get("/api/v1/locks").send().await.status, 200);
-    let browser = Browser::start().await;
     browser.goto(&console.url).await;
     browser
         .until("it says so", r"/^Live, \d+(\.\d)? s old$/.test(document.querySelector('#health').textContent)")
