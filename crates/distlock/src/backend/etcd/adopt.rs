@@ -124,7 +124,7 @@ impl Engine {
 
     /// A watch saw that a key was written, at the revision `written`, or may have missed it: if not by us, the hold is
     /// another one's.
-    pub(super) async fn look_who_wrote(&self, attempt: &Attempt, written: Option<i64>) {
+    pub(super) async fn look_who_wrote(self: &Arc<Self>, attempt: &Attempt, written: Option<i64>) {
         let created = attempt.state().created;
         match queue::read(&self.client, &attempt.key).await {
             Ok((Some(key), revision)) if key.create_revision == created => match is_of(&key, &[attempt.id]) {
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    fn adopted(&self, attempt: &Attempt) {
+    fn adopted(self: &Arc<Self>, attempt: &Attempt) {
         attempt.state().name_is_taken = true;
         self.key_lost_to(attempt, LossReason::Adopted);
     }

@@ -298,13 +298,13 @@ impl Engine {
     }
 
     /// The lock is ours, as `view` shows; `None` when it is known that it was lost or given up since.
-    pub(super) fn grant(&self, attempt: &Attempt, view: &View) -> Option<Grant> {
+    pub(super) fn grant(self: &Arc<Self>, attempt: &Attempt, view: &View) -> Option<Grant> {
         attempt.state().slot = view.slot;
         self.grant_at(attempt, view.header.revision)
     }
 
     /// The same, as of `revision`.
-    pub(super) fn grant_at(&self, attempt: &Attempt, revision: i64) -> Option<Grant> {
+    pub(super) fn grant_at(self: &Arc<Self>, attempt: &Attempt, revision: i64) -> Option<Grant> {
         let mut state = attempt.state();
         if state.deleted > state.created || state.session.is_gone() {
             drop(state);

@@ -13,6 +13,9 @@ const TICK: Duration = Duration::from_millis(200);
 const ROUND: Duration = Duration::from_secs(2);
 /// A hold that lasts longer than this is watched: most are over before that, and cost no watch.
 pub(super) const WATCH_AFTER: Duration = Duration::from_millis(250);
+/// When a key is deleted again that a request on its way may still make, though nobody wants it any more.
+pub(super) const AGAIN: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15), Duration::from_secs(40)];
 /// How long a key that may still be made by a request that was not answered is deleted again and again.
 const DOUBT: Duration = Duration::from_secs(60);
 

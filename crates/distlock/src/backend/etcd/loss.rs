@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::attempt::{Attempt, Phase};
 use super::engine::Engine;
+use super::housekeeping::AGAIN;
 use super::queue;
 use super::session::Session;
 use crate::event::LossReason;
@@ -50,18 +51,41 @@ impl Engine {
     }
 
     /// The key of an attempt is gone, with its lease or by somebody's hand.
-    pub(super) fn key_lost(&self, attempt: &Attempt) {
+    pub(super) fn key_lost(self: &Arc<Self>, attempt: &Attempt) {
         self.key_lost_to(attempt, LossReason::Revoked);
     }
 
-    pub(super) fn key_lost_to(&self, attempt: &Attempt, reason: LossReason) {
+    pub(super) fn key_lost_to(self: &Arc<Self>, attempt: &Attempt, reason: LossReason) {
         let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
         self.attempts.remove(attempt);
+        self.delete_late(attempt);
         match phase {
             Phase::Held(_) => self.tell_loss(attempt.id, reason),
             Phase::Waiting => attempt.turn.notify_one(),
             Phase::Leaving { .. } | Phase::Gone => {}
         }
+    }
+
+    /// A request that was not answered may still make the key of an attempt that is forgotten: deletes it when it comes. No
+    /// other attempt is given its name.
+    fn delete_late(self: &Arc<Self>, attempt: &Attempt) {
+        let (doubts, created, session) = {
+            let state = attempt.state();
+            (state.doubts, state.created, state.session.clone())
+        };
+        if doubts == 0 || session.is_gone() {
+            return;
+        }
+        // What comes later than that goes with the lease.
+        session.retire();
+        let (engine, key) = (self.clone(), attempt.key.clone());
+        self.run(async move {
+            for pause in AGAIN {
+                engine.clock.sleep_until(engine.clock.now().after(pause)).await;
+                // Whatever comes of it: there may be several such requests.
+                let _ = queue::delete_late(&engine.client, &key, created, session.id).await;
+            }
+        });
     }
 
     pub(super) fn tell_loss(&self, attempt: AttemptId, reason: LossReason) {
@@ -107,6 +131,65 @@ impl Engine {
         if let Some(attempt) = held {
             let engine = self.clone();
             self.run(async move { engine.look_who_wrote(&attempt, Some(revision)).await });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use distlock_testkit::servers::EtcdServer;
+
+    use super::super::messages::{DeleteRangeRequest, PutRequest, Request, TxnRequest};
+    use super::*;
+    use crate::backend::etcd::Etcd;
+    use crate::backend::{Backend, Claim, Claimed};
+    use crate::clock::Clock;
+    use crate::key::Key;
+    use crate::owner::{OwnerId, Process, Record};
+
+    async fn send(engine: &Engine, request: Request) {
+        let request = TxnRequest { success: vec![request.into()], ..TxnRequest::default() };
+        queue::txn(&engine.client, request).await.unwrap();
+    }
+
+    /// Somebody deletes the key of a hold, of which a second request to make it was never answered, and may still come.
+    #[tokio::test]
+    async fn a_key_that_comes_after_its_hold_was_lost_is_deleted() {
+        let server = EtcdServer::start();
+        let (clock, time) = Clock::manual();
+        let mut etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        Arc::get_mut(&mut etcd.engine).unwrap().clock = clock;
+        let engine = &etcd.engine;
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        // So long that no lease is due in a test, however far it moves the clock.
+        let (ttl, record) = (Duration::from_secs(30 * 24 * 60 * 60), Arc::new(record));
+        let claim = Claim::new(Key::new("a").unwrap(), ttl, true, record.clone());
+        // Another hold keeps the lease alive.
+        for claim in [&claim, &Claim::new(Key::new("b").unwrap(), ttl, true, record)] {
+            assert!(matches!(etcd.claim(claim).await, Ok(Claimed::Granted(_))));
+        }
+        let attempt = engine.attempts.get(claim.attempt).unwrap();
+        let key = attempt.key.clone();
+        let (created, lease) = {
+            let mut state = attempt.state();
+            state.doubts = 1;
+            (state.created, state.session.id)
+        };
+        // While it is there, it is the hold's, or somebody's who has taken it over on the same lease.
+        queue::delete_late(&engine.client, &key, created, lease).await.unwrap();
+        assert!(queue::read(&engine.client, &key).await.unwrap().0.is_some(), "it was made by the claim");
+        send(engine, Request::DeleteRange(DeleteRangeRequest { key: key.clone() })).await;
+        engine.key_lost(&attempt);
+        let late = PutRequest { key: key.clone(), lease, ..PutRequest::default() };
+        send(engine, Request::Put(late)).await;
+        let mut looks = 0;
+        while queue::read(&engine.client, &key).await.unwrap().0.is_some() {
+            looks += 1;
+            assert!(looks < 500, "it stays");
+            time.advance(AGAIN[0]);
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 }

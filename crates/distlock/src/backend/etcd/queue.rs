@@ -378,6 +378,19 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
     Ok(found.map(|kv| kv.lease))
 }
 
+/// Deletes a key that a request made which nobody waits for any more: it was made after `created`, hangs on `lease`, and nobody
+/// has written it since.
+pub(super) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
+    let is_later = Compare { result: CompareResult::Greater.into(), ..created_at(key, created) };
+    let delete = DeleteRangeRequest { key: key.to_vec() };
+    let request = TxnRequest {
+        compare: vec![is_later, hangs_on(key, lease), is_new(key)],
+        success: vec![Request::DeleteRange(delete).into()],
+        failure: Vec::new(),
+    };
+    txn(client, request).await.map(drop)
+}
+
 /// Sends a transaction by itself.
 pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
     let answer: TxnResponse = client.call(TXN, request, PATIENCE).await?;

@@ -14,7 +14,7 @@ use super::client::Client;
 use super::engine::{Engine, busy, holder_of};
 use super::entry::{self, Entry};
 use super::failure::{Failure, Fault};
-use super::housekeeping::WATCH_AFTER;
+use super::housekeeping::{AGAIN, WATCH_AFTER};
 use super::messages::KeyValue;
 use super::names::Names;
 use super::queue;
@@ -28,10 +28,6 @@ use crate::token::{AttemptId, FencingToken};
 
 /// How often the head is looked for when it has changed in between.
 const ROUNDS: usize = 8;
-/// When a key that a request on its way may still make is deleted again.
-const AGAIN: [Duration; 4] =
-    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15), Duration::from_secs(40)];
-
 /// How long an entry that is over is tried to delete.
 const FORGET: Duration = Duration::from_secs(60);
 

@@ -51,7 +51,7 @@ impl Engine {
         told.await.unwrap_or(Wake::Retry)
     }
 
-    async fn wait_for_turn(&self, attempt: &Attempt, claim: &Claim) -> Wake {
+    async fn wait_for_turn(self: &Arc<Self>, attempt: &Attempt, claim: &Claim) -> Wake {
         loop {
             let (revision, created, before, first_at) = {
                 let state = attempt.state();
