@@ -9,10 +9,14 @@ use super::entry::Entry;
 use super::failure::Fault;
 use super::queue;
 use super::session::Session;
-use crate::backend::{Claim, Lease, Renewal};
+use crate::backend::{Claim, Lease, Renewal, Term};
+use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::LossReason;
 use crate::mode::Mode;
+
+/// How often a hold is renewed once more that was moved to another lease meanwhile.
+const ROUNDS: usize = 8;
 
 impl Engine {
     pub(super) async fn renew(self: &Arc<Self>, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -32,32 +36,73 @@ impl Engine {
         let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
         };
-        let (session, known, is_moving) = {
+        let length = lease.claim.lease();
+        let (is_long_enough, is_moving) = {
             let state = attempt.state();
-            (state.session.clone(), state.known_start, !state.next_sessions.is_empty())
+            (state.session.covers(length), !state.next_sessions.is_empty())
         };
-        let session = match session.covers(lease.claim.lease()) && !is_moving {
-            true => session,
-            false => match self.move_to_longer(attempt.clone(), lease.claim.lease()).await? {
-                Some(longer) => longer,
-                None => return Ok(Renewal::Lost(LossReason::Revoked)),
-            },
-        };
-        let renewed = match session.term() {
-            term if term.start > known && !session.is_gone() => Some(term),
-            _ => session.renewed_after(known).await?,
-        };
-        let Some(term) = renewed else {
-            self.session_lost(&session);
-            return Ok(Renewal::Lost(LossReason::Revoked));
-        };
-        let mut state = attempt.state();
-        if !matches!(state.phase, Phase::Held(_)) {
+        if !is_long_enough && !self.move_to_longer(attempt.clone(), length).await? {
             return Ok(Renewal::Lost(LossReason::Revoked));
         }
-        state.known_start = term.start;
-        state.keep_until = state.keep_until.max(term.start.after(term.ttl));
-        Ok(Renewal::Renewed(Some(attempt.term_of(term))))
+        if is_long_enough && is_moving {
+            self.settle_soon(&attempt, length);
+        }
+        for _ in 0..ROUNDS {
+            let (sessions, known) = {
+                let state = attempt.state();
+                (state.sessions().cloned().collect::<Vec<_>>(), state.known_start)
+            };
+            let Some(term) = self.renew_leases(&sessions, known).await? else {
+                return Ok(Renewal::Lost(LossReason::Revoked));
+            };
+            let mut state = attempt.state();
+            if !matches!(state.phase, Phase::Held(_)) {
+                return Ok(Renewal::Lost(LossReason::Revoked));
+            }
+            // Where it was moved to meanwhile may end sooner.
+            if state.sessions().all(|session| sessions.iter().any(|renewed| renewed.id == session.id)) {
+                state.known_start = term.start;
+                state.keep_until = state.keep_until.max(term.start.after(term.ttl));
+                return Ok(Renewal::Renewed(Some(attempt.term_of(term))));
+            }
+        }
+        Err(Error::unavailable("it is moved to another lease again and again"))
+    }
+
+    /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
+    /// `known`, or is now. Answers the term that ends first; `None`: the hold is lost.
+    async fn renew_leases(self: &Arc<Self>, sessions: &[Arc<Session>], known: Moment) -> Result<Option<Term>> {
+        let mut first: Option<Term> = None;
+        for session in sessions {
+            let renewed = match session.term() {
+                term if term.start > known && !session.is_gone() => Some(term),
+                _ => session.renewed_after(known).await?,
+            };
+            let Some(term) = renewed else {
+                self.session_lost(session);
+                return match first {
+                    None => Ok(None),
+                    // Whether the hold went with it is being looked for.
+                    Some(_) => Err(Error::unavailable("a lease that it may hang on is gone")),
+                };
+            };
+            let end = |term: &Term| term.start.after(term.ttl);
+            first = Some(first.filter(|first| end(first) <= end(&term)).unwrap_or(term));
+        }
+        Ok(first)
+    }
+
+    /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is written.
+    fn settle_soon(self: &Arc<Self>, attempt: &Arc<Attempt>, length: Duration) {
+        if attempt.making.try_lock().is_err() {
+            // Somebody is at it.
+            return;
+        }
+        let (engine, attempt) = (self.clone(), attempt.clone());
+        self.run(async move {
+            // Unanswered, it is tried again at the next renewal.
+            let _ = engine.move_alone(&attempt, length).await;
+        });
     }
 
     /// Writes what is known about a holder anew.
@@ -96,14 +141,14 @@ impl Engine {
     }
 
     /// Hangs a hold on a lease that is long enough for `ttl`, and for what was asked before and not answered: after that it
-    /// is known again what it hangs on. `None` when the hold is gone.
-    async fn move_to_longer(self: &Arc<Self>, attempt: Arc<Attempt>, ttl: Duration) -> Result<Option<Arc<Session>>> {
+    /// is known again what it hangs on. False when the hold is gone.
+    async fn move_to_longer(self: &Arc<Self>, attempt: Arc<Attempt>, ttl: Duration) -> Result<bool> {
         let engine = self.clone();
         // Whoever wants to renew or delete the key waits for it, and not for the caller to go on.
         self.apart(async move { engine.move_alone(&attempt, ttl).await }).await
     }
 
-    async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<Option<Arc<Session>>> {
+    async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<bool> {
         // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
         let _making = attempt.making.lock().await;
         let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);
@@ -113,8 +158,8 @@ impl Engine {
                 let mut state = attempt.state();
                 match state.phase {
                     Phase::Held(_) if !state.session.covers(ttl) => {}
-                    Phase::Held(_) => return Ok(Some(state.session.clone())),
-                    _ => return Ok(None),
+                    Phase::Held(_) => return Ok(true),
+                    _ => return Ok(false),
                 }
                 // Until the answer it may hang on either.
                 let in_doubt = state.next_sessions.iter().any(|next| next.id == longer.id);
@@ -131,7 +176,7 @@ impl Engine {
                         state.name_is_taken = true;
                         drop(state);
                         self.key_lost(attempt);
-                        return Ok(None);
+                        return Ok(false);
                     };
                     state.session = next;
                     state.next_sessions.clear();
@@ -147,5 +192,59 @@ impl Engine {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use distlock_testkit::servers::EtcdServer;
+
+    use super::*;
+    use crate::backend::etcd::Etcd;
+    use crate::backend::{Backend, Claimed};
+    use crate::key::Key;
+    use crate::owner::{OwnerId, Process, Record};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// An extension that is not answered: its hold may hang on either lease, and goes on with what both are good for.
+    #[tokio::test]
+    async fn a_hold_that_is_being_moved_is_renewed_without_waiting_for_that() {
+        let server = EtcdServer::start();
+        let etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        let engine = &etcd.engine;
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), true, Arc::new(record));
+        let Ok(Claimed::Granted(grant)) = etcd.claim(&claim).await else { panic!("not granted") };
+        let lease = Lease::new(claim.clone(), grant.token);
+        let attempt = engine.attempts.get(claim.attempt).unwrap();
+        let longer = engine.session(Duration::from_secs(90)).await.unwrap();
+        attempt.state().next_sessions.push(longer.clone());
+        let known = attempt.state().known_start;
+        {
+            let _moving = attempt.making.lock().await;
+            let renewed = tokio::time::timeout(PATIENCE, engine.renew(std::slice::from_ref(&lease))).await;
+            let renewed = renewed.expect("it waits for the move").pop().unwrap().unwrap();
+            let Renewal::Renewed(Some(term)) = renewed else { panic!("{renewed:?}") };
+            assert!(term.ttl == Duration::from_secs(60) && term.start > known, "{term:?}");
+            assert!(longer.term().start > known, "it may hang on this one");
+        }
+        // One that is gone may have taken the hold along.
+        longer.revoke(&engine.client).await.unwrap();
+        longer.lose();
+        let renewed = engine.renew(std::slice::from_ref(&lease)).await.pop().unwrap();
+        assert!(renewed.is_err(), "{renewed:?}");
+        // It has not, as is found out; meanwhile it may be moved once more.
+        let renewed = async {
+            loop {
+                if let Ok(renewed) = engine.renew(std::slice::from_ref(&lease)).await.pop().unwrap() {
+                    return renewed;
+                }
+            }
+        };
+        let renewed = tokio::time::timeout(PATIENCE, renewed).await.expect("it is never found out");
+        assert!(matches!(renewed, Renewal::Renewed(_)), "{renewed:?}");
     }
 }
