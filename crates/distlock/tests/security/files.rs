@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use distlock::{AttemptId, ErrorKind, HistoryKind, Locker};
+use distlock::{AttemptId, Clock, ErrorKind, HistoryKind, Locker};
 use distlock_testkit::servers::Directory;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -132,7 +132,9 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
         let session = AttemptId::random();
         let alive = File::create(queue.join(format!("{session}.live"))).expect("made");
         alive.lock().expect("locked");
-        make(&queue.join(format!("{:020}-{}-{session}", 1, AttemptId::random())), theirs.path());
+        // It has come just now: after a while without a sign of life it would be passed over.
+        let number = Clock::system().now().as_nanos();
+        make(&queue.join(format!("{number:020}-{}-{session}", AttemptId::random())), theirs.path());
         let locker = locker_in(&directory).await;
         let listed = in_time(what, locker.inspect().get("a")).await.expect("an answer");
         assert_eq!(listed.map_or(0, |lock| lock.waiters.len()), usize::from(what == waits.0), "{what}");
