@@ -229,6 +229,9 @@ impl Engine {
         let (engine, entering) = (self.clone(), inside.clone());
         let entered = self.apart(async move {
             let _making = entering.making.lock().await;
+            if !engine.awaits(&entering) {
+                return Ok(None);
+            }
             let entered = below::enter(&engine.client, &entering.wanted(value)).await;
             match &entered {
                 Ok(Some(revision)) => entering.state().revision = *revision,
@@ -245,6 +248,11 @@ impl Engine {
             }
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    /// Whether an entry may still be made: it was not given up before it came to that. Then it would be nobody's.
+    fn awaits(&self, inside: &Inside) -> bool {
+        self.entries.table().has(inside) && inside.is_good()
     }
 
     /// Takes an entry in that is to be made; `None` when the head is gone.
@@ -546,6 +554,9 @@ impl Engine {
         let (engine, adopter) = (self.clone(), inside.clone());
         let swapped = self.apart(async move {
             let _making = adopter.making.lock().await;
+            if !engine.awaits(&adopter) {
+                return Ok(None);
+            }
             let swapped = below::swap(&engine.client, &adopter.wanted(value), &old).await;
             match &swapped {
                 Ok(Some(revision)) => {

@@ -131,3 +131,19 @@ async fn f05_late_end_of_an_entry_spares_the_one_that_came_in_since() {
     assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "deleted with the one before");
     scene.end().await;
 }
+
+/// Its claim is dropped, and released before it came to make the key.
+#[tokio::test]
+async fn an_entry_that_was_given_up_before_it_was_made_is_not_made() {
+    let scene = Scene::set().await;
+    let engine = &scene.etcd.engine;
+    let inside = engine.begin(&scene.claim, &scene.lock, &scene.head).await.unwrap().unwrap();
+    let making = inside.making.lock().await;
+    let mut entering = std::pin::pin!(engine.enter(&scene.claim, &scene.lock, &scene.head));
+    let poll = std::future::poll_fn(|context| std::task::Poll::Ready(entering.as_mut().poll(context).is_pending()));
+    assert!(poll.await, "somebody else is at it");
+    engine.entries.remove(&inside);
+    drop(making);
+    assert!(entering.await.unwrap().is_none());
+    assert!(queue::read(&engine.client, &inside.key).await.unwrap().0.is_none(), "nobody would delete it");
+}
