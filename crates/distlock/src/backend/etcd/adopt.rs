@@ -131,9 +131,13 @@ impl Engine {
                 true => {
                     let mut state = attempt.state();
                     state.revision = state.revision.max(revision);
+                    state.in_question = false;
                 }
                 // What somebody else wrote by hand is no taking over, and does not end a hold.
-                false if entry::read(&key.value).is_none() => attempt.state().revision = revision,
+                false if entry::read(&key.value).is_none() => {
+                    let mut state = attempt.state();
+                    (state.revision, state.in_question) = (revision, false);
+                }
                 false => self.adopted(attempt),
             },
             // Who breaks a lock writes so into its key, and deletes it then.

@@ -81,6 +81,8 @@ pub(super) struct State {
     pub(super) slot: Option<u32>,
     /// How many requests to make the key were never answered and may still make it.
     pub(super) doubts: u32,
+    /// A lease that its key may have hung on is gone, and it was not looked yet whether the key went with it.
+    pub(super) in_question: bool,
     /// Its key may go on without it, or may still be deleted by its name: no other may be made with that name.
     pub(super) name_is_taken: bool,
     /// The start of the term that the core knows.
@@ -393,6 +395,7 @@ impl Table {
             first_at: None,
             slot: None,
             doubts: 0,
+            in_question: false,
             name_is_taken: false,
             known_start,
             keep_until,

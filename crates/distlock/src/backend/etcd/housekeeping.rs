@@ -67,7 +67,7 @@ impl Engine {
             Phase::Held(_) => {
                 let ends = self.watches.watch(&attempt.lock, revision.saturating_add(1), now);
                 let writes = self.watches.watch_writes(&attempt.key, revision.saturating_add(1), now);
-                if ends.misses(revision) || writes.misses(revision) {
+                if ends.misses(revision) || writes.misses(revision) || attempt.state().in_question {
                     self.look_for(attempt);
                     return now.after(TICK);
                 }

@@ -32,7 +32,10 @@ impl Engine {
                 () if hung_on_it && may_be_left => self.give_up(&attempt),
                 () if hung_on_it => self.key_lost(&attempt),
                 // It may have hung on that one, or not yet.
-                () if was_to_move => self.look_for(&attempt),
+                () if was_to_move => {
+                    attempt.state().in_question = true;
+                    self.look_for(&attempt);
+                }
                 () => {}
             }
         }

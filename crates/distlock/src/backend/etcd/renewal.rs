@@ -36,6 +36,18 @@ impl Engine {
         let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
         };
+        if attempt.state().in_question {
+            self.look_who_wrote(&attempt, None).await;
+            let state = attempt.state();
+            if state.phase == Phase::Gone {
+                return Ok(Renewal::Lost(LossReason::Revoked));
+            }
+            if state.in_question {
+                return Err(Error::unavailable(
+                    "a lease that it may have hung on is gone, and nobody says whether it is",
+                ));
+            }
+        }
         let length = lease.claim.lease();
         let (is_long_enough, is_moving) = {
             let state = attempt.state();
@@ -52,16 +64,15 @@ impl Engine {
                 let state = attempt.state();
                 (state.sessions().cloned().collect::<Vec<_>>(), state.known_start)
             };
-            let Some(term) = self.renew_leases(&sessions, known).await? else {
-                return Ok(Renewal::Lost(LossReason::Revoked));
-            };
+            let term = self.renew_leases(&sessions, known).await?;
             let mut state = attempt.state();
             if !matches!(state.phase, Phase::Held(_)) {
                 return Ok(Renewal::Lost(LossReason::Revoked));
             }
-            // Where it was moved to meanwhile may end sooner.
+            // What it was moved to meanwhile is another lease, and may end sooner.
+            let Some(term) = term else { continue };
             if state.sessions().all(|session| sessions.iter().any(|renewed| renewed.id == session.id)) {
-                state.known_start = term.start;
+                state.known_start = state.known_start.max(term.start);
                 state.keep_until = state.keep_until.max(term.start.after(term.ttl));
                 return Ok(Renewal::Renewed(Some(attempt.term_of(term))));
             }
@@ -70,7 +81,7 @@ impl Engine {
     }
 
     /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
-    /// `known`, or is now. Answers the term that ends first; `None`: the hold is lost.
+    /// `known`, or is now. Answers the term that ends first; `None`: the first one is gone, and whatever hangs on it was told.
     async fn renew_leases(self: &Arc<Self>, sessions: &[Arc<Session>], known: Moment) -> Result<Option<Term>> {
         let mut first: Option<Term> = None;
         for session in sessions {
@@ -154,12 +165,21 @@ impl Engine {
         let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);
         let longer = self.session(ttl).await?;
         loop {
+            // It may be in use for a while, and must not end before the one that the holder counts on.
+            let known = attempt.state().known_start;
+            if longer.renewed_after(known).await?.is_none() {
+                self.session_lost(&longer);
+                return Err(Error::unavailable("the longer lease is gone"));
+            }
             let (mark, from, in_doubt) = {
                 let mut state = attempt.state();
                 match state.phase {
                     Phase::Held(_) if !state.session.covers(ttl) => {}
                     Phase::Held(_) => return Ok(true),
                     _ => return Ok(false),
+                }
+                if longer.term().start <= state.known_start {
+                    continue;
                 }
                 // Until the answer it may hang on either.
                 let in_doubt = state.next_sessions.iter().any(|next| next.id == longer.id);
@@ -180,6 +200,7 @@ impl Engine {
                     };
                     state.session = next;
                     state.next_sessions.clear();
+                    state.in_question = false;
                 }
                 Err(failure) => {
                     if !in_doubt && failure.fault != Fault::Unknown {
@@ -199,8 +220,10 @@ impl Engine {
 mod tests {
     use std::time::SystemTime;
 
+    use distlock_testkit::proxy::Proxy;
     use distlock_testkit::servers::EtcdServer;
 
+    use super::super::messages::{DeleteRangeRequest, Request, TxnRequest};
     use super::*;
     use crate::backend::etcd::Etcd;
     use crate::backend::{Backend, Claimed};
@@ -208,43 +231,109 @@ mod tests {
     use crate::owner::{OwnerId, Process, Record};
 
     const PATIENCE: Duration = Duration::from_secs(30);
+    const TTL: Duration = Duration::from_secs(60);
+    const LONGER: Duration = Duration::from_secs(70);
+
+    /// A hold, and a longer lease that was there before it.
+    struct Scene {
+        _server: EtcdServer,
+        proxy: Proxy,
+        etcd: Etcd,
+        lease: Lease,
+        attempt: Arc<Attempt>,
+        longer: Arc<Session>,
+    }
+
+    impl Scene {
+        async fn set() -> Scene {
+            let server = EtcdServer::start();
+            let proxy = Proxy::start(server.address());
+            let etcd = Etcd::builder([proxy.address().to_string()]).build().unwrap();
+            let longer = etcd.engine.session(LONGER).await.unwrap();
+            let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+            let claim = Claim::new(Key::new("a").unwrap(), TTL, true, Arc::new(record));
+            let Ok(Claimed::Granted(grant)) = etcd.claim(&claim).await else { panic!("not granted") };
+            let attempt = etcd.engine.attempts.get(claim.attempt).unwrap();
+            Scene { _server: server, proxy, etcd, lease: Lease::new(claim, grant.token), attempt, longer }
+        }
+
+        async fn renew(&self) -> Result<Renewal> {
+            let renewed = self.etcd.engine.renew(std::slice::from_ref(&self.lease));
+            tokio::time::timeout(PATIENCE, renewed).await.expect("it waits").pop().unwrap()
+        }
+
+        /// Renews it for `ttl` in the background, with the first request of that held up.
+        async fn renew_slowly(&self, ttl: Duration) -> tokio::task::JoinHandle<Result<Renewal>> {
+            self.proxy.hold_requests();
+            let mut lease = self.lease.clone();
+            lease.claim.ttl = ttl;
+            let engine = self.etcd.engine.clone();
+            let renewed = tokio::spawn(async move { engine.renew(&[lease]).await.pop().unwrap() });
+            self.proxy.wait_for("a request", |counts| counts.requests.held() > 0);
+            renewed
+        }
+
+        async fn delete_key(&self) {
+            let delete = Request::DeleteRange(DeleteRangeRequest { key: self.attempt.key.clone() });
+            let request = TxnRequest { success: vec![delete.into()], ..TxnRequest::default() };
+            queue::txn(&self.etcd.engine.client, request).await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_hold_is_moved_only_to_a_lease_that_ends_after_what_was_promised() {
+        let scene = Scene::set().await;
+        let extended = scene.renew_slowly(LONGER).await;
+        {
+            let state = scene.attempt.state();
+            assert!(scene.longer.term().start < state.known_start, "it may end sooner than the hold may count on");
+            assert!(state.next_sessions.is_empty(), "it may hang on it from now on");
+        }
+        scene.proxy.pass();
+        let extended = extended.await.unwrap().unwrap();
+        assert!(matches!(extended, Renewal::Renewed(Some(Term { ttl: LONGER, .. }))), "{extended:?}");
+    }
 
     /// An extension that is not answered: its hold may hang on either lease, and goes on with what both are good for.
     #[tokio::test]
     async fn a_hold_that_is_being_moved_is_renewed_without_waiting_for_that() {
-        let server = EtcdServer::start();
-        let etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
-        let engine = &etcd.engine;
-        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
-        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), true, Arc::new(record));
-        let Ok(Claimed::Granted(grant)) = etcd.claim(&claim).await else { panic!("not granted") };
-        let lease = Lease::new(claim.clone(), grant.token);
-        let attempt = engine.attempts.get(claim.attempt).unwrap();
-        let longer = engine.session(Duration::from_secs(90)).await.unwrap();
-        attempt.state().next_sessions.push(longer.clone());
-        let known = attempt.state().known_start;
-        {
-            let _moving = attempt.making.lock().await;
-            let renewed = tokio::time::timeout(PATIENCE, engine.renew(std::slice::from_ref(&lease))).await;
-            let renewed = renewed.expect("it waits for the move").pop().unwrap().unwrap();
-            let Renewal::Renewed(Some(term)) = renewed else { panic!("{renewed:?}") };
-            assert!(term.ttl == Duration::from_secs(60) && term.start > known, "{term:?}");
-            assert!(longer.term().start > known, "it may hang on this one");
-        }
-        // One that is gone may have taken the hold along.
-        longer.revoke(&engine.client).await.unwrap();
-        longer.lose();
-        let renewed = engine.renew(std::slice::from_ref(&lease)).await.pop().unwrap();
-        assert!(renewed.is_err(), "{renewed:?}");
-        // It has not, as is found out; meanwhile it may be moved once more.
-        let renewed = async {
-            loop {
-                if let Ok(renewed) = engine.renew(std::slice::from_ref(&lease)).await.pop().unwrap() {
-                    return renewed;
-                }
+        let scene = Scene::set().await;
+        let known = scene.attempt.state().known_start;
+        scene.attempt.state().next_sessions.push(scene.longer.clone());
+        let _moving = scene.attempt.making.lock().await;
+        let renewed = scene.renew().await.unwrap();
+        let Renewal::Renewed(Some(term)) = renewed else { panic!("{renewed:?}") };
+        assert!(term.ttl == TTL && term.start > known, "{term:?}");
+        assert!(scene.longer.term().start > known, "it may hang on this one");
+    }
+
+    /// One of the leases that a hold may hang on is gone: it counts on nothing until somebody has looked.
+    #[tokio::test]
+    async fn a_hold_that_may_have_gone_with_a_lease_is_looked_for() {
+        for went_with_it in [false, true] {
+            let scene = Scene::set().await;
+            let _moving = scene.attempt.making.lock().await;
+            scene.attempt.state().next_sessions.push(scene.longer.clone());
+            if went_with_it {
+                scene.delete_key().await;
             }
-        };
-        let renewed = tokio::time::timeout(PATIENCE, renewed).await.expect("it is never found out");
-        assert!(matches!(renewed, Renewal::Renewed(_)), "{renewed:?}");
+            scene.longer.lose();
+            let renewed = scene.renew().await;
+            assert!(renewed.is_err(), "{renewed:?}");
+            let renewed = scene.renew().await.unwrap();
+            assert_eq!(matches!(renewed, Renewal::Lost(_)), went_with_it, "{renewed:?}");
+        }
+    }
+
+    /// Its lease goes while it is renewed, and the hold has left it by then.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_hold_that_was_moved_outlives_the_lease_that_it_was_on() {
+        let scene = Scene::set().await;
+        let renewed = scene.renew_slowly(TTL).await;
+        let left = std::mem::replace(&mut scene.attempt.state().session, scene.longer.clone());
+        left.lose();
+        scene.proxy.pass();
+        let renewed = renewed.await.unwrap().unwrap();
+        assert!(matches!(renewed, Renewal::Renewed(Some(Term { ttl: LONGER, .. }))), "{renewed:?}");
     }
 }
