@@ -17,6 +17,11 @@ pub(crate) struct Examined {
 }
 
 pub(crate) fn examine(url: &str) -> Examined {
+    // How fast a server answers says something of the machine that the tests run on, too.
+    examine_with_latency(url).without("latency")
+}
+
+pub(crate) fn examine_with_latency(url: &str) -> Examined {
     let done = Machine::new().run(&["doctor", "--json", "--connect-timeout", "3s", url]);
     assert_eq!(done.stderr, "");
     let findings: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -26,6 +31,17 @@ pub(crate) fn examine(url: &str) -> Examined {
 }
 
 impl Examined {
+    /// As if there were no such check.
+    pub(crate) fn without(mut self, check: &str) -> Examined {
+        let before = self.findings.len();
+        self.findings.retain(|finding| finding["check"] != check);
+        if self.findings.is_empty() && before > 0 {
+            assert_eq!(self.code, 1, "for {check} alone");
+            self.code = 0;
+        }
+        self
+    }
+
     /// The names of the checks that found something, each with how much it matters.
     fn troubles(&self) -> Vec<(&str, &str)> {
         let text = |finding: &'_ Value, field| finding[field].as_str().map(str::to_owned);
