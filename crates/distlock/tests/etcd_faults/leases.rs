@@ -29,11 +29,12 @@ async fn extended_without_an_answer(
     ttl: u64,
 ) -> (Locker, Arc<LockGuard>, Vec<LockGuard>) {
     let locker = locker_at(&[proxy.address()], secs(ttl));
+    let guard = Arc::new(locker.lock("a").watchdog(false).await.unwrap());
+    // Their leases are younger, so that nothing has to be renewed before the hold goes to one of them.
     let mut others = Vec::new();
     for ttl in [60, 90] {
         others.push(locker.lock(format!("other{ttl}")).ttl(secs(ttl)).await.unwrap());
     }
-    let guard = Arc::new(locker.lock("a").watchdog(false).await.unwrap());
     let before = hangs_on(server);
     proxy.drop_replies();
     let extending = tokio::spawn({
