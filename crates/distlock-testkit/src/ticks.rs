@@ -43,6 +43,7 @@ mod tests {
         eventually("three ticks", || (clock.now() >= start.after(TICK * 3)).then_some(()));
         drop(ticks);
         let dropped = clock.now();
+        // Time must pass in which it would tick.
         std::thread::sleep(TICK * 10);
         assert!(clock.now() <= dropped.after(TICK), "no more than the tick that was on its way");
     }
