@@ -22,7 +22,8 @@ The project's own commands.
   cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
   cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
   cargo xtask chaos ENGINE [--seconds N] [--seed S]
-                                   locks on real servers (redis, sentinel, redlock, etcd, file) while all around them fails
+                                   locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
+                                   them fails
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
   cargo xtask simulate [redis|redlock] [--seeds N] [--from S]
                                    locks in simulated time, in as many worlds; a seed decides all of one

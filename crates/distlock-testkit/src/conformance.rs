@@ -186,6 +186,7 @@ declare! { $
     a_thousand_tasks_take_turns []
     lock_waits_until_it_is_released []
     a_timed_wait_ends_in_time_and_names_the_holder []
+    a_timed_wait_names_the_holder_of_its_end [fair]
     waiting_zero_asks_once []
     attempts_are_bounded []
     a_cancelled_wait_gives_up_its_place []

@@ -93,6 +93,14 @@ impl<B: Backend> Backend for Wire<B> {
         self.engine.capabilities()
     }
 
+    fn needs_runtime(&self) -> bool {
+        self.engine.needs_runtime()
+    }
+
+    fn shard(&self, key: &Key) -> u64 {
+        self.engine.shard(key)
+    }
+
     fn attach(&self, attachment: Attachment) {
         self.engine.attach(attachment);
     }

@@ -79,7 +79,7 @@ impl AskRequest {
                 let message = "the holder was asked and has not released it";
                 return Err(Error::new(ErrorKind::Timeout, message).with_key(&key).with_holder(Some(now)));
             }
-            self.locker.pause(CHECK_EVERY).await;
+            self.locker.pause(CHECK_EVERY).await?;
         }
         Ok(Asked::Released(Box::new(holder)))
     }

@@ -404,6 +404,22 @@ pub trait Backend: Send + Sync + 'static {
         std::future::pending()
     }
 
+    /// Whether its calls must be made inside of a tokio runtime, for its sockets and timers. Calls from elsewhere are
+    /// refused then, before they reach the engine.
+    fn needs_runtime(&self) -> bool {
+        false
+    }
+
+    /// Returns a number for the server that serves a lock, as far as is known now; where there is only one, 0.
+    ///
+    /// # Behaviour
+    /// The core never puts locks with different numbers into one call of [`renew`](Backend::renew), and renews and
+    /// releases those of each number beside the others: a server that does not answer delays only its own locks.
+    fn shard(&self, key: &Key) -> u64 {
+        let _ = key;
+        0
+    }
+
     /// Renews holds.
     ///
     /// # Behaviour
@@ -418,7 +434,8 @@ pub trait Backend: Send + Sync + 'static {
     /// # Behaviour
     /// Ours: released, and the next live waiter gets the lock or a wake-up, exactly one of them. Not ours: nothing but
     /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
-    /// connection cannot be ruled out, so the core never claims again with an attempt that it has released.
+    /// connection cannot be ruled out, so the core never claims again with an attempt that it has released, nor with one
+    /// that the engine has: see [`Error::with_attempt_over`].
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
 
     /// Replaces what is stored about the holder: its record becomes `lease.claim.record`.
@@ -519,6 +536,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
     fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>>;
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake>;
+    fn needs_runtime(&self) -> bool;
+    fn shard(&self, key: &Key) -> u64;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
     fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>>;
@@ -553,6 +572,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn wait<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Wake> {
         Box::pin(Backend::wait(self, claim))
+    }
+    fn needs_runtime(&self) -> bool {
+        Backend::needs_runtime(self)
+    }
+    fn shard(&self, key: &Key) -> u64 {
+        Backend::shard(self, key)
     }
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>> {
         Box::pin(operation(Backend::name(self), "renew", Backend::renew(self, leases)))

@@ -130,6 +130,20 @@ impl Clock {
         matches!(self.0, Source::Runtime(_))
     }
 
+    /// Whether something else decides who goes first: a simulation, or a checker of races.
+    pub(crate) fn is_in_order(&self) -> bool {
+        #[cfg(feature = "simulation")]
+        if self.is_of_runtime() {
+            return true;
+        }
+        cfg!(shuttle)
+    }
+
+    /// Whether sleeping by this clock needs the timers of a tokio runtime.
+    pub(crate) fn needs_runtime(&self) -> bool {
+        !matches!(self.0, Source::Manual(_))
+    }
+
     /// The current moment.
     #[must_use]
     pub fn now(&self) -> Moment {

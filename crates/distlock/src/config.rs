@@ -2,6 +2,7 @@
 
 mod driver;
 pub(crate) mod duration;
+mod reading;
 mod secret;
 mod settings;
 mod value;
@@ -10,8 +11,6 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
-
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
 pub use driver::Driver;
 pub use duration::DEFAULT_DIAL_TIMEOUT;
@@ -40,7 +39,13 @@ use crate::url;
 /// `"1m 30s"`) or a number of seconds (`10`, `0.25`).
 ///
 /// # Secrets
-/// Passwords are in no `Debug` output and in no error, wherever they were written, also in the wrong place.
+/// Passwords are in no `Debug` output and in no error of this crate, wherever they were written, also in the wrong place.
+///
+/// So reading a `Config` as part of a structure of your own, with any format of serde, never fails for what is in it: the
+/// error would be the format's, and that of TOML prints the line. What is wrong is said by [`check`](Config::check), and
+/// by everything that uses the configuration. *Limit:* text that is no proper TOML or JSON at all, such as an open quote,
+/// is refused by its reader before this type sees it, in the reader's words. [`from_toml`](Config::from_toml) repeats
+/// nothing there, either.
 ///
 /// ```
 /// use distlock::Config;
@@ -87,6 +92,8 @@ pub struct Config {
     pub tls_cert: Option<PathBuf>,
     /// A PEM file with the key of our own certificate; needs `tls_cert`.
     pub tls_key: Option<PathBuf>,
+    /// What is wrong with the text that it was read from: [`check`](Config::check) says it.
+    fault: Option<String>,
 }
 
 /// The fields' names in text, and where in each a password may stand. In the environment: upper case, behind `DISTLOCK_`.
@@ -125,7 +132,7 @@ impl Config {
     /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
     #[cfg(feature = "config")]
     pub fn from_toml(text: &str) -> Result<Config> {
-        toml::from_str(text).map_err(|error| {
+        toml::from_str(text).map(|reading::Strict(config)| config).map_err(|error| {
             // Not its `Display`, and not as the source: they print the line, and the line may have a password.
             let problem = error.message();
             match error.span().and_then(|span| text.get(..span.start)) {
@@ -230,6 +237,7 @@ impl Config {
             tls_ca: self.tls_ca.or(lower.tls_ca),
             tls_cert: self.tls_cert.or(lower.tls_cert),
             tls_key: self.tls_key.or(lower.tls_key),
+            fault: self.fault.or(lower.fault),
         }
     }
 
@@ -315,53 +323,8 @@ impl fmt::Debug for Config {
             .field("tls_ca", &self.tls_ca)
             .field("tls_cert", &self.tls_cert)
             .field("tls_key", &self.tls_key)
+            .field("fault", &self.fault)
             .finish()
-    }
-}
-
-// By hand, since the errors of the derived one repeat values.
-impl<'de> Deserialize<'de> for Config {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
-        deserializer.deserialize_map(Fields)
-    }
-}
-
-struct Fields;
-
-impl<'de> Visitor<'de> for Fields {
-    type Value = Config;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the fields of a configuration")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Config, A::Error> {
-        let mut config = Config::default();
-        let mut seen = Vec::new();
-        while let Some(name) = entries.next_key::<Value>()? {
-            let name = name.text().unwrap_or_default();
-            entries.next_value_seed(Field { config: &mut config, name: &name, repeated: seen.contains(&name) })?;
-            seen.push(name);
-        }
-        Ok(config)
-    }
-}
-
-/// One field; its value is judged while the format's reader still knows where it stands.
-struct Field<'a> {
-    config: &'a mut Config,
-    name: &'a str,
-    repeated: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Field<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let done = if self.repeated { Err("given twice".into()) } else { self.config.set(self.name, value) };
-        let name = if is_plain_name(self.name) { self.name } else { "a field" };
-        done.map_err(|fault| D::Error::custom(format_args!("{name}: {fault}")))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::config::Driver;
 use crate::config::TlsFiles;
 use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::check_runtime;
 use crate::finding::Finding;
 use crate::locker::Locker;
 use crate::url::Target;
@@ -27,9 +28,12 @@ impl Locker {
     /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
     /// `etcd://h1,h2`.
     ///
+    /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name.
+    ///
     /// # Errors
     /// Kind `Config` when the URL is not acceptable, before anything is sent; `Unsupported` when the engine is not
     /// part of this build, naming its feature; `Unavailable` when it cannot be reached. Never a weaker lock instead.
+    /// Kind `Config` outside of a tokio runtime, too, where the engine needs one: Redis, Redlock and etcd.
     pub async fn connect(url: &str) -> Result<Locker> {
         Locker::from_config(&Config::from_url(url)?).await
     }
@@ -40,6 +44,7 @@ impl Locker {
     /// As [`connect`](Locker::connect), naming the field that is not acceptable.
     pub async fn from_config(config: &Config) -> Result<Locker> {
         let settings = config.validate()?;
+        check_place(&settings)?;
         let locker = Locker::builder()
             .default_ttl(settings.default_ttl)
             .retry_interval(settings.retry_interval)
@@ -64,13 +69,14 @@ impl Locker {
 /// time to live.
 pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
     let settings = config.validate()?;
+    check_place(&settings)?;
     match &settings.target {
         Target::Memory { .. } => {
             Ok(vec![Finding::note("scope", "memory", "locks end with this process, and no other process sees them")])
         }
         Target::File { dir } => {
             let dir = dir.clone().map_or_else(default_dir, Ok)?;
-            Ok(vec![file::examine(&dir)])
+            Ok(file::examine(&dir))
         }
         #[cfg(feature = "redis")]
         Target::Redis { servers, credentials, options } => {
@@ -90,11 +96,19 @@ pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
     }
 }
 
+/// Refuses to open connections where nothing would drive them.
+fn check_place(settings: &Settings) -> Result<()> {
+    match &settings.target {
+        Target::Memory { .. } | Target::File { .. } => Ok(()),
+        remote => check_runtime(remote.driver().as_str()),
+    }
+}
+
 fn open(settings: &Settings) -> Result<Box<dyn DynBackend>> {
     match &settings.target {
         Target::Memory { name } => {
             refuse_prefix(settings)?;
-            Ok(Box::new(Memory::on(&name.as_deref().map_or_else(Store::new, Store::named))))
+            Ok(Box::new(Memory::on(&Store::public(name.as_deref()))))
         }
         Target::File { dir } => {
             refuse_prefix(settings)?;

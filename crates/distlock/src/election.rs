@@ -137,7 +137,7 @@ impl CampaignRequest {
         CampaignRequest(self.0.ttl(ttl))
     }
 
-    /// The longest time to wait; then the error is of kind `Timeout` and says who leads.
+    /// The longest time to wait, as [`LockRequest::wait`]; then the error is of kind `Timeout` and says who leads.
     pub fn wait(self, most: Duration) -> Self {
         CampaignRequest(self.0.wait(most))
     }
@@ -219,7 +219,7 @@ impl Leaders<'_> {
                 self.seen = Some(now.clone());
                 return Ok(now);
             }
-            self.election.locker.pause(self.interval).await;
+            self.election.locker.pause(self.interval).await?;
         }
     }
 }

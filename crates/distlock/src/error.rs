@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::event::LossReason;
 use crate::key::Key;
@@ -22,7 +23,8 @@ pub enum ErrorKind {
     AlreadyHeld,
     /// This owner does not hold the lock.
     NotHeld,
-    /// The wait was over before the lock was free.
+    /// The wait was over before the lock was free: another owner has it, by the engine's own word, or the
+    /// grant came too late to be used.
     Timeout,
     /// The lock was held and is not any more.
     Lost,
@@ -49,6 +51,7 @@ pub enum ErrorKind {
 /// A failure, with the lock it is about.
 pub struct Error(Box<Details>);
 
+#[derive(Clone)]
 struct Details {
     kind: ErrorKind,
     message: Cow<'static, str>,
@@ -56,14 +59,17 @@ struct Details {
     holder: Option<Holder>,
     loss: Option<LossReason>,
     help: Option<Cow<'static, str>>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Whether the engine has ended the attempt.
+    is_attempt_over: bool,
 }
 
 impl Error {
     /// An error of `kind`. The message says what happened, in the words of whoever was asked.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        let message = message.into();
-        Error(Box::new(Details { kind, message, key: None, holder: None, loss: None, help: None, source: None }))
+        let (message, is_attempt_over) = (message.into(), false);
+        let (key, holder, loss, help, source) = (None, None, None, None, None);
+        Error(Box::new(Details { kind, message, key, holder, loss, help, source, is_attempt_over }))
     }
 
     /// The request was not carried out and may be tried again.
@@ -116,8 +122,27 @@ impl Error {
     /// Keeps the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
+    }
+
+    /// Says that the engine has sent a release of the attempt by itself, as of a grant that did not count. That may still
+    /// come to the lock, so no later claim is this attempt's.
+    #[must_use]
+    pub fn with_attempt_over(mut self) -> Self {
+        self.0.is_attempt_over = true;
+        self
+    }
+
+    /// Whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
+    #[must_use]
+    pub fn is_attempt_over(&self) -> bool {
+        self.0.is_attempt_over
+    }
+
+    /// The same once more, for observers.
+    pub(crate) fn duplicate(&self) -> Error {
+        Error(self.0.clone())
     }
 
     /// What kind of failure this is.
@@ -132,7 +157,8 @@ impl Error {
         self.0.key.as_ref()
     }
 
-    /// Who held the lock when it was last seen, where that is known.
+    /// Who held the lock when the engine was last heard, where that is known: at most a second before the
+    /// error was made. How long it was held and is kept are as of the error.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.0.holder.as_ref()
@@ -188,7 +214,9 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Error({:?}: {self}", self.0.kind)?;
-        if let Some(source) = &self.0.source {
+        // Most messages quote their cause: it is not said twice.
+        if let Some(source) = self.0.source.as_ref().map(ToString::to_string).filter(|it| !self.0.message.contains(it))
+        {
             write!(f, ": {source}")?;
         }
         f.write_str(")")

@@ -1,7 +1,6 @@
 //! What happens to a lock, told to whoever observes it and to `tracing`.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -81,6 +80,13 @@ pub enum EventKind<'a> {
         /// Time since it was asked for.
         waited: Duration,
     },
+    /// Asking for the lock ended because the engine could not be reached: whether another owner has it is not known.
+    Failed {
+        /// What the caller is told: kind `Unavailable`, or `Unknown` when a claim may have been carried out.
+        error: &'a Error,
+        /// Time since it was asked for.
+        waited: Duration,
+    },
     /// The lease was renewed.
     Renewed {
         /// How much of the old lease was left, the leading signal of trouble; `None` without a lease.
@@ -109,9 +115,12 @@ pub enum EventKind<'a> {
     },
 }
 
-/// Sees every [`Event`] of a locker and its clones.
+/// Sees the events of a locker and its clones, one at a time, in the order in which they were reported.
 ///
-/// Called in the middle of the work, on the caller's task or on the keeper: return at once, and never panic.
+/// What a caller's own call brings about is seen before that call returns, unless the observer is busy with other events for
+/// 100 ms: return at once, or the caller waits. What the keeper finds (a renewal, a loss) is seen on a thread of its own, so
+/// that a slow observer delays no renewal. As many as 16 384 events wait for it; more are dropped, and a line of log says how
+/// many. A panic is caught and logged.
 pub trait Observer: Send + Sync + 'static {
     /// Something happened.
     fn on_event(&self, event: &Event<'_>);
@@ -120,26 +129,6 @@ pub trait Observer: Send + Sync + 'static {
 impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
     fn on_event(&self, event: &Event<'_>) {
         self(event);
-    }
-}
-
-/// Where the core's events go.
-pub(crate) struct Reporter {
-    pub(crate) backend: &'static str,
-    pub(crate) observer: Option<Arc<dyn Observer>>,
-}
-
-impl Reporter {
-    pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
-        let event = Event { key, owner, token, backend: self.backend, kind };
-        trace(&event);
-        if let Some(observer) = &self.observer {
-            // The keeper calls observers too: one that panics must not cost everybody their locks.
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.on_event(&event)));
-            if told.is_err() {
-                tracing::error!(target: "distlock", "an observer panicked");
-            }
-        }
     }
 }
 
@@ -159,7 +148,8 @@ macro_rules! log {
     };
 }
 
-fn trace(event: &Event<'_>) {
+/// Tells `tracing`.
+pub(crate) fn trace(event: &Event<'_>) {
     match event.kind {
         EventKind::Waiting { holder } => {
             log!(DEBUG, event, "lock busy", "lock.holder" = holder.map(display));
@@ -169,6 +159,18 @@ fn trace(event: &Event<'_>) {
         }
         EventKind::TimedOut { waited } => {
             log!(INFO, event, "lock wait timed out", "lock.outcome" = "timeout", "lock.wait_s" = waited.as_secs_f64());
+        }
+        EventKind::Failed { error, waited } => {
+            let outcome = if error.may_be_applied() { "unknown" } else { "unavailable" };
+            log!(
+                WARN,
+                event,
+                "lock wait failed",
+                "lock.outcome" = outcome,
+                "error.kind" = debug(error.kind()),
+                "error" = display(error),
+                "lock.wait_s" = waited.as_secs_f64()
+            );
         }
         EventKind::Renewed { margin } => {
             log!(TRACE, event, "lock renewed", "lock.margin_s" = margin.map(|margin| margin.as_secs_f64()));

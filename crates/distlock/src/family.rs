@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 
 use crate::backend::DynBackend;
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{EventKind, Reporter};
+use crate::event::EventKind;
 use crate::history::HistoryEntry;
 use crate::hold::Hold;
 use crate::holds::Holds;
 use crate::journal::Journal;
 use crate::keeper;
 use crate::key::Key;
+use crate::observed::Reporter;
 use crate::owner::Process;
 
 /// The handle that lockers and guards share; when the last is gone the keeper ends what is left and stops.
@@ -66,6 +68,7 @@ impl Family {
         self.check_process()?;
         self.shut();
         let unconfirmed = self.closed.wait().await;
+        self.reporter.flush();
         if unconfirmed.is_empty() {
             return Ok(());
         }
@@ -77,7 +80,7 @@ impl Family {
     fn shut(&self) {
         // First stop the waits, then withdraw them.
         let _ = self.closing.set(());
-        self.holds.close(self.clock.now());
+        self.holds.close(self.clock.now()).iter().for_each(|hold| self.report_loss(hold));
     }
 }
 
@@ -107,18 +110,50 @@ impl Core {
         Err(Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork"))
     }
 
+    /// Refuses to ask the engine where that cannot be done: in a forked child, and outside of a tokio runtime where the
+    /// engine needs one. Nothing was sent then.
+    pub(crate) fn check_caller(&self) -> Result<()> {
+        self.check_process()?;
+        if self.backend.needs_runtime() { check_runtime(self.backend.name()) } else { Ok(()) }
+    }
+
+    /// Sleeps until `moment`.
+    ///
+    /// # Errors
+    /// Kind `Config` outside of a tokio runtime, whose timers the machine's clock needs.
+    pub(crate) async fn sleep_until(&self, moment: Moment) -> Result<()> {
+        if self.clock.needs_runtime() {
+            check_runtime(self.backend.name())?;
+        }
+        self.clock.sleep_until(moment).await;
+        Ok(())
+    }
+
     /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
     pub(crate) fn leave_in_background(&self, hold: &Hold) {
-        if self.check_process().is_ok() {
-            self.holds.leave_behind(hold.claim.attempt, self.clock.now());
+        if self.check_process().is_ok()
+            && let Some(lost) = self.holds.leave_behind(hold.claim.attempt, self.clock.now())
+        {
+            self.report_loss(&lost);
         }
     }
 
+    /// Reports from a caller's task: when this returns, the observer has seen it.
     pub(crate) fn report(&self, hold: &Hold, kind: EventKind<'_>) {
-        hold.meter.saw(self.reporter.backend, &kind);
+        self.record(hold, &kind);
         self.reporter.emit(hold.key(), hold.owner(), Some(hold.token), kind);
+    }
+
+    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    pub(crate) fn report_later(&self, hold: &Hold, kind: EventKind<'_>) {
+        self.record(hold, &kind);
+        self.reporter.emit_later(hold.key(), hold.owner(), Some(hold.token), kind);
+    }
+
+    fn record(&self, hold: &Hold, kind: &EventKind<'_>) {
+        hold.meter.saw(self.reporter.backend, kind);
         if self.journal.is_some()
-            && let Some(entry) = HistoryEntry::of(&kind, hold.token, &hold.claim.record, self.wall_ms())
+            && let Some(entry) = HistoryEntry::of(kind, hold.token, &hold.claim.record, self.wall_ms())
         {
             self.write_down(hold.key(), entry);
         }
@@ -139,12 +174,21 @@ impl Core {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Tells observers that a hold is over without a release by its owner.
+    /// Tells observers that a hold is over without a release by its owner; once.
     pub(crate) fn report_loss(&self, hold: &Hold) {
-        if let Some(reason) = hold.loss() {
-            self.report(hold, EventKind::Lost { reason, held: self.clock.now().since(hold.acquired) });
-        }
+        let held = self.clock.now().since(hold.acquired);
+        hold.tell_loss(|reason| self.report_later(hold, EventKind::Lost { reason, held }));
     }
+}
+
+/// Refuses to go on outside of a tokio runtime, where connections and timers would panic.
+pub(crate) fn check_runtime(engine: &str) -> Result<()> {
+    if Handle::try_current().is_ok() {
+        return Ok(());
+    }
+    let message = format!("the {engine} engine needs a tokio runtime, and this future is polled outside of one");
+    let help = "await it under #[tokio::main] or Runtime::block_on, or enter a runtime with Handle::enter";
+    Err(Error::new(ErrorKind::Config, message).with_help(help))
 }
 
 #[cfg(test)]
@@ -152,6 +196,7 @@ mod tests {
     use super::*;
     use crate::backend::memory::{Memory, Store};
     use crate::clock::DEFAULT_DRIFT;
+    use crate::observed::Pace;
     use crate::options::Options;
     use crate::owner::OwnerId;
     use crate::wait::acquire;
@@ -159,9 +204,9 @@ mod tests {
     #[tokio::test]
     async fn in_a_forked_child_nothing_is_released_and_every_call_is_an_error() {
         let store = Store::new();
-        let reporter = Reporter { backend: "memory", observer: None };
+        let reporter = || Reporter::new("memory", None, Pace::Inline).unwrap();
         let backend = Box::new(Memory::on(&store));
-        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter, None).unwrap();
+        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None).unwrap();
         let ask = |family: Arc<Family>| async move {
             acquire(&family, Key::new("k").unwrap(), OwnerId::random(), &Options::default()).await
         };
@@ -174,7 +219,7 @@ mod tests {
             backend: Box::new(Memory::on(&store)),
             clock: Clock::system(),
             drift: DEFAULT_DRIFT,
-            reporter: Reporter { backend: "memory", observer: None },
+            reporter: reporter(),
             journal: None,
             holds: Holds::new(),
             closing: SetOnce::new(),

@@ -77,7 +77,6 @@ impl Finding {
         Finding { severity: Severity::Warning, ..Finding::fine(check, place, found) }
     }
 
-    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn not_safe(check: &'static str, place: &str, found: impl Into<String>) -> Finding {
         Finding { severity: Severity::Unsafe, ..Finding::fine(check, place, found) }
     }
@@ -111,7 +110,6 @@ impl Findings<'_> {
         self.all.push(Finding::fine(check, self.place, found));
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn note(&mut self, check: &'static str, found: impl Into<String>, why: &str, fix: &str) {
         self.all.push(Finding::note(check, self.place, found).because(why).fix(fix));
     }

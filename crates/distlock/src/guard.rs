@@ -121,9 +121,11 @@ impl LockGuard {
         if self.is_lost() { Err(self.loss()) } else { Ok(()) }
     }
 
-    /// Resolves when the lock is lost, to the reason. Whoever awaits it on a process that runs learns of the loss before
-    /// anybody else can be granted the lock; one that was stopped or suspended learns of it when it goes on, so ask
-    /// [`check`](LockGuard::check) before each step that counts.
+    /// Resolves when the lock is lost, to the reason. In a process that runs, a lease that ends is told before another
+    /// owner can be granted the lock; a process that was stopped or suspended is told when it goes on, so ask
+    /// [`check`](LockGuard::check) before each step that counts. A lock that is taken away before its lease ends, by force or
+    /// by a server that lost its data, is told as soon as the engine says so, at the latest with the next renewal: another
+    /// owner may have it by then.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect; it can be asked for again.
@@ -192,7 +194,7 @@ impl LockGuard {
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let hold = self.hold();
         check_ttl(ttl).map_err(|error| error.with_key(hold.key()))?;
-        self.family.check_process()?;
+        self.family.check_caller()?;
         self.check()?;
         let mut lease = hold.lease();
         lease.claim = Claim { ttl, ..lease.claim };
@@ -225,6 +227,7 @@ impl LockGuard {
     pub async fn relabel(&self, label: impl Into<Arc<str>>) -> Result<()> {
         let (hold, label) = (self.hold(), label.into());
         check_text("label", &label).map_err(|error| error.with_key(hold.key()))?;
+        self.family.check_caller()?;
         self.check()?;
         let mut lease = hold.lease();
         lease.claim.record = Arc::new(Record { label: Some(label.clone()), ..Record::clone(&lease.claim.record) });
@@ -270,6 +273,7 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future has no effect; it can be asked for again.
     pub async fn asked(&self) -> Result<String> {
+        self.family.check_caller()?;
         let question = asking_for(self.key(), self.fencing_token())?;
         loop {
             self.check()?;
@@ -278,7 +282,7 @@ impl LockGuard {
                 return Ok(record.label.as_deref().unwrap_or_default().to_owned());
             }
             let clock = &self.family.clock;
-            clock.sleep_until(clock.now().after(LOOK_EVERY)).await;
+            self.family.sleep_until(clock.now().after(LOOK_EVERY)).await?;
         }
     }
 
@@ -300,7 +304,7 @@ impl LockGuard {
                 return Ok(next);
             }
             // An engine that only wakes the next one: it is about to take it.
-            family.clock.sleep_until(family.clock.now().after(HAND_OVER_PAUSE)).await;
+            family.sleep_until(family.clock.now().after(HAND_OVER_PAUSE)).await?;
         }
         Ok(None)
     }
@@ -317,11 +321,14 @@ impl LockGuard {
     ///
     /// # Errors
     /// Kind `Lost`: it was not ours any more. `Unknown`: the reply was lost; releasing goes on in the background until
-    /// the lease is over. `Unavailable`: not released yet; releasing goes on likewise.
+    /// the lease is over. `Unavailable`: not released yet; releasing goes on likewise. `Config`: polled outside of a tokio
+    /// runtime, which the engine needs; it is released in the background.
     ///
     /// # Cancel safety
     /// Once polled, the release goes on in the background when the future is dropped.
     pub async fn unlock(mut self) -> Result<()> {
+        // Where nothing can be asked the guard is dropped, which releases in the background.
+        self.family.check_caller().map_err(|error| error.with_key(self.key()))?;
         let Some(hold) = self.hold.take() else { return Ok(()) };
         self.family.check_process()?;
         // A closed family has released it already, and says so.
@@ -389,9 +396,10 @@ impl Drop for Releasing<'_> {
 /// Releases a hold that is out of the table, in the caller's future.
 pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()> {
     let now = family.clock.now();
-    let mut releasing = Releasing { family, chore: Some(Chore::end(&hold, now)) };
-    if hold.is_lost(now) {
-        releasing.chore.take_if(|_| hold.rests(now));
+    let mut releasing = Releasing { family, chore: Chore::leave(&hold, now) };
+    if releasing.chore.as_ref().is_none_or(|chore| chore.hold.is_none()) {
+        family.report_loss(&hold);
+        family.reporter.flush();
         return Err(loss_of(&hold));
     }
     // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.

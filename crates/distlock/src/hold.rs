@@ -31,6 +31,8 @@ pub(crate) struct Hold {
     pub(crate) acquired: Moment,
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
+    /// Whether its loss was reported. Held while that is done, so that nothing is reported of the next hold before.
+    is_told: Mutex<bool>,
     watchdog: Watchdog,
     renew_at: f64,
     drift: f64,
@@ -84,6 +86,7 @@ impl Hold {
                 parked: false,
             }),
             lost: SetOnce::new(),
+            is_told: Mutex::new(false),
             watchdog: options.watchdog,
             renew_at: options.renew_at,
             drift,
@@ -132,6 +135,16 @@ impl Hold {
 
     pub(crate) fn loss(&self) -> Option<&LossReason> {
         self.lost.get()
+    }
+
+    /// Has `report` tell of the loss, if there is one; the first time only. Returns when it was told, by this call or
+    /// another.
+    pub(crate) fn tell_loss(&self, report: impl FnOnce(&LossReason)) {
+        let mut is_told = self.is_told.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = self.loss().filter(|_| !*is_told) {
+            *is_told = true;
+            report(reason);
+        }
     }
 
     /// Resolves when the hold is lost.

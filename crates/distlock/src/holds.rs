@@ -47,6 +47,16 @@ impl Chore {
         Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
     }
 
+    /// Ends what the engine may still keep of `hold`, which its owner leaves. A hold that is lost already is not reported
+    /// once more, whatever comes of the release: then the chore has no `hold`. `None`: nothing is left to end, or it is left to run out.
+    pub(crate) fn leave(hold: &Arc<Hold>, now: Moment) -> Option<Self> {
+        let chore = Chore::end(hold, now);
+        if !hold.is_lost(now) {
+            return Some(chore);
+        }
+        (!hold.is_gone() && !hold.rests(now)).then_some(Chore { hold: None, ..chore })
+    }
+
     /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now, or when
     /// its place in the queue is.
     pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
@@ -147,8 +157,9 @@ impl Holds {
         if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
     }
 
-    /// Takes a new hold into the keeper's care.
-    pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<()> {
+    /// Takes a new hold into the keeper's care. Returns the one that its owner had of the same lock and has lost since, if
+    /// the keeper has not looked at it yet: it ends before the new one begins.
+    pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<Option<Arc<Hold>>> {
         let mut table = self.table();
         if table.closed_by.is_some() {
             return Err(Error::closed());
@@ -161,13 +172,15 @@ impl Holds {
         let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
         // An owner may have several slots of a semaphore: none of them is the one that it has.
+        let mut before = None;
         if hold.slot.is_none() {
-            table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+            before = table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
         }
         table.agenda.insert((look, attempt));
         table.entries.insert(attempt, Entry { hold, count: 1, look });
         self.wake_by(&mut table, look);
-        Ok(())
+        let before = before.and_then(|attempt| table.entries.get(&attempt));
+        Ok(before.map(|entry| entry.hold.clone()).filter(|hold| hold.is_lost(now)))
     }
 
     /// The live hold that `owner` has of `key`.
@@ -200,18 +213,19 @@ impl Holds {
         None
     }
 
-    /// Leaves a hold once; the last time hands its release to the keeper.
-    pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) {
+    /// Leaves a hold once; the last time hands its release to the keeper. Returns a hold that was lost before: its loss is
+    /// for the caller to report.
+    pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
         // In one go with leaving, so that the keeper of a closed family does not finish in between.
-        if let Left::Last(hold) = self.leave_in(&mut table, attempt, now)
-            && !hold.rests(now)
-        {
-            table.chores.push(Chore::end(&hold, now));
-            // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.
-            hold.lose(LossReason::Unlocked, now);
-            self.wake.notify_one();
-        }
+        let Left::Last(hold) = self.leave_in(&mut table, attempt, now) else { return None };
+        let chore = Chore::leave(&hold, now);
+        let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
+        table.chores.extend(chore);
+        // The caller may still have a guard of what it unlocks by name: the guard is told before the engine is.
+        hold.lose(LossReason::Unlocked, now);
+        self.wake.notify_one();
+        (!is_told_later).then_some(hold)
     }
 
     /// Leaves a hold once.
@@ -302,22 +316,25 @@ impl Holds {
         next
     }
 
-    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released.
-    pub(crate) fn close(&self, now: Moment) {
+    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released. Returns the
+    /// holds that were lost before, as in a process that stood still: their loss is for the caller to report.
+    pub(crate) fn close(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut table = self.table();
         table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
         let mut holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
         holds.sort_by_key(|hold| (hold.end(), hold.claim.attempt));
         table.agenda.clear();
         table.owned.clear();
-        for hold in holds.into_iter().filter(|hold| !hold.is_parked()) {
+        holds.retain(|hold| !hold.is_parked());
+        holds.retain(|hold| {
+            let chore = Chore::leave(hold, now);
+            let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
+            table.chores.extend(chore);
             hold.lose(LossReason::Closed, now);
-            // One that was lost before, as in a process that stood still, keeps its delay.
-            if !hold.rests(now) {
-                table.chores.push(Chore::end(&hold, now));
-            }
-        }
+            !is_told_later
+        });
         self.wake.notify_one();
+        holds
     }
 
     pub(crate) fn is_closed(&self) -> bool {

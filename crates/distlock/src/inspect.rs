@@ -111,7 +111,7 @@ impl Inspect {
     }
 
     fn check(&self) -> Result<()> {
-        self.family.check_process()?;
+        self.family.check_caller()?;
         if self.family.holds.is_closed() { Err(Error::closed()) } else { Ok(()) }
     }
 }
@@ -155,7 +155,7 @@ impl Watch {
             self.compare(locks);
             if self.changes.is_empty() {
                 let clock = &self.inspect.family.clock;
-                clock.sleep_until(clock.now().after(self.interval)).await;
+                self.inspect.family.sleep_until(clock.now().after(self.interval)).await?;
             }
         }
     }

@@ -1,17 +1,17 @@
 //! The keeper: one task, on a thread of its own, that looks after all holds of a locker family.
 //!
-//! It renews in batches, nearest deadline first; sees leases end; tells guards of their loss; and releases what dropped
+//! It renews in batches, nearest deadline first, each of one server; sees leases end; tells guards of their loss; and releases what dropped
 //! guards and dropped attempts leave behind. Its own thread means that an application that blocks its runtime, or shuts
 //! it down, does not lose its locks for that. This is the only file that spawns.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{Id, JoinSet};
 use tokio::time::timeout;
 
@@ -24,20 +24,16 @@ use crate::hold::Hold;
 use crate::holds::{Chore, Due};
 use crate::journal::Noted;
 use crate::key::Key;
+use crate::shards::Shards;
 use crate::span::Span;
 use crate::sync::{mpsc, thread};
 use crate::token::AttemptId;
 
-/// How many holds one renewal call carries.
-const BATCH: usize = 256;
-/// How many renewal calls are begun at once, and how long each keeps its place: one that is slower than that is waited
-/// for beside the rest, so that it holds up nobody.
-const RENEWALS_AT_ONCE: usize = 4;
+/// How long a renewal call keeps its place among those that are begun at once: one that is slower than that is waited for
+/// beside the rest, so that it holds up no other.
 const SLOT_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a late renewal call is kept: an answer counts whenever it comes before the lease ends.
 const LATEST_ANSWER: Duration = Duration::from_secs(60);
-/// How many releases are under way at once.
-const RELEASES_AT_ONCE: usize = 64;
 /// How long one release, or closing the engine, may take before it counts as unanswered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long adding to the histories of locks may take; when closing, [`CALL_TIMEOUT`].
@@ -93,28 +89,26 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
         tracing::error!(target: "distlock", "the keeper failed: every lock of this locker is lost");
         let now = core.clock.now();
         let _ = core.closing.set(());
-        core.holds.close(now);
+        core.holds.close(now).iter().for_each(|hold| core.report_loss(hold));
         let left = core.holds.take_work(now).chores;
         core.holds.finish(Moment::NEVER);
-        left.into_iter().map(|chore| chore.claim.key).collect()
+        left.into_iter().map(|chore| leave_to_its_lease(core, chore.claim.key, chore.hold.as_deref())).collect()
     });
     let _ = core.closed.set(unconfirmed);
 }
 
 struct Keeper {
     core: Arc<Core>,
-    /// Holds to renew, the nearest end first, each with its count of unanswered renewals.
-    ready: BTreeSet<(Moment, AttemptId, u32)>,
-    renewal_slots: Arc<Semaphore>,
+    /// What is to be begun.
+    shards: Shards,
     renewals: JoinSet<()>,
-    chores: VecDeque<Chore>,
     /// Chores that failed, by when to try them again.
     later: BTreeMap<(Moment, AttemptId), Chore>,
     releases: JoinSet<Released>,
     /// The call that adds to the histories of locks, if there is one under way.
     writing: JoinSet<()>,
-    /// The locks that `releases` are about.
-    releasing: HashMap<Id, Key>,
+    /// What `releases` are about: the lock, and the hold whose end is not reported yet.
+    releasing: HashMap<Id, (Key, Option<Arc<Hold>>)>,
     /// Locks whose release nobody confirmed before the family had to close.
     unconfirmed: Vec<Key>,
 }
@@ -132,10 +126,8 @@ impl Keeper {
     fn new(core: Arc<Core>) -> Self {
         Keeper {
             core,
-            ready: BTreeSet::new(),
-            renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
+            shards: Shards::default(),
             renewals: JoinSet::new(),
-            chores: VecDeque::new(),
             later: BTreeMap::new(),
             releases: JoinSet::new(),
             writing: JoinSet::new(),
@@ -167,17 +159,17 @@ impl Keeper {
                 Some(_) = self.writing.join_next() => {}
                 Some(done) = self.releases.join_next_with_id() => match done {
                     Ok((id, released)) => self.released(id, released),
-                    Err(panicked) => self.unconfirmed.extend(self.releasing.remove(&panicked.id())),
+                    Err(panicked) => self.abandon(panicked.id()),
                 },
                 () = core.holds.wake.notified() => {}
                 () = core.clock.sleep_until(next) => {}
             }
         }
-        self.leave_undone();
         let _ = timeout(CALL_TIMEOUT, self.write_the_rest()).await;
         if !matches!(timeout(CALL_TIMEOUT, core.backend.close()).await, Ok(Ok(()))) {
             tracing::warn!(target: "distlock", { lock.backend = core.reporter.backend }, "the engine did not close");
         }
+        self.leave_undone().await;
         std::mem::take(&mut self.unconfirmed)
     }
 
@@ -191,36 +183,34 @@ impl Keeper {
                     if unanswered > 0 {
                         report_failure(&self.core, &hold, &Error::unknown("the renewal was not answered in time"));
                     }
-                    self.ready.insert((hold.end(), hold.claim.attempt, unanswered));
+                    let shard = self.core.backend.shard(hold.key());
+                    self.shards.renew(shard, hold.end(), hold.claim.attempt, unanswered);
                 }
             }
         }
         self.start_renewals();
-        self.chores.extend(work.chores);
+        work.chores.into_iter().for_each(|chore| self.add_chore(chore));
         while let Some(due) = self.later.first_entry().filter(|chore| chore.key().0 <= now) {
-            self.chores.push_back(due.remove());
+            let chore = due.remove();
+            self.add_chore(chore);
         }
         self.start_releases(now);
+        self.shards.forget_idle();
         self.start_writing(now);
         work.closed_by
     }
 
     fn is_idle(&self) -> bool {
-        self.chores.is_empty() && self.later.is_empty() && self.releases.is_empty()
+        !self.shards.has_chores() && self.later.is_empty() && self.releases.is_empty()
+    }
+
+    fn add_chore(&mut self, chore: Chore) {
+        self.shards.add_chore(self.core.backend.shard(&chore.claim.key), chore);
     }
 
     fn start_renewals(&mut self) {
-        while let Some(&(_, _, unanswered)) = self.ready.first()
-            && let Ok(slot) = self.renewal_slots.clone().try_acquire_owned()
-        {
-            // What was not answered is asked for in ever smaller calls: one server that hangs costs only its own locks.
-            let size = (BATCH >> (2 * unanswered).min(8)).max(1);
-            let mut batch = Vec::new();
-            while batch.len() < size
-                && let Some((_, attempt, _)) = self.ready.pop_first()
-            {
-                batch.extend(self.core.holds.get(attempt));
-            }
+        while let Some((attempts, slot)) = self.shards.next_batch() {
+            let batch: Vec<_> = attempts.into_iter().filter_map(|attempt| self.core.holds.get(attempt)).collect();
             if !batch.is_empty() {
                 self.renewals.spawn(renew(self.core.clone(), batch, slot));
             }
@@ -228,16 +218,14 @@ impl Keeper {
     }
 
     fn start_releases(&mut self, now: Moment) {
-        while self.releases.len() < RELEASES_AT_ONCE
-            && let Some(chore) = self.chores.pop_front()
-        {
+        while let Some((chore, slot)) = self.shards.next_chore() {
             if chore.until <= now {
                 report_end(&self.core, chore.hold.as_deref(), Some(&LossReason::Expired));
                 continue;
             }
-            let key = chore.claim.key.clone();
-            let task = self.releases.spawn(release(self.core.clone(), chore));
-            self.releasing.insert(task.id(), key);
+            let about = (chore.claim.key.clone(), chore.hold.clone());
+            let task = self.releases.spawn(release(self.core.clone(), chore, slot));
+            self.releasing.insert(task.id(), about);
         }
     }
 
@@ -281,27 +269,56 @@ impl Keeper {
         }
     }
 
-    /// The time for closing is over: what is not done is left to the leases, and said.
-    fn leave_undone(&mut self) {
-        self.unconfirmed.extend(self.releasing.drain().map(|(_, key)| key));
-        let left = self.chores.drain(..).chain(std::mem::take(&mut self.later).into_values());
-        self.unconfirmed.extend(left.map(|chore| chore.claim.key));
+    /// Gives up a release that never ended.
+    fn abandon(&mut self, task: Id) {
+        if let Some((key, hold)) = self.releasing.remove(&task) {
+            self.unconfirmed.push(leave_to_its_lease(&self.core, key, hold.as_deref()));
+        }
+    }
+
+    /// The time for closing is over: what is not done is left to the leases, and reported.
+    async fn leave_undone(&mut self) {
+        while let Ok(Some(done)) = timeout(Duration::ZERO, self.releases.join_next_with_id()).await {
+            match done {
+                Ok((id, released)) => self.released(id, released),
+                Err(panicked) => self.abandon(panicked.id()),
+            }
+        }
+        // Those that go on are aborted, so that none reports another end.
+        self.releases = JoinSet::new();
+        for task in self.releasing.keys().copied().collect::<Vec<_>>() {
+            self.abandon(task);
+        }
+        for chore in self.shards.take_chores().chain(std::mem::take(&mut self.later).into_values()) {
+            self.unconfirmed.push(leave_to_its_lease(&self.core, chore.claim.key, chore.hold.as_deref()));
+        }
     }
 }
 
+/// Reports the end of a hold whose release is not confirmed before the family ends. Returns its lock.
+fn leave_to_its_lease(core: &Core, key: Key, hold: Option<&Hold>) -> Key {
+    report_end(core, hold, Some(&LossReason::Closed));
+    key
+}
+
 /// Takes a lost hold out of the table, tells observers, and ends what the engine may still keep of it; once.
-fn retire(core: &Core, hold: &Arc<Hold>) {
+pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
+    if core.holds.get(hold.claim.attempt).is_none() {
+        return;
+    }
+    let is_parked = hold.is_parked();
+    if !is_parked {
+        // While it is in the table: the next acquisition of the same owner finds it there, and reports it first.
+        core.report_loss(hold);
+    }
     if core.holds.remove(hold.claim.attempt).is_none() {
         return;
     }
-    let chore = Chore::end(hold, core.clock.now());
-    if hold.is_parked() {
-        // Its owner has left it long ago: this is its release.
-        return core.holds.hand_over(chore);
-    }
-    core.report_loss(hold);
-    if !hold.is_gone() && !hold.rests(core.clock.now()) {
-        core.holds.hand_over(Chore { hold: None, ..chore });
+    let now = core.clock.now();
+    // A parked one was left by its owner long ago: this is its release.
+    let chore = if is_parked { Some(Chore::end(hold, now)) } else { Chore::leave(hold, now) };
+    if let Some(chore) = chore {
+        core.holds.hand_over(chore);
     }
 }
 
@@ -335,7 +352,7 @@ fn settle(core: &Core, hold: &Arc<Hold>, answer: Result<Renewal>) {
             let margin = hold.left(now);
             if hold.renewed(term, now) {
                 core.holds.look_again(hold, None, now);
-                core.report(hold, EventKind::Renewed { margin });
+                core.report_later(hold, EventKind::Renewed { margin });
             }
         }
         Ok(Renewal::Lost(reason)) => hold.lose(reason, now),
@@ -353,7 +370,7 @@ fn settle(core: &Core, hold: &Arc<Hold>, answer: Result<Renewal>) {
 fn report_failure(core: &Core, hold: &Hold, error: &Error) -> u32 {
     let failures = hold.renewal_failed();
     let left = hold.left(core.clock.now());
-    core.report(hold, EventKind::RenewalFailed { error, left, failures });
+    core.report_later(hold, EventKind::RenewalFailed { error, left, failures });
     failures
 }
 
@@ -368,7 +385,7 @@ fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
 }
 
 /// Tries a release once.
-async fn release(core: Arc<Core>, mut chore: Chore) -> Released {
+async fn release(core: Arc<Core>, mut chore: Chore, _slot: OwnedSemaphorePermit) -> Released {
     let unanswered = |_| Err(Error::unknown("the release was not answered"));
     match timeout(CALL_TIMEOUT, core.backend.release(&chore.claim)).await.unwrap_or_else(unanswered) {
         Ok(outcome) => {
@@ -399,12 +416,15 @@ async fn write(core: Arc<Core>, batch: Vec<Noted>) {
     journal.written(batch, answers, core.clock.now());
 }
 
-/// Tells observers how a hold ended: it was released, or lost.
+/// Tells observers how a hold ended that was not lost when its owner left it: it was released, or `lost` meanwhile.
 fn report_end(core: &Core, hold: Option<&Hold>, lost: Option<&LossReason>) {
     let Some(hold) = hold else { return };
     let held = core.clock.now().since(hold.acquired);
-    match lost {
-        None => core.report(hold, EventKind::Released { held }),
-        Some(reason) => core.report(hold, EventKind::Lost { reason, held }),
+    match (lost, hold.loss()) {
+        (None, _) => core.report_later(hold, EventKind::Released { held }),
+        // What its guards were told when the locker was closed.
+        (Some(_), Some(reason @ LossReason::Closed)) | (Some(reason), _) => {
+            core.report_later(hold, EventKind::Lost { reason, held });
+        }
     }
 }

@@ -16,7 +16,7 @@
 //! - [`Locker`] takes locks; a handle is one owner, a clone another.
 //! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) let several hold it at once.
 //! - [`LockGuard`] is a lock that is held: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and
-//!   [`run`](LockGuard::run) tell of its loss before anybody else is granted it, and
+//!   [`run`](LockGuard::run) tell that its lease ended before another owner is granted it, and
 //!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
 //! - [`Error`] says what happened, to which lock, held by whom, and what to do next.
 //! - [`fencing`] is what a resource needs for that.
@@ -54,10 +54,12 @@ mod locker;
 mod meter;
 mod mode;
 mod multi;
+mod observed;
 mod options;
 mod owner;
 mod request;
 mod semaphore;
+mod shards;
 mod span;
 mod sync;
 mod ticket;

@@ -9,7 +9,7 @@ use crate::backend::{Backend, Capabilities, DynBackend};
 use crate::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::election::Election;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Observer, Reporter};
+use crate::event::Observer;
 use crate::family::Family;
 use crate::guard::LockGuard;
 use crate::history::MAX_HISTORY;
@@ -18,6 +18,7 @@ use crate::journal::Journal;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::multi::LockAllRequest;
+use crate::observed::{Pace, Reporter};
 use crate::options::Options;
 use crate::owner::OwnerId;
 use crate::request::{LockRequest, TryLockRequest, UnlockRequest};
@@ -180,9 +181,8 @@ impl Locker {
         Locker { family: self.family.clone(), owner: self.owner.clone(), options: self.options.clone() }
     }
 
-    pub(crate) async fn pause(&self, time: Duration) {
-        let clock = &self.family.clock;
-        clock.sleep_until(clock.now().after(time)).await;
+    pub(crate) async fn pause(&self, time: Duration) -> Result<()> {
+        self.family.sleep_until(self.now().after(time)).await
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -351,7 +351,8 @@ impl LockerBuilder {
 
     pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
         self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
-        let reporter = Reporter { backend: backend.name(), observer: self.observer };
+        let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
+        let reporter = Reporter::new(backend.name(), self.observer, pace)?;
         let journal = (self.history > 0).then(|| Journal::new(self.history));
         if journal.is_some() && !backend.capabilities().history {
             let message = format!("the {} engine cannot keep a history", backend.name());

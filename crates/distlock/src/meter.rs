@@ -14,6 +14,21 @@ pub(crate) use self::on::{AcquireMeter, Group, HoldMeter, forced, operation};
 
 use crate::error::{ErrorKind, Result};
 
+/// How asking for a lock ended, as a label and in traces.
+#[cfg_attr(not(any(feature = "metrics", feature = "spans")), allow(dead_code))]
+pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
+    match end {
+        Ok(Some(_)) => "acquired",
+        Ok(None) => "busy",
+        Err(error) => match error.kind() {
+            ErrorKind::Timeout => "timeout",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Unknown => "unknown",
+            _ => "error",
+        },
+    }
+}
+
 /// How a call ended, as a label. Only these words, so that a dashboard can name them.
 pub(crate) trait Outcome {
     /// The word.

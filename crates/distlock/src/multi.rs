@@ -19,6 +19,9 @@ use crate::request::{LockRequest, RequestFuture};
 use crate::token::FencingToken;
 use crate::wait::acquire_all;
 
+/// What is left to wait for the next lock when the time is over.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 /// Asks for several locks; made by [`Locker::lock_all`](crate::Locker::lock_all).
 ///
 /// Where the engine can, they are taken in one step when all are free. Otherwise one after the other, in the order of their
@@ -58,7 +61,8 @@ impl LockAllRequest {
         self
     }
 
-    /// The longest time to wait for all of them; then the error is of kind `Timeout`, and none is held.
+    /// The longest time to wait for all of them; then the error is of kind `Timeout`, and none is held. An engine that is
+    /// out of reach is told as [`LockRequest::wait`] says.
     ///
     /// # Default
     /// Without limit. Zero asks once and does not wait.
@@ -85,7 +89,8 @@ impl LockAllRequest {
         let mut held = MultiGuard { guards: Vec::with_capacity(keys.len()) };
         for key in keys {
             let waited = family.clock.now().since(started);
-            let wait = options.wait.map(|most| most.saturating_sub(waited));
+            // A wait that is over is not a try: that one has the engine's own bounds, which are longer.
+            let wait = options.wait.map(|most| most.saturating_sub(waited).max(SHORTEST_WAIT.min(most)));
             let options = Options { wait, ..options.clone() };
             let request = LockRequest::new(family.clone(), Ok(key), owner.clone(), options);
             // To wait on after one is lost would be in vain.

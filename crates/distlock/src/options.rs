@@ -102,6 +102,11 @@ impl Options {
         }
         self.label.as_deref().map_or(Ok(()), |label| check_text("label", label))
     }
+
+    /// Whether the lease may run out while the process lives.
+    pub(crate) fn lapses(&self) -> bool {
+        self.watchdog.0 != Kind::On || self.max_hold.is_some()
+    }
 }
 
 pub(crate) fn check_ttl(ttl: Duration) -> Result<()> {

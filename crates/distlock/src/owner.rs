@@ -1,7 +1,9 @@
 //! Who asks for a lock, and what others are told about the one who has it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use serde::de::Error as _;
@@ -103,7 +105,7 @@ pub struct Process {
     pub host: String,
     /// The process id on that machine.
     pub pid: u32,
-    /// The login name, or the number of a user without one.
+    /// The login name: `USER`, else that of `/etc/passwd`, else the number.
     #[serde(deserialize_with = "read_text")]
     pub user: String,
 }
@@ -114,10 +116,39 @@ impl Process {
     pub fn current() -> Arc<Process> {
         // The kernel takes any bytes for a name; a record with control characters would be no record to others.
         let host = rustix::system::uname().nodename().to_string_lossy().replace(char::is_control, "?");
-        let uid = rustix::process::getuid().as_raw();
-        let user = std::env::var("USER").ok().filter(|user| check_text("user", user).is_ok() && !user.is_empty());
-        Arc::new(Process { host, pid: std::process::id(), user: user.unwrap_or_else(|| format!("uid {uid}")) })
+        let user = std::env::var("USER").ok().filter(|user| is_name(user)).unwrap_or_else(user_of_uid);
+        Arc::new(Process { host, pid: std::process::id(), user })
     }
+}
+
+fn is_name(user: &str) -> bool {
+    !user.is_empty() && check_text("user", user).is_ok()
+}
+
+/// The name of the user that this process runs as, or its number where `/etc/passwd` has no name for it: directories of
+/// users elsewhere are reached through the C library alone, which is unsafe code.
+fn user_of_uid() -> String {
+    static FOUND: OnceLock<(u32, String)> = OnceLock::new();
+    let uid = rustix::process::getuid().as_raw();
+    let find = || {
+        let file = File::open("/etc/passwd").ok();
+        file.and_then(|file| name_in(BufReader::new(file), uid)).unwrap_or_else(|| format!("uid {uid}"))
+    };
+    match FOUND.get_or_init(|| (uid, find())) {
+        (of, user) if *of == uid => user.clone(),
+        // A process that has become another user since.
+        _ => find(),
+    }
+}
+
+/// The name of `uid` in the lines `name:password:uid:…`.
+fn name_in(passwd: impl BufRead, uid: u32) -> Option<String> {
+    let mut names = passwd.lines().map_while(Result::ok).filter_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        (number.parse() == Ok(uid) && is_name(name)).then(|| name.to_owned())
+    });
+    names.next()
 }
 
 /// What an engine stores next to a lock about the one who has it, or waits for it.
@@ -135,8 +166,17 @@ pub struct Record {
     /// How the owner asks for it.
     #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
     pub mode: Mode,
+    /// Whether its lease may run out while its process lives: the keeper does not renew it, or not for ever.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lapses: bool,
     /// When the request was made, in milliseconds of the Unix epoch by the owner's wall clock.
     pub since_ms: u64,
+}
+
+// By reference, as serde asks.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl Record {
@@ -144,7 +184,8 @@ impl Record {
     #[must_use]
     pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        Record { owner, process, label, mode: Mode::Exclusive, since_ms: u64::try_from(since_ms).unwrap_or(u64::MAX) }
+        let since_ms = u64::try_from(since_ms).unwrap_or(u64::MAX);
+        Record { owner, process, label, mode: Mode::Exclusive, lapses: false, since_ms }
     }
 
     /// The same, asking in `mode`.
@@ -256,6 +297,16 @@ mod tests {
         for bad in ["\u{1b}[2J", "a\nb", "\u{9b}2J", &"x".repeat(257)] {
             let places = [record(bad, "h", "u", "l"), record("o", bad, "u", "l"), record("o", "h", bad, "l")];
             assert_eq!((places, record("o", "h", "u", bad)), ([None, None, None], None), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_user_has_the_first_name_that_the_system_gives_its_number() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\n# comment\n\nshort:x\nodd\u{1b}:x:7::/:\neve:x:7:7::/:/bin/sh\n\
+                      toor:x:0:0::/:\nbig:x:4294967295::/:\n:x:9::/:\nneg:x:-1::/:\n";
+        let rows = [(0, Some("root")), (7, Some("eve")), (u32::MAX, Some("big")), (9, None), (1, None)];
+        for (uid, name) in rows {
+            assert_eq!(name_in(passwd.as_bytes(), uid).as_deref(), name, "{uid}");
         }
     }
 

@@ -143,6 +143,10 @@ impl LockRequest {
 
     /// The longest time to wait; then the error is of kind `Timeout` and says who has the lock.
     ///
+    /// When the time is over the engine is asked once more, so the holder is that of the end. Its reply is awaited for
+    /// 250 ms, or for twice as long as the one before took, at most 1 s. Without it, and without one from the last second,
+    /// the engine counts as out of reach: kind `Unavailable`, or `Unknown` when a claim may have been carried out.
+    ///
     /// # Default
     /// Without limit. Zero asks once and does not wait.
     pub fn wait(mut self, most: Duration) -> Self {
@@ -238,7 +242,7 @@ impl UnlockRequest {
     async fn run(self) -> Result<()> {
         let UnlockRequest { family, key, owner } = self;
         let (key, owner) = (key?, owner?);
-        family.check_process()?;
+        family.check_caller()?;
         let _under_way = family.holds.begin().map_err(|error| error.with_key(&key))?;
         let Some(hold) = family.holds.held(&owner, &key, family.clock.now()) else {
             let message = format!("owner {owner} does not hold it");

@@ -47,13 +47,7 @@ impl Span {
 /// Says how the acquisition ended that we are inside of.
 #[cfg(feature = "spans")]
 pub(crate) fn acquired<T>(end: &crate::error::Result<Option<T>>) {
-    let outcome = match end {
-        Ok(Some(_)) => "acquired",
-        Ok(None) => "busy",
-        Err(error) if error.kind() == crate::error::ErrorKind::Timeout => "timeout",
-        Err(_) => "error",
-    };
-    tracing::Span::current().record("lock.outcome", outcome);
+    tracing::Span::current().record("lock.outcome", crate::meter::asked(end));
 }
 
 #[cfg(not(feature = "spans"))]

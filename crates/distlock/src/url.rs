@@ -1,7 +1,7 @@
 //! Reads the one URL that says where the locks live.
 //!
 //! Written by hand: several hosts in one URL, each with its own credentials, are nothing that a general parser takes.
-//! No fault ever repeats a part of the URL, except names of options that look like names.
+//! No fault ever repeats a part of the URL, except schemes and names of options that look like names.
 
 mod host;
 mod target;
@@ -91,7 +91,10 @@ pub(crate) fn parse(url: &str) -> Result<Parsed, String> {
     let known = || SCHEMES.map(|(name, ..)| format!("{name}://")).join(" ");
     let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("no scheme; known are {}", known()))?;
     let found = SCHEMES.iter().find(|(name, ..)| name.eq_ignore_ascii_case(scheme));
-    let (_, shape, wire) = *found.ok_or_else(|| format!("an unknown scheme; known are {}", known()))?;
+    let (_, shape, wire) = *found.ok_or_else(|| {
+        let name = if is_plain_name(scheme) { format!(" {scheme:?}") } else { String::new() };
+        format!("an unknown scheme{name}; known are {}", known())
+    })?;
     let parts = Parts::split(rest);
     if parts.fragment || (shape != Shape::File && parts.after_hosts.contains('@')) {
         // Most likely a password that ends the hosts too early, so nothing that follows may be repeated.

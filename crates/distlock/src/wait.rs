@@ -15,6 +15,7 @@ use crate::event::{EventKind, LossReason};
 use crate::family::Family;
 use crate::hold::Hold;
 use crate::holds::Chore;
+use crate::keeper::retire;
 use crate::key::Key;
 use crate::meter::AcquireMeter;
 use crate::mode::Mode;
@@ -26,6 +27,14 @@ use crate::token::AttemptId;
 
 /// The longest pause while the engine is unavailable.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long the reply to the last claim is awaited once the caller's time is over, at least: twice as long where the reply
+/// before took longer, at most [`LONGEST_LAST_REPLY`]. Without it a slow reply could not be told from a dead engine.
+const LAST_REPLY: Duration = Duration::from_millis(250);
+const LONGEST_LAST_REPLY: Duration = Duration::from_secs(1);
+/// A busy reply that is younger than this is still the engine's word when the last claim is not answered in time.
+const FRESH: Duration = Duration::from_secs(1);
+/// What becomes of a claim that may have been carried out.
+const WITHDRAWN: &str = "the attempt is withdrawn in the background, at the latest its lease ends it";
 /// How many grants in a row may arrive after their own deadline before the engine counts as too slow for the lease.
 const STALE_GRANTS: u32 = 3;
 
@@ -38,12 +47,13 @@ pub(crate) async fn acquire(
     owner: OwnerId,
     options: &Options,
 ) -> Result<Option<Arc<Hold>>> {
-    family.check_process()?;
+    family.check_caller()?;
     let _under_way = family.holds.begin()?;
     if let Some(hold) = enter_again(family, &key, &owner, options)? {
         return Ok(Some(hold));
     }
     let record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Record { lapses: options.lapses(), ..record };
     let record = Arc::new(record.with_mode(mode_for(family, options).map_err(|error| error.with_key(&key))?));
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
     if !options.delay.is_zero() && !family.backend.capabilities().delays {
@@ -64,7 +74,7 @@ pub(crate) async fn acquire_all(
     owner: &OwnerId,
     options: &Options,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    family.check_process()?;
+    family.check_caller()?;
     let _under_way = family.holds.begin()?;
     if !family.backend.capabilities().gathers {
         return Ok(None);
@@ -73,28 +83,30 @@ pub(crate) async fn acquire_all(
         enter_again(family, key, owner, options)?;
     }
     let record = Record::new(owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
-    let record = Arc::new(record);
+    let record = Arc::new(Record { lapses: options.lapses(), ..record });
     let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
     let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(family, claim.clone(), options)).collect();
     let [first, ..] = all.as_slice() else { return Ok(None) };
-    let until = first.until;
+    let (asked, until) = (first.started, first.last_reply_by());
     all.iter_mut().for_each(|acquire| acquire.attempt.sent = true);
     let mut answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
-    let is_doubtful = matches!(&answer, Some(Err(error)) if error.may_be_applied());
+    let waits = options.wait != Some(Duration::ZERO);
+    let is_over = matches!(&answer, Some(Err(error)) if error.is_attempt_over());
+    let is_doubtful = !is_over && matches!(&answer, Some(Err(error)) if error.may_be_applied());
     if is_doubtful {
         // The same claims once more: it cannot harm, and may say what became of them.
         answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     }
     let is_refused = match &answer {
         Some(Ok(ClaimedAll::Busy(..))) => true,
-        Some(Err(error)) => !error.may_be_applied(),
+        // A caller that waits asks for each lock by another attempt.
+        Some(Err(error)) => !error.may_be_applied() || is_over && waits,
         Some(Ok(ClaimedAll::Granted(_))) | None => false,
     };
-    if is_refused && !is_doubtful {
+    if is_refused && !is_doubtful && !is_over {
         // Nothing of them is there. A request that was not answered may still come: that one is withdrawn.
         all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
     }
-    let waits = options.wait != Some(Duration::ZERO);
     let taken = match answer {
         Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
         Some(Ok(ClaimedAll::Busy(..))) if waits => Ok(None),
@@ -102,11 +114,12 @@ pub(crate) async fn acquire_all(
             Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
         }
         Some(Err(error)) if is_refused && (error.is_retryable() || error.kind() == ErrorKind::Unsupported) => Ok(None),
+        Some(Err(error)) if error.may_be_applied() => {
+            all[0].in_doubt = true;
+            Err(all[0].out_of_reach(error).with_key(&claims[0].key))
+        }
         Some(Err(error)) => Err(error.with_key(&claims[0].key)),
-        None => match all[0].time_out() {
-            ControlFlow::Break(Err(late)) => Err(late.with_key(&claims[0].key)),
-            _ => Ok(None),
-        },
+        None => Err(all[0].no_reply(asked).with_key(&claims[0].key)),
     };
     for acquire in &mut all {
         match &taken {
@@ -114,6 +127,9 @@ pub(crate) async fn acquire_all(
             Ok(None) => acquire.meter.forget(),
             end => acquire.meter.ends(end),
         }
+    }
+    if let Err(error) = &taken {
+        all[0].report_failure(error);
     }
     taken
 }
@@ -140,7 +156,7 @@ fn accept_all(all: &mut [Acquire<'_>], grants: Vec<Grant>) -> Result<Vec<Arc<Hol
 ///
 /// Runs in the caller's future. Dropping it at any point hands the new attempt to the keeper, which withdraws it.
 pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &Options) -> Result<Arc<Hold>> {
-    family.check_process()?;
+    family.check_caller()?;
     let _under_way = family.holds.begin()?;
     let refused = |error: Error| error.with_key(&ticket.key);
     if !family.backend.capabilities().adopts {
@@ -150,7 +166,7 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     enter_again(family, &ticket.key, &ticket.owner, options)?;
     let label = options.label.clone().or_else(|| ticket.label.clone());
     let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
-    let record = Arc::new(record.with_mode(ticket.mode));
+    let record = Arc::new(Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
     let mut acquire = Acquire::new(family, claim, options);
     let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
@@ -208,6 +224,17 @@ struct Attempt<'a> {
     sent: bool,
 }
 
+impl Attempt<'_> {
+    /// The engine has ended the attempt, and a release of it may still be on its way. The next claim is by another
+    /// attempt, so that this release cannot end what that one is granted.
+    fn begin_anew(&mut self) {
+        // Also ends what an unanswered claim of the old one may still take.
+        self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
+        self.claim.attempt = AttemptId::random();
+        self.sent = false;
+    }
+}
+
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.sent && self.family.check_process().is_ok() {
@@ -226,8 +253,32 @@ struct Acquire<'a> {
     stale_grants: u32,
     /// Whether observers know that it waits.
     waits: bool,
-    holder: Option<Holder>,
+    /// The last reply, when it said that another owner has the lock.
+    busy: Option<BusyReply>,
+    /// The last failure, unless a reply came after it.
+    failure: Option<Error>,
+    /// Whether a claim since the last reply may have been carried out.
+    in_doubt: bool,
+    /// How long the last reply took.
+    round_trip: Duration,
     meter: AcquireMeter,
+}
+
+/// The engine said that another owner has the lock.
+struct BusyReply {
+    holder: Option<Holder>,
+    at: Moment,
+}
+
+impl BusyReply {
+    /// The holder, with its times as of `now`.
+    fn holder_at(&self, now: Moment) -> Option<Holder> {
+        let age = now.since(self.at);
+        self.holder.clone().map(|holder| {
+            let (held, left) = (holder.held_for, holder.ttl_left);
+            holder.with_held_for(held.map(|held| held + age)).with_ttl_left(left.map(|left| left.saturating_sub(age)))
+        })
+    }
 }
 
 /// What to do after an answer: come to an end, or claim again.
@@ -251,7 +302,10 @@ impl<'a> Acquire<'a> {
             failures: 0,
             stale_grants: 0,
             waits: false,
-            holder: None,
+            busy: None,
+            failure: None,
+            in_doubt: false,
+            round_trip: Duration::ZERO,
             meter: AcquireMeter::begin(&family.clock, family.reporter.backend, options.group),
         }
     }
@@ -261,6 +315,9 @@ impl<'a> Acquire<'a> {
             if let ControlFlow::Break(end) = self.claim_once().await {
                 self.meter.ends(&end);
                 span::acquired(&end);
+                if let Err(error) = &end {
+                    self.report_failure(error);
+                }
                 return end.map_err(|error| error.with_key(&self.attempt.claim.key));
             }
         }
@@ -268,22 +325,28 @@ impl<'a> Acquire<'a> {
 
     async fn claim_once(&mut self) -> Step {
         let sent_before = std::mem::replace(&mut self.attempt.sent, true);
-        let answer = match self.bounded(self.until, self.family().backend.claim(&self.attempt.claim)).await {
+        let asked = self.family().clock.now();
+        let answer = match self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await {
             Ok(Some(answer)) => answer,
-            Ok(None) => return self.time_out(),
+            Ok(None) => return self.unanswered(asked),
             Err(closed) => return ControlFlow::Break(Err(closed)),
         };
         self.attempts += 1;
+        self.round_trip = self.family().clock.now().since(asked);
         match answer {
             Ok(Claimed::Granted(grant)) => self.accept(grant),
             Ok(Claimed::Busy(busy)) => {
                 // Without a queue a busy answer leaves nothing behind.
                 self.attempt.sent = sent_before || self.attempt.claim.queue;
-                self.failures = 0;
+                (self.failures, self.failure, self.in_doubt) = (0, None, false);
                 self.wait_for_turn(busy).await
             }
             Err(error) => {
                 self.attempt.sent = sent_before || error.may_be_applied();
+                self.in_doubt |= error.may_be_applied();
+                if error.is_attempt_over() {
+                    self.attempt.begin_anew();
+                }
                 self.pause_after(error).await
             }
         }
@@ -316,8 +379,10 @@ impl<'a> Acquire<'a> {
         if hold.is_lost(now) {
             return self.refuse_stale(now);
         }
-        if let Err(closed) = family.holds.insert(hold.clone(), now) {
-            return ControlFlow::Break(Err(closed));
+        match family.holds.insert(hold.clone(), now) {
+            Ok(Some(lost)) => retire(&family, &lost),
+            Ok(None) => {}
+            Err(closed) => return ControlFlow::Break(Err(closed)),
         }
         self.attempt.sent = false;
         family.report(&hold, EventKind::Acquired { waited: now.since(self.started) });
@@ -327,6 +392,8 @@ impl<'a> Acquire<'a> {
     /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
     fn refuse_stale(&mut self, now: Moment) -> Step {
         self.stale_grants += 1;
+        // The holder that was seen before has left the lock.
+        self.busy = None;
         if now >= self.until || self.is_spent() {
             return self.time_out();
         }
@@ -340,9 +407,9 @@ impl<'a> Acquire<'a> {
 
     async fn wait_for_turn(&mut self, busy: Busy) -> Step {
         let now = self.family().clock.now();
-        self.holder = busy.holder;
+        self.busy = Some(BusyReply { holder: busy.holder, at: now });
         self.stale_grants = 0;
-        if self.options.wait == Some(Duration::ZERO) || self.is_spent() {
+        if self.options.wait == Some(Duration::ZERO) || now >= self.until || self.is_spent() {
             // It may be another task of the same owner that was just faster.
             return match self.look_inside() {
                 ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
@@ -352,13 +419,13 @@ impl<'a> Acquire<'a> {
         }
         if !std::mem::replace(&mut self.waits, true) {
             self.meter.waits();
-            self.report(EventKind::Waiting { holder: self.holder.as_ref() });
+            self.report(EventKind::Waiting { holder: self.busy.as_ref().and_then(|busy| busy.holder.as_ref()) });
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
         let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
         match wake {
             Ok(Some(Wake::Granted(grant))) => self.accept(grant),
-            Ok(None) if self.family().clock.now() >= self.until => self.time_out(),
+            // Also when the time is over: one last claim says whether the engine is there and who has the lock now.
             Ok(Some(Wake::Retry) | None) => self.look_inside(),
             Err(closed) => ControlFlow::Break(Err(closed)),
         }
@@ -373,12 +440,13 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// The engine failed: claim again with the same attempt id after a growing pause, or give up.
+    /// The engine failed: claim again after a growing pause, or give up.
     async fn pause_after(&mut self, error: Error) -> Step {
         self.failures += 1;
         let is_try = self.options.wait == Some(Duration::ZERO);
-        // A try does not wait, but it does not leave an unknown outcome unasked either.
-        let patience = if is_try { u32::from(error.may_be_applied()) } else { self.options.max_retries };
+        // A try does not wait, but it does not leave an unknown outcome unasked either. Another attempt would not find it.
+        let is_unasked = error.may_be_applied() && !error.is_attempt_over();
+        let patience = if is_try { u32::from(is_unasked) } else { self.options.max_retries };
         if !error.is_retryable() || self.failures > patience || self.is_spent() {
             return ControlFlow::Break(Err(self.give_up(error)));
         }
@@ -390,8 +458,11 @@ impl<'a> Acquire<'a> {
         match self.bounded(resume.min(self.until), self.grant_in_pause()).await {
             Err(closed) => ControlFlow::Break(Err(closed)),
             Ok(Some(grant)) => self.accept(grant),
-            Ok(None) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.give_up(error))),
-            Ok(None) => ControlFlow::Continue(()),
+            Ok(None) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.out_of_reach(error))),
+            Ok(None) => {
+                self.failure = Some(error);
+                ControlFlow::Continue(())
+            }
         }
     }
 
@@ -410,23 +481,67 @@ impl<'a> Acquire<'a> {
 
     /// The error to end with: an outcome that is not known stays unknown, whatever failed last.
     fn give_up(&self, error: Error) -> Error {
-        if self.attempt.sent && !error.may_be_applied() && self.holder.is_none() && error.is_retryable() {
-            let help = "the attempt is withdrawn in the background, at the latest its lease ends it";
+        if self.in_doubt && !error.may_be_applied() && error.is_retryable() {
             return Error::unknown("a claim was not answered and the engine is out of reach now")
-                .with_help(help)
+                .with_help(WITHDRAWN)
                 .with_source(error);
         }
         error
     }
 
+    /// The error to end with when the time is over and the last thing known of the engine is `failure`.
+    fn out_of_reach(&self, failure: Error) -> Error {
+        let waited = self.family().clock.now().since(self.started).as_secs_f64();
+        let message = format!("the engine did not serve the claim within {waited:.3} s: {failure}");
+        match self.in_doubt {
+            true => Error::unknown(message).with_help(WITHDRAWN),
+            false => Error::new(failure.kind(), message),
+        }
+        .with_source(failure)
+    }
+
+    /// The time is over, and a claim that was sent at `asked` has no reply.
+    fn unanswered(&mut self, asked: Moment) -> Step {
+        let now = self.family().clock.now();
+        if self.failure.is_none() && self.busy.as_ref().is_some_and(|busy| now.since(busy.at) < FRESH) {
+            return self.time_out();
+        }
+        ControlFlow::Break(Err(self.no_reply(asked)))
+    }
+
+    /// The error to end with when the time is over and a claim that was sent at `asked` has no reply: it may have been
+    /// carried out.
+    fn no_reply(&mut self, asked: Moment) -> Error {
+        let silence = self.family().clock.now().since(asked).as_secs_f64();
+        self.in_doubt = true;
+        let failure = self.failure.take();
+        self.out_of_reach(failure.unwrap_or_else(|| Error::unknown(format!("no reply for {silence:.3} s"))))
+    }
+
+    /// Until when a reply counts: a little longer than the caller's time lasts.
+    fn last_reply_by(&self) -> Moment {
+        self.until.after((self.round_trip * 2).clamp(LAST_REPLY, LONGEST_LAST_REPLY))
+    }
+
     fn time_out(&self) -> Step {
-        let waited = self.family().clock.now().since(self.started);
+        let now = self.family().clock.now();
+        let waited = now.since(self.started);
         self.report(EventKind::TimedOut { waited });
-        let message = match self.options.wait {
-            Some(Duration::ZERO) => "somebody else has it".to_owned(),
-            _ => format!("not granted within {:.3} s ({} attempts)", waited.as_secs_f64(), self.attempts),
+        let message = match (self.options.wait, self.attempts) {
+            (Some(Duration::ZERO), _) => "somebody else has it".to_owned(),
+            (_, 1) => format!("not granted within {:.3} s (1 attempt)", waited.as_secs_f64()),
+            (_, attempts) => format!("not granted within {:.3} s ({attempts} attempts)", waited.as_secs_f64()),
         };
-        ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(self.holder.clone())))
+        let holder = self.busy.as_ref().and_then(|busy| busy.holder_at(now));
+        ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(holder)))
+    }
+
+    /// Tells observers that asking ended because the engine could not be asked.
+    fn report_failure(&self, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
+            let waited = self.family().clock.now().since(self.started);
+            self.report(EventKind::Failed { error, waited });
+        }
     }
 
     async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
@@ -459,7 +574,7 @@ async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output =
         biased;
         done = unless_closed => done,
         _ = family.closing.wait() => Err(Error::closed()),
-        () = family.clock.sleep_until(until), if until != Moment::NEVER => Ok(None),
+        slept = family.sleep_until(until), if until != Moment::NEVER => slept.map(|()| None),
     }
 }
 

@@ -1,10 +1,12 @@
-//! Connecting and examining, dropped after any number of polls: no thread and no descriptor is left of it.
+//! What a URL leads to, and connecting and examining dropped after any number of polls: no thread and no descriptor is
+//! left of it.
 
 use std::fs::read_dir;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use distlock::{Config, Locker, examine};
+use distlock::backend::memory::Memory;
+use distlock::{Config, ErrorKind, Locker, examine};
 use distlock_testkit::poll_times;
 use tokio::time::{sleep, timeout};
 
@@ -44,6 +46,51 @@ async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
     let _ = std::fs::remove_dir_all(directory);
 }
 
+/// Every way to say it leads to the store that has this name in this process.
+#[tokio::test]
+async fn mem_is_one_store_of_the_process_and_one_of_each_name() {
+    let mut listed = Config::default();
+    listed.url = Some("mem://".into());
+    let by_variable = Config::from_vars(|name| (name == "DISTLOCK_URL").then(|| "mem://".into())).unwrap();
+    let mut plain = vec![Locker::connect("mem://").await.unwrap(), Locker::connect("mem:///").await.unwrap()];
+    let mut configs = vec![listed, by_variable];
+    #[cfg(feature = "config")]
+    configs.push(Config::from_toml("url = 'mem://'").unwrap());
+    for config in &configs {
+        plain.push(Locker::from_config(config).await.unwrap());
+    }
+    let guard = plain[0].lock("connecting").await.unwrap();
+    for other in &plain[1..] {
+        assert!(other.try_lock("connecting").await.unwrap().is_none(), "one holder in the process");
+    }
+    let [one, two] = ["mem://connecting-1", "mem://connecting-1"].map(Locker::connect);
+    let (one, two) = (one.await.unwrap(), two.await.unwrap());
+    let named = one.lock("connecting").await.unwrap();
+    assert!(two.try_lock("connecting").await.unwrap().is_none());
+    let other = Locker::connect("mem://connecting-2").await.unwrap();
+    assert!(other.try_lock("connecting").await.unwrap().is_some(), "another name is another store");
+    named.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert!(plain[1].try_lock("connecting").await.unwrap().is_some(), "free for all again");
+}
+
+/// The store goes with its last client, and what tokens protect does not.
+#[tokio::test]
+async fn tokens_of_mem_rise_when_the_last_client_has_gone_and_another_comes() {
+    for url in ["mem://connecting-3", "mem://connecting-4"] {
+        let mut last = None;
+        for _ in 0..5 {
+            let locker = Locker::connect(url).await.unwrap();
+            let guard = locker.lock("connecting").await.unwrap();
+            let token = guard.fencing_token();
+            assert!(last < Some(token), "{url}: {token} after {last:?}");
+            last = Some(token);
+            guard.unlock().await.unwrap();
+            locker.close().await.unwrap();
+        }
+    }
+}
+
 async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
 }
@@ -54,4 +101,97 @@ fn left() -> (usize, usize) {
     let threads = read_dir("/proc/self/task").unwrap().flatten();
     let keepers = threads.filter(|thread| is_keeper(std::fs::read_to_string(thread.path().join("comm")))).count();
     (keepers, read_dir("/proc/self/fd").unwrap().count())
+}
+
+/// Polls on this thread, which no runtime knows, as a plain executor does.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut context) {
+            return done;
+        }
+        std::thread::park();
+    }
+}
+
+fn expect_no_runtime<T>(what: &str, outcome: distlock::Result<T>) {
+    let Err(error) = outcome else { panic!("{what} went well outside of a runtime") };
+    assert_eq!(error.kind(), ErrorKind::Config, "{what}: {error}");
+    assert!(error.to_string().contains("needs a tokio runtime"), "{what}: {error}");
+}
+
+#[test]
+fn outside_of_a_runtime_connecting_is_an_error_that_says_what_is_missing() {
+    let mut urls: Vec<&str> = Vec::new();
+    #[cfg(feature = "redis")]
+    urls.extend(["redis://127.0.0.1:1", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"]);
+    #[cfg(feature = "etcd")]
+    urls.push("etcd://127.0.0.1:1");
+    for url in urls {
+        expect_no_runtime(url, block_on(Locker::connect(url)));
+        expect_no_runtime(url, block_on(examine(&Config::from_url(url).unwrap())));
+    }
+    block_on(Locker::connect("mem://")).expect("nothing is missing for locks in memory");
+}
+
+/// Uses a locker that was made and holds locks inside of a runtime.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+fn check_outside_of_a_runtime(url: &str) {
+    use std::future::IntoFuture;
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let locker = runtime.block_on(Locker::connect(url)).expect("connected");
+    let guard = runtime.block_on(locker.lock("a").into_future()).expect("granted");
+    let named = runtime.block_on(locker.lock("b").into_future()).expect("granted");
+    named.detach();
+    expect_no_runtime("lock", block_on(locker.lock("c").into_future()));
+    expect_no_runtime("try_lock", block_on(locker.try_lock("c").into_future()));
+    expect_no_runtime("lock_all", block_on(locker.lock_all(["c", "d"]).into_future()));
+    expect_no_runtime("semaphore", block_on(locker.semaphore("s", 2).acquire().into_future()));
+    expect_no_runtime("campaign", block_on(locker.election("e").campaign("me").into_future()));
+    expect_no_runtime("leader", block_on(locker.election("e").leader()));
+    expect_no_runtime("inspect", block_on(locker.inspect().list("")));
+    expect_no_runtime("extend", block_on(guard.extend(SOON)));
+    expect_no_runtime("asked", block_on(guard.asked()));
+    expect_no_runtime("unlock by name", block_on(locker.unlock("b").into_future()));
+    assert!(!guard.is_lost(), "nothing happened to it");
+    expect_no_runtime("unlock", block_on(guard.unlock()));
+    // Released in the background, although the engine could not be asked.
+    let other = locker.clone();
+    runtime.block_on(other.lock("a").wait(SOON).into_future()).expect("released").detach();
+    block_on(locker.close()).expect("the keeper closes it, on a runtime of its own");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn outside_of_a_runtime_every_call_on_redis_is_an_error() {
+    let server = distlock_testkit::servers::RedisServer::start();
+    check_outside_of_a_runtime(&server.url());
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn outside_of_a_runtime_every_call_on_etcd_is_an_error() {
+    let server = distlock_testkit::servers::EtcdServer::start();
+    check_outside_of_a_runtime(&server.url());
+}
+
+#[test]
+fn outside_of_a_runtime_locks_in_memory_work_until_somebody_must_wait() {
+    use std::future::IntoFuture;
+
+    let locker = Locker::new(Memory::new()).expect("a locker");
+    let guard = block_on(locker.lock("a").wait(SOON).into_future()).expect("granted");
+    let other = locker.clone();
+    expect_no_runtime("a wait", block_on(other.lock("a").wait(SOON).into_future()));
+    block_on(guard.unlock()).expect("released");
+    block_on(locker.close()).expect("closed");
 }

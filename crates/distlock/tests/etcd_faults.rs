@@ -7,6 +7,10 @@ mod etcd_faults_kit;
 mod leases;
 #[path = "etcd_faults/modes.rs"]
 mod modes;
+#[path = "etcd_faults/reach.rs"]
+mod reach;
+mod reach_kit;
+mod reach_queue_kit;
 #[path = "etcd_faults/turns.rs"]
 mod turns;
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// How many rows the failure catalogue has.
-const ROWS: usize = 70;
+const ROWS: usize = 81;
 
 /// Where tests are.
 const SOURCES: [&str; 4] = ["crates", "chaos", "models", "simulation"];
@@ -86,6 +86,7 @@ fn engine(file: &str) -> &'static str {
         _ if has("etcd_faults") || has("backend/etcd") => "etcd",
         _ if has("backend/file") => "file",
         _ if has("testkit/src/cases") => "all",
+        _ if has("distlock-cli") => "program",
         _ => "core",
     }
 }

@@ -48,11 +48,14 @@ async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
     guard.lost().await;
     until_said(&log, "lock lost").await;
     other.lock("other").await.unwrap().unlock().await.unwrap();
+    store.script(Operation::Claim, Fault::Refuse);
+    other.try_lock("away").await.unwrap_err();
 
     for (message, parts) in [
         ("lock acquired", &[" DEBUG ", "lock.name=invoice:42", "lock.owner=req-7", "lock.token=1", "lock.wait_s="][..]),
         ("lock busy", &["lock.owner=req-8", "owner req-7"]),
         ("lock wait timed out", &[" INFO ", "lock.outcome=\"timeout\"", "lock.wait_s=4"]),
+        ("lock wait failed", &[" WARN ", "lock.name=away", "lock.outcome=\"unavailable\"", "error.kind=Unavailable"]),
         ("lock renewal failed", &[" WARN ", "error.kind=Unavailable", "lock.ttl_s="]),
         ("lock lost", &[" ERROR ", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\""]),
         ("lock forced", &[" WARN ", "reason=\"stuck\""]),

@@ -187,7 +187,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     assert_eq!(now("distlock_forced_releases_total", &[("outcome", "ok")]).1, 1.0);
     store.script(Operation::Claim, Fault::Refuse);
     other.try_lock("c").await.unwrap_err();
-    assert_eq!(acquired("error").0, 1);
+    assert_eq!(acquired("unavailable").0, 1);
     let calls = |operation, outcome| {
         let labels = [("backend", "memory"), ("operation", operation), ("outcome", outcome)];
         now("distlock_backend_operation_duration_seconds", &labels).0

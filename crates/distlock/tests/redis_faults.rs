@@ -15,6 +15,8 @@ mod commands;
 mod groups;
 #[path = "redis_faults/guard.rs"]
 mod guard;
+#[path = "redis_faults/hung_master.rs"]
+mod hung_master;
 #[path = "redis_faults/links.rs"]
 mod links;
 #[path = "redis_faults/log.rs"]
@@ -22,11 +24,19 @@ mod log;
 mod log_kit;
 #[path = "redis_faults/partition.rs"]
 mod partition;
+#[path = "redis_faults/queue.rs"]
+mod queue;
+#[path = "redis_faults/reach.rs"]
+mod reach;
+mod reach_kit;
+mod reach_queue_kit;
 mod redis_faults_kit;
 #[path = "redis_faults/reference.rs"]
 mod reference;
 #[path = "redis_faults/replicas.rs"]
 mod replicas;
+#[path = "redis_faults/rights.rs"]
+mod rights;
 #[path = "redis_faults/sentinel.rs"]
 mod sentinel;
 #[path = "redis_faults/server.rs"]

@@ -7,12 +7,17 @@ mod ambiguity;
 mod bench;
 #[path = "redlock_faults/drops.rs"]
 mod drops;
+#[path = "redlock_faults/healing.rs"]
+mod healing;
 #[path = "redlock_faults/late.rs"]
 mod late;
 #[path = "redlock_faults/memory.rs"]
 mod memory;
 #[path = "redlock_faults/nodes.rs"]
 mod nodes;
+#[path = "redlock_faults/reach.rs"]
+mod reach;
+mod reach_kit;
 mod redis_faults_kit;
 #[path = "redlock_faults/time.rs"]
 mod time;

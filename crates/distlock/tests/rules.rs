@@ -365,11 +365,13 @@ async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock
 }
 
 #[tokio::test]
-async fn names_make_stores_shared_and_plain_mem_does_not() {
-    let [one, two] = [Locker::connect("mem://jobs").await.unwrap(), Locker::connect("mem://jobs").await.unwrap()];
-    let guard = one.lock("k").await.unwrap();
-    assert!(two.try_lock("k").await.unwrap().is_none());
-    assert!(Locker::connect("mem://").await.unwrap().try_lock("k").await.unwrap().is_some());
+async fn a_store_made_in_code_is_its_maker_s_alone() {
+    let [one, two] = [(); 2].map(|()| Locker::new(Memory::new()).unwrap());
+    let public = Locker::connect("mem://").await.unwrap();
+    let guard = one.lock("rules: made in code").await.unwrap();
+    for other in [two, public] {
+        assert!(other.try_lock("rules: made in code").await.unwrap().is_some());
+    }
     guard.unlock().await.unwrap();
 }
 

@@ -9,7 +9,7 @@ use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Term, Wake,
 };
-use distlock::{Clock, ErrorKind, Event, HistoryKind, Key, Locker, LossReason, Result};
+use distlock::{Clock, ErrorKind, Event, EventKind, HistoryKind, Key, Locker, LossReason, Result};
 use distlock_testkit::Ticks;
 use tokio::time::timeout;
 
@@ -297,11 +297,21 @@ async fn leaving_a_lost_hold_says_so_at_every_level() {
 
 #[tokio::test]
 async fn closing_is_bounded_and_names_what_nobody_confirmed() {
-    let locker = Locker::new(Moody { release: |_| None, ..Moody::on(&Store::new()) }).unwrap();
-    let _guard = locker.lock("invoice:42").ttl(Duration::from_secs(600)).await.unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let told = seen.clone();
+    let observer = move |event: &Event<'_>| {
+        if let EventKind::Lost { reason, .. } = event.kind {
+            told.lock().unwrap().push(reason.clone());
+        }
+    };
+    let engine = Moody { release: |_| None, ..Moody::on(&Store::new()) };
+    let locker = Locker::builder().observer(observer).build(engine).unwrap();
+    let guard = locker.lock("invoice:42").ttl(Duration::from_secs(600)).await.unwrap();
     let error = timeout(SOON, locker.close()).await.expect("bounded").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("invoice:42"), "{error}");
+    assert_eq!(guard.lost().await, LossReason::Closed);
+    assert_eq!(*seen.lock().unwrap(), [LossReason::Closed], "observers are told what the guard is told, once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

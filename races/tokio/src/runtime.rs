@@ -34,6 +34,11 @@ impl Handle {
         Ok(Handle(()))
     }
 
+    /// Makes this the runtime of the thread. It is that already.
+    pub fn enter(&self) -> EnterGuard<'_> {
+        EnterGuard(self)
+    }
+
     /// Runs `future` beside everything else.
     pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
@@ -42,6 +47,11 @@ impl Handle {
         shuttle::future::spawn(future)
     }
 }
+
+/// For as long as it lives, the thread has the runtime.
+#[derive(Debug)]
+#[must_use = "the runtime is left when this is dropped"]
+pub struct EnterGuard<'a>(#[expect(dead_code, reason = "only its lifetime counts")] &'a Handle);
 
 /// Makes a runtime.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ const LEAVES: &[&str] = &[
 ];
 
 /// They know the contract and the leaves, and serve the public types, of which they know nothing.
-const MIDDLE: &[&str] = &["family", "keeper", "hold", "holds", "journal", "wait"];
+const MIDDLE: &[&str] = &["family", "keeper", "hold", "holds", "journal", "observed", "shards", "wait"];
 
 /// The modules of `backend/`, each with the other engines that it may use.
 const ENGINES: &[(&str, &[&str])] =

@@ -9,7 +9,7 @@ use distlock::ErrorKind;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{expect_granted, expect_lock, spawn_waiter};
+use super::{expect_granted, expect_lock, spawn_request, spawn_waiter};
 use crate::setup::{Client, World};
 
 /// A waiter gets the lock after its release, and not before.
@@ -43,6 +43,40 @@ pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     }
     guard.unlock().await.expect("released");
     world.expect_nothing_left().await;
+}
+
+/// A wait that times out names the holder of that moment, and not the one that it found when it began.
+pub async fn a_timed_wait_names_the_holder_of_its_end(world: &World) {
+    // A lease so long that no waiter looks by itself in the meantime.
+    let ttl = Duration::from_secs(60);
+    // Twice as long each time: a busy machine may not hand the lock over before the wait ends.
+    for wait in [2, 4, 8, 16].map(Duration::from_secs) {
+        let (first, second, third) = (world.client().await, world.client().await, world.client().await);
+        let key = world.key("changed");
+        let guard = first.locker.lock(&key).ttl(ttl).owner("the-first").await.expect("granted");
+        let request = second.locker.lock(&key).ttl(ttl).owner("the-second").wait(world.patience());
+        let next = spawn_request(&second, request).await;
+        let waiter = spawn_request(&third, third.locker.lock(&key).ttl(ttl).wait(wait)).await;
+        guard.unlock().await.expect("released");
+        let held = world.now();
+        let next = expect_granted(world, next).await;
+        let is_early = !waiter.is_finished();
+        let ended = timeout(world.patience() * 2, waiter).await.expect("in time").expect("the task is well");
+        let error = ended.expect_err("it is taken");
+        let held = world.now().since(held);
+        let (lost, token) = (next.is_lost(), next.fencing_token());
+        drop(next);
+        if !is_early || lost {
+            continue;
+        }
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let holder = error.holder().expect("it is known who has it");
+        let owner = holder.record.as_ref().map(|record| record.owner.as_str());
+        assert_eq!((owner, holder.token), (Some("the-second"), Some(token)), "{error}");
+        assert!(holder.held_for.is_none_or(|time| time <= held + world.ttl()), "{error} after {held:?}");
+        return world.expect_nothing_left().await;
+    }
+    panic!("the lock was never handed over before the wait ended");
 }
 
 /// `wait(0)` is a try.

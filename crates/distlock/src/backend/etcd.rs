@@ -19,6 +19,8 @@ mod horizon;
 mod housekeeping;
 mod inspect;
 mod journal;
+#[cfg(test)]
+mod keys_only;
 mod loss;
 mod messages;
 mod names;
@@ -111,6 +113,10 @@ impl Drop for Etcd {
 impl Backend for Etcd {
     fn name(&self) -> &'static str {
         "etcd"
+    }
+
+    fn needs_runtime(&self) -> bool {
+        true
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -22,6 +22,7 @@ use fault::fault;
 use hold::{Hold, Taking};
 use inspect::Inspector;
 use line::{Line, Standing};
+use lock_file::Obstacle;
 use place::{Place, Places};
 use waiter::{Queue, Waiter, seems_stuck};
 
@@ -37,6 +38,7 @@ mod kernel_locks;
 mod ledger;
 mod line;
 mod lock_file;
+mod mount;
 mod name;
 mod place;
 #[cfg(test)]
@@ -46,6 +48,7 @@ mod watcher;
 
 pub(crate) use doctor::examine;
 pub use home::default_dir;
+pub use mount::private_mount;
 
 /// How often to begin again when a file or a ticket changes under our hands. Each time somebody else gets on.
 const TRIES: usize = 64;
@@ -65,6 +68,15 @@ const AFTER_A_HINT: [Duration; 5] = [
     Duration::from_millis(4),
     Duration::from_millis(8),
 ];
+
+/// A look at a lock shares its file for a moment. A claim that is not to wait and meets nothing else looks again, after
+/// each of these pauses: a quarter of a second in all, for a look that the scheduler interrupted.
+const AFTER_SHARERS: [Duration; 20] = {
+    let mut pauses = [Duration::from_millis(16); 20];
+    (pauses[0], pauses[1], pauses[2]) = (Duration::ZERO, Duration::from_millis(1), Duration::from_millis(2));
+    (pauses[3], pauses[4]) = (Duration::from_millis(4), Duration::from_millis(8));
+    pauses
+};
 
 /// Locks among the processes of this machine, by flock(2).
 ///
@@ -92,7 +104,8 @@ impl FileBackend {
     /// file in `dir`, which is made when it is first needed.
     ///
     /// A file with contents of its own is only ever locked; counter and holder are then in `PATH.distlock`. An empty
-    /// file takes them itself. A relative path starts at the directory in which the process is at that moment.
+    /// file takes them itself. A relative path, of a key or `dir`, starts at the directory in which the process is
+    /// when this is called.
     #[must_use]
     pub fn host(dir: impl Into<PathBuf>) -> FileBackend {
         FileBackend::build(Places::new(dir.into(), true), Clock::system())
@@ -124,8 +137,8 @@ impl fmt::Debug for FileBackend {
     }
 }
 
-// No call below waits in the middle of its work: file operations take microseconds, and a flock is never waited for. So
-// there is no half-done claim for a dropped future to leave behind.
+// No call below waits in the middle of its work: file operations take microseconds, and a flock is never waited for. A
+// claim that is tried again leaves nothing behind in between. So there is no half-done claim for a dropped future to leave.
 impl Backend for FileBackend {
     fn name(&self) -> &'static str {
         "file"
@@ -145,9 +158,9 @@ impl Backend for FileBackend {
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         let waiter = self.0.queue.waiter(claim.attempt);
         waiter.iter().for_each(|waiter| waiter.beat(self.0.clock.now()));
-        let claimed = match self.0.attempt(claim) {
+        let claimed = match self.0.attempt_again(claim).await {
             Ok(Outcome::Granted(grant)) => Ok(Claimed::Granted(grant)),
-            Ok(Outcome::Busy(poll_after)) => self
+            Ok(Outcome::Busy(poll_after, _)) => self
                 .0
                 .refuse_disagreement(claim, waiter.is_none())
                 .map(|()| Claimed::Busy(Busy { holder: self.0.probable_holder(claim), poll_after })),
@@ -168,7 +181,7 @@ impl Backend for FileBackend {
             // What changed before this call is seen here; what changes later is a notification.
             match self.0.attempt(claim) {
                 Ok(Outcome::Granted(grant)) => return Wake::Granted(grant),
-                Ok(Outcome::Busy(_)) => {}
+                Ok(Outcome::Busy(..)) => {}
                 // The next claim meets the error again and reports it.
                 Err(_) => return Wake::Retry,
             }
@@ -243,8 +256,8 @@ impl Backend for FileBackend {
 /// What became of one attempt.
 enum Outcome {
     Granted(Grant),
-    /// When to look again at the latest.
-    Busy(Option<Duration>),
+    /// When to look again at the latest, and what is in the way.
+    Busy(Option<Duration>, Obstacle),
 }
 
 struct Engine {
@@ -277,6 +290,17 @@ impl Engine {
         }
         tokio::time::sleep(AFTER_A_HINT[0]).await;
         look(self.inspector())
+    }
+
+    /// Tries to take the lock; again if the claim is not to wait and nothing but a look at the lock seems to be in the way.
+    async fn attempt_again(&self, claim: &Claim) -> Result<Outcome> {
+        let mut pauses = AFTER_SHARERS.iter().filter(|_| !claim.queue);
+        loop {
+            match (self.attempt(claim)?, pauses.next()) {
+                (Outcome::Busy(_, Obstacle::Sharers), Some(pause)) => self.queue.pause(*pause).await,
+                (outcome, _) => return Ok(outcome),
+            }
+        }
     }
 
     fn attempt(&self, claim: &Claim) -> Result<Outcome> {
@@ -319,7 +343,7 @@ impl Engine {
             && !stuck(before)
         {
             let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
-            return Ok(Some(Outcome::Busy(Some(poll))));
+            return Ok(Some(Outcome::Busy(Some(poll), Obstacle::Holder)));
         }
         match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), claim.mode(), stuck)?, waiter) {
             (Standing::Gone, _) => {
@@ -334,7 +358,7 @@ impl Engine {
                 // Without the right to queue we are as flock(1) is.
                 self.try_to_take(claim, place, line, None)
             }
-            (Standing::Behind(..), None) => Ok(Some(Outcome::Busy(None))),
+            (Standing::Behind(..), None) => Ok(Some(Outcome::Busy(None, Obstacle::Holder))),
             (Standing::Behind(before, ahead), Some(waiter)) => {
                 waiter.stands_behind(before, self.clock.now());
                 if self.queue.follow(&waiter, line, before, ahead) {
@@ -342,7 +366,7 @@ impl Engine {
                     return Ok(None);
                 }
                 let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
-                Ok(Some(Outcome::Busy(Some(poll))))
+                Ok(Some(Outcome::Busy(Some(poll), Obstacle::Holder)))
             }
         }
     }
@@ -370,15 +394,15 @@ impl Engine {
                 Ok(Some(Outcome::Granted(grant)))
             }
             Taking::Moved => Ok(None),
-            Taking::Busy(file) => match waiter {
+            Taking::Busy(file, obstacle) => match waiter {
                 Some(waiter) => {
                     *waiter.file() = Some(file);
                     let poll = if waiter.is_told() { FIRST_POLL } else { UNTOLD_FIRST_POLL };
-                    Ok(Some(Outcome::Busy(Some(poll))))
+                    Ok(Some(Outcome::Busy(Some(poll), obstacle)))
                 }
-                None if !claim.queue => Ok(Some(Outcome::Busy(None))),
+                None if !claim.queue => Ok(Some(Outcome::Busy(None, obstacle))),
                 None if self.queue.enter(claim, line, Some(file))? => Ok(None),
-                None => Ok(Some(Outcome::Busy(Some(UNTOLD_FIRST_POLL)))),
+                None => Ok(Some(Outcome::Busy(Some(UNTOLD_FIRST_POLL), obstacle))),
             },
         }
     }

@@ -1,6 +1,7 @@
 //! Locks in this process: the reference implementation of the contract, and what users test with.
 //!
-//! A [`Store`] is the server, a [`Memory`] one client of it. The store's clock can be moved by hand, and its answers
+//! A [`Store`] is the server, a [`Memory`] one client of it. A store that is made in code is its maker's alone; the URL
+//! `mem://` names one store of the process, and `mem://name` one for each name ([`Store::named`]). The store's clock can be moved by hand, and its answers
 //! made to go wrong, so that a test sees in microseconds what a network does once a month.
 //!
 //! ```
@@ -23,6 +24,7 @@ mod queue;
 mod script;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use self::journals::Journals;
@@ -51,7 +53,13 @@ struct Shared {
     locks: Mutex<Locks>,
     journals: Mutex<Journals>,
     script: Script,
+    /// Whether others in this process find it: then its tokens count for the stores that come after it, too.
+    is_public: bool,
 }
+
+/// The highest token of all public stores that this process has had. A public store begins with it, so tokens do not fall
+/// when the last user of a store goes and another one comes.
+static LAST_TOKEN: AtomicU64 = AtomicU64::new(0);
 
 impl Store {
     /// An empty store.
@@ -63,26 +71,41 @@ impl Store {
     /// An empty store whose leases run by `clock`.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Store {
-        Store(Arc::new(Shared {
-            clock,
-            locks: Mutex::default(),
-            journals: Mutex::default(),
-            script: Script::default(),
-        }))
+        Store::begin(clock, None)
     }
 
-    /// The store that everybody in this process gets by this name, as long as somebody has it.
+    /// Returns the store that has this name in this process: the one of `mem://name`.
+    ///
+    /// It lasts as long as a client of it does. Then its locks and histories are gone; the tokens of the next store of any
+    /// name are higher all the same.
     #[must_use]
     pub fn named(name: &str) -> Store {
-        static STORES: LazyLock<Mutex<HashMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
+        Store::public(Some(name))
+    }
+
+    /// Returns the store of `mem://name`, or that of `mem://`.
+    pub(crate) fn public(name: Option<&str>) -> Store {
+        static STORES: LazyLock<Mutex<HashMap<Option<String>, Weak<Shared>>>> = LazyLock::new(Mutex::default);
         let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
         stores.retain(|_, store| store.strong_count() > 0);
-        if let Some(store) = stores.get(name).and_then(Weak::upgrade) {
+        let name = name.map(str::to_owned);
+        if let Some(store) = stores.get(&name).and_then(Weak::upgrade) {
             return Store(store);
         }
-        let store = Store::new();
-        stores.insert(name.to_owned(), Arc::downgrade(&store.0));
+        // An earlier store of this name has no client any more, so every token of it is counted.
+        let store = Store::begin(Clock::system(), Some(LAST_TOKEN.load(Ordering::SeqCst)));
+        stores.insert(name, Arc::downgrade(&store.0));
         store
+    }
+
+    fn begin(clock: Clock, public_after: Option<u64>) -> Store {
+        Store(Arc::new(Shared {
+            clock,
+            locks: Mutex::new(Locks::after(public_after.unwrap_or_default())),
+            journals: Mutex::default(),
+            script: Script::default(),
+            is_public: public_after.is_some(),
+        }))
     }
 
     /// Makes the next request for `operation` go wrong; several are used up one by one, in order.
@@ -112,7 +135,11 @@ impl Store {
 
     fn locks<T>(&self, action: impl FnOnce(&mut Locks, Moment) -> T) -> T {
         let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        action(&mut locks, self.0.clock.now())
+        let done = action(&mut locks, self.0.clock.now());
+        if self.0.is_public {
+            LAST_TOKEN.fetch_max(locks.last_token(), Ordering::SeqCst);
+        }
+        done
     }
 }
 

@@ -7,6 +7,7 @@
 mod builder;
 mod cluster;
 mod combiner;
+mod confirming;
 mod dial;
 pub(in crate::backend) mod doctor;
 mod ears;
@@ -22,6 +23,7 @@ mod link_state;
 mod names;
 pub(in crate::backend) mod node;
 mod options;
+mod outcome;
 mod pair;
 mod release;
 mod renewals;
@@ -52,8 +54,8 @@ use self::dial::Address;
 use self::names::Names;
 use self::options::Options;
 pub use self::options::Protocol;
+use self::outcome::{read_busy, read_slot, refusal};
 use self::pair::Pair;
-use self::release::{Released, release};
 use self::renewals::{Item, Renewals};
 use self::script::{Reply, garbled};
 use self::servers::Servers;
@@ -62,7 +64,7 @@ use self::stragglers::Stragglers;
 use self::together::Together;
 use self::waiting::Waiting;
 use crate::backend::{
-    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
     SHORTEST_HEARTBEAT, Scope, Term, Wake,
 };
 use crate::clock::{Clock, Moment};
@@ -70,7 +72,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::{HistoryEntry, answer_all, by_lock};
 use crate::key::Key;
 use crate::listing::{self, Allowance};
-use crate::options::DEFAULT_RETRY_INTERVAL;
 use crate::token::{AttemptId, FencingToken};
 
 /// The longest time for which a waiter keeps its place without a sign of life.
@@ -79,6 +80,8 @@ const LONGEST_HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIMS_PER_HEARTBEAT: u32 = 3;
 /// How long a request waits for a connection that is being opened again.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often a claim or release is sent again because of dead waiters: each time hundreds of them are dropped.
+const MOST_CALLS: u32 = 64;
 /// Room for the arguments of a claim beside its record.
 const CLAIM_ARGS: usize = 5;
 const CLAIM_BYTES: usize = 96;
@@ -170,10 +173,11 @@ impl Redis {
         session.gather(Kind::Claim, Request { names: names.clone(), common: Some(self.wake(hears)), args }).await
     }
 
-    async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
+    /// Asks for the lock. Replicas need not have the grant yet.
+    async fn try_claim(&self, claim: &Claim) -> Result<(Claimed, Arc<Pair>)> {
         let links = self.links();
         if let Some(guard) = &self.options.guard {
-            guard.note(claim.lease());
+            guard.note(claim.lease(), links.clock.now());
         }
         let names = self.names(&claim.key)?;
         let mut route = links.servers.route(&names.lock);
@@ -181,7 +185,7 @@ impl Redis {
             let (pair, _) = route.next().await?;
             match self.claim_from(&pair, &names, claim).await {
                 Err(error) if route.again(&error, false).await => {}
-                outcome => return outcome,
+                outcome => return outcome.map(|claimed| (claimed, pair)),
             }
         }
     }
@@ -192,67 +196,29 @@ impl Redis {
         let claimed = self.claim_over(&session, names, claim, hears).await?;
         // Whoever gets the lock at once needs no channel for it.
         let must_wait = claim.queue && matches!(claimed, Claimed::Busy(_));
-        let claimed = match must_wait && !hears && pair.begin_to_hear(names).await {
-            true => self.claim_over(&session, names, claim, true).await?,
-            false => claimed,
-        };
-        if let (Claimed::Granted(_), Some(replicas)) = (&claimed, &pair.replicas)
-            && let Err(error) = replicas.confirm(names, claim).await
-        {
-            return Err(self.give_back(claim, error).await);
-        }
-        Ok(claimed)
-    }
-
-    /// Ends a grant that does not count. Answers `error`, unless it is not known whether the grant is ended.
-    async fn give_back(&self, claim: &Claim, error: Error) -> Error {
-        match self.end(claim).await {
-            Ok(_) if error.kind() != ErrorKind::Unknown => error,
-            Ok(_) => Error::unavailable(format!("{error}; the grant was given back")).with_source(error),
-            Err(_) => Error::unknown(format!("{error}; it is not known whether it is given back")).with_source(error),
-        }
-    }
-
-    /// Ends what the attempt has so far. Unlike after a release, it may be claimed with again.
-    async fn end(&self, claim: &Claim) -> Result<Released> {
-        let Links { servers, waiting, .. } = self.links();
-        waiting.forget(claim.attempt);
-        let released = release(servers, &self.names(&claim.key)?, claim.attempt).await?;
-        // One of our own that only polls need not wait for its next look.
-        if let Some(next) = released.next {
-            waiting.wake(next);
-        }
-        Ok(released)
-    }
-
-    /// Whether a grant that came as a message counts.
-    async fn is_confirmed(&self, claim: &Claim) -> bool {
-        if self.options.wait_replicas == 0 {
-            return true;
-        }
-        let Ok(names) = self.names(&claim.key) else { return false };
-        match self.links().servers.route(&names.lock).next().await {
-            Ok((pair, _)) => match &pair.replicas {
-                Some(replicas) => replicas.confirm(&names, claim).await.is_ok(),
-                None => true,
-            },
-            Err(_) => false,
-        }
-    }
-
-    /// The last claim failed. Should the lock come to its place all the same, it is claimed at once.
-    async fn overhear(&self, claim: &Claim) -> Wake {
-        loop {
-            self.links().waiting.overhear(claim.attempt).await;
-            match self.claim(claim).await {
-                Ok(Claimed::Granted(grant)) => return Wake::Granted(grant),
-                Ok(Claimed::Busy(_)) => return Wake::Retry,
-                Err(_) => {}
-            }
+        match must_wait && !hears && pair.begin_to_hear(names).await {
+            true => self.claim_over(&session, names, claim, true).await,
+            false => Ok(claimed),
         }
     }
 
     async fn claim_over(&self, session: &Arc<Session>, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
+        for _ in 0..MOST_CALLS {
+            if let Some(claimed) = self.claim_once(session, names, claim, hears).await? {
+                return Ok(claimed);
+            }
+        }
+        Err(Error::unavailable("redis: too many dead waiters are before it"))
+    }
+
+    /// Claims; `None` when the server found dead waiters alone, dropped them, and has more to look at.
+    async fn claim_once(
+        &self,
+        session: &Arc<Session>,
+        names: &Names,
+        claim: &Claim,
+        hears: bool,
+    ) -> Result<Option<Claimed>> {
         let links = self.links();
         if claim.queue {
             links.waiting.enlist(claim.attempt);
@@ -264,7 +230,7 @@ impl Redis {
         session.saw_clock(sent, server_us);
         let granted = |token, slot| {
             let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
-            Ok(Claimed::Granted(Grant { token, term: Some(term), slot }))
+            Ok(Some(Claimed::Granted(Grant { token, term: Some(term), slot })))
         };
         let mut reply = match outcome {
             Value::Int(token) => return granted(u64::try_from(token).map_err(|_| garbled())?, None),
@@ -279,8 +245,9 @@ impl Redis {
             }
             "busy" => {
                 links.waiting.answered(claim.attempt, sent, server_us);
-                read_busy(reply, claim, hears, server_us).map(Claimed::Busy)
+                read_busy(reply, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)))
             }
+            "more" => Ok(None),
             "disagrees" => Err(claim.mode().disagrees(value::mode_of(&reply.word()?).ok_or_else(garbled)?)),
             word => Err(refusal(word, &mut reply)?),
         }
@@ -289,7 +256,7 @@ impl Redis {
     async fn try_claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
         let links = self.links();
         if let Some(guard) = &self.options.guard {
-            claims.iter().for_each(|claim| guard.note(claim.lease()));
+            claims.iter().for_each(|claim| guard.note(claim.lease(), links.clock.now()));
         }
         let names = claims.iter().map(|claim| self.names(&claim.key)).collect::<Result<Vec<_>>>()?;
         together::check(&names, |lock| links.servers.group(lock))?;
@@ -328,44 +295,15 @@ impl Redis {
             }
         }
     }
-
-    /// Waits until the replicas have all of them; otherwise none is kept.
-    async fn confirm_all(&self, pair: &Pair, names: &[Names], claims: &[Claim]) -> Result<()> {
-        let Some(replicas) = &pair.replicas else { return Ok(()) };
-        for (names, claim) in names.iter().zip(claims) {
-            if let Err(mut error) = replicas.confirm(names, claim).await {
-                for claim in claims {
-                    error = self.give_back(claim, error).await;
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Why a claim was not granted although nobody has the lock.
-fn refusal(word: &str, reply: &mut Reply) -> Result<Error> {
-    Ok(match word {
-        "late" => Error::unavailable("redis: the claim arrived after its time and was refused"),
-        "fence" => Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
-            .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key"),
-        "quarantined" => {
-            let left = Duration::from_millis(reply.unsigned()?);
-            Error::unavailable(format!("redis: quarantined for another {left:?}"))
-                .with_help("the server was restarted, promoted, emptied or is new, and leases from before may last")
-        }
-        "foreign" => {
-            let key = reply.word()?;
-            Error::new(ErrorKind::Foreign, format!("redis: {key:?} is not a queue of ours"))
-        }
-        _ => garbled(),
-    })
 }
 
 impl Backend for Redis {
     fn name(&self) -> &'static str {
         "redis"
+    }
+
+    fn needs_runtime(&self) -> bool {
+        true
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -388,7 +326,10 @@ impl Backend for Redis {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        let outcome = self.try_claim(claim).await;
+        let outcome = match self.try_claim(claim).await {
+            Ok((claimed, pair)) => self.confirm(&pair, claimed, claim).await,
+            Err(error) => Err(error),
+        };
         if !matches!(outcome, Ok(Claimed::Busy(_))) {
             self.links().waiting.forget(claim.attempt);
         }
@@ -414,11 +355,19 @@ impl Backend for Redis {
         }
     }
 
+    fn shard(&self, key: &Key) -> u64 {
+        match (self.links.get(), self.names(key)) {
+            (Some(links), Ok(names)) => links.servers.shard(&names.lock),
+            _ => 0,
+        }
+    }
+
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
         let items: Result<Vec<_>> =
             leases.iter().map(|lease| Ok(Item::new(self.names(&lease.claim.key)?, lease))).collect();
         if let Some(guard) = &self.options.guard {
-            leases.iter().for_each(|lease| guard.note(lease.claim.lease()));
+            let now = self.links().clock.now();
+            leases.iter().for_each(|lease| guard.note(lease.claim.lease(), now));
         }
         match items {
             Ok(items) => self.links().renewals.renew(items).await,
@@ -446,18 +395,18 @@ impl Backend for Redis {
     }
 
     async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
-        if let Some(guard) = &self.options.guard {
-            guard.note(claim.lease());
-        }
         let links = self.links();
+        if let Some(guard) = &self.options.guard {
+            guard.note(claim.lease(), links.clock.now());
+        }
         let names = self.names(&claim.key)?;
         let mut route = links.servers.route(&names.lock);
         loop {
             let (pair, _) = route.next().await?;
             let session = pair.main.session(PATIENCE).await?;
             let wake = self.wake(pair.hears(&session, &names));
-            let sent = links.clock.now();
-            match holding::adopt(&session, &names, &wake, (from, token), claim, sent).await {
+            let asked = holding::adopt(&session, &names, &wake, (from, token), claim, links.clock.now());
+            match links.stragglers.follow(std::slice::from_ref(claim), &session, asked).await {
                 Err(error) if route.again(&error, false).await => {}
                 outcome => return outcome,
             }
@@ -536,6 +485,7 @@ impl Backend for Redis {
 
     async fn close(&self) -> Result<()> {
         if let Some(links) = self.links.get() {
+            links.stragglers.settle().await;
             links.servers.close();
         }
         Ok(())
@@ -556,34 +506,4 @@ fn millis(length: Duration) -> u64 {
 /// How long a waiter keeps its place without a sign of life: as long as its lease, within bounds.
 pub(in crate::backend) fn heartbeat(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)
-}
-
-/// Reads the slot of a semaphore; `-` where there are none.
-fn read_slot(reply: &mut Reply) -> Result<Option<u32>> {
-    match reply.word()?.as_str() {
-        "-" => Ok(None),
-        slot => slot.parse().map(Some).map_err(|_| garbled()),
-    }
-}
-
-/// Reads `pttl_ms, place, value, type`.
-fn read_busy(mut reply: Reply, claim: &Claim, hears: bool, server_us: u64) -> Result<Busy> {
-    let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
-    let place = reply.int()?;
-    let held = reply.bytes()?;
-    let is_held = reply.word()? != "none";
-    let holder = is_held.then(|| value::holder(&held, ttl_left, server_us));
-    let is_ours = holder.as_ref().is_some_and(|holder| holder.record.is_some());
-    let beat = heartbeat(claim.ttl) / CLAIMS_PER_HEARTBEAT;
-    let poll_after = match (place, ttl_left) {
-        // Nobody will tell: the caller's own retry interval. Whoever is not ours does not tell us, either.
-        _ if !claim.queue => None,
-        (0, _) if !hears || !is_ours => None,
-        // Without messages, the more rarely the further behind.
-        (place, _) if !hears => Some(beat.min(DEFAULT_RETRY_INTERVAL * u32::try_from(place).unwrap_or(u32::MAX))),
-        // A millisecond later than the lease, so as not to come a moment too early.
-        (0, Some(left)) => Some(beat.min(left + Duration::from_millis(1))),
-        _ => Some(beat),
-    };
-    Ok(Busy { holder, poll_after })
 }

@@ -9,6 +9,7 @@ mod claiming;
 mod crew;
 mod doctor;
 mod gate;
+mod healing;
 mod inspecting;
 mod quarantine;
 mod race;
@@ -81,6 +82,10 @@ impl Redlock {
 impl Backend for Redlock {
     fn name(&self) -> &'static str {
         "redlock"
+    }
+
+    fn needs_runtime(&self) -> bool {
+        true
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::config::{Config, Driver, Secret, duration, refuse};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::MAX_HISTORY;
 use crate::options::DEFAULT_MAX_RETRIES;
 use crate::owner::MAX_TEXT_BYTES;
@@ -43,6 +43,9 @@ impl Config {
     /// # Errors
     /// Kind `Config`, naming the field and what is accepted.
     pub(crate) fn validate(&self) -> Result<Settings> {
+        if let Some(fault) = &self.fault {
+            return Err(Error::new(ErrorKind::Config, fault.clone()));
+        }
         let Parsed { mut target, prefix, ttl, history } = self.place()?;
         let prefix = self.prefix.clone().or(prefix).unwrap_or_default();
         check_prefix(&prefix).map_err(|fault| refuse("prefix", fault))?;

@@ -43,6 +43,7 @@ fn full() -> Config {
         tls_ca: Some("/ca.pem".into()),
         tls_cert: Some("/cert.pem".into()),
         tls_key: Some("/key.pem".into()),
+        fault: None,
     }
 }
 
@@ -181,13 +182,16 @@ fn a_wrong_toml_is_refused_with_the_place_and_the_field() {
 
 #[test]
 fn other_formats_of_serde_work_and_may_leave_fields_null() {
+    use serde::de::Deserialize;
     use serde::de::value::{Error as Plain, MapDeserializer};
     let read = |pairs: &[(&'static str, &'static str)]| {
-        Config::deserialize(MapDeserializer::<_, Plain>::new(pairs.iter().copied()))
+        Config::deserialize(MapDeserializer::<_, Plain>::new(pairs.iter().copied())).unwrap()
     };
-    assert_eq!(read(&[("url", "mem://"), ("default_ttl", "3s")]).unwrap().default_ttl, Some(Duration::from_secs(3)));
-    assert_eq!(read(&[("url", "mem://"), ("url", "mem://")]).unwrap_err().to_string(), "url: given twice");
-    assert!(read(&[(SENTINEL, "1")]).unwrap_err().to_string().starts_with("a field: no such field"));
+    assert_eq!(read(&[("url", "mem://"), ("default_ttl", "3s")]).default_ttl, Some(Duration::from_secs(3)));
+    // Not while it is read: the format's own error may print the line.
+    let refused = |pairs: &[(&'static str, &'static str)]| read(pairs).check().unwrap_err().to_string();
+    assert_eq!(refused(&[("url", "mem://"), ("url", "mem://")]), "url: given twice");
+    assert!(refused(&[("url", "mem://"), (SENTINEL, "1")]).starts_with("a field: no such field"));
     let null = Config::deserialize(MapDeserializer::<_, Plain>::new([("url", ())].into_iter()));
     assert_eq!(null.unwrap(), Config::default());
 }

@@ -6,7 +6,7 @@ use metrics::{Gauge, counter, gauge, histogram};
 
 use super::Outcome;
 use crate::clock::{Clock, Moment};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::event::{EventKind, LossReason};
 
 /// What locks are counted under: a word of the program's source, so that there are few of them.
@@ -75,7 +75,7 @@ impl HoldMeter {
                 counter!("distlock_losses_total", "backend" => backend, "reason" => word_for(reason)).increment(1);
                 self.ended(backend, end, *held);
             }
-            EventKind::Waiting { .. } | EventKind::TimedOut { .. } => {}
+            EventKind::Waiting { .. } | EventKind::TimedOut { .. } | EventKind::Failed { .. } => {}
         }
     }
 
@@ -122,12 +122,7 @@ impl AcquireMeter {
     }
 
     pub(crate) fn ends<T>(&mut self, end: &Result<Option<T>>) {
-        self.outcome = Some(match end {
-            Ok(Some(_)) => "acquired",
-            Ok(None) => "busy",
-            Err(error) if error.kind() == ErrorKind::Timeout => "timeout",
-            Err(_) => "error",
-        });
+        self.outcome = Some(super::asked(end));
     }
 
     /// It goes on as another.

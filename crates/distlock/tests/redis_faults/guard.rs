@@ -3,9 +3,12 @@
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use distlock::backend::redis::{Redis, RedisBuilder};
-use distlock::{ErrorKind, LockGuard, Locker, Moment};
+use distlock::backend::{Backend, Claim, Claimed, ClaimedAll, Grant};
+use distlock::{Clock, ErrorKind, Key, LockGuard, Locker, Mode, Moment, OwnerId, Process, Record};
+use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::{Data, RedisServer};
 use tokio::net::TcpStream;
 
@@ -154,4 +157,271 @@ async fn guarded_a_waiter_that_was_refused_in_the_quarantine_takes_the_lock_when
     let last = behind.await.expect("no panic").expect("granted");
     assert!(last.fencing_token() > token, "out of order");
     last.unlock().await.expect("released");
+}
+
+/// What the server calls its history.
+fn history(server: &RedisServer) -> String {
+    server.info("replication", "master_replid").expect("it says so")
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let latest = now().after(PATIENCE * 3);
+    while !is_so() {
+        assert!(now() < latest, "never: {what}");
+        sleep(ms(20)).await;
+    }
+}
+
+/// Waits until the server has no backlog any more, which must be its only change.
+async fn outlast_backlog(server: &RedisServer) {
+    let before = history(server);
+    until("the end of the backlog", || history(server) != before).await;
+    let second = server.info("replication", "master_replid2").expect("it says so");
+    assert!(second.bytes().all(|digit| digit == b'0'), "{second}");
+}
+
+#[tokio::test]
+async fn f76_a_replica_that_attaches_and_a_backlog_that_ends_are_no_restart() {
+    let bench = Bench::start();
+    bench.command("CONFIG SET repl-backlog-ttl 1");
+    let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let kept = locker.lock("kept").ttl(PATIENCE * 3).await.expect("granted");
+    for key in ["a", "b"] {
+        let before = history(&bench.server);
+        let replica = RedisServer::options().replica_of(bench.server.address()).start();
+        replica.expect_in_sync();
+        assert_ne!(history(&bench.server), before, "a replica attached to a master without a backlog");
+        locker.try_lock(key).await.expect("no quarantine").expect("free").unlock().await.expect("released");
+        drop(replica);
+        outlast_backlog(&bench.server).await;
+        locker.try_lock(key).await.expect("no quarantine").expect("free").unlock().await.expect("released");
+    }
+    kept.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f76_a_master_that_was_a_replica_meanwhile_waits_although_its_history_has_another_name_since() {
+    let bench = Bench::start();
+    bench.command("CONFIG SET repl-backlog-ttl 1");
+    let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let mut other = RedisServer::options().replica_of(bench.server.address()).start();
+    other.expect_in_sync();
+    other.command(&["REPLICAOF", "NO", "ONE"]);
+    // The other one never gets this: when the first is its replica, it is forgotten.
+    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    bench.command(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
+    bench.server.expect_in_sync();
+    bench.command("REPLICAOF NO ONE");
+    other.kill9();
+    outlast_backlog(&bench.server).await;
+    assert_eq!(bench.command("EXISTS a").int(), 0);
+    let fresh = guarded_unheld(&bench);
+    let error = loop {
+        match fresh.try_lock("a").await {
+            Ok(granted) => panic!("granted: {granted:?}"),
+            Err(error) if error.to_string().contains("quarantined") => break error,
+            Err(_) => sleep(ms(10)).await,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    drop(guard);
+}
+
+/// A locker with the guard that has not gone around yet.
+fn guarded_unheld(bench: &Bench) -> Locker {
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).restart_guard(true).build().expect("an engine");
+    Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker")
+}
+
+/// The longest lease that counts, by the server's canary.
+fn longest_ms(bench: &Bench) -> u64 {
+    let canary = bench.command("GET {distlock}:g").to_string();
+    canary.rsplit(' ').next().expect("a number").parse().expect("a number")
+}
+
+#[tokio::test]
+async fn f76_a_lease_of_a_day_that_was_released_long_ago_does_not_make_a_quarantine_of_a_day() {
+    let shim = ClockShim::new();
+    let options =
+        shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
+    let mut bench = Bench::with(options);
+    let day = Duration::from_secs(86_400);
+    let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    locker.lock("day").ttl(day).await.expect("granted").unlock().await.expect("released");
+    assert_eq!(longest_ms(&bench), 86_400_000, "others may have one that long");
+    locker.close().await.expect("closed");
+    shim.forward(ShiftedClock::Wall, day * 2);
+    let fresh = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    assert!(longest_ms(&bench) < 60_000, "{}", longest_ms(&bench));
+    fresh.close().await.expect("closed");
+    bench.server.restart(Data::Lost);
+    let last = guarded_unheld(&bench);
+    let (guard, quarantined) = outlast(&last, "a").await;
+    assert!(quarantined > 0, "granted without a quarantine");
+    guard.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn f76_a_lease_of_a_day_that_may_be_alive_makes_a_quarantine_of_a_day() {
+    let mut bench = Bench::with(RedisServer::options().persistent());
+    let day = Duration::from_secs(86_400);
+    let holder = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let guard = holder.lock("day").ttl(TTL).await.expect("granted");
+    // By a renewal: that makes no quarantine where nothing was forgotten.
+    guard.extend(day).await.expect("renewed");
+    assert_eq!(longest_ms(&bench), 86_400_000);
+    holder.try_lock("a").await.expect("no quarantine").expect("free").unlock().await.expect("released");
+    bench.server.restart(Data::Kept);
+    let error = loop {
+        match guarded_unheld(&bench).try_lock("a").await {
+            Ok(granted) => panic!("granted: {granted:?}"),
+            Err(error) if error.to_string().contains("quarantined") => break error,
+            Err(_) => sleep(ms(10)).await,
+        }
+    };
+    // In seconds.
+    assert!(error.to_string().contains("quarantined for another 86"), "{error}");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn f76_a_canary_of_an_older_version_is_understood() {
+    let bench = Bench::start();
+    let first = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let canary = bench.command("GET {distlock}:g").to_string();
+    let identity = canary.split(' ').next().expect("an identity");
+    // As one that has never had a hash beside it, long after its quarantine.
+    bench.command("DEL {distlock}:l:g");
+    bench.server.command(&["SET", "{distlock}:g", &format!("{identity} 0 86400000")]);
+    first.lock("b").await.expect("no quarantine").unlock().await.expect("released");
+    assert_eq!(longest_ms(&bench), 86_400_000, "it may be alive for as long as it says");
+    let another = if identity.starts_with('0') { '1' } else { '0' };
+    bench.server.command(&["SET", "{distlock}:g", &format!("{another}{} 0 86400000", &identity[1..])]);
+    let error = first.try_lock("b").await.expect_err("another server's");
+    assert!(error.to_string().contains("quarantined for another 86"), "{error}");
+}
+
+/// Tries until the server says for how long it is in quarantine.
+async fn refusal(locker: &Locker, key: &str, ttl: Duration) -> String {
+    let latest = now().after(PATIENCE);
+    loop {
+        match locker.try_lock(key).ttl(ttl).await {
+            Ok(granted) => panic!("granted: {granted:?}"),
+            Err(error) if error.to_string().contains("quarantined") => return error.to_string(),
+            Err(error) => assert!(now() < latest, "never refused by the guard: {error}"),
+        }
+        sleep(ms(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn f76_what_a_client_knew_before_a_flush_counts_although_another_began_the_quarantine() {
+    let bench = Bench::start();
+    let day = Duration::from_secs(86_400);
+    let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
+    let knows = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let guard = holder.lock("day").ttl(day).await.expect("granted");
+    bench.proxy.freeze();
+    // The client that is left looks at the canary every second.
+    let looks = async |what: &str| {
+        let before = bench.server.calls("get");
+        until(what, || bench.server.calls("get") >= before + 2).await;
+    };
+    looks("a look at the lease of a day").await;
+    bench.command("FLUSHALL");
+    let fresh = guarded_unheld(&bench);
+    let said = refusal(&fresh, "other", PATIENCE * 3).await;
+    assert!(!said.contains("quarantined for another 86"), "{said}");
+    fresh.close().await.expect("closed");
+    looks("a look at the quarantine of another client").await;
+    let said = refusal(&knows, "day", TTL).await;
+    assert!(said.contains("quarantined for another 86"), "{said}");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn f76_a_renewal_before_the_first_claim_after_a_flush_counts() {
+    let bench = Bench::start();
+    let day = Duration::from_secs(86_400);
+    let holder = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    let guard = holder.lock("day").ttl(day).await.expect("granted");
+    bench.command("FLUSHALL");
+    // It fails, as the lock is gone, and says that there may be others that long.
+    guard.extend(day).await.expect_err("lost");
+    assert_eq!(bench.command("EXISTS {distlock}:g {distlock}:l:g").int(), 1);
+    let said = refusal(&guarded_unheld(&bench), "other", TTL).await;
+    assert!(said.contains("quarantined for another 86"), "{said}");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn f76_the_longest_lease_of_an_older_version_goes_down_in_the_end() {
+    let shim = ClockShim::new();
+    let options =
+        shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
+    let bench = Bench::with(options);
+    let day = Duration::from_secs(86_400);
+    let first = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+    first.close().await.expect("closed");
+    let canary = bench.command("GET {distlock}:g").to_string();
+    let identity = canary.split(' ').next().expect("an identity");
+    bench.command("DEL {distlock}:l:g");
+    bench.server.command(&["SET", "{distlock}:g", &format!("{identity} 0 86400000")]);
+    for longest in [86_400_000, 86_400_000, 60_000] {
+        let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
+        assert!(longest_ms(&bench) <= longest, "{} ms", longest_ms(&bench));
+        locker.close().await.expect("closed");
+        shim.forward(ShiftedClock::Wall, day);
+    }
+}
+
+/// A claim of the lock `a` with a lease of a minute.
+fn minute(mode: Mode) -> Claim {
+    let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
+    Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, true, Arc::new(record.with_mode(mode)))
+}
+
+async fn claimed(engine: &Redis, claim: &Claim) -> Grant {
+    let latest = now().after(PATIENCE * 6);
+    loop {
+        match engine.claim(claim).await {
+            Ok(Claimed::Granted(grant)) => return grant,
+            other => assert!(now() < latest, "never granted: {other:?}"),
+        }
+        sleep(ms(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn f76_repeats_and_adoptions_are_noted_like_grants() {
+    let bench = Bench::start();
+    guarded(Redis::tcp("127.0.0.1", bench.server.port())).await.close().await.expect("closed");
+    let canary = bench.command("GET {distlock}:g").to_string();
+    let identity = canary.split(' ').next().expect("an identity").to_owned();
+    let forget = || {
+        bench.command("DEL {distlock}:l:g");
+        bench.server.command(&["SET", "{distlock}:g", &format!("{identity} 0 1000")]);
+    };
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let engine = Redis::tcp("127.0.0.1", bench.server.port()).restart_guard(true).build().expect("an engine");
+        let (claim, heir) = (minute(mode), minute(mode));
+        let length = i64::try_from(claim.lease().as_millis()).expect("short");
+        let expect_noted = |what: &str| {
+            assert_eq!(i64::try_from(longest_ms(&bench)).expect("short"), length, "{what} of {mode:?}");
+            forget();
+        };
+        forget();
+        let grant = claimed(&engine, &claim).await;
+        expect_noted("a grant");
+        claimed(&engine, &claim).await;
+        expect_noted("a repeat");
+        engine.adopt(claim.attempt, grant.token, &heir).await.expect("adopted");
+        expect_noted("an adoption");
+        if mode == Mode::Exclusive {
+            let all = engine.claim_all(std::slice::from_ref(&heir)).await.expect("an answer");
+            assert!(matches!(all, ClaimedAll::Granted(_)), "{all:?}");
+            expect_noted("a repeat of several");
+        }
+        engine.release(&heir).await.expect("released");
+    }
 }

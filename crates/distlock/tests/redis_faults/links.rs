@@ -5,8 +5,9 @@ use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
-use distlock::Locker;
-use distlock::backend::redis::Redis;
+use distlock::backend::redis::{Redis, RedisBuilder};
+use distlock::backend::{Backend, Claim};
+use distlock::{Clock, ErrorKind, Key, Locker, LossReason, OwnerId, Process, Record};
 use tokio::io::{DuplexStream, copy_bidirectional, duplex};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
@@ -16,7 +17,7 @@ use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
 
 /// Connections that can be broken on the client's side: what was written before is on its way then.
 #[derive(Clone, Default)]
-struct Relays {
+pub(crate) struct Relays {
     /// Where the next ones go.
     port: Arc<AtomicU16>,
     open: Arc<Mutex<Vec<AbortHandle>>>,
@@ -25,11 +26,16 @@ struct Relays {
 impl Relays {
     /// A locker whose two connections go to `port`.
     async fn locker(port: u16) -> (Relays, Locker) {
+        let (relays, engine) = Relays::engine(port);
+        (relays, locker_of(engine.build().expect("an engine")).await)
+    }
+
+    /// An engine whose connections go to `port`.
+    pub(crate) fn engine(port: u16) -> (Relays, RedisBuilder) {
         let relays = Relays::default();
         relays.port.store(port, Ordering::SeqCst);
         let dialer = relays.clone();
-        let dial = move || dialer.clone().dial();
-        (relays, locker_of(Redis::over("relayed", dial).build().expect("an engine")).await)
+        (relays, Redis::over("relayed", move || dialer.clone().dial()))
     }
 
     async fn dial(self) -> io::Result<DuplexStream> {
@@ -38,6 +44,12 @@ impl Relays {
         let relay = tokio::spawn(async move { drop(copy_bidirectional(&mut theirs, &mut there).await) });
         self.open.lock().unwrap().push(relay.abort_handle());
         Ok(ours)
+    }
+
+    /// Breaks all that were dialled so far. New ones go to `port`.
+    pub(crate) fn break_all(&self, port: u16) {
+        self.port.store(port, Ordering::SeqCst);
+        self.open.lock().unwrap().iter().for_each(AbortHandle::abort);
     }
 
     /// Breaks one of those that were dialled so far. New ones go to `port`.
@@ -100,4 +112,125 @@ async fn f14_a_claim_in_its_time_that_arrives_after_its_withdrawal_is_withdrawn_
         }
     }
     panic!("no claim arrived between its withdrawal and the end of its time");
+}
+
+/// Sends an adoption, gives it up, has it withdrawn over another connection, and only then lets it arrive. Whether it came
+/// before its time was over.
+async fn adopt_late(bench: &Bench) -> bool {
+    let (relays, locker) = Relays::locker(bench.proxy.port()).await;
+    let holder = bench.direct().await;
+    let first = holder.lock("a").ttl(PATIENCE * 10).wait(PATIENCE).await.expect("granted");
+    // By another client before, so that the server has the script.
+    let guard = bench.direct().await.adopt(&first.export()).await.expect("adopted");
+    let (ticket, adopter) = (guard.export(), locker.clone());
+    let waits_there = || bench.proxy.counts().requests.held();
+    bench.proxy.hold_requests();
+    let adopting = tokio::spawn(async move { adopter.adopt(&ticket).await });
+    // More than those who only ask for the time.
+    while waits_there() < 200 {
+        sleep(ms(1)).await;
+    }
+    let withdrawals = bench.server.calls("evalsha");
+    relays.break_all(bench.server.port());
+    adopting.abort();
+    let until = now().after(PATIENCE);
+    while bench.server.calls("evalsha") == withdrawals {
+        assert!(now() < until, "never withdrawn");
+        sleep(ms(1)).await;
+    }
+    bench.proxy.pass();
+    while waits_there() > 0 {
+        sleep(ms(1)).await;
+    }
+    // Refused as too late, it leaves the hold to its holder.
+    let lost = timeout(ms(500), guard.lost()).await;
+    if lost.is_err() {
+        drop(guard.unlock().await);
+        return false;
+    }
+    assert_eq!(lost.ok(), Some(LossReason::Adopted));
+    let next = timeout(PATIENCE, holder.lock("a")).await.expect("adopted for an attempt that is over");
+    next.expect("granted").unlock().await.expect("released");
+    true
+}
+
+#[tokio::test]
+async fn f14_an_adoption_in_its_time_that_arrives_after_its_withdrawal_is_withdrawn_again() {
+    let bench = Bench::start();
+    for _ in 0..5 {
+        if adopt_late(&bench).await {
+            return bench.expect_nothing_left().await;
+        }
+    }
+    panic!("no adoption arrived between its withdrawal and the end of its time");
+}
+
+/// A locker is closed right after a claim of it was given up, and the claim arrives after that.
+#[tokio::test]
+async fn f14_a_claim_that_arrives_while_its_locker_closes_is_withdrawn_again() {
+    let bench = Bench::start();
+    let other = bench.direct().await;
+    let waits_there = || bench.proxy.counts().requests.held();
+    for _ in 0..5 {
+        let (relays, locker) = Relays::locker(bench.proxy.port()).await;
+        bench.proxy.hold_requests();
+        let claim = tokio::spawn(locker.lock("a").ttl(PATIENCE * 10).into_future());
+        while waits_there() < 200 {
+            sleep(ms(1)).await;
+        }
+        let (withdrawals, grants) = (bench.server.calls("evalsha"), bench.server.calls("set"));
+        relays.break_all(bench.server.port());
+        claim.abort();
+        let closing = tokio::spawn(async move { locker.close().await });
+        let until = now().after(PATIENCE);
+        while bench.server.calls("evalsha") == withdrawals {
+            assert!(now() < until, "never withdrawn");
+            sleep(ms(1)).await;
+        }
+        bench.proxy.pass();
+        timeout(PATIENCE, closing).await.expect("in time").expect("no panic").expect("closed");
+        while waits_there() > 0 {
+            sleep(ms(1)).await;
+        }
+        let came_in_time = bench.server.calls("set") > grants;
+        let next = other.try_lock("a").await.expect("no failure");
+        next.expect("nobody has it when the locker is closed").unlock().await.expect("released");
+        if came_in_time {
+            return;
+        }
+    }
+    panic!("no claim arrived between its withdrawal and the end of its time");
+}
+
+#[tokio::test]
+async fn an_error_of_a_connection_names_its_server_once() {
+    let bench = Bench::start();
+    let engine = Arc::new(Redis::tcp("127.0.0.1", bench.proxy.port()).build().expect("an engine"));
+    engine.ready().await.expect("connected");
+    let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
+    let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE, false, record.into());
+    bench.proxy.hold_requests();
+    let asked = tokio::spawn({
+        let (engine, claim) = (engine.clone(), claim.clone());
+        async move { engine.claim(&claim).await }
+    });
+    let until = now().after(PATIENCE);
+    while bench.proxy.counts().requests.held() < 200 {
+        assert!(now() < until, "never asked");
+        sleep(ms(1)).await;
+    }
+    bench.proxy.cut();
+    let unanswered = asked.await.expect("no panic").expect_err("cut");
+    assert_eq!(unanswered.kind(), ErrorKind::Unknown, "{unanswered}");
+    // The next connection is not answered, either.
+    let unsent = engine.claim(&claim).await.expect_err("no connection");
+    assert_eq!(unsent.kind(), ErrorKind::Unavailable, "{unsent}");
+    let place = bench.proxy.address().to_string();
+    for error in [unanswered, unsent] {
+        assert_eq!(format!("{error:?}").matches(&place).count(), 1, "{error:?}");
+        let words = error.to_string();
+        let mut parts: Vec<_> = words.split(": ").collect();
+        parts.sort_unstable();
+        assert!(parts.windows(2).all(|two| two[0] != two[1]), "said twice: {error:?}");
+    }
 }

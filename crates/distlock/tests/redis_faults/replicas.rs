@@ -6,7 +6,8 @@ use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
+use crate::links::Relays;
 
 /// A server with a replica in sync, and a locker that wants `needed` replicas to have each grant.
 async fn replicated(needed: u32) -> (Bench, RedisServer, Locker) {
@@ -90,4 +91,66 @@ async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
+}
+
+/// Has a release of a grant that did not count wait in the proxy until the locker holds the lock. Whether the proxy was in
+/// time to stop it.
+async fn hold_release_up<T, F>(bench: &Bench, replica: &RedisServer, lock: impl FnOnce(&Locker) -> F) -> bool
+where
+    F: Future<Output = distlock::Result<T>> + Send + 'static,
+    T: Send + 'static,
+{
+    let (relays, engine) = Relays::engine(bench.proxy.port());
+    let locker = locker_of(engine.wait_replicas(1).build().expect("an engine")).await;
+    let other = bench.direct().await;
+    let confirmed = bench.server.calls("pexpire");
+    replica.stop();
+    let waiting = tokio::spawn(lock(&locker));
+    let until = now().after(PATIENCE);
+    while bench.server.calls("pexpire") == confirmed {
+        assert!(now() < until, "never granted");
+        sleep(ms(1)).await;
+    }
+    // The server waits for the replica; after that comes the release.
+    bench.proxy.hold_requests();
+    while bench.proxy.counts().requests.held() < 200 {
+        assert!(now() < until, "never released");
+        sleep(ms(1)).await;
+    }
+    let is_caught = bench.command("EXISTS a").int() == 1;
+    replica.cont();
+    relays.break_all(bench.server.port());
+    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let (held, scripts) = (bench.command("GET a").text(), bench.server.calls("evalsha"));
+    bench.proxy.pass();
+    while is_caught && bench.server.calls("evalsha") == scripts {
+        assert!(now() < until.after(PATIENCE), "the release never came");
+        sleep(ms(1)).await;
+    }
+    assert_eq!(bench.command("GET a").text(), held, "a release of an earlier grant ended the hold");
+    assert!(other.try_lock("a").await.expect("no failure").is_none(), "two have it");
+    drop(guard);
+    bench.expect_nothing_left().await;
+    is_caught
+}
+
+/// Each tries until the release was stopped on its way.
+#[tokio::test]
+async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant() {
+    let (bench, replica, _) = replicated(1).await;
+    let mut tries = 0..5;
+    let one = |locker: &Locker| locker.lock("a").ttl(PATIENCE * 10).into_future();
+    while !hold_release_up(&bench, &replica, one).await {
+        assert!(tries.next().is_some(), "no release was stopped on its way");
+    }
+}
+
+#[tokio::test]
+async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant_of_several() {
+    let (bench, replica, _) = replicated(1).await;
+    let mut tries = 0..5;
+    let all = |locker: &Locker| locker.lock_all(["a", "b"]).ttl(PATIENCE * 10).into_future();
+    while !hold_release_up(&bench, &replica, all).await {
+        assert!(tries.next().is_some(), "no release was stopped on its way");
+    }
 }

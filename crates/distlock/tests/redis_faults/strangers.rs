@@ -113,7 +113,7 @@ async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
 
 #[tokio::test]
 async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around() {
-    const FILMS: &str = "local film = string.rep('x', 20000000)
+    const FILMS: &str = "local film = string.rep('x', 2000000)
         redis.call('SET', 'a', 'distlock group s')
         redis.call('ZADD', '{a}:q', 1, 'x')
         redis.call('HSET', '{a}:w', 'x', '1 99999999999999 - 0 x {' .. film)

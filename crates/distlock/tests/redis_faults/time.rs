@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 
-use distlock::LossReason;
+use distlock::{HistoryKind, LossReason};
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::RedisServer;
@@ -171,4 +171,38 @@ async fn f19_tokens_rise_when_the_server_clock_goes_back() {
     guard.unlock().await.expect("released");
     let next = locker.lock("a").await.expect("granted");
     assert!(next.fencing_token() > before, "{} after {before}", next.fencing_token());
+}
+
+#[tokio::test]
+async fn f15_a_holder_that_stood_still_past_its_lease_is_told_one_reason() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    // Its keeper or its own task may be the first to see the loss; so several times.
+    for round in 0..5 {
+        let name = format!("a{round}");
+        let mut child = Child::start();
+        child.connect(&format!("{}?history=10", bench.server.url()));
+        let token = child.lock(&name, TTL).token();
+        // It is told to unlock as soon as it goes on.
+        child.stop();
+        child.send(format_args!("unlock {name}"));
+        let next = locker.lock(name.as_str()).wait(PATIENCE).await.expect("its lease ends");
+        child.cont();
+        let (told, _alive) = blocking(move || (child.receive().outcome, child)).await;
+        let Outcome::Failed { kind, message } = told else { panic!("it has lost the lock: {told:?}") };
+        assert_eq!(kind, "Lost", "{message}");
+        let until = now().after(PATIENCE);
+        let written = loop {
+            let history = locker.inspect().history(name.as_str(), 10).await.expect("read");
+            if let Some(entry) = history.into_iter().find(|entry| entry.kind == HistoryKind::Lost) {
+                break entry;
+            }
+            assert!(now() < until, "the loss was never written down");
+            sleep(ms(10)).await;
+        };
+        assert_eq!(written.token.get(), token);
+        let reason = written.reason.expect("a loss has a reason");
+        assert!(message.contains(&reason), "told {message:?}, written down {reason:?}");
+        next.unlock().await.expect("released");
+    }
 }

@@ -7,7 +7,7 @@ use super::messages::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, Request, RequestOp, Response, ResponseOp, TxnRequest,
 };
 use super::names::end_of;
-use super::queue::{created_at, exists, hangs_on, own, range, ranges_of, txn, unchanged};
+use super::queue::{created_at, exists, hangs_on, range, ranges_of, txn, unchanged, whole};
 
 /// How often it is tried again to take a key over that was written in between.
 const ROUNDS: usize = 8;
@@ -36,7 +36,7 @@ impl Wanted<'_> {
         Request::Txn(TxnRequest {
             compare: vec![created_at(self.key, 0)],
             success: std::iter::once(self.put()).chain(also).collect(),
-            failure: vec![range(own(self.key))],
+            failure: vec![range(whole(self.key))],
         })
         .into()
     }
@@ -86,7 +86,7 @@ pub(super) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Re
     let delete = DeleteRangeRequest { key: old.to_vec() };
     let head_is_there = || created_at(&wanted.head.key, wanted.head.created);
     let look =
-        TxnRequest { compare: vec![head_is_there()], success: vec![range(own(wanted.key))], failure: Vec::new() };
+        TxnRequest { compare: vec![head_is_there()], success: vec![range(whole(wanted.key))], failure: Vec::new() };
     let request = TxnRequest {
         compare: vec![head_is_there(), exists(old)],
         success: vec![wanted.make(None), Request::DeleteRange(delete).into()],
@@ -225,5 +225,24 @@ mod tests {
             let new = go_out(client, &head, AREA, (KEY, leases[1])).await.unwrap();
             assert_eq!((new.deleted, new.was_last), (true, swaps), "who was not swapped is still there");
         }
+    }
+
+    /// A request that was carried out and not answered is repeated: the entry stands as it is, whatever etcd says about keys
+    /// that are asked for without their values.
+    #[tokio::test]
+    async fn an_entry_that_is_there_is_not_written_again_also_in_etcd_3_7() {
+        let server = EtcdServer::start();
+        let etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        let client = &etcd.engine.client;
+        client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
+        make(client, b"a/head").await;
+        let head = Mark::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
+        let session = session::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+        let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+        assert!(enter(client, &wanted).await.unwrap().is_some());
+        let (made, _) = queue::read(client, KEY).await.unwrap();
+        assert!(enter(client, &wanted).await.unwrap().is_some());
+        assert!(swap(client, &wanted, b"a{}1/old").await.unwrap().is_some(), "nothing is left to delete");
+        assert_eq!(queue::read(client, KEY).await.unwrap().0, made);
     }
 }

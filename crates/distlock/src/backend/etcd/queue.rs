@@ -263,8 +263,7 @@ pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, He
 
 /// One key with its value, if it is there, and as of which revision.
 pub(super) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
-    let request = RangeRequest { keys_only: false, ..own(key) };
-    let answer: RangeResponse = client.call(RANGE, request, PATIENCE).await?;
+    let answer: RangeResponse = client.call(RANGE, whole(key), PATIENCE).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default().revision))
 }
 
@@ -368,7 +367,7 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
     let request = TxnRequest {
         compare: vec![created_at(key, *created), hangs_on(key, from)],
         success: vec![Request::Put(put).into()],
-        failure: vec![range(own(key))],
+        failure: vec![range(whole(key))],
     };
     let answer = txn(client, request).await?;
     if answer.succeeded {
@@ -459,8 +458,15 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
     }
 }
 
+/// Asks whether a key is there and when it was made. Its lease is not to be read from the answer: etcd 3.7 leaves it out
+/// where only keys are asked for.
 pub(super) fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }
+}
+
+/// Asks for a key with everything that belongs to it, its lease too.
+pub(super) fn whole(key: &[u8]) -> RangeRequest {
+    RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
 pub(super) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {

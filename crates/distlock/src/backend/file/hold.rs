@@ -9,7 +9,7 @@ use super::super::{Claim, Grant, Release};
 use super::fault::fault;
 use super::inside::{Inside, Number, Slot};
 use super::ledger::{Content, Entry, Ledger};
-use super::lock_file::{Links, LockFile};
+use super::lock_file::{Links, LockFile, Obstacle};
 use super::place::Place;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -44,8 +44,9 @@ enum Share {
 #[expect(clippy::large_enum_variant, reason = "it lives for a moment, and a hold is moved once")]
 pub(super) enum Taking {
     Taken(Hold),
-    /// Somebody has it. The file, to try again without closing it: a close would wake who watches it, ourselves too.
-    Busy(LockFile),
+    /// It is not free: what is in the way, and the file, to try again without closing it. A close would wake the process
+    /// that watches it, ourselves too.
+    Busy(LockFile, Obstacle),
     /// The file is not the lock's any more.
     Moved,
 }
@@ -57,13 +58,21 @@ impl Hold {
     pub(super) fn take(claim: &Claim, place: &Place, file: LockFile, clock: &Clock) -> Result<Taking> {
         let is_alone = matches!(claim.mode(), Mode::Exclusive | Mode::Reentrant);
         let lock = |file: &LockFile| if is_alone { file.try_lock() } else { file.try_share() };
-        let locked = lock(&file).map_err(|error| fault("lock", &place.lock, error))?;
+        let tried = match is_alone && !claim.queue {
+            // Who waits comes again in any case.
+            false => lock(&file).map(|locked| (!locked).then_some(Obstacle::Holder)),
+            true => file.try_alone(),
+        };
+        let obstacle = tried.map_err(|error| fault("lock", &place.lock, error))?;
         // Locked or not: a file that was removed or replaced says nothing about the lock.
         if !place.has(&file)? {
             return Ok(Taking::Moved);
         }
-        if !locked {
-            return Ok(Taking::Busy(file));
+        if let Some(obstacle) = obstacle {
+            // Those who are inside share the file for as long as they hold the lock; a look at it is over in a moment.
+            let is_occupied = || Inside::read(&place.inside).is_ok_and(|inside| inside.is_occupied().unwrap_or(true));
+            let is_held = obstacle == Obstacle::Holder || is_occupied();
+            return Ok(Taking::Busy(file, if is_held { Obstacle::Holder } else { obstacle }));
         }
         warn_of_nfs(&file, place);
         let anchor = place.open_anchor();
@@ -71,7 +80,7 @@ impl Hold {
             if !lock(anchor).map_err(|error| fault("lock the anchor of", &place.lock, error))? {
                 // Somebody removed the lock's file under its holder, who goes on in the old one.
                 file.unlock();
-                return Ok(Taking::Busy(file));
+                return Ok(Taking::Busy(file, Obstacle::Holder));
             }
             if !place.has_anchor(anchor) {
                 return Ok(Taking::Moved);
@@ -79,9 +88,12 @@ impl Hold {
         }
         let entering = Entering { claim, place, file: &file, clock };
         let share = if is_alone { entering.take_whole()? } else { entering.take_share()? };
-        let Some((share, token)) = share else {
-            file.unlock();
-            return Ok(Taking::Busy(file));
+        let (share, token) = match share {
+            Ok(share) => share,
+            Err(obstacle) => {
+                file.unlock();
+                return Ok(Taking::Busy(file, obstacle));
+            }
         };
         Ok(Taking::Taken(Hold { attempt: claim.attempt, token, place: place.clone(), share, anchor, file }))
     }
@@ -146,17 +158,17 @@ struct Entering<'a> {
 }
 
 impl Entering<'_> {
-    /// The lock alone; `None` when somebody is inside though the lock's file is ours.
-    fn take_whole(&self) -> Result<Option<(Share, FencingToken)>> {
+    /// Takes the lock alone, unless another holder is inside though the lock's file is ours.
+    fn take_whole(&self) -> Result<Result<(Share, FencingToken), Obstacle>> {
         let inside = self.inside()?;
         // As with the anchor: its file was removed, or a child goes on in a slot.
         if inside.is_occupied().map_err(|error| self.broken(error))? {
-            return Ok(None);
+            return Ok(Err(Obstacle::Holder));
         }
         let side = match side(self.place, self.file)? {
             Side::NotNeeded => None,
             Side::Locked(side) => Some(side),
-            Side::Busy => return Ok(None),
+            Side::Busy => return Ok(Err(Obstacle::Holder)),
         };
         let ledger = Ledger::of(side.as_ref().unwrap_or(self.file).contents());
         let floor = self.clock_floor().max(elsewhere(self.place, self.file, side.is_some())?).max(inside.floor());
@@ -164,22 +176,21 @@ impl Entering<'_> {
         let token = advanced.map_err(|error| fault("write the counter of", &self.place.lock, error))?;
         inside.clear();
         said(ledger.enter(&self.entry(token)));
-        Ok(Some((Share::Whole(side), token)))
+        Ok(Ok((Share::Whole(side), token)))
     }
 
-    /// A part of the lock; `None` when all slots are taken.
-    fn take_share(&self) -> Result<Option<(Share, FencingToken)>> {
+    /// Takes a part of the lock, unless all slots are taken.
+    fn take_share(&self) -> Result<Result<(Share, FencingToken), Obstacle>> {
         let mode = self.claim.mode();
         if self.place.side.is_none() {
             refuse_foreign(self.place, self.file)?;
         }
         self.refuse_disagreement()?;
         let slot = match mode {
-            Mode::Slot { of } => {
-                let slot = Slot::take(&self.place.inside, of).map_err(|error| self.broken(error))?;
-                let Some(slot) = slot else { return Ok(None) };
-                Some(slot)
-            }
+            Mode::Slot { of } => match Slot::take(&self.place.inside, of).map_err(|error| self.broken(error))? {
+                Ok(slot) => Some(slot),
+                Err(obstacle) => return Ok(Err(obstacle)),
+            },
             _ => None,
         };
         let counters = elsewhere(self.place, self.file, true)?.max(elsewhere(self.place, self.file, false)?);
@@ -199,7 +210,7 @@ impl Entering<'_> {
                 Share::Reader(number)
             }
         };
-        Ok(Some((share, token)))
+        Ok(Ok((share, token)))
     }
 
     fn refuse_disagreement(&self) -> Result<()> {
@@ -338,7 +349,7 @@ mod tests {
         assert!(matches!(take(&place, early), Taking::Moved), "removed");
         let Taking::Taken(hold) = take(&place, place.open().unwrap()) else { panic!("the new file is free") };
         assert!(matches!(take(&place, held), Taking::Moved), "replaced");
-        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(_)));
+        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(..)));
         assert_eq!(hold.end(), Release::Released);
     }
 
@@ -350,7 +361,7 @@ mod tests {
         let late = place.open().unwrap();
         fs::remove_file(&place.lock).unwrap();
         assert!(matches!(take(&place, late), Taking::Moved));
-        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(_)), "its holder is still there");
+        assert!(matches!(take(&place, place.open().unwrap()), Taking::Busy(..)), "its holder is still there");
         assert_eq!(hold.end(), Release::Released);
     }
 }

@@ -17,7 +17,8 @@ const TMP: &str = "/tmp";
 /// The directory of this user's locks, made if it is not there.
 ///
 /// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where `/run` is not ours to
-/// write. Variables of the session never matter: cron and a login shell must meet at the same locks.
+/// write. Variables of the session never matter: cron and a login shell must meet at the same locks. A service with
+/// `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](super::private_mount) tells.
 ///
 /// # Errors
 /// Kind `Config` when `DISTLOCK_LOCK_DIR` is not an absolute path. Kind `Auth` when one of the other two is not a
@@ -50,6 +51,12 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
 /// The directories that are a user's alone, where he names none.
 fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
     [run.join(uid.to_string()), tmp.join(format!("distlock-{uid}"))]
+}
+
+/// Whether `dir` is the default directory of this user in `/tmp`, which a service may have a private one of.
+pub(super) fn is_in_tmp(dir: &Path) -> bool {
+    let [_, in_tmp] = private_dirs(Path::new(RUN), Path::new(TMP), rustix::process::geteuid().as_raw());
+    dir == in_tmp
 }
 
 fn make(dir: &Path) -> io::Result<()> {

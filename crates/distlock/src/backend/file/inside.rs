@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::TRIES;
 use super::folder;
 use super::ledger::Entry;
-use super::lock_file::{Links, LockFile};
+use super::lock_file::{Links, LockFile, Obstacle};
 use crate::mode::Mode;
 use crate::token::FencingToken;
 
@@ -216,17 +216,21 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The lowest of `of` slots that is free.
-    pub(super) fn take(dir: &Path, of: u32) -> io::Result<Option<Slot>> {
+    /// Takes the lowest of `of` slots that is free. The obstacle is `Sharers` when a slot is kept by nothing but a look at
+    /// it: no holder shares a slot otherwise.
+    pub(super) fn take(dir: &Path, of: u32) -> io::Result<Result<Slot, Obstacle>> {
+        let mut obstacle = Obstacle::Holder;
         for number in 0..of {
-            if let Some(slot) = Slot::take_one(dir, SlotName { number, of })? {
-                return Ok(Some(slot));
+            match Slot::take_one(dir, SlotName { number, of })? {
+                Ok(slot) => return Ok(Ok(slot)),
+                Err(Obstacle::Sharers) => obstacle = Obstacle::Sharers,
+                Err(Obstacle::Holder) => {}
             }
         }
-        Ok(None)
+        Ok(Err(obstacle))
     }
 
-    fn take_one(dir: &Path, name: SlotName) -> io::Result<Option<Slot>> {
+    fn take_one(dir: &Path, name: SlotName) -> io::Result<Result<Slot, Obstacle>> {
         let path = dir.join(name.to_string());
         for _ in 0..TRIES {
             let file = match LockFile::open(&path, Links::Refuse) {
@@ -236,12 +240,12 @@ impl Slot {
                 }
                 opened => opened?,
             };
-            if !file.try_lock()? {
-                return Ok(None);
+            if let Some(obstacle) = file.try_alone()? {
+                return Ok(Err(obstacle));
             }
             // Whoever had it removed the file as it left, and another may have made a new one.
             if file.is_at(&path)? {
-                return Ok(Some(Slot { path, number: name.number, file }));
+                return Ok(Ok(Slot { path, number: name.number, file }));
             }
         }
         Err(ErrorKind::ResourceBusy.into())

@@ -39,6 +39,15 @@ pub(super) enum Links {
     Refuse,
 }
 
+/// What keeps a file from being locked alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// Another descriptor has it alone.
+    Holder,
+    /// Other descriptors share it: readers, or a look at it, which lasts for a moment.
+    Sharers,
+}
+
 /// An open file whose flock is the lock. Dropping it frees the lock.
 #[derive(Debug)]
 pub(super) struct LockFile {
@@ -132,6 +141,22 @@ impl LockFile {
     /// Takes the lock if it is free.
     pub(super) fn try_lock(&self) -> io::Result<bool> {
         answer(self.file.try_lock())
+    }
+
+    /// Takes the lock if it is free, and returns what is in the way otherwise. `None`: it is taken.
+    pub(super) fn try_alone(&self) -> io::Result<Option<Obstacle>> {
+        if self.try_lock()? {
+            return Ok(None);
+        }
+        if !self.try_share()? {
+            return Ok(Some(Obstacle::Holder));
+        }
+        // The obstacle may have gone meanwhile. A conversion that fails gives up the share, too.
+        if self.try_lock()? {
+            return Ok(None);
+        }
+        self.file.unlock()?;
+        Ok(Some(Obstacle::Sharers))
     }
 
     /// Takes the lock together with all who share it, unless somebody has it alone.

@@ -79,11 +79,19 @@ pub(super) struct Places {
     home: Arc<Home>,
     /// A key with a slash is the path of its file.
     paths: bool,
+    /// Where relative paths start: the directory in which the process was when the engine was made. It may go elsewhere
+    /// while it holds a lock, and then ask for the history of the same one. `None` where that directory is gone.
+    start: Option<PathBuf>,
 }
 
 impl Places {
     pub(super) fn new(dir: PathBuf, paths: bool) -> Places {
-        Places { home: Arc::new(Home::new(dir)), paths }
+        let start = std::env::current_dir().ok();
+        let dir = match &start {
+            Some(start) => start.join(dir),
+            None => dir,
+        };
+        Places { home: Arc::new(Home::new(dir)), paths, start }
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -107,7 +115,8 @@ impl Places {
 
     fn at_path(&self, key: &Key) -> Result<Place> {
         let named = Path::new(key.as_str());
-        let lock = std::path::absolute(named).map_err(|error| fault("find", named, error))?;
+        let started = self.start.as_ref().map_or_else(|| named.to_owned(), |start| start.join(named));
+        let lock = std::path::absolute(started).map_err(|error| fault("find", named, error))?;
         // Through a symbolic link or not, the same file must have the same counter and the same queue.
         let real = match lock.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),

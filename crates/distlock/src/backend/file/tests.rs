@@ -14,6 +14,7 @@ use crate::error::ErrorKind;
 use crate::owner::{OwnerId, Process, Record};
 use second::{Second, Shell};
 
+mod looking;
 mod queueing;
 mod second;
 mod sharing;

@@ -54,6 +54,15 @@ impl Queue {
         let _ = self.keeper.set(keeper.clone());
     }
 
+    /// Waits for so long, by the keeper's timer: the caller's runtime may have none.
+    pub(super) async fn pause(&self, length: Duration) {
+        let sleep = {
+            let _inside = self.keeper.get().map(Handle::enter);
+            tokio::time::sleep(length)
+        };
+        sleep.await;
+    }
+
     pub(super) fn waiter(&self, attempt: AttemptId) -> Option<Arc<Waiter>> {
         locked(&self.waiters).get(&attempt).cloned()
     }

@@ -71,6 +71,16 @@ struct Handed {
 }
 
 impl Locks {
+    /// Returns no locks, whose tokens will be higher than `last_token`.
+    pub(super) fn after(last_token: u64) -> Locks {
+        Locks { last_token, ..Locks::default() }
+    }
+
+    /// Returns the highest token that was granted.
+    pub(super) fn last_token(&self) -> u64 {
+        self.last_token
+    }
+
     pub(super) fn claim(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Result<Claimed> {
         let lock = self.locks.entry(claim.key.clone()).or_default();
         lock.settle(now, &mut self.last_token);

@@ -44,7 +44,7 @@ if set.err then
 end
 if id == from then
   if redis.call('EXISTS', queue) == 1 then
-    note_holder(wake)
+    note_holder(wake, left, record, 'g')
   end
   tell_adopted(channel)
 end

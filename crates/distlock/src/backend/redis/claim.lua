@@ -1,13 +1,13 @@
 -- One claim. KEYS: lock, queue, waiters, fence, holders, leases; ARGV: attempt, lease_ms, how, record; both as locals; reply: outcome, ...
--- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'late' | 'fence' | 'foreign', key | 'disagrees', word.
+-- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'more' (dead waiters: claim again) | 'late' | 'fence' | 'foreign', key | 'disagrees', word.
 
 -- The lock is free: takes it, or gives it to whoever came before. Nil when somebody else has it then.
 local function claim_unheld()
-  local waiting = redis.pcall('ZCARD', queue)
+  local waiting = read('ZCARD', queue)
   if type(waiting) == 'table' then
     return { 'foreign', queue }
   end
-  local silent = redis.pcall('HGET', waiters, 'handed')
+  local silent = read('HGET', waiters, 'handed')
   if type(silent) == 'table' then
     return { 'foreign', waiters }
   end
@@ -20,7 +20,8 @@ local function claim_unheld()
   end
   if silent then
     -- The last one that got the lock let its lease run out, and this is the first claim since.
-    purge({ [silent] = math.huge }, wake)
+    purge(read_note(silent), wake)
+    redis.call('HDEL', waiters, 'handed')
   end
   -- Somebody waits: nobody is passed over.
   local outcome, gone, taker = pass_on(attempt)
@@ -35,7 +36,15 @@ local function claim_unheld()
     end
   end
   drop(gone)
-  note_holder(granted and wake or taker and taker.channel)
+  if outcome == 'more' then
+    -- In case the sender does not claim again.
+    poke()
+    return { 'more' }
+  elseif granted then
+    note_holder(wake, tonumber(lease_ms), record, 'g')
+  else
+    note_taker(taker)
+  end
   local entered = granted and word or taker and taker.word
   if entered and entered ~= 'x' then
     make_room(entered)
@@ -47,7 +56,7 @@ end
 local function disagreement(held, inside)
   local other = inside or held and read_value(held) and 'x'
   if not other then
-    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+    local first = read('ZRANGE', queue, 0, 0)[1]
     local waiter = first and first ~= attempt and read_waiter(first)
     other = waiter and waiter.word or word
   end
@@ -71,6 +80,7 @@ elseif held and not inside then
   local holder, token = read_value(held)
   if holder == attempt then
     -- A repeat, or the first the waiter hears of a handoff. A lease is never made shorter.
+    note_leases(now / 1000)
     if redis.call('PTTL', lock) < tonumber(lease_ms) then
       redis.call('PEXPIRE', lock, lease_ms)
     end

@@ -24,25 +24,26 @@ local function join_others()
   local mine = read_inside(attempt)
   if mine then
     -- A repeat, or the first the waiter hears of a handoff.
+    note_leases(now / 1000)
     extend(attempt, tonumber(lease_ms))
     return { 'granted', tonumber(mine.token), mine.slot }
   end
   local has_queue = redis.call('EXISTS', queue) == 1
-  if has_queue and type(redis.pcall('ZCARD', queue)) == 'table' then
+  if has_queue and type(read('ZCARD', queue)) == 'table' then
     return { 'foreign', queue }
-  elseif has_queue and type(redis.pcall('HGET', waiters, attempt)) == 'table' then
+  elseif has_queue and type(read('HGET', waiters, attempt)) == 'table' then
     return { 'foreign', waiters }
   end
   -- Its entries pass by the queue, whose head waits for them.
   local may_enter = string.sub(word, 1, 1) == 'r'
-  local is_more = false
+  local is_more, is_cut = false, false
   if not may_enter and has_queue then
-    may_enter, is_more = let_in(word, attempt)
+    may_enter, is_more, is_cut = let_in(word, attempt)
     has_queue = redis.call('EXISTS', queue) == 1
   end
   may_enter = may_enter or not has_queue and redis.call('ZCARD', leases) < size_of(word)
-  if is_more then
-    poke()
+  if is_more and poke() == '' and is_cut and not may_enter then
+    return { 'more' }
   end
   local granted = may_enter and join()
   if has_queue and granted and granted[1] == 'granted' then

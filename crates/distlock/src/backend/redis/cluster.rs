@@ -1,7 +1,11 @@
 //! Several masters that share the locks by their slots.
 
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -9,7 +13,8 @@ use redis::{AsyncConnectionConfig, RedisError, Value};
 
 use crate::backend::Attachment;
 use crate::backend::redis::dial::{Address, Dialer};
-use crate::backend::redis::fault::{Stage, classify};
+use crate::backend::redis::fault::{Stage, classify_at};
+use crate::backend::redis::link_state::Trouble;
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::pair::Pair;
 use crate::backend::redis::session::{dial, login};
@@ -20,6 +25,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// How long one node may take to say who serves what.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a node may take before the next one is asked beside it.
+const PROMPT_ANSWER: Duration = Duration::from_millis(50);
 /// The shortest time between two such questions.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How long a request is sent again while its slot moves, and how often.
@@ -35,8 +42,8 @@ pub(super) struct Cluster {
     waiting: Arc<Waiting>,
     attachment: Attachment,
     known: Mutex<Known>,
-    /// One question at a time; when it was last answered.
-    asking: tokio::sync::Mutex<Option<Moment>>,
+    /// One question at a time; when the last one ended, and how.
+    asking: tokio::sync::Mutex<Option<(Moment, std::result::Result<(), Trouble>)>>,
 }
 
 #[derive(Default)]
@@ -80,28 +87,48 @@ impl Cluster {
         owner.ok_or_else(|| Error::unavailable(format!("redis: no node of the cluster serves slot {slot}")))
     }
 
-    /// Asks the nodes, one after the other, who serves what, unless they have just been asked.
+    /// Returns a number for the node that serves the slot of `key`, as far as is known.
+    pub(super) fn shard(&self, key: &str) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.known().slots.owner(slot_of(key)).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Asks the nodes who serves what, unless they have just been asked.
     pub(super) async fn learn(&self) -> Result<()> {
         let mut asking = self.asking.lock().await;
         let now = self.attachment.clock.now();
-        if asking.is_some_and(|last| now.since(last) < ASK_AGAIN) {
-            return Ok(());
+        if let Some((_, outcome)) = asking.as_ref().filter(|(last, _)| now.since(*last) < ASK_AGAIN) {
+            return outcome.as_ref().copied().map_err(Trouble::error);
         }
         let mut nodes: Vec<Address> = self.known().slots.owners().into_iter().collect();
         nodes.extend(self.seeds.iter().filter(|seed| !nodes.contains(seed)).cloned().collect::<Vec<_>>());
+        let answer = self.ask_any(&nodes).await.map(|slots| self.take(slots));
+        let outcome = answer.as_ref().copied().map_err(|error| Trouble { kind: error.kind(), text: error.to_string() });
+        *asking = Some((self.attachment.clock.now(), outcome));
+        answer
+    }
+
+    /// Returns the first answer of a node. One that hangs holds up no other: the next is asked beside it.
+    async fn ask_any(&self, nodes: &[Address]) -> Result<Slots> {
         let mut trouble = Error::unavailable("redis: no node of the cluster is known");
-        for node in nodes {
-            let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.ask(&node)).await;
-            match answer.unwrap_or_else(|_| Err(Error::unavailable(format!("redis: {node} does not answer")))) {
-                Ok(slots) => {
-                    *asking = Some(self.attachment.clock.now());
-                    self.take(slots);
-                    return Ok(());
-                }
-                Err(error) => trouble = error,
+        let (mut nodes, mut asked) = (nodes.iter(), Vec::new());
+        loop {
+            let next = nodes.next();
+            asked.extend(next.map(|node| Box::pin(self.ask_in_time(node))));
+            let patience = if next.is_some() { PROMPT_ANSWER } else { ANSWER_TIMEOUT };
+            match tokio::time::timeout(patience, first_of(&mut asked)).await {
+                Ok(Some(Ok(slots))) => return Ok(slots),
+                Ok(Some(Err(error))) => trouble = error,
+                Ok(None) if next.is_none() => return Err(trouble),
+                Ok(None) | Err(_) => {}
             }
         }
-        Err(trouble)
+    }
+
+    async fn ask_in_time(&self, node: &Address) -> Result<Slots> {
+        let late = |_| Err(Error::unavailable(format!("redis: {node} does not answer")));
+        tokio::time::timeout(ANSWER_TIMEOUT, self.ask(node)).await.unwrap_or_else(late)
     }
 
     async fn ask(&self, node: &Address) -> Result<Slots> {
@@ -109,14 +136,15 @@ impl Cluster {
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
         let login = login(&self.options, Protocol::Resp2);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
-        let (mut connection, driver) = opened.map_err(|error| classify(&error, Stage::Opening))?;
+        let (mut connection, driver) =
+            opened.map_err(|error| classify_at(&node.to_string(), &error, Stage::Opening))?;
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
         let answer = tokio::select! {
             answer = connection.send_packed_command(&question) => answer.and_then(Value::extract_error),
             () = driver => return Err(Error::unavailable(format!("redis: {node} closed the connection"))),
         };
-        let answer = answer.map_err(|error| classify(&error, Stage::Opening))?;
+        let answer = answer.map_err(|error| classify_at(&node.to_string(), &error, Stage::Opening))?;
         Slots::read(&answer, node)
             .ok_or_else(|| Error::unavailable(format!("redis: {node} does not say who serves which slot")))
     }
@@ -144,6 +172,26 @@ impl Cluster {
     pub(super) fn close(&self) {
         self.known().pairs.values().for_each(|pair| pair.close());
     }
+}
+
+/// Returns the first result of some futures, which is taken out; `None` when there are none.
+async fn first_of<F: Future + Unpin>(open: &mut Vec<F>) -> Option<F::Output> {
+    poll_fn(|context| {
+        let is_ready = |future: &mut F| match Pin::new(future).poll(context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        };
+        let ready = open.iter_mut().map(is_ready).enumerate().find_map(|(at, ready)| Some((at, ready?)));
+        match ready {
+            Some((at, result)) => {
+                drop(open.swap_remove(at));
+                Poll::Ready(Some(result))
+            }
+            None if open.is_empty() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// One request on its way to the node that serves its slot.

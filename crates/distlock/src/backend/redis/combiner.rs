@@ -91,8 +91,8 @@ impl Combiner {
             Way::Alone(request, _turn) => session.call(kind, &request).await,
             Way::Together(number, mut answer) => tokio::select! {
                 biased;
-                answer = &mut answer => answer.unwrap_or_else(|_| Err(Failure::Dead.of(kind.script().name))),
-                () = session.died() => Err(self.withdraw(kind, number)),
+                answer = &mut answer => answer.unwrap_or_else(|_| Err(Failure::Dead.of(kind.script().name, &session.place))),
+                () = session.died() => Err(self.withdraw(session, kind, number)),
             },
         }
     }
@@ -115,15 +115,16 @@ impl Combiner {
     }
 
     /// The connection broke. What still waits to be sent never is.
-    fn withdraw(&self, kind: Kind, number: u64) -> Error {
+    fn withdraw(&self, session: &Session, kind: Kind, number: u64) -> Error {
         let mut lanes = self.lanes();
         let queue = &mut lanes[kind as usize].queue;
         match queue.iter().position(|entry| entry.number == number) {
             Some(place) => {
                 queue.remove(place);
-                Error::unavailable(format!("redis: the connection broke before {} was sent", kind.script().name))
+                let (place, what) = (&session.place, kind.script().name);
+                Error::unavailable(format!("redis: {place}: the connection broke before {what} was sent"))
             }
-            None => Failure::Dead.of(kind.script().name),
+            None => Failure::Dead.of(kind.script().name, &session.place),
         }
     }
 
@@ -224,7 +225,9 @@ fn deliver(session: &Session, kind: Kind, entries: Vec<Entry>, parts: std::resul
         Ok(answers) => entries.into_iter().zip(answers).for_each(|(entry, answer)| drop(entry.answer.send(answer))),
         Err(failure) => {
             let script = kind.script();
-            entries.into_iter().for_each(|entry| drop(entry.answer.send(Err(failure.clone().of(script.name)))));
+            entries
+                .into_iter()
+                .for_each(|entry| drop(entry.answer.send(Err(failure.clone().of(script.name, &session.place)))));
         }
     }
 }

@@ -1,9 +1,9 @@
 -- KEYS: lock, leases; ARGV: nonce, attempt; reply: nonce, 1 (written) or 0 (not ours)
 -- Writes something of a hold that changes nothing, so that replicas that acknowledge it have the hold as well.
 local key
-if redis.pcall('GETRANGE', KEYS[1], '0', '31') == ARGV[2] then
+if read('GETRANGE', KEYS[1], '0', '31') == ARGV[2] then
   key = KEYS[1]
-elseif type(redis.pcall('ZSCORE', KEYS[2], ARGV[2])) == 'string' then
+elseif type(read('ZSCORE', KEYS[2], ARGV[2])) == 'string' then
   key = KEYS[2]
 end
 local left = key and redis.call('PTTL', key) or 0

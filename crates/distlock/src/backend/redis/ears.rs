@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::backend::Attachment;
-use crate::backend::redis::fault::{Stage, classify};
+use crate::backend::redis::fault::{Stage, classify_at};
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::session::{COMMAND_TIMEOUT, Driver, dial, login};
 use crate::backend::redis::waiting::Waiting;
@@ -168,11 +168,13 @@ impl Board {
             let stream = dial(&self.options.dialer).await?;
             let login = login(&self.options, Protocol::Resp3);
             let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
-            let (connection, driver) = opened.map_err(|error| classify(&error, Stage::Opening))?;
+            let (connection, driver) =
+                opened.map_err(|error| classify_at(&self.options.dialer.place, &error, Stage::Opening))?;
             Ok((connection, Box::pin(driver) as Driver))
         };
         let opened = tokio::time::timeout(self.options.dial_timeout, opening).await;
-        opened.unwrap_or_else(|_| Err(Error::unavailable("redis: it does not answer")))
+        let place = &self.options.dialer.place;
+        opened.unwrap_or_else(|_| Err(Error::unavailable(format!("redis: {place} does not answer"))))
     }
 
     /// Takes a push; false when a subscription ended that is still wanted.

@@ -1,6 +1,18 @@
 -- A place in the queue. KEYS, ARGV, reply: as in claim.lua.
 local word, heartbeat_ms, delay_ms = string.match(how, '^(%S+) (%d+) (%d+)$')
 
+-- Makes a key of the queue last for this heartbeat. Never shorter than it does: a waiter with a longer one may stand in it.
+-- Never longer than the longest either, which happens where the clock was set back: nothing of the queue is there for good.
+local function keep_key(key)
+  local left, heartbeat = redis.call('PTTL', key), tonumber(heartbeat_ms)
+  local longest = math.max(heartbeat, LONGEST_HEARTBEAT_MS)
+  if left < heartbeat then
+    redis.call('PEXPIRE', key, heartbeat_ms)
+  elseif left > longest then
+    redis.call('PEXPIRE', key, string.format('%.0f', longest))
+  end
+end
+
 -- Takes a place, or keeps the one it has, behind a lock as it was read. Answers the place, -1 for those who do not queue;
 -- nil and the outcome when there is none to take.
 local function enqueue(held, held_type)
@@ -24,11 +36,8 @@ local function enqueue(held, held_type)
     return nil, { 'foreign', waiters }
   end
   local place = redis.call('ZRANK', queue, attempt)
-  -- Nothing of the queue outlives the heartbeat of its last waiter.
-  if place == 0 or redis.call('PTTL', waiters) < tonumber(heartbeat_ms) then
-    redis.call('PEXPIRE', queue, heartbeat_ms)
-    redis.call('PEXPIRE', waiters, heartbeat_ms)
-  end
+  keep_key(queue)
+  keep_key(waiters)
   if held_type == 'string' and string.sub(held, 33, 33) == ' ' and read_value(held) then
     redis.call('SETRANGE', lock, '32', '+')
   end

@@ -13,8 +13,25 @@ pub(super) enum Stage {
     Request,
 }
 
+/// Sorts every failure of the client crate; one of the connection to `place` names it.
+pub(super) fn classify_at(place: &str, error: &RedisError, stage: Stage) -> Error {
+    match error.kind() {
+        redis::ErrorKind::Io => Error::new(kind_of(error, stage), format!("redis: {place}: {error}")),
+        _ => classify(error, stage),
+    }
+}
+
 /// Sorts every failure of the client crate.
 pub(super) fn classify(error: &RedisError, stage: Stage) -> Error {
+    let sorted = Error::new(kind_of(error, stage), format!("redis: {error}"));
+    // Only the code that follows a redirection reads it. Elsewhere it would repeat the message.
+    if error.redirect_node().is_some() || error.code() == Some("TRYAGAIN") {
+        return sorted.with_source(error.clone());
+    }
+    sorted
+}
+
+fn kind_of(error: &RedisError, stage: Stage) -> ErrorKind {
     let kind = match error.kind() {
         redis::ErrorKind::Server(kind) => of_server(kind, error),
         // A code that the client crate has no name for.
@@ -31,11 +48,10 @@ pub(super) fn classify(error: &RedisError, stage: Stage) -> Error {
         // Kinds of parts of the crate that are not used here, and those to come.
         _ => ErrorKind::Unknown,
     };
-    let kind = match (kind, stage) {
+    match (kind, stage) {
         (ErrorKind::Unknown, Stage::Opening) => ErrorKind::Unavailable,
         (kind, _) => kind,
-    };
-    Error::new(kind, format!("redis: {error}")).with_source(error.clone())
+    }
 }
 
 /// Whether the server says that it does not know the script.
@@ -88,8 +104,9 @@ fn of_text(error: &RedisError) -> ErrorKind {
     match wrapped {
         Some("ERR") => ErrorKind::Unknown,
         Some(code) => of_code(code, error),
-        // What 7.0 says of a right that a script lacks; later versions say NOPERM.
+        // What 7.0 says of a right that a script lacks, and what later versions and Valkey say.
         None if text.contains("executing the script can't") => ErrorKind::Auth,
+        None if text.contains("ACL failure in script: ") => ErrorKind::Auth,
         None if text.contains("user_script") || text.contains("running script") => ErrorKind::Unknown,
         None if text.contains("max number of clients") => ErrorKind::Unavailable,
         None if text.contains("unknown command") => ErrorKind::Unsupported,
@@ -136,6 +153,25 @@ mod tests {
             ("NOAUTH Authentication required.", ErrorKind::Auth),
             ("NOPERM this user has no permissions", ErrorKind::Auth),
             ("ERR The user executing the script can't run this command or subcommand script: 1", ErrorKind::Auth),
+            (
+                "ERR The user executing the script can't access at least one of the keys mentioned in the command script: 1",
+                ErrorKind::Auth,
+            ),
+            // Redis 7.2 and 8.
+            (
+                "ERR ACL failure in script: User app has no permissions to run the 'getrange' command script: 1, on @user_script:7.",
+                ErrorKind::Auth,
+            ),
+            (
+                "ERR ACL failure in script: No permissions to access a key script: 1, on @user_script:7.",
+                ErrorKind::Auth,
+            ),
+            // Valkey 8 and 9.
+            (
+                "ERR ACL failure in script: User app has no permissions to run the 'pexpire' command script: on @user_script:9.",
+                ErrorKind::Auth,
+            ),
+            ("NOPERM ACL failure in script: User app has no permissions to run the 'get' command", ErrorKind::Auth),
             ("WRONGPASS invalid username-password pair", ErrorKind::Auth),
             ("WRONGTYPE Operation against a key", ErrorKind::Foreign),
             ("ERR max number of clients reached", ErrorKind::Unavailable),
@@ -159,5 +195,22 @@ mod tests {
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
         assert_eq!(classify(&broken, Stage::Request).kind(), ErrorKind::Unknown);
         assert_eq!(classify(&broken, Stage::Opening).kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn a_broken_connection_is_named_and_its_cause_is_said_once() {
+        let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        let error = classify_at("10.0.0.1:6379", &broken, Stage::Request);
+        assert_eq!(error.to_string(), "redis: 10.0.0.1:6379: broken pipe");
+        assert_eq!(format!("{error:?}"), "Error(Unknown: redis: 10.0.0.1:6379: broken pipe)");
+        assert_eq!(format!("{:?}", classify(&server("OOM no"), Stage::Request)).matches("OOM").count(), 1);
+    }
+
+    #[test]
+    fn a_redirection_can_be_followed() {
+        for line in ["MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1", "TRYAGAIN later"] {
+            let error = classify_at("10.0.0.1:6379", &server(line), Stage::Request);
+            assert!(std::error::Error::source(&error).is_some(), "{line}");
+        }
     }
 }

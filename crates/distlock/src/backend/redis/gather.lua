@@ -12,7 +12,7 @@ local tokens = {}
 for i = 1, count do
   local lock, queue, attempt = KEYS[6 * i - 5], KEYS[6 * i - 4], ARGV[3 * i + 1]
   if redis.call('EXISTS', lock, queue) > 0 then
-    local held = redis.pcall('GETRANGE', lock, 0, 127)
+    local held = read('GETRANGE', lock, 0, 127)
     local holder, token = string.match(type(held) == 'string' and held or '', '^(%x+)[ +](%d+) ')
     if holder ~= attempt then
       return { nonce, now, 'busy', i }
@@ -48,6 +48,7 @@ for i = 1, count do
     end
   elseif redis.call('PTTL', lock) < tonumber(lease_ms) then
     -- A repeat. A lease is never made shorter.
+    note_leases(now / 1000)
     redis.call('PEXPIRE', lock, lease_ms)
   end
 end

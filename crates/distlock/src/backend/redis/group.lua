@@ -13,15 +13,15 @@ end
 
 -- The companion that is of another type, if one is.
 local function foreign_companion()
-  if type(redis.pcall('HGET', holders, '#0')) == 'table' then
+  if type(read('HGET', holders, '#0')) == 'table' then
     return holders
-  elseif type(redis.pcall('ZCARD', leases)) == 'table' then
+  elseif type(read('ZCARD', leases)) == 'table' then
     return leases
   end
 end
 
 local function read_holder(id)
-  local entry = redis.pcall('HGET', holders, id)
+  local entry = read('HGET', holders, id)
   if type(entry) ~= 'string' then
     return nil
   end
@@ -31,7 +31,7 @@ end
 
 -- The same, but only of one whose lease is not over.
 local function read_inside(id)
-  local ends = redis.pcall('ZSCORE', leases, id)
+  local ends = read('ZSCORE', leases, id)
   return type(ends) == 'string' and tonumber(ends) >= now_ms and read_holder(id) or nil
 end
 
@@ -63,9 +63,13 @@ end
 
 -- Notes whose lease decides when the lock is free.
 local function note_longest()
-  local last = redis.call('ZRANGE', leases, -1, -1)[1]
-  local holder = last and read_holder(last)
-  note_holder(holder and holder.channel)
+  local last = redis.call('ZRANGE', leases, -1, -1, 'WITHSCORES')
+  local holder = last[1] and read_holder(last[1])
+  if holder then
+    note_holder(holder.channel, math.max(0, tonumber(last[2]) - now_ms), holder.text, 'g')
+  else
+    note_holder(nil)
+  end
 end
 
 -- How many a group may have.
@@ -138,23 +142,29 @@ local function leave(id)
   redis.call('ZREM', leases, id)
 end
 
--- Takes those out whose lease is over. Answers when the last one of each channel ended, and whether there were any; the
--- caller settles.
+-- Takes those out whose lease is over. Returns of each channel for `purge` after which time a claim shows that it lives, and
+-- whether there were any; the caller settles.
 local function drop_expired()
   local silent, is_less = {}, false
-  local first = redis.call('ZRANGE', leases, 0, MOST_GONE - 1, 'WITHSCORES')
-  for i = 1, #first, 2 do
-    local ended = tonumber(first[i + 1])
-    if ended >= now_ms then
+  for _ = 1, MOST_SEEN / 32 do
+    local first = redis.call('ZRANGE', leases, 0, 31, 'WITHSCORES')
+    for i = 1, #first, 2 do
+      local ended = tonumber(first[i + 1])
+      if ended >= now_ms then
+        return silent, is_less
+      end
+      local holder = read_holder(first[i])
+      if holder then
+        -- Perhaps it was a first lease, at the end of which a delay may stand: a claim in that time shows life, too.
+        local after = math.max(math.floor(holder.since / 1000), ended - FIRST_LEASE_MS)
+        silent[holder.channel] = math.max(silent[holder.channel] or LAPSED, lapses(holder.text) and LAPSED or after)
+      end
+      leave(first[i])
+      is_less = true
+    end
+    if #first < 64 then
       break
     end
-    local holder = read_holder(first[i])
-    if holder then
-      -- They come in the order of their ends.
-      silent[holder.channel] = ended
-    end
-    leave(first[i])
-    is_less = true
   end
   return silent, is_less
 end
@@ -179,19 +189,31 @@ local function token_for(word)
   return digits
 end
 
--- Tells a waiter that it has the lock. Answers whether somebody heard; nil when nobody can be told.
+-- Sends a message to a waiter's process. Returns whether it is heard; nil when it cannot be sent.
+local function send(channel, message)
+  if deaf[channel] then
+    return false
+  end
+  local heard = redis.pcall('PUBLISH', 'distlock:wake:' .. channel, message)
+  if type(heard) == 'table' then
+    return nil
+  elseif heard == 0 then
+    deaf[channel], unheard = true, unheard + 1
+  end
+  return heard > 0
+end
+
+-- Tells a waiter that it has the lock. Returns as `send`.
 local function tell(waiter, token, slot)
   local message = string.format('grant %s %s %.0f %d', waiter.id, token, now, waiter.first_ms)
   if slot ~= '-' then
     message = message .. ' ' .. slot
   end
-  local heard = redis.pcall('PUBLISH', 'distlock:wake:' .. waiter.channel, message)
-  if type(heard) == 'table' then
-    return nil
-  elseif heard > 0 then
+  local heard = send(waiter.channel, message)
+  if heard then
     spare_token = nil
   end
-  return heard > 0
+  return heard
 end
 
 -- Lets a waiter in and tells it. Answers as `tell`; whoever does not hear is out again.
@@ -211,52 +233,54 @@ local function hand_place(waiter)
 end
 
 -- Lets those in who may join the group that is inside: the head of the queue as long as there is room for it, and entries
--- of the owner wherever they stand. Answers whether it is the turn of `me`, which stays out, and whether the head of the
--- queue should look for itself.
+-- of the owner wherever they stand. Returns whether it is the turn of `me`, which stays out; whether the head of the queue
+-- should look for itself; and whether that is because a bound ended this, so that another call gets further.
 local function let_in(word, me)
   local is_of_owner = string.sub(word, 1, 1) == 'r'
   local room = size_of(word) - redis.call('ZCARD', leases)
-  local queued = redis.pcall('ZRANGE', queue, 0, MOST_GONE - 1)
-  local gone, is_mine = {}, false
-  local is_more = not queued.err and #queued == MOST_GONE
-  for _, id in ipairs(queued) do
-    if room <= 0 or id == me then
-      is_mine, is_more = room > 0, false
-      break
+  local gone, is_mine, is_more, entered = {}, false, false, 0
+  local is_stopped = false
+  local is_cut = walk(function(id, waiter, is_foreign)
+    if room <= 0 or id == me or is_foreign then
+      is_mine, is_more = id == me and room > 0 and not is_stopped, is_stopped
+      return true
+    elseif is_dead(waiter, is_foreign) then
+      gone[#gone + 1] = id
+      return false
+    elseif is_stopped or entered == MOST_LET_IN or unheard >= most_unheard then
+      -- No other waiter is tried. The dead ones behind are dropped all the same, or there would be too many of them.
+      is_more, is_stopped = true, true
+      return false
     end
-    local waiter, is_foreign = read_waiter(id)
-    local heard = false
-    if is_foreign then
+    local heard = nil
+    if waiter.word ~= word then
       is_more = false
-      break
-    elseif waiter and waiter.word ~= word then
-      is_more, heard = false, nil
-    elseif waiter and waiter.channel == '-' then
-      is_more, heard = true, nil
-    elseif waiter then
+    elseif waiter.channel == '-' then
+      is_more = true
+    else
       heard = hand_place(waiter)
       is_more = is_more or heard == nil
     end
+    if heard then
+      room, entered = room - 1, entered + 1
+    end
     if heard ~= nil then
       gone[#gone + 1] = id
-    elseif not is_of_owner then
-      break
     end
-    if heard then
-      room = room - 1
-    end
-  end
+    return heard == nil and not is_of_owner
+  end)
   if #gone > 0 then
     drop(gone)
     note_longest()
   end
-  return is_mine, is_more
+  -- Where nothing was dropped, another call would see the same places.
+  return is_mine, is_more or is_cut, is_stopped or is_cut and #gone > 0
 end
 
 -- One of those inside as the value of a lock would show it, and what is left of its lease: of the one whose lease ends
 -- first, or last.
 local function show_one(place)
-  local found = redis.pcall('ZRANGE', leases, place, place, 'WITHSCORES')
+  local found = read('ZRANGE', leases, place, place, 'WITHSCORES')
   local holder = found[1] and read_holder(found[1])
   if holder then
     local shown = table.concat({ holder.id, holder.token, holder.channel, holder.text }, ' ')

@@ -15,45 +15,45 @@ end
 --   'handed'  a waiter has the lock and was told; by itself, or as the first of a group
 --   'mine'    the next is `me`; nothing is set for it yet
 --   'left'    the next one only polls, or cannot be given the lock now; the lock is free for it
+--   'more'    all that one call looks at are gone, and there are more: the lock is free, and no newcomer's
 --   'nobody'  nobody waits
 -- and the waiters that are gone, which the caller drops; and the waiter that got it.
 local function pass_on(me)
   local gone, set = {}, false
   local outcome, taker = 'nobody', nil
-  for place = 0, MOST_GONE - 1 do
-    -- Two, to see whether somebody is behind the one.
-    local found = redis.pcall('ZRANGE', queue, place, place + 1)
-    local id = found[1]
-    if found.err or not id then
-      break
-    end
+  local is_cut = walk(function(id, waiter, is_foreign, behind)
     if id == me then
-      outcome = 'mine'
-      break
+      outcome = outcome == 'more' and 'more' or 'mine'
+      return true
+    elseif is_dead(waiter, is_foreign) then
+      gone[#gone + 1] = id
+      return false
+    elseif outcome == 'more' or unheard >= most_unheard then
+      -- No other channel is tried. The dead behind it are dropped all the same, or there would be too many of them.
+      outcome = 'more'
+      return false
     end
-    local waiter, is_foreign = read_waiter(id)
-    local heard = false
-    if is_foreign or waiter and waiter.channel == '-' then
+    local heard = nil
+    if is_foreign or waiter.channel == '-' or waiter.word ~= 'x' and foreign_companion() then
       heard = nil
-    elseif waiter and waiter.word == 'x' then
-      heard, set = hand_lock(waiter, found[2] and '+' or ' '), true
-    elseif waiter then
-      if foreign_companion() then
-        heard = nil
-      else
-        forget_group()
-        heard = hand_place(waiter)
-      end
+    elseif waiter.word == 'x' then
+      heard, set = hand_lock(waiter, behind and '+' or ' '), true
+    else
+      forget_group()
+      heard = hand_place(waiter)
     end
     if heard == nil then
       outcome = 'left'
-      break
+      return true
     end
     gone[#gone + 1] = id
     if heard then
       outcome, taker = 'handed', waiter
-      break
     end
+    return heard
+  end)
+  if is_cut then
+    outcome = 'more'
   end
   if set and outcome ~= 'handed' then
     redis.call('DEL', lock)
@@ -61,25 +61,40 @@ local function pass_on(me)
   return outcome, gone, taker
 end
 
--- Tells the first waiter that the lock is free for it, when it could not be handed over. Answers who that is.
+-- Tells the first waiter that hears it to claim, when the lock could not be handed over. Returns which waiter that is, or
+-- the one that only polls; '' when there is none among those that one call looks at.
 local function poke()
-  local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
-  local entry = first and redis.pcall('HGET', waiters, first)
-  local channel = type(entry) == 'string' and string.match(entry, '^%d+ %d+ (%x+) ')
-  if channel then
-    redis.pcall('PUBLISH', 'distlock:wake:' .. channel, 'retry ' .. first)
+  local told, most = '', math.max(most_unheard, unheard + LEAST_UNHEARD)
+  walk(function(id, waiter)
+    if waiter and (waiter.channel == '-' or send(waiter.channel, 'retry ' .. id) ~= false) then
+      told = id
+    end
+    return told ~= '' or unheard >= most
+  end)
+  return told
+end
+
+-- Notes who has the lock now: `taker`, to whom it was handed over.
+local function note_taker(taker)
+  if taker then
+    note_holder(taker.channel, taker.lease_ms, taker.text, 'h')
+  else
+    note_holder(nil)
   end
-  return first or ''
 end
 
 -- Lets others in beside those who are inside. Answers as `give_away`.
 local function make_room(word)
-  local _, is_more = let_in(word, nil)
-  return is_more and poke() or ''
+  local _, is_more, is_cut = let_in(word, nil)
+  if not is_more then
+    return ''
+  end
+  local told = poke()
+  return told == '' and is_cut and redis.call('EXISTS', queue) == 1 and 'more' or told
 end
 
 -- Ends the hold that the caller has checked: the next waiter gets the lock, or it is free. Answers who must claim it
--- then without having been told.
+-- then without having been told; 'more' when only dead waiters were found, and the caller must call again.
 local function give_away()
   local outcome, gone, taker = pass_on(nil)
   if outcome ~= 'handed' then
@@ -87,12 +102,16 @@ local function give_away()
   end
   if #gone > 0 or outcome == 'left' then
     drop(gone)
-    note_holder(taker and taker.channel)
+    note_taker(taker)
   end
   if taker and taker.word ~= 'x' then
     return make_room(taker.word)
-  elseif outcome == 'left' or outcome == 'nobody' and #gone > 0 then
+  elseif outcome == 'left' then
     return poke()
+  elseif outcome == 'more' then
+    -- In case the caller does not come back.
+    poke()
+    return 'more'
   end
   return ''
 end

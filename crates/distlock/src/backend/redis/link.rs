@@ -36,6 +36,8 @@ pub(super) struct Link {
     state: Arc<LinkState>,
     supervisor: JoinHandle<()>,
     clock: Arc<ServerClock>,
+    /// Which server it is, as far as that is known before it is dialled.
+    place: Arc<str>,
 }
 
 impl Link {
@@ -48,11 +50,11 @@ impl Link {
         home: Handle,
     ) -> Link {
         let (state, clock) = (Arc::new(LinkState::new()), Arc::new(ServerClock::new(attachment)));
-        let refuge = attachment.runtime.clone();
+        let (refuge, place) = (attachment.runtime.clone(), options.dialer.place.clone());
         let supervisor =
             Supervisor { options, waiting, clock: clock.clone(), home, refuge, state: Supervised(state.clone()) };
         // tidy-allow(spawn): supervises the connection on the keeper's runtime
-        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()), clock }
+        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()), clock, place }
     }
 
     /// What is known of the server's clock, over all connections so far.
@@ -108,7 +110,7 @@ impl Link {
     fn trouble(&self) -> Error {
         match self.state.now() {
             State::Down(trouble) => trouble.error(),
-            _ => Error::unavailable("redis: the server does not answer"),
+            _ => Error::unavailable(format!("redis: {} does not answer", self.place)),
         }
     }
 }
@@ -188,7 +190,7 @@ impl Supervisor {
         self.state.0.set(State::Up(session.clone()));
         let end = self.watch(&session, &mut task.0).await;
         session.kill();
-        let text = "redis: the connection broke and is opened again".to_owned();
+        let text = format!("redis: {}: the connection broke and is opened again", session.place);
         self.state.0.set(State::Down(Trouble { kind: ErrorKind::Unavailable, text }));
         end
     }

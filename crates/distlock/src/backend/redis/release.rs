@@ -5,12 +5,12 @@ use std::sync::Arc;
 use redis::Value;
 
 use crate::backend::Release;
-use crate::backend::redis::PATIENCE;
 use crate::backend::redis::combiner::{Kind, Request};
 use crate::backend::redis::names::Names;
 use crate::backend::redis::script::{Reply, garbled};
 use crate::backend::redis::servers::Servers;
 use crate::backend::redis::session::Session;
+use crate::backend::redis::{MOST_CALLS, PATIENCE};
 use crate::error::Result;
 use crate::token::AttemptId;
 
@@ -23,8 +23,26 @@ pub(super) struct Released {
     pub(super) over: Arc<Session>,
 }
 
+/// What the server says when it found dead waiters alone and has more to look at.
+const MORE: &str = "more";
+
 /// Ends what `attempt` has of a lock, or gives up its place in the queue.
 pub(super) async fn release(servers: &Servers, names: &Names, attempt: AttemptId) -> Result<Released> {
+    let (released, mut is_more) = release_once(servers, names, attempt).await?;
+    let mut next = released.next;
+    // It is released; what is left is to find the waiter that gets the lock.
+    for _ in 1..MOST_CALLS {
+        if !is_more {
+            break;
+        }
+        let Ok((again, is_still)) = release_once(servers, names, attempt).await else { break };
+        (next, is_more) = (again.next, is_still);
+    }
+    Ok(Released { next, ..released })
+}
+
+/// Sends one release; whether there is more to pass on.
+async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> Result<(Released, bool)> {
     let mut route = servers.route(&names.lock);
     loop {
         let (pair, _) = route.next().await?;
@@ -38,9 +56,9 @@ pub(super) async fn release(servers: &Servers, names: &Names, attempt: AttemptId
     }
 }
 
-fn read(answer: Value, over: Arc<Session>) -> Result<Released> {
+fn read(answer: Value, over: Arc<Session>) -> Result<(Released, bool)> {
     let mut reply = match answer {
-        Value::Int(_) => return Ok(Released { outcome: Release::Released, next: None, over }),
+        Value::Int(_) => return Ok((Released { outcome: Release::Released, next: None, over }, false)),
         Value::Array(parts) => Reply::of(parts),
         _ => return Err(garbled()),
     };
@@ -49,5 +67,6 @@ fn read(answer: Value, over: Arc<Session>) -> Result<Released> {
         "not ours" => Release::NotOurs,
         _ => return Err(garbled()),
     };
-    Ok(Released { outcome, next: reply.word()?.parse().ok(), over })
+    let next = reply.word()?;
+    Ok((Released { outcome, next: next.parse().ok(), over }, next == MORE))
 }

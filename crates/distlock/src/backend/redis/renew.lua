@@ -3,7 +3,7 @@
 local reply, knows_gt = { ARGV[1] }, true
 for i, lock in ipairs(KEYS) do
   local attempt, ttl_ms = ARGV[2 * i], ARGV[2 * i + 1]
-  if redis.pcall('GETRANGE', lock, '0', '31') ~= attempt then
+  if read('GETRANGE', lock, '0', '31') ~= attempt then
     reply[i + 1] = 0
   else
     -- A renewal that arrives late never makes a lease shorter.

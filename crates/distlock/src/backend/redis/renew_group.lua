@@ -5,8 +5,8 @@ local reply = { ARGV[1] }
 for i = 1, #KEYS / 3 do
   local lock, leases = KEYS[3 * i - 2], KEYS[3 * i]
   local attempt, lease_ms = ARGV[2 * i], tonumber(ARGV[2 * i + 1])
-  local is_group = redis.pcall('GETRANGE', lock, 0, 14) == 'distlock group '
-  local ends = is_group and redis.pcall('ZSCORE', leases, attempt)
+  local is_group = read('GETRANGE', lock, 0, 14) == 'distlock group '
+  local ends = is_group and read('ZSCORE', leases, attempt)
   if type(ends) ~= 'string' or tonumber(ends) < now_ms then
     reply[i + 1] = 0
   else

@@ -1,4 +1,4 @@
-//! Renewals of all holds, gathered into few calls.
+//! Renewals of holds, gathered into few calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::backend::redis::cluster::is_moving;
+use crate::backend::redis::inspect::together;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::script::{RENEW, RENEW_GROUP, garbled};
 use crate::backend::redis::servers::Servers;
@@ -23,20 +24,21 @@ const CHUNK: usize = 192;
 /// where they are short.
 const SPACING: Duration = Duration::from_millis(20);
 const SPACING_PART: u32 = 250;
-/// How many nodes of a cluster, or slots of one, are called at once.
-const CALLS_AT_ONCE: usize = 64;
 /// How long a renewal waits for a connection that is being opened again.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// Takes renewals and answers each.
+/// Renews holds: on one server in few calls one after the other, in a cluster every slot by itself.
 pub(super) struct Renewals {
+    servers: Arc<Servers>,
+    clock: Clock,
     asks: mpsc::UnboundedSender<Ask>,
     task: JoinHandle<()>,
 }
 
+/// One renewal that waits for the next call.
 struct Ask {
-    items: Vec<Arc<Item>>,
-    answer: oneshot::Sender<Vec<Result<Renewal>>>,
+    item: Item,
+    answer: oneshot::Sender<Result<Renewal>>,
 }
 
 /// What is sent of a lease.
@@ -61,18 +63,33 @@ impl Item {
 impl Renewals {
     pub(super) fn start(servers: Arc<Servers>, attachment: &Attachment) -> Renewals {
         let (asks, asked) = mpsc::unbounded_channel();
+        let clock = attachment.clock.clone();
         // tidy-allow(spawn): renews on the keeper's runtime, so that a blocked application loses no lock
-        let task = attachment.runtime.spawn(run(servers, attachment.clock.clone(), asked));
-        Renewals { asks, task }
+        let task = attachment.runtime.spawn(run(servers.clone(), clock.clone(), asked));
+        Renewals { servers, clock, asks, task }
     }
 
     /// Renews; one answer for each item, in their order.
     pub(super) async fn renew(&self, items: Vec<Item>) -> Vec<Result<Renewal>> {
-        let count = items.len();
-        let items = items.into_iter().map(Arc::new).collect();
-        let (answer, answered) = oneshot::channel();
-        let _ = self.asks.send(Ask { items, answer });
-        answered.await.unwrap_or_else(|_| (0..count).map(|_| Err(Error::closed())).collect())
+        match &*self.servers {
+            Servers::One(_) => self.renew_with_others(items).await,
+            Servers::Cluster(_) => renew_by_slot(&self.servers, &self.clock, items).await,
+        }
+    }
+
+    /// Has the items renewed by the next call that is sent.
+    async fn renew_with_others(&self, items: Vec<Item>) -> Vec<Result<Renewal>> {
+        let ask = |item| {
+            let (answer, answered) = oneshot::channel();
+            let _ = self.asks.send(Ask { item, answer });
+            answered
+        };
+        let asked: Vec<_> = items.into_iter().map(ask).collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for answered in asked {
+            answers.push(answered.await.unwrap_or_else(|_| Err(Error::closed())));
+        }
+        answers
     }
 }
 
@@ -82,49 +99,56 @@ impl Drop for Renewals {
     }
 }
 
+/// Sends what is asked for, one call after the other: a server works on one at a time.
 async fn run(servers: Arc<Servers>, clock: Clock, mut asked: mpsc::UnboundedReceiver<Ask>) {
     let mut last = clock.now();
     while let Some(first) = asked.recv().await {
         let mut asks = vec![first];
+        take_all(&mut asked, &mut asks);
         // One that comes alone goes at once; those that come thick gather.
-        let shortest = asks[0].items.iter().map(|item| item.ttl).min().unwrap_or_default();
+        let shortest = asks.iter().map(|ask| ask.item.ttl).min().unwrap_or_default();
         clock.sleep_until(last.after(SPACING.min(shortest / SPACING_PART))).await;
-        while let Ok(more) = asked.try_recv() {
-            asks.push(more);
+        take_all(&mut asked, &mut asks);
+        let (shared, alone): (Vec<_>, Vec<_>) = asks.into_iter().partition(|ask| ask.item.is_shared);
+        for mut rest in [alone, shared] {
+            while !rest.is_empty() {
+                let chunk: Vec<Ask> = rest.drain(..rest.len().min(CHUNK)).collect();
+                // A caller that has gone needs no reply; a renewal that is not needed does no harm.
+                let items: Vec<&Item> = chunk.iter().map(|ask| &ask.item).collect();
+                let renewals = renew(&servers, &clock, &items).await;
+                // At once: those of the next call may be late.
+                chunk.into_iter().zip(renewals).for_each(|(ask, renewal)| drop(ask.answer.send(renewal)));
+            }
         }
-        // Whoever asked and has gone, in a hurry or closed, needs no answer; a renewal that is not needed does no harm.
-        let items: Vec<Arc<Item>> = asks.iter().flat_map(|ask| ask.items.iter().cloned()).collect();
-        let mut answers = renew_all(&servers, &clock, &items).await.into_iter();
         last = clock.now();
-        for ask in asks {
-            let theirs = answers.by_ref().take(ask.items.len()).collect();
-            let _ = ask.answer.send(theirs);
-        }
     }
 }
 
-/// Renews as many in one call as the servers take, and calls several servers at once.
-async fn renew_all(servers: &Arc<Servers>, clock: &Clock, items: &[Arc<Item>]) -> Vec<Result<Renewal>> {
-    let mut groups = BTreeMap::<(u16, bool), Vec<usize>>::new();
-    for (at, item) in items.iter().enumerate() {
-        groups.entry((servers.group(&item.names.lock), item.is_shared)).or_default().push(at);
+fn take_all(asked: &mut mpsc::UnboundedReceiver<Ask>, asks: &mut Vec<Ask>) {
+    while let Ok(more) = asked.try_recv() {
+        asks.push(more);
     }
-    let mut chunks = groups.values().flat_map(|group| group.chunks(CHUNK)).map(<[usize]>::to_vec);
+}
+
+/// Renews what shares a slot in one call, and all slots at once: none waits for another, nor for another's node.
+async fn renew_by_slot(servers: &Arc<Servers>, clock: &Clock, items: Vec<Item>) -> Vec<Result<Renewal>> {
     let mut answers: Vec<Option<Result<Renewal>>> = items.iter().map(|_| None).collect();
+    let mut slots = BTreeMap::<(u16, bool), Vec<(usize, Item)>>::new();
+    for (at, item) in items.into_iter().enumerate() {
+        slots.entry((servers.group(&item.names.lock), item.is_shared)).or_default().push((at, item));
+    }
     let mut calls = JoinSet::new();
-    loop {
-        // On one server they go one after the other: it works on one at a time.
-        while calls.len() < if groups.len() == 1 { 1 } else { CALLS_AT_ONCE }
-            && let Some(chunk) = chunks.next()
-        {
+    for mut slot in slots.into_values() {
+        while !slot.is_empty() {
+            let (places, items): (Vec<_>, Vec<_>) = slot.drain(..slot.len().min(CHUNK)).unzip();
             let (servers, clock) = (servers.clone(), clock.clone());
-            let chosen: Vec<Arc<Item>> = chunk.iter().map(|at| items[*at].clone()).collect();
-            // tidy-allow(spawn): side by side, on the keeper's runtime
-            calls.spawn(async move { (chunk, renew(&servers, &clock, &chosen).await) });
+            // tidy-allow(spawn): side by side, where the caller runs; ends with it
+            calls.spawn(async move { (places, renew(&servers, &clock, &items.iter().collect::<Vec<_>>()).await) });
         }
-        let Some(done) = calls.join_next().await else { break };
-        let Ok((chunk, renewals)) = done else { continue };
-        for (at, renewal) in chunk.into_iter().zip(renewals) {
+    }
+    while let Some(done) = calls.join_next().await {
+        let Ok((places, renewals)) = done else { continue };
+        for (at, renewal) in places.into_iter().zip(renewals) {
             answers[at] = Some(renewal);
         }
     }
@@ -132,23 +156,22 @@ async fn renew_all(servers: &Arc<Servers>, clock: &Clock, items: &[Arc<Item>]) -
     answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
 }
 
-async fn renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Vec<Result<Renewal>> {
+async fn renew(servers: &Servers, clock: &Clock, items: &[&Item]) -> Vec<Result<Renewal>> {
     match try_renew(servers, clock, items).await {
         Ok(renewals) => renewals.into_iter().map(Ok).collect(),
         // Some of the locks may have moved to another node and some not yet.
         Err(error) if items.len() > 1 && is_moving(&error) => {
-            let mut renewals = Vec::with_capacity(items.len());
-            for item in items {
+            together(items.iter().map(|item| async move {
                 let one = try_renew(servers, clock, std::slice::from_ref(item)).await;
-                renewals.push(one.and_then(|mut one| one.pop().ok_or_else(garbled)));
-            }
-            renewals
+                one.and_then(|mut one| one.pop().ok_or_else(garbled))
+            }))
+            .await
         }
         Err(error) => items.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),
     }
 }
 
-async fn try_renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Result<Vec<Renewal>> {
+async fn try_renew(servers: &Servers, clock: &Clock, items: &[&Item]) -> Result<Vec<Renewal>> {
     let Some(first) = items.first() else { return Ok(Vec::new()) };
     let mut route = servers.route(&first.names.lock);
     let is_single = items.len() == 1;
@@ -171,7 +194,7 @@ async fn try_renew(servers: &Servers, clock: &Clock, items: &[Arc<Item>]) -> Res
     }
 }
 
-async fn renew_over(session: &Session, clock: &Clock, items: &[Arc<Item>], asks: bool) -> Result<Vec<Renewal>> {
+async fn renew_over(session: &Session, clock: &Clock, items: &[&Item], asks: bool) -> Result<Vec<Renewal>> {
     // All items of a call are of one kind.
     let is_shared = items.first().is_some_and(|item| item.is_shared);
     let start = clock.now();

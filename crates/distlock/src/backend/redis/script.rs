@@ -36,8 +36,8 @@ struct Wording {
 }
 
 const FENCE: &str = include_str!("fence.lua");
-const GUARD: &str = include_str!("guard.lua");
-const GUARD_LONGEST: &str = include_str!("guard_longest.lua");
+const GUARD: &str = concat!(include_str!("guard_leases.lua"), include_str!("guard.lua"));
+const GUARD_RENEWAL: &str = concat!(include_str!("guard_leases.lua"), include_str!("guard_renewal.lua"));
 
 pub(super) static CLAIM: Script = Script::new(
     "claim",
@@ -46,6 +46,8 @@ pub(super) static CLAIM: Script = Script::new(
         include_str!("failure.lua"),
         include_str!("fence.lua"),
         "local wake = ARGV[2]\n",
+        include_str!("read.lua"),
+        include_str!("budget.lua"),
         "local function claim(lock, queue, waiters, fence, holders, leases, attempt, lease_ms, how, record)\n",
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
@@ -62,6 +64,8 @@ pub(super) static RELEASE: Script = Script::new(
     "release",
     concat!(
         include_str!("failure.lua"),
+        include_str!("read.lua"),
+        include_str!("budget.lua"),
         "local function release(lock, queue, waiters, fence, holders, leases, attempt, held)\n",
         include_str!("clock.lua"),
         include_str!("fence.lua"),
@@ -78,6 +82,8 @@ pub(super) static BREAK: Script = Script::new(
     "break",
     concat!(
         include_str!("clock.lua"),
+        include_str!("read.lua"),
+        include_str!("budget.lua"),
         include_str!("head.lua"),
         include_str!("fence.lua"),
         include_str!("set_lock.lua"),
@@ -91,6 +97,8 @@ pub(super) static AMEND: Script = Script::new(
     "amend",
     concat!(
         include_str!("clock.lua"),
+        include_str!("read.lua"),
+        include_str!("budget.lua"),
         include_str!("head.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
@@ -102,6 +110,8 @@ pub(super) static ADOPT: Script = Script::new(
     "adopt",
     concat!(
         include_str!("clock.lua"),
+        include_str!("read.lua"),
+        include_str!("budget.lua"),
         include_str!("head.lua"),
         include_str!("set_lock.lua"),
         include_str!("queue.lua"),
@@ -109,12 +119,16 @@ pub(super) static ADOPT: Script = Script::new(
         include_str!("adopt.lua")
     ),
 );
-pub(super) static GATHER: Script =
-    Script::new("claim", concat!(include_str!("clock.lua"), include_str!("fence.lua"), include_str!("gather.lua")));
-pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
-pub(super) static RENEW_GROUP: Script = Script::new("renew", include_str!("renew_group.lua"));
-pub(super) static CONFIRM: Script = Script::new("confirm", include_str!("confirm.lua"));
-pub(super) static SHOW: Script = Script::new("show", include_str!("show.lua"));
+pub(super) static GATHER: Script = Script::new(
+    "claim",
+    concat!(include_str!("clock.lua"), include_str!("fence.lua"), include_str!("read.lua"), include_str!("gather.lua")),
+);
+pub(super) static RENEW: Script = Script::new("renew", concat!(include_str!("read.lua"), include_str!("renew.lua")));
+pub(super) static RENEW_GROUP: Script =
+    Script::new("renew", concat!(include_str!("read.lua"), include_str!("renew_group.lua")));
+pub(super) static CONFIRM: Script =
+    Script::new("confirm", concat!(include_str!("read.lua"), include_str!("confirm.lua")));
+pub(super) static SHOW: Script = Script::new("show", concat!(include_str!("read.lua"), include_str!("show.lua")));
 pub(super) static JOURNAL: Script = Script::new("history", include_str!("journal.lua"));
 pub(super) static JOURNAL_READ: Script = Script::new("history", include_str!("journal_read.lua"));
 
@@ -157,7 +171,9 @@ impl Dialect {
             Dialect::Guarded if script.text.contains(FENCE) => {
                 script.text.replace(FENCE, &[FENCE, GUARD].concat()).into()
             }
-            Dialect::Guarded if script.name == RENEW.name => [GUARD_LONGEST, script.text].concat().into(),
+            Dialect::Guarded if [RENEW.name, ADOPT.name].contains(&script.name) => {
+                [GUARD_RENEWAL, script.text].concat().into()
+            }
             Dialect::Guarded => script.text.into(),
             Dialect::Sharded => script.text.replace("'PUBLISH', 'distlock:wake:' ..", SHARDED_PUBLISH).into(),
         }
@@ -274,7 +290,9 @@ mod tests {
             assert!(script.wording(Dialect::Sharded).text.contains("'SPUBLISH'"), "{}", script.name);
         }
         assert!(GATHER.wording(Dialect::Guarded).text.contains(GUARD));
-        assert!(RENEW.wording(Dialect::Guarded).text.contains(GUARD_LONGEST));
+        for script in [&RENEW, &RENEW_GROUP, &ADOPT] {
+            assert!(script.wording(Dialect::Guarded).text.contains(GUARD_RENEWAL), "{}", script.name);
+        }
         for script in ALL {
             assert!(!script.wording(Dialect::Sharded).text.contains("'PUBLISH'"), "{}", script.name);
             assert_eq!(script.wording(Dialect::Plain).text, script.text);

@@ -30,6 +30,14 @@ impl Servers {
         }
     }
 
+    /// Returns a number for the server that serves the lock with this key, as far as is known.
+    pub(super) fn shard(&self, lock: &str) -> u64 {
+        match self {
+            Servers::One(_) => 0,
+            Servers::Cluster(cluster) => cluster.shard(lock),
+        }
+    }
+
     pub(super) async fn all(&self) -> Result<Vec<Arc<Pair>>> {
         match self {
             Servers::One(pair) => Ok(vec![pair.clone()]),

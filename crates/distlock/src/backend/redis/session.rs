@@ -14,8 +14,8 @@ use tokio::sync::{OnceCell, SetOnce};
 
 use crate::backend::redis::combiner::{self, Answer, Combiner, Kind, Request};
 use crate::backend::redis::dial::{BoxStream, Dialer};
-use crate::backend::redis::fault::{Stage, classify, is_demoted, is_no_script};
-use crate::backend::redis::guard::Guard;
+use crate::backend::redis::fault::{Stage, classify, classify_at, is_demoted, is_no_script};
+use crate::backend::redis::guard::{Guard, Look};
 use crate::backend::redis::options::{Options, Protocol};
 use crate::backend::redis::script::{Dialect, Reply, Script, garbled, nonce};
 use crate::backend::redis::server_clock::{Leap, Reading, ServerClock, Trust};
@@ -82,7 +82,7 @@ impl Session {
         let fill = |command: &mut Cmd| {
             fill(command, nonce);
             if let Some(guard) = &self.guard {
-                guard.fill(command);
+                guard.fill(command, self.server_clock.now());
             }
         };
         let mut command = script.by_hash(self.dialect);
@@ -96,7 +96,7 @@ impl Session {
             }
             answer => answer,
         };
-        let answer = answer.map_err(|failure| failure.of(script.name))?;
+        let answer = answer.map_err(|failure| failure.of(script.name, &self.place))?;
         Reply::check(answer, nonce).inspect_err(|error| self.distrust(error))
     }
 
@@ -113,10 +113,10 @@ impl Session {
         let answers = tokio::select! {
             biased;
             answers = connection.send_packed_commands(&both, 0, 2) => answers,
-            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name)),
+            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name, &self.place)),
         };
         let answer = answers.and_then(|mut answers| answers.pop().unwrap_or(Value::Nil).extract_error());
-        let answer = answer.map_err(|error| Failure::Redis(error).of(script.name))?;
+        let answer = answer.map_err(|error| Failure::Redis(error).of(script.name, &self.place))?;
         Reply::check(answer, nonce).inspect_err(|_| self.kill())
     }
 
@@ -142,7 +142,7 @@ impl Session {
             parts => parts,
         };
         let answers = parts.and_then(|parts| self.read(kind, parts, 1));
-        let mut answers = answers.map_err(|failure| failure.of(kind.script().name))?;
+        let mut answers = answers.map_err(|failure| failure.of(kind.script().name, &self.place))?;
         answers.pop().unwrap_or_else(|| Err(garbled()))
     }
 
@@ -158,7 +158,7 @@ impl Session {
         let mut command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
         combiner::fill(&mut command, nonce, requests);
         if let Some(guard) = &self.guard {
-            guard.fill(&mut command);
+            guard.fill(&mut command, self.server_clock.now());
         }
         (command, nonce)
     }
@@ -190,7 +190,7 @@ impl Session {
             _ => return Err(Failure::Garbled),
         };
         let read = |outcome| match outcome {
-            Value::ServerError(error) => Err(self.refused(error.into()).of(kind.script().name)),
+            Value::ServerError(error) => Err(self.refused(error.into()).of(kind.script().name, &self.place)),
             outcome => Ok(Answer { server_us, outcome }),
         };
         Ok(parts.map(read).collect())
@@ -212,7 +212,7 @@ impl Session {
 
     /// Sends one command.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value> {
-        self.ask(command).await.map_err(|failure| failure.of("a command"))
+        self.ask(command).await.map_err(|failure| failure.of("a command", &self.place))
     }
 
     async fn ask(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
@@ -279,7 +279,7 @@ impl Session {
         if let Some(guard) = &self.guard
             && let Ok(canary) = self.ask(&guard.ask()).await
         {
-            guard.learn(&canary);
+            guard.learn(&canary, Look::Again, self.server_clock.now());
         }
     }
 
@@ -339,10 +339,11 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn of(self, what: &str) -> Error {
+    /// The error of a request to `place`.
+    pub(super) fn of(self, what: &str, place: &str) -> Error {
         match self {
-            Failure::Redis(error) => classify(&error, Stage::Request),
-            Failure::Dead => Error::unknown(format!("redis: the connection broke before {what} was answered")),
+            Failure::Redis(error) => classify_at(place, &error, Stage::Request),
+            Failure::Dead => Error::unknown(format!("redis: {place}: the connection broke before {what} was answered")),
             Failure::Garbled => garbled(),
         }
     }
@@ -390,13 +391,15 @@ async fn open_as(
         });
     }
     let stream = dial(server).await?;
-    let (connection, driver) =
-        MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(opening_failed)?;
+    let opened = MultiplexedConnection::new_with_config(&info, stream, config).await;
+    let (connection, driver) = opened.map_err(|error| opening_failed(server, &error))?;
     let mut driver: Driver = Box::pin(driver);
     let session = tokio::select! {
         biased;
         session = prepare(options, server, waiting, server_clock, protocol, connection) => session?,
-        () = &mut driver => return Err(Error::unavailable("redis: the connection broke while it was opened")),
+        () = &mut driver => {
+            return Err(Error::unavailable(format!("redis: {}: the connection broke while it was opened", server.place)));
+        }
     };
     let (session, listening) = session;
     let session = Arc::new(session);
@@ -437,12 +440,14 @@ async fn prepare(
     protocol: Protocol,
     mut connection: MultiplexedConnection,
 ) -> Result<(Session, Option<Driver>)> {
-    check_role(&mut connection).await?;
+    let failed = |error: RedisError| opening_failed(server, &error);
+    check_role(&mut connection, server).await?;
     if let Some(guard) = &options.guard {
-        guard.learn(&query(&mut connection, &guard.ask()).await.map_err(opening_failed)?);
+        let canary = query(&mut connection, &guard.ask()).await.map_err(failed)?;
+        guard.learn(&canary, Look::First, server_clock.now());
     }
     let sent = server_clock.now();
-    let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(opening_failed)?;
+    let time = query(&mut connection, &redis::cmd("TIME")).await.map_err(failed)?;
     let reading = Reading { sent, received: server_clock.now(), server_us: read_time(time)? };
     let leap = server_clock.met(&server.place, reading);
     if let (Some(leap), Some(_)) = (leap, &waiting) {
@@ -452,11 +457,12 @@ async fn prepare(
     let (mut hears, mut listener, mut listening) = (false, None, None);
     match (waiting.clone(), protocol) {
         (None, _) => {}
-        (Some(_), Protocol::Resp3) => hears = may_listen(connection.subscribe(options.channel()).await)?,
+        (Some(_), Protocol::Resp3) => {
+            hears = may_listen(connection.subscribe(options.channel()).await, server)?;
+        }
         (Some(waiting), Protocol::Resp2) => {
-            let mut second =
-                PubSub::new(&login(options, protocol), dial(server).await?).await.map_err(opening_failed)?;
-            hears = may_listen(second.subscribe(options.channel()).await)?;
+            let mut second = PubSub::new(&login(options, protocol), dial(server).await?).await.map_err(failed)?;
+            hears = may_listen(second.subscribe(options.channel()).await, server)?;
             if hears {
                 let (sink, stream) = second.split();
                 listener = Some(tokio::sync::Mutex::new(sink));
@@ -508,7 +514,7 @@ pub(super) fn login(options: &Options, protocol: Protocol) -> RedisConnectionInf
 }
 
 /// A replica would refuse every claim: better to say so at once, and to look for the master.
-async fn check_role(connection: &mut MultiplexedConnection) -> Result<()> {
+async fn check_role(connection: &mut MultiplexedConnection, server: &Dialer) -> Result<()> {
     match query(connection, &redis::cmd("ROLE")).await {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role != b"master" => {
@@ -520,7 +526,7 @@ async fn check_role(connection: &mut MultiplexedConnection) -> Result<()> {
         // Without the right to ask, the first claim tells.
         Ok(_) => Ok(()),
         Err(error) if classify(&error, Stage::Request).kind() == ErrorKind::Auth => Ok(()),
-        Err(error) => Err(opening_failed(error)),
+        Err(error) => Err(opening_failed(server, &error)),
     }
 }
 
@@ -535,8 +541,8 @@ pub(super) fn read_time(time: Value) -> Result<u64> {
 }
 
 /// Whether the subscription stands. Without the right to it waiters poll; other failures are failures.
-fn may_listen(subscribed: RedisResult<()>) -> Result<bool> {
-    match subscribed.map_err(opening_failed) {
+fn may_listen(subscribed: RedisResult<()>, server: &Dialer) -> Result<bool> {
+    match subscribed.map_err(|error| opening_failed(server, &error)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::Auth => {
             static ONCE: std::sync::Once = std::sync::Once::new();
@@ -549,10 +555,8 @@ fn may_listen(subscribed: RedisResult<()>) -> Result<bool> {
     }
 }
 
-// By value, as `map_err` gives it.
-#[allow(clippy::needless_pass_by_value)]
-fn opening_failed(error: RedisError) -> Error {
-    classify(&error, Stage::Opening)
+fn opening_failed(server: &Dialer, error: &RedisError) -> Error {
+    classify_at(&server.place, error, Stage::Opening)
 }
 
 fn hear_push(waiting: &Waiting, push: &PushInfo) {

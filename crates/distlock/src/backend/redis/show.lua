@@ -7,10 +7,10 @@ local MOST_BYTES = 4096
 local value = held_type == 'string' and redis.call('GETRANGE', KEYS[1], 0, MOST_BYTES - 1) or ''
 local reply = { ARGV[1], now, held_type, value, redis.call('PTTL', KEYS[1]), 0 }
 if string.match(value, '^distlock group %S+$') then
-  local inside = redis.pcall('ZRANGE', KEYS[5], 0, ARGV[2] - 1, 'WITHSCORES')
+  local inside = read('ZRANGE', KEYS[5], 0, ARGV[2] - 1, 'WITHSCORES')
   for i = 1, inside.err and 0 or #inside, 2 do
     local left = tonumber(inside[i + 1]) - math.floor(now / 1000)
-    local entry = redis.pcall('HGET', KEYS[4], inside[i])
+    local entry = read('HGET', KEYS[4], inside[i])
     if left >= 0 and type(entry) == 'string' then
       reply[#reply + 1] = string.sub(entry, 1, MOST_BYTES)
       reply[#reply + 1] = left
@@ -18,10 +18,10 @@ if string.match(value, '^distlock group %S+$') then
     end
   end
 end
-local queued = redis.pcall('ZRANGE', KEYS[2], 0, ARGV[2] - 1)
+local queued = read('ZRANGE', KEYS[2], 0, ARGV[2] - 1)
 if not queued.err then
   for _, attempt in ipairs(queued) do
-    local entry = redis.pcall('HGET', KEYS[3], attempt)
+    local entry = read('HGET', KEYS[3], attempt)
     if type(entry) == 'string' and tonumber(string.match(entry, '^%d+ (%d+) ') or 0) * 1000 > now then
       reply[#reply + 1] = string.sub(entry, 1, MOST_BYTES)
     end

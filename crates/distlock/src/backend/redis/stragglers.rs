@@ -1,7 +1,7 @@
-//! Claims that were not answered.
+//! Claims and adoptions that were not answered.
 //!
-//! Such a claim may arrive after its attempt was released over another connection. It would take the lock, or a place in
-//! the queue, for nobody. So the attempt is released again and again until no claim of it can come any more.
+//! Such a request may arrive after its attempt was released over another connection. It would take the lock, or a place in
+//! the queue, for an attempt that is over. So the attempt is released again and again until no request of it can come any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,6 +22,8 @@ use crate::token::AttemptId;
 /// How long after it was sent a claim may be carried out. The server refuses it after the first of the two; by how much
 /// it may be wrong about that, the second covers: what was known of its clock is as old as an answer.
 const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
+/// How long closing waits for releases that are under way: nearly as long as they take, and less than the core waits.
+const CLOSING: Duration = Duration::from_millis(1800);
 /// The pause before the second release; doubles with each one.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -46,7 +48,8 @@ impl Stragglers {
         Stragglers { servers, clock, runtime, astray: Mutex::default(), releases: Mutex::default() }
     }
 
-    /// Sends `claims`, which go over one connection in one request, and takes note unless that is answered.
+    /// Sends a request by which `claims` may get what they ask for, over one connection, and takes note unless it is
+    /// answered.
     pub(super) async fn follow<T>(
         &self,
         claims: &[Claim],
@@ -77,6 +80,15 @@ impl Stragglers {
         releases.spawn_on(again, &self.runtime);
     }
 
+    /// Returns when no attempt that was released can get anything any more, or after [`CLOSING`].
+    pub(super) async fn settle(&self) {
+        let mut releases = std::mem::take(&mut *self.releases.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = async { while releases.join_next().await.is_some() {} };
+        if tokio::time::timeout(CLOSING, all).await.is_err() {
+            tracing::debug!(target: "distlock", "closed while a claim may still come: its lease ends it");
+        }
+    }
+
     fn note(&self, flight: &Flight<'_>) {
         let mut astray = self.astray.lock().unwrap_or_else(PoisonError::into_inner);
         for claim in flight.claims {
@@ -92,7 +104,7 @@ async fn release_until(servers: Arc<Servers>, clock: Clock, names: Names, attemp
     let mut pause = FIRST_PAUSE;
     let mut now = clock.now();
     while now < until {
-        clock.sleep_until(now.after(pause)).await;
+        clock.sleep_until(now.after(pause).min(until)).await;
         pause *= 2;
         now = clock.now();
         if let Err(error) = release(&servers, &names, attempt).await {

@@ -15,7 +15,7 @@ if #KEYS == 5 and ARGV[3] == 'claim' then
       return { ARGV[1], now, { 'ack' } }
     end
   end
-elseif #KEYS == 5 then
+elseif #KEYS == 5 and ARGV[8] ~= '2' then
   local head = ARGV[4] .. ' ' .. ARGV[5] .. ' '
   local held = redis.pcall('GETRANGE', KEYS[2], 0, #head - 1)
   -- Its ballot is the last one, and nobody waits: there is a tombstone to set, and nobody to tell.

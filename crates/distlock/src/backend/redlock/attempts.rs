@@ -28,6 +28,9 @@ pub(super) struct Attempt {
     pub(super) places: bool,
     /// How often in a row the votes were split.
     pub(super) splits: u32,
+    pub(super) was_granted: bool,
+    /// Its release has begun.
+    is_ending: bool,
     /// The ballot was given up: the next claim needs another.
     spent: bool,
     /// Whoever has not been heard of by then is over.
@@ -57,7 +60,17 @@ impl Attempts {
         let until = still_there_until(now, claim.ttl);
         let entry = table.entries.entry(claim.attempt).or_insert_with(|| {
             let ballot = fresh();
-            Attempt { ballot, ticket: ballot, waits: false, places: false, splits: 0, spent: false, until }
+            Attempt {
+                ballot,
+                ticket: ballot,
+                waits: false,
+                places: false,
+                splits: 0,
+                was_granted: false,
+                is_ending: false,
+                spent: false,
+                until,
+            }
         });
         if entry.spent {
             entry.ballot = fresh();
@@ -74,6 +87,7 @@ impl Attempts {
             entry.places = places;
             entry.waits = false;
             entry.splits = 0;
+            entry.was_granted = true;
         }
     }
 
@@ -111,6 +125,18 @@ impl Attempts {
     pub(super) fn keep(&self, id: AttemptId, now: Moment, ttl: Duration) {
         if let Some(entry) = self.table().entries.get_mut(&id) {
             entry.until = still_there_until(now, ttl);
+        }
+    }
+
+    /// Whether `attempt` was granted, and is not being released: only then may a node be asked to set it again.
+    pub(super) fn holds(&self, id: AttemptId) -> bool {
+        self.get(id).is_some_and(|entry| entry.was_granted && !entry.is_ending)
+    }
+
+    /// The release of `attempt` begins.
+    pub(super) fn end(&self, id: AttemptId) {
+        if let Some(entry) = self.table().entries.get_mut(&id) {
+            entry.is_ending = true;
         }
     }
 

@@ -17,6 +17,8 @@ if ballot ~= tonumber(ARGV[2]) then
 end
 local last = redis.pcall('GET', fence)
 bury(fence, type(last) ~= 'table' and tonumber(last or 0), ballot)
+-- In case its sender does not come to the round behind it.
+mark_forced(fence, ballot)
 redis.call('DEL', lock)
 wake_next(queue, waiters)
 -- Without a care whether its old holder hears: it finds out by its renewal.

@@ -17,6 +17,15 @@ local function bury(fence, last, ballot)
   end
 end
 
+-- A hold is ended by force. Its holder does not know of it, and may go by a ballot that it hears later: for longer than its
+-- lease, never again.
+local function mark_forced(fence, ballot)
+  local ended = redis.pcall('GET', fence .. ':f')
+  if type(ended) ~= 'string' or (tonumber(ended) or 0) < ballot then
+    redis.pcall('SET', fence .. ':f', string.format('%.0f', ballot), 'PX', 604800000)
+  end
+end
+
 -- Gives up the place of `attempt`. Answers whether it was the first.
 local function leave(queue, waiters, attempt)
   local place = redis.pcall('ZRANK', queue, attempt)

@@ -20,6 +20,11 @@ impl<T> Race<T> {
         Race(runners.into_iter().map(|(node, runner)| (node, Box::pin(runner) as Runner<T>)).collect())
     }
 
+    /// Whether all have answered.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The next answer; `None` when all have answered.
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
         poll_fn(|context| self.poll_next(context)).await

@@ -27,9 +27,21 @@ pub(super) struct Parting {
     /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
     ballot: u64,
     waits: bool,
+    ends: Ends,
     timeout: Duration,
     /// When the lease is over in any case.
     until: Moment,
+}
+
+/// What ends, as the script knows it.
+#[derive(Debug, Clone, Copy)]
+enum Ends {
+    /// A claim that is given up: it may have votes and places, and nothing that was renewed.
+    Claim = 0,
+    /// A hold, by its holder, which sends nothing more that could set it again.
+    Hold = 1,
+    /// A hold, by an operator, while its holder goes on.
+    Forced = 2,
 }
 
 impl Parting {
@@ -37,20 +49,22 @@ impl Parting {
     pub(super) fn of(crew: &Crew, claim: &Claim) -> Result<Arc<Parting>> {
         let known = crew.attempts.get(claim.attempt);
         let waits = known.map_or(claim.queue, |known| known.places);
-        Parting::with(crew, claim, known.map_or(0, |known| known.ballot), waits)
+        let ends = if known.is_some_and(|known| known.was_granted) { Ends::Hold } else { Ends::Claim };
+        Parting::with(crew, claim, known.map_or(0, |known| known.ballot), waits, ends)
     }
 
     /// Takes back one round of `claim`, which goes on with another ballot and keeps its place.
     pub(super) fn of_round(crew: &Crew, claim: &Claim, ballot: u64) -> Result<Arc<Parting>> {
-        Parting::with(crew, claim, ballot, false)
+        Parting::with(crew, claim, ballot, false, Ends::Claim)
     }
 
-    fn with(crew: &Crew, claim: &Claim, ballot: u64, waits: bool) -> Result<Arc<Parting>> {
+    fn with(crew: &Crew, claim: &Claim, ballot: u64, waits: bool, ends: Ends) -> Result<Arc<Parting>> {
         Ok(Arc::new(Parting {
             keys: crew.keys(&claim.key)?,
             attempt: claim.attempt.to_string(),
             ballot,
             waits,
+            ends,
             timeout: Crew::node_timeout(claim.ttl),
             until: crew.now().after(claim.ttl),
         }))
@@ -60,11 +74,13 @@ impl Parting {
     pub(super) fn forced(keys: Keys, attempt: AttemptId, ballot: u64, now: Moment) -> Arc<Parting> {
         let timeout = Crew::node_timeout(Duration::MAX);
         let until = now.after(LONGEST_PAUSE * 10);
-        Arc::new(Parting { keys, attempt: attempt.to_string(), ballot, waits: false, timeout, until })
+        let (attempt, ends) = (attempt.to_string(), Ends::Forced);
+        Arc::new(Parting { keys, attempt, ballot, waits: false, ends, timeout, until })
     }
 
     pub(super) fn fill(&self, command: &mut Cmd, wake: bool) {
         command.arg("release").arg(&self.attempt).arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
+        command.arg(self.ends as u8);
     }
 }
 
@@ -78,6 +94,8 @@ fn read(answer: Result<Answer>) -> Result<Release> {
 
 /// Ends a hold, or gives up a place, on all nodes; answered when a majority has.
 pub(super) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> {
+    // Before anything is sent: from now on no node is asked to set it again.
+    crew.attempts.end(claim.attempt);
     let parting = Parting::of(crew, claim)?;
     let outcome = everywhere(crew, &parting).await?;
     crew.attempts.forget(claim.attempt);

@@ -1,9 +1,15 @@
--- KEYS: node, then lock and fence of each; ARGV: nonce, guard (1: on), then attempt, ballot, ttl_ms, wake and record of each; reply: nonce, then of each 1 (renewed) | 2 (set again) | 0 (superseded) | -1 (held by another) | -2 (no memory)
+-- KEYS: node, then lock and fence of each; ARGV: nonce, guard (1: on), then attempt, ballot, ttl_ms, wake and record, bar (0: none) of each; reply: nonce, then of each 1 (renewed) | 2 (set again) | 0 (ended) | -1 (held by another) | -2 (no memory) | above 2 (missing, and this higher ballot is the last)
+-- Whether a hold with `ballot` was ended by force here.
+local function is_ended(fence, ballot)
+  local ended = redis.pcall('GET', fence .. ':f')
+  return type(ended) == 'string' and (tonumber(ended) or 0) >= tonumber(ballot)
+end
+
 -- Servers before 7.0 do not know GT.
 local reply, knows_gt, longest = { ARGV[1] }, true, 0
 for i = 1, (#KEYS - 1) / 2 do
   local lock, fence = KEYS[2 * i], KEYS[2 * i + 1]
-  local attempt, ballot, ttl_ms, rest = ARGV[4 * i - 1], ARGV[4 * i], ARGV[4 * i + 1], ARGV[4 * i + 2]
+  local attempt, ballot, ttl_ms, rest, bar = unpack(ARGV, 5 * i - 2, 5 * i + 2)
   local head = attempt .. ' ' .. ballot .. ' '
   local held = redis.pcall('GETRANGE', lock, 0, #head - 1)
   local vote
@@ -17,20 +23,28 @@ for i = 1, (#KEYS - 1) / 2 do
     end
     vote = 1
   elseif held == '' or type(held) == 'string' and string.sub(held, 1, 33) == attempt .. ' ' then
-    -- Missing here: the node restarted, or its clock leapt, or the claim never came. Nobody has taken it since unless
-    -- the fence has moved on; a release moves it, too.
+    -- Missing here: the node restarted, or its clock leapt, or the claim never came.
     local last = redis.pcall('GET', fence)
-    if type(last) == 'table' or (tonumber(last or 0) or math.huge) > tonumber(ballot) then
+    last = type(last) ~= 'table' and tonumber(last or 0)
+    if not last or last >= 2 ^ 53 then
+      -- Not ours.
+      vote = 0
+    elseif last > tonumber(ballot) and string.format('%.0f', last) ~= bar then
+      -- Others voted or gave up here, or this hold was released. The holder knows which: if it still has a majority, it says
+      -- so by this ballot, and is heard if nothing has happened here since.
+      vote = last
+    elseif last > tonumber(ballot) and is_ended(fence, ballot) then
       vote = 0
     else
-      local value = head .. rest
+      -- No other claim was voted for here since a moment at which this was the holder. The ballot never falls.
+      local value, digits = head .. rest, string.format('%.0f', math.max(last, ballot))
       vote = -1
       if held ~= '' then
         -- An earlier ballot of the same attempt.
         redis.call('DEL', lock)
       end
       -- Under a full memory this node does not heal, and the others are renewed all the same.
-      if redis.pcall('SET', fence, ballot, 'PX', 604800000).err then
+      if redis.pcall('SET', fence, digits, 'PX', 604800000).err then
         vote = -2
       elseif redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
         vote = 2
@@ -39,7 +53,7 @@ for i = 1, (#KEYS - 1) / 2 do
   else
     vote = -1
   end
-  if vote > 0 then
+  if vote == 1 or vote == 2 then
     longest = math.max(longest, tonumber(ttl_ms))
   end
   reply[i + 1] = vote

@@ -1,21 +1,23 @@
-//! Renewing holds on all nodes, and setting again what a node has forgotten.
+//! Renewing holds on all nodes, each of which sets again what it has forgotten unless others have tried since.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
 
-use crate::backend::redis::node::{self, Keys, Lane};
+use crate::backend::redis::node::{self, Connection, Keys, Lane};
 use crate::backend::redis::script::garbled;
-use crate::backend::redlock::crew::{Crew, GRACE, Member, no_answer};
+use crate::backend::redlock::crew::{Crew, GRACE, no_answer};
+use crate::backend::redlock::healing;
 use crate::backend::redlock::race::Race;
 use crate::backend::redlock::releasing::{self, Parting};
 use crate::backend::redlock::scripts::RENEW;
 use crate::backend::redlock::vote::list;
 use crate::backend::{Lease, Renewal, Term};
-use crate::clock::Moment;
+use crate::clock::{Moment, deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::LossReason;
+use crate::token::AttemptId;
 
 /// How many locks one call renews: a fraction of a millisecond of the node's time.
 const CHUNK: usize = 128;
@@ -24,12 +26,14 @@ const PATIENCE: Duration = Duration::from_millis(400);
 
 /// What one node says to the renewal of one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Vote {
+pub(super) enum Vote {
     Renewed,
     /// The lock was missing there and is set again.
     Healed,
-    /// It was released, or granted to somebody else and released since.
-    Superseded,
+    /// The lock is missing there and a higher ballot is the last: others have been there since, or it was released.
+    Passed(u64),
+    /// It was ended by force there, or its fence is not ours.
+    Ended,
     /// Somebody else has it there.
     Held,
     NoMemory,
@@ -40,10 +44,10 @@ impl Vote {
         match number {
             1 => Ok(Vote::Renewed),
             2 => Ok(Vote::Healed),
-            0 => Ok(Vote::Superseded),
+            0 => Ok(Vote::Ended),
             -1 => Ok(Vote::Held),
             -2 => Ok(Vote::NoMemory),
-            _ => Err(garbled()),
+            _ => u64::try_from(number).map(Vote::Passed).map_err(|_| garbled()),
         }
     }
 
@@ -51,7 +55,7 @@ impl Vote {
         match self {
             Vote::Renewed => "renewed",
             Vote::Healed => "set again",
-            Vote::Superseded => "superseded",
+            Vote::Passed(_) | Vote::Ended => "superseded",
             Vote::Held => "held by another",
             Vote::NoMemory => "no memory to set it again",
         }
@@ -59,18 +63,21 @@ impl Vote {
 }
 
 /// What is sent to every node.
-struct Request {
+pub(super) struct Request {
     node_key: String,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     guard: u8,
 }
 
-struct Item {
+#[derive(Clone)]
+pub(super) struct Item {
     keys: Keys,
-    attempt: String,
+    pub(super) id: AttemptId,
     ballot: u64,
     ttl_ms: u64,
     rest: String,
+    /// The higher ballot by which the node is asked to set it again; 0 for none.
+    bar: u64,
 }
 
 impl Request {
@@ -79,18 +86,30 @@ impl Request {
             let record = node::write_record(&lease.claim.record)?;
             Ok(Item {
                 keys: crew.keys(&lease.claim.key)?,
-                attempt: lease.claim.attempt.to_string(),
+                id: lease.claim.attempt,
                 ballot: lease.token.get(),
                 ttl_ms: node::millis(lease.claim.ttl),
                 rest: format!("{} {record}", crew.options.wake),
+                bar: 0,
             })
         };
         let items = leases.iter().map(item).collect::<Result<_>>()?;
         Ok(Request { node_key: crew.options.node_key(), items, guard: u8::from(crew.options.restart_guard) })
     }
 
-    async fn ask(&self, member: &Member) -> Result<Vec<Vote>> {
-        let connection = member.connection(Lane::Reserved)?;
+    pub(super) fn name(&self, item: usize) -> &str {
+        &self.items[item].keys.lock
+    }
+
+    /// The same for some of them, each by the ballot that the node has told.
+    pub(super) fn by(&self, bars: &[(usize, u64)]) -> Request {
+        let items = bars.iter().map(|(at, bar)| Item { bar: *bar, ..self.items[*at].clone() });
+        Request { node_key: self.node_key.clone(), items: items.collect(), guard: self.guard }
+    }
+
+    /// Asks a node, if there is a connection to it.
+    pub(super) async fn ask(&self, connection: Option<&Connection>) -> Result<Vec<Vote>> {
+        let connection = connection.ok_or_else(|| Error::unavailable("no connection"))?;
         let fill = |command: &mut Cmd, nonce| {
             command.arg(1 + 2 * self.items.len()).arg(&self.node_key);
             for Item { keys, .. } in &self.items {
@@ -98,7 +117,7 @@ impl Request {
             }
             command.arg(nonce).arg(self.guard);
             for item in &self.items {
-                command.arg(&item.attempt).arg(item.ballot).arg(item.ttl_ms).arg(&item.rest);
+                command.arg(item.id.to_string()).arg(item.ballot).arg(item.ttl_ms).arg(&item.rest).arg(item.bar);
             }
         };
         let mut reply = connection.run(&RENEW, fill).await?;
@@ -126,9 +145,10 @@ async fn renew_chunk(crew: &Arc<Crew>, leases: &[Lease]) -> Result<Vec<Result<Re
     let shortest = leases.iter().map(|lease| lease.claim.ttl).min().unwrap_or_default();
     let timeout = Crew::node_timeout(shortest);
     let mut answers: Vec<Result<Vec<Vote>>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
-    let mut race = Race::new(crew.nodes.iter().enumerate().map(|(at, member)| {
-        let (request, member) = (request.clone(), member.clone());
-        (at, async move { request.ask(&member).await })
+    let connections: Vec<_> = crew.nodes.iter().map(|member| member.connection(Lane::Reserved).ok()).collect();
+    let mut race = Race::new(connections.iter().cloned().enumerate().map(|(at, connection)| {
+        let request = request.clone();
+        (at, async move { request.ask(connection.as_ref()).await })
     }));
     race.run(timeout, GRACE, |at, answer| {
         crew.note(at, answer.is_ok());
@@ -136,8 +156,28 @@ async fn renew_chunk(crew: &Arc<Crew>, leases: &[Lease]) -> Result<Vec<Result<Re
         (0..leases.len()).all(|item| verdict(crew.quorum(), &answers, item).is_some())
     })
     .await;
-    drop(race);
-    Ok(leases.iter().enumerate().map(|(item, lease)| settle(crew, lease, &answers, item, start)).collect())
+    let renewals = leases.iter().enumerate().map(|(item, lease)| settle(crew, lease, &answers, item, start)).collect();
+    let kept = leases.iter().enumerate().filter(|(item, _)| is_kept(crew, &answers, *item));
+    let kept = kept.map(|(item, lease)| (item, deadline(start, lease.claim.ttl, crew.drift))).collect();
+    healing::begin(crew, Round { request, connections, kept, answers, late: race, timeout });
+    Ok(renewals)
+}
+
+/// A round that is decided.
+pub(super) struct Round {
+    pub(super) request: Arc<Request>,
+    /// What each node was asked by.
+    pub(super) connections: Vec<Option<Connection>>,
+    /// Which locks a majority has renewed, and when each of these leases ends.
+    pub(super) kept: Vec<(usize, Moment)>,
+    pub(super) answers: Vec<Result<Vec<Vote>>>,
+    /// Nodes that have not answered yet.
+    pub(super) late: Race<Result<Vec<Vote>>>,
+    pub(super) timeout: Duration,
+}
+
+fn is_kept(crew: &Crew, answers: &[Result<Vec<Vote>>], item: usize) -> bool {
+    verdict(crew.quorum(), answers, item) == Some(Verdict::Renewed)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +190,7 @@ enum Verdict {
 fn verdict(quorum: usize, answers: &[Result<Vec<Vote>>], item: usize) -> Option<Verdict> {
     let votes = || answers.iter().filter_map(|answer| answer.as_ref().ok()?.get(item));
     let renewed = votes().filter(|vote| matches!(vote, Vote::Renewed | Vote::Healed)).count();
-    let refused = votes().filter(|vote| matches!(vote, Vote::Superseded | Vote::Held)).count();
+    let refused = votes().filter(|vote| matches!(vote, Vote::Passed(_) | Vote::Ended | Vote::Held)).count();
     if renewed >= quorum {
         Some(Verdict::Renewed)
     } else if refused >= quorum {
@@ -208,13 +248,14 @@ mod tests {
 
     #[test]
     fn only_a_majority_of_one_round_renews_or_loses() {
-        use Vote::{Healed, Held, NoMemory, Renewed, Superseded};
-        let cases: [(&[Option<Vote>], Option<Verdict>); 6] = [
+        use Vote::{Ended, Healed, Held, NoMemory, Passed, Renewed};
+        let cases: [(&[Option<Vote>], Option<Verdict>); 7] = [
             (&[Some(Renewed), Some(Healed), None], Some(Verdict::Renewed)),
             (&[Some(Renewed), None, None], None),
-            (&[Some(Superseded), Some(Held), Some(Renewed)], Some(Verdict::Lost)),
-            (&[Some(Superseded), Some(Renewed), Some(Renewed)], Some(Verdict::Renewed)),
-            (&[Some(Superseded), Some(Renewed), None], None),
+            (&[Some(Passed(9)), Some(Held), Some(Renewed)], Some(Verdict::Lost)),
+            (&[Some(Passed(9)), Some(Ended), Some(Renewed)], Some(Verdict::Lost)),
+            (&[Some(Passed(9)), Some(Renewed), Some(Renewed)], Some(Verdict::Renewed)),
+            (&[Some(Passed(9)), Some(Renewed), None], None),
             (&[Some(NoMemory), Some(NoMemory), Some(Renewed)], None),
         ];
         for (votes, expected) in cases {

@@ -140,8 +140,8 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
 end
 
 -- Answers: 'released' | 'not ours'. `ballot` is 0 when it is not known, `waits` is 1 for who may have a place, `wake` is 1
--- to tell the next.
-local function release(lock, queue, waiters, fence, attempt, ballot, waits, wake)
+-- to tell the next, `ends` is 0 for a claim that is given up, 1 for a hold, and 2 for a hold that is ended by force.
+local function release(lock, queue, waiters, fence, attempt, ballot, waits, wake, ends)
   ballot = tonumber(ballot)
   -- Enough to see whose it is, and the ballot.
   local held = redis.pcall('GETRANGE', lock, 0, 63)
@@ -152,9 +152,17 @@ local function release(lock, queue, waiters, fence, attempt, ballot, waits, wake
     is_mine = ballot == 0 or (stored or 0) <= ballot
     ballot = ballot == 0 and stored or ballot
   end
-  if ballot > 0 then
-    bury(fence, fences[fence], ballot)
-    fences[fence] = fences[fence] and math.max(fences[fence], ballot + 1)
+  local last = fences[fence]
+  if ballot > 0 and last and last > ballot and ends ~= '0' then
+    -- Others were here since. A renewal that is about to set the hold again goes by their ballot, so that moves, too.
+    redis.pcall('INCR', fence)
+    fences[fence] = last + 1
+  elseif ballot > 0 then
+    bury(fence, last, ballot)
+    fences[fence] = last and math.max(last, ballot + 1)
+  end
+  if ballot > 0 and ends == '2' then
+    mark_forced(fence, ballot)
   end
   local was_first = waits == '1' and leave(queue, waiters, attempt)
   if not is_mine then
@@ -178,8 +186,8 @@ for i = 2, #KEYS, 4 do
     reply[#reply + 1] = claim(lock, queue, waiters, fence, unpack(ARGV, at + 1, at + 8))
     at = at + 9
   else
-    reply[#reply + 1] = release(lock, queue, waiters, fence, unpack(ARGV, at + 1, at + 4))
-    at = at + 5
+    reply[#reply + 1] = release(lock, queue, waiters, fence, unpack(ARGV, at + 1, at + 5))
+    at = at + 6
   end
 end
 return reply

@@ -10,8 +10,20 @@ use crate::finding::{Finding, Findings, Severity, is_of_this_machine, version};
 
 /// Its leases are what is asked for here, by design.
 const OLDEST: [u32; 3] = [3, 4, 0];
-/// From here on in each line a leader that stood still does not revoke leases that were renewed.
-const MENDED: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
+/// What is wrong with the leases of some versions. docs/backends/etcd.md says the same.
+const DEFECTS: [Defect; 2] = [
+    Defect {
+        mended: &[[3, 4, 31], [3, 5, 13]],
+        why: "a leader that stood still revokes leases that were renewed: their holders lose their locks",
+    },
+    Defect {
+        mended: &[[3, 4, 38], [3, 5, 23], [3, 6, 5]],
+        why: "the renewal of a lease that ends in that moment may be answered as if it lived: its holder learns of the loss \
+              by the watch alone",
+    },
+];
+/// The first version of each line without any of them.
+const ADVICE: &str = "use 3.4.38, 3.5.23, 3.6.5 or newer";
 /// What etcd allows for data unless it is told otherwise.
 const USUAL_QUOTA: i64 = 2 << 30;
 /// How far a server may be behind with what was agreed.
@@ -21,6 +33,19 @@ const SHORTEST: Duration = Duration::from_secs(2);
 
 const NOSPACE: i32 = 1;
 const CORRUPT: i32 = 2;
+
+/// A defect of etcd that costs locks.
+struct Defect {
+    /// The first version of each line that is without it. Lines that are not named never had it.
+    mended: &'static [[u32; 3]],
+    why: &'static str,
+}
+
+impl Defect {
+    fn is_in(&self, version: [u32; 3]) -> bool {
+        self.mended.iter().any(|mended| mended[..2] == version[..2] && version < *mended)
+    }
+}
 
 impl Cluster {
     pub(super) fn check(self, ttl: Duration, has_login: bool, encrypted: bool) -> Vec<Finding> {
@@ -87,17 +112,25 @@ impl Cluster {
     }
 }
 
-fn check_server(status: &StatusResponse, findings: &mut Findings<'_>) {
-    let (is, found) = (version(&status.version), format!("version {}", status.version));
-    let line = MENDED.iter().find(|mended| mended[..2] == is[..2]);
-    if is < OLDEST {
-        findings.not_safe("version", found, "distlock needs 3.4", "use 3.5.13 or newer");
-    } else if line.is_some_and(|mended| is < *mended) {
-        let why = "a leader that stood still revokes leases that were renewed: their holders lose their locks";
-        findings.warning("version", found, why, "use 3.4.31, 3.5.13 or newer");
-    } else {
-        findings.fine("version", found);
+fn check_version(text: &str, findings: &mut Findings<'_>) {
+    let found = format!("version {text}");
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        let why = "some versions have defects that cost locks; whether this one has them is not known";
+        return findings.note("version", found, why, ADVICE);
     }
+    let is = version(text);
+    let whys: Vec<_> = DEFECTS.iter().filter(|defect| defect.is_in(is)).map(|defect| defect.why).collect();
+    if is < OLDEST {
+        findings.not_safe("version", found, "distlock needs 3.4", ADVICE);
+    } else if whys.is_empty() {
+        findings.fine("version", found);
+    } else {
+        findings.warning("version", found, &whys.join("; "), ADVICE);
+    }
+}
+
+fn check_server(status: &StatusResponse, findings: &mut Findings<'_>) {
+    check_version(&status.version, findings);
     if status.leader == 0 {
         findings.not_safe("leader", "it knows no leader", "nothing can be granted or renewed", "bring members back");
     }
@@ -212,7 +245,7 @@ mod tests {
     use crate::backend::etcd::doctor::messages::Member;
 
     fn good() -> StatusResponse {
-        StatusResponse { version: "3.5.21".into(), leader: 7, db_size: 1 << 20, ..StatusResponse::default() }
+        StatusResponse { version: "3.5.23".into(), leader: 7, db_size: 1 << 20, ..StatusResponse::default() }
     }
 
     fn troubles(status: &StatusResponse) -> Vec<(&'static str, Severity)> {
@@ -231,13 +264,58 @@ mod tests {
             troubles(&status)
         };
         assert_eq!(troubles(&good()), []);
-        assert_eq!(with(&|s| s.version = "3.6.0".into()), []);
-        assert_eq!(with(&|s| s.version = "3.5.12".into()), [("version", Severity::Warning)]);
-        assert_eq!(with(&|s| s.version = "3.3.27".into()), [("version", Severity::Unsafe)]);
         assert_eq!(with(&|s| s.db_size = 1700 << 20), [("size", Severity::Warning)]);
         assert_eq!(with(&|s| (s.db_size, s.db_size_quota) = (1700 << 20, 8 << 30)), []);
         assert_eq!(with(&|s| s.raft_index = 10_000), [("behind", Severity::Warning)]);
         assert_eq!(with(&|s| s.errors = vec!["odd".into()]), [("errors", Severity::Warning)]);
+    }
+
+    /// What docs/backends/etcd.md says about versions is what is found.
+    #[test]
+    fn versions_with_defects_of_leases_are_warned_of() {
+        use Severity::{Fine, Note, Unsafe, Warning};
+        let rows = [
+            ("3.3.27", Unsafe, 0),
+            ("2.3.8", Unsafe, 0),
+            ("3.4.0", Warning, 2),
+            ("3.4.30", Warning, 2),
+            ("3.4.31", Warning, 1),
+            ("3.4.37", Warning, 1),
+            ("3.4.38", Fine, 0),
+            ("3.5.0-rc.1", Warning, 2),
+            ("3.5.12", Warning, 2),
+            ("3.5.13", Warning, 1),
+            ("3.5.22", Warning, 1),
+            ("3.5.23", Fine, 0),
+            ("3.6.0", Warning, 1),
+            ("3.6.0-rc.3", Warning, 1),
+            ("3.6.4", Warning, 1),
+            ("3.6.5", Fine, 0),
+            ("3.6.12", Fine, 0),
+            ("3.7.0", Fine, 0),
+            ("3.7.0-alpha.0", Fine, 0),
+            ("4.0.0", Fine, 0),
+            ("", Note, 0),
+            ("unknown", Note, 0),
+            ("v", Note, 0),
+        ];
+        let page = include_str!("../../../../../../docs/backends/etcd.md");
+        for (version, severity, defects) in rows {
+            let mut findings = Findings::about("127.0.0.1:1");
+            check_version(version, &mut findings);
+            let [finding] = &findings.all[..] else { panic!("{version}: {findings:?}") };
+            assert_eq!((finding.check, finding.severity), ("version", severity), "{version}");
+            assert!(finding.found.ends_with(version), "{finding:?}");
+            let told = DEFECTS.iter().filter(|defect| finding.why.contains(defect.why)).count();
+            assert_eq!(told, defects, "{version}: {}", finding.why);
+        }
+        for mended in DEFECTS.iter().flat_map(|defect| defect.mended) {
+            let mended = mended.map(|number| number.to_string()).join(".");
+            assert!(page.contains(&mended), "the page does not name {mended}");
+        }
+        for number in ADVICE.split([' ', ',']).filter(|word| word.starts_with('3')) {
+            assert!(DEFECTS.iter().all(|defect| !defect.is_in(version(number))), "{number}");
+        }
     }
 
     #[test]

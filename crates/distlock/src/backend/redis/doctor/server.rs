@@ -217,9 +217,15 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
 }
 
 fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
-    // What 7.0 says of a right that a script lacks; later versions say NOPERM. Commands may also be renamed away.
+    // What 7.0 says of a right that a script lacks, and later versions. Commands may also be renamed away.
     let is_right = |reason: &str| {
-        let signs = ["NOPERM", "executing the script can't", "unknown command", "Unknown Redis command"];
+        let signs = [
+            "NOPERM",
+            "executing the script can't",
+            "ACL failure in script",
+            "unknown command",
+            "Unknown Redis command",
+        ];
         signs.iter().any(|sign| reason.contains(sign))
     };
     let (rights, others): (Vec<_>, Vec<_>) = facts.refused.iter().partition(|(_, reason)| is_right(reason));

@@ -1,0 +1,43 @@
+//! What callers are told of an engine that is away: the same on every engine.
+
+use std::error::Error as _;
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use distlock::{Error, ErrorKind, Locker};
+use tokio::time::timeout;
+
+/// How long each caller waits: as a service does within one request.
+pub(crate) const WAIT: Duration = Duration::from_secs(2);
+/// How long something may take that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Asks in every way while the engine is away. No call says that another owner has the lock.
+pub(crate) async fn expect_away(locker: &Locker) {
+    let lock = locker.lock("away").wait(WAIT).into_future();
+    let election = locker.election("away-election");
+    let campaign = election.campaign("me").wait(WAIT).into_future();
+    let several = locker.lock_all(["away-one", "away-two"]).wait(WAIT).into_future();
+    let permits = locker.semaphore("away-permits", 2);
+    let permit = permits.acquire().wait(WAIT).into_future();
+    let (lock, campaign, several, permit) = tokio::join!(
+        timeout(PATIENCE, lock),
+        timeout(PATIENCE, campaign),
+        timeout(PATIENCE, several),
+        timeout(PATIENCE, permit)
+    );
+    expect_unreachable("lock", &lock.expect("in time").expect_err("the engine is away"));
+    expect_unreachable("campaign", &campaign.expect("in time").expect_err("the engine is away"));
+    expect_unreachable("lock_all", &several.expect("in time").expect_err("the engine is away"));
+    let permit = permit.expect("in time").expect_err("the engine is away");
+    if locker.capabilities().slots {
+        expect_unreachable("permit", &permit);
+    }
+}
+
+/// The error says that the engine could not be reached, and why; no holder is named.
+pub(crate) fn expect_unreachable(who: &str, error: &Error) {
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{who}: {error:?}");
+    assert!(error.source().is_some(), "{who} is not told the cause: {error:?}");
+    assert!(error.holder().is_none(), "{who}: {error:?}");
+}

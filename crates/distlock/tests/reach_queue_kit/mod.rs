@@ -1,0 +1,51 @@
+//! What a waiter in a queue is told when its engine goes away: the same on every engine that has queues.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use distlock::{ErrorKind, LockGuard, Locker};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::reach_kit::{PATIENCE, WAIT, expect_unreachable};
+
+/// A waiter is quiet in the queue, the engine goes `away`, and the waiter finds out when its time is over. Returns the
+/// guard of the lock that it waited for.
+pub(crate) async fn expect_waiter_finds_out(holder: &Locker, other: &Locker, away: impl FnOnce()) -> LockGuard {
+    // So long a lease that no waiter claims again by itself in the meantime.
+    let guard = holder.lock("quiet").ttl(Duration::from_secs(120)).await.expect("granted");
+    let waiter = queue_up(holder, other, WAIT * 2).await;
+    away();
+    let error = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect_err("never granted");
+    expect_unreachable("a waiter in the queue", &error);
+    guard
+}
+
+/// The engine is back, and "another owner has it" is said again, with its name.
+pub(crate) async fn expect_busy_again(holder: &Locker, other: &Locker, guard: LockGuard) {
+    assert!(!guard.is_lost(), "its lease is longer than the engine was away");
+    // Its connections may have to be opened again first.
+    let busy = async {
+        loop {
+            let error = other.lock("quiet").wait(Duration::from_millis(500)).await.expect_err("it is taken");
+            if error.kind() == ErrorKind::Timeout {
+                return error;
+            }
+        }
+    };
+    let error = timeout(PATIENCE, busy).await.expect("the engine is back");
+    let named = error.holder().and_then(|found| found.record.as_ref()).map(|record| record.owner.clone());
+    assert_eq!(named.as_ref(), Some(holder.owner()), "{error}");
+    guard.unlock().await.expect("released");
+}
+
+async fn queue_up(holder: &Locker, other: &Locker, wait: Duration) -> JoinHandle<distlock::Result<LockGuard>> {
+    let waiter = tokio::spawn(other.lock("quiet").ttl(Duration::from_secs(120)).wait(wait).into_future());
+    let waits = async {
+        while holder.inspect().get("quiet").await.expect("shown").is_none_or(|lock| lock.waiters.is_empty()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waits).await.expect("it queues");
+    waiter
+}

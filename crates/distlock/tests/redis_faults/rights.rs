@@ -1,0 +1,69 @@
+//! Rights that are taken away: errors say nothing about whose a lock is.
+
+use distlock::backend::redis::Redis;
+use distlock::{ErrorKind, LockGuard, LockRequest, Locker, LossReason};
+use distlock_testkit::servers::RedisServer;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, PATIENCE, locker_of, ms};
+
+type Ask = fn(&Locker) -> LockRequest;
+
+/// A lock of one, and one of several.
+const ASKS: [Ask; 2] = [|locker| locker.lock("a").ttl(ms(3000)), |locker| locker.read("a").ttl(ms(3000))];
+
+async fn start(ask: Ask) -> (Bench, LockGuard) {
+    let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all"));
+    let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
+    let guard = ask(&locker_of(engine).await).await.expect("granted");
+    (bench, guard)
+}
+
+#[tokio::test]
+async fn f36_a_right_that_a_renewal_lacks_is_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+    for (ask, right) in [(ASKS[0], "getrange"), (ASKS[0], "pexpire"), (ASKS[1], "getrange"), (ASKS[1], "zscore")] {
+        let (bench, guard) = start(ask).await;
+        bench.command(&format!("ACL SETUSER app -{right}"));
+        let error = guard.extend(ms(3000)).await.expect_err("no right to renew");
+        assert_eq!(error.kind(), ErrorKind::Auth, "{right}: {error}");
+        guard.check().expect("it is held until its deadline");
+        let lost = timeout(PATIENCE, guard.lost()).await.expect("told");
+        assert_eq!(lost, LossReason::Expired, "{right}");
+    }
+}
+
+#[tokio::test]
+async fn f36_a_right_that_is_back_before_the_deadline_costs_nothing() {
+    for ask in ASKS {
+        let (bench, guard) = start(ask).await;
+        bench.command("ACL SETUSER app -getrange");
+        assert_eq!(guard.extend(ms(3000)).await.expect_err("no right").kind(), ErrorKind::Auth);
+        bench.command("ACL SETUSER app +getrange");
+        guard.extend(ms(3000)).await.expect("renewed");
+        guard.unlock().await.expect("released");
+        bench.expect_nothing_left().await;
+    }
+}
+
+#[tokio::test]
+async fn f36_a_right_that_a_release_or_a_claim_lacks_is_an_auth_error() {
+    for ask in ASKS {
+        let (bench, guard) = start(ask).await;
+        bench.command("ACL SETUSER app -getrange");
+        let error = guard.unlock().await.expect_err("no right to see whose it is");
+        assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+        assert_eq!(bench.command("EXISTS a").int(), 1);
+    }
+}
+
+#[tokio::test]
+async fn f34_a_lock_whose_key_became_another_type_is_not_ours_any_more() {
+    for ask in ASKS {
+        let (bench, guard) = start(ask).await;
+        bench.command("DEL a");
+        bench.command("RPUSH a somebody's");
+        guard.extend(ms(3000)).await.expect_err("not ours");
+        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+        assert_eq!(bench.command("LLEN a").int(), 1);
+    }
+}
