@@ -6,7 +6,7 @@ use std::time::Duration;
 use distlock::{Error, ErrorKind, Holder, Key, LockGuard, LockRequest, Mode};
 use rustix::process::Signal;
 
-use crate::ancestry::{Ancestry, CHAIN};
+use crate::ancestry::Ancestry;
 use crate::commands::run::ends_waiting;
 use crate::engine::Engine;
 use crate::exit::{Exit, ExitCode};
@@ -106,17 +106,19 @@ pub async fn wait_for(
     let clock = distlock::Clock::system();
     let asked = clock.now();
     let granted = async {
+        engine.check_reach(wanted.key)?;
         let granted = match held_by_ancestor(engine, wanted).await {
-            Some(Nested { holder, by: Beside::Nobody }) => Err(holder_is_ancestor(wanted.key, holder)),
+            Err(error) => Err(error),
+            Ok(Some(Nested { holder, by: Beside::Nobody })) => Err(holder_is_ancestor(wanted.key, holder)),
             // Behind a writer that waits for our ancestor, a reader would wait for itself.
-            Some(Nested { holder, by: Beside::Readers }) => {
+            Ok(Some(Nested { holder, by: Beside::Readers })) => {
                 let once = request(engine, wanted).wait(Duration::ZERO).await;
                 once.map_err(|error| match error.kind() {
                     ErrorKind::Timeout => holder_is_ancestor(wanted.key, holder),
                     _ => error,
                 })
             }
-            None => request(engine, wanted).await,
+            Ok(None) => request(engine, wanted).await,
         };
         match granted {
             Ok(guard) => with_whole_lease(guard, wanted.ttl).await,
@@ -181,21 +183,33 @@ enum Beside {
 }
 
 /// Whether to wait for the lock would be to wait for an ancestor, which waits for us.
-async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Option<Nested> {
-    let chain = Ancestry::parse(&std::env::var(CHAIN).ok()?);
-    let tokens = chain.tokens(&engine.name, wanted.key);
-    if tokens.is_empty() {
-        return None;
+///
+/// # Errors
+/// When the engine did not say: to wait then might be to wait for ever.
+async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Result<Option<Nested>, Error> {
+    let ancestry = Ancestry::read(|name| std::env::var_os(name));
+    if ancestry.is_empty() {
+        return Ok(None);
     }
-    let lock = engine.locker.inspect().get(wanted.key).await.ok()??;
-    let is_ancestor = |holder: &Holder| holder.token.is_some_and(|token| tokens.contains(&token));
+    let lock = match engine.locker.inspect().get(wanted.key).await {
+        Ok(Some(lock)) => lock,
+        Err(error) if error.is_retryable() => return Err(error),
+        // One that may lock and not look is not kept from locking.
+        Ok(None) | Err(_) => return Ok(None),
+    };
+    let is_ancestor = |holder: &Holder| ancestry.has(holder, &engine.name, wanted.key);
     let mut ancestors: Vec<Holder> = lock.holders.into_iter().filter(is_ancestor).collect();
-    let holder = ancestors.pop()?;
+    Ok(ancestors.pop().and_then(|holder| beside(holder, ancestors.len(), wanted.flags.mode())))
+}
+
+/// Returns which requests the lock of `holder`, an ancestor, lets in; `others` more ancestors hold it. `None`: a request in
+/// the mode `wanted` does not wait for an ancestor.
+fn beside(holder: Holder, others: usize, wanted: Mode) -> Option<Nested> {
     let held = holder.record.as_ref().map_or(Mode::Exclusive, |record| record.mode);
-    match (held, wanted.flags.mode()) {
+    match (held, wanted) {
         (Mode::Shared, Mode::Shared) => Some(Nested { holder, by: Beside::Readers }),
-        // Somebody who is not an ancestor has a permit, or nobody has: one comes back in any case.
-        (Mode::Slot { of }, Mode::Slot { .. }) if ancestors.len() + 1 < of as usize => None,
+        // A process that is not an ancestor has a permit, or one is free: one comes back in any case.
+        (Mode::Slot { of }, Mode::Slot { .. }) if others + 1 < of as usize => None,
         // The engine refuses what does not agree.
         (held, wanted) if !held.agrees_with(wanted) => None,
         _ => Some(Nested { holder, by: Beside::Nobody }),

@@ -2,11 +2,20 @@
 //!
 //! `DISTLOCK_CHAIN` lists them, outermost first, as `token@engine#name` with `%XX` for what would be taken for a
 //! separator. Only the chain shows all of them: the other variables are about the innermost.
+//!
+//! One lock has many names: a path may be relative, absolute or through a link, a server has addresses and aliases. So the
+//! names are not what tells whether an ancestor holds a lock. `DISTLOCK_CHAIN_HOLDERS` lists the same holds as the engine
+//! shows them to everybody, as `token=owner=pid=host`: the lock is an ancestor's if one of these is its holder. The names
+//! serve where an ancestor is of a version that did not set that variable.
 
-use distlock::{FencingToken, Key};
+use std::ffi::OsString;
+
+use distlock::{FencingToken, Holder, Key, Process};
 
 /// The variable with the chain.
 pub const CHAIN: &str = "DISTLOCK_CHAIN";
+/// The variable with the holders of the chain.
+pub const CHAIN_HOLDERS: &str = "DISTLOCK_CHAIN_HOLDERS";
 
 /// One lock of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,38 +28,92 @@ pub struct Held {
     pub token: FencingToken,
 }
 
-/// The locks that ancestors held when they started us. Whether they still do is for the engine to say.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Ancestry(Vec<Held>);
+/// One hold of the chain, as the engine shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HolderId {
+    /// The token it was granted with.
+    pub token: FencingToken,
+    /// The owner.
+    pub owner: String,
+    /// The process of the `distlock` that holds it, and its machine.
+    pub pid: u32,
+    /// The machine.
+    pub host: String,
+}
 
-impl Ancestry {
-    /// Reads the chain; what cannot be read is skipped, since anybody may set a variable.
+impl HolderId {
+    /// A hold of this process.
     #[must_use]
-    pub fn parse(chain: &str) -> Ancestry {
-        Ancestry(chain.split(' ').filter_map(parse_link).collect())
+    pub fn of_this_process(token: FencingToken, owner: &str) -> HolderId {
+        let process = Process::current();
+        HolderId { token, owner: owner.into(), pid: process.pid, host: process.host.clone() }
     }
 
-    /// The tokens with which ancestors hold `name`, if they still hold it.
-    #[must_use]
-    pub fn tokens(&self, engine: &str, name: &Key) -> Vec<FencingToken> {
-        let held = self.0.iter().filter(|held| held.engine == engine && held.name == name.as_str());
-        held.map(|held| held.token).collect()
-    }
-
-    /// The chain for a child that runs under one more lock.
-    #[must_use]
-    pub fn with(&self, held: Held) -> Ancestry {
-        Ancestry(self.0.iter().cloned().chain([held]).collect())
+    fn is(&self, holder: &Holder) -> bool {
+        holder.token == Some(self.token)
+            && holder.record.as_ref().is_some_and(|record| {
+                record.owner.as_str() == self.owner
+                    && record.process.pid == self.pid
+                    && record.process.host == self.host
+            })
     }
 }
 
-impl std::fmt::Display for Ancestry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, Held { engine, name, token }) in self.0.iter().enumerate() {
-            let space = if index == 0 { "" } else { " " };
-            write!(f, "{space}{token}@{}#{}", escape(engine), escape(name))?;
+/// The locks that ancestors held when they started us. Whether they still do is for the engine to say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ancestry {
+    chain: Vec<Held>,
+    holders: Vec<HolderId>,
+}
+
+impl Ancestry {
+    /// Reads what `inherited`, an environment, says about ancestors.
+    #[must_use]
+    pub fn read(inherited: impl Fn(&str) -> Option<OsString>) -> Ancestry {
+        let text = |name| inherited(name).unwrap_or_default().to_string_lossy().into_owned();
+        Ancestry::parse(&text(CHAIN), &text(CHAIN_HOLDERS))
+    }
+
+    /// Reads both variables; what cannot be read is skipped, since anybody may set a variable.
+    #[must_use]
+    pub fn parse(chain: &str, holders: &str) -> Ancestry {
+        Ancestry {
+            chain: chain.split(' ').filter_map(parse_link).collect(),
+            holders: holders.split(' ').filter_map(parse_holder).collect(),
         }
-        Ok(())
+    }
+
+    /// Whether no ancestor holds a lock.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chain.is_empty() && self.holders.is_empty()
+    }
+
+    /// Whether `holder`, whom `engine` shows as holding `name`, is an ancestor.
+    #[must_use]
+    pub fn has(&self, holder: &Holder, engine: &str, name: &Key) -> bool {
+        let by_name =
+            |held: &Held| holder.token == Some(held.token) && held.engine == engine && held.name == name.as_str();
+        self.holders.iter().any(|ancestor| ancestor.is(holder)) || self.chain.iter().any(by_name)
+    }
+
+    /// The same for a child that runs under one more lock.
+    #[must_use]
+    pub fn with(&self, held: Held, holder: HolderId) -> Ancestry {
+        Ancestry {
+            chain: self.chain.iter().cloned().chain([held]).collect(),
+            holders: self.holders.iter().cloned().chain([holder]).collect(),
+        }
+    }
+
+    /// The variables that say so.
+    #[must_use]
+    pub fn variables(&self) -> [(&'static str, String); 2] {
+        let link = |held: &Held| format!("{}@{}#{}", held.token, escape(&held.engine), escape(&held.name));
+        let holder = |it: &HolderId| format!("{}={}={}={}", it.token, escape(&it.owner), it.pid, escape(&it.host));
+        let chain: Vec<String> = self.chain.iter().map(link).collect();
+        let holders: Vec<String> = self.holders.iter().map(holder).collect();
+        [(CHAIN, chain.join(" ")), (CHAIN_HOLDERS, holders.join(" "))]
     }
 }
 
@@ -60,44 +123,101 @@ fn parse_link(link: &str) -> Option<Held> {
     Some(Held { engine: unescape(engine)?, name: unescape(name)?, token: token.parse().ok()? })
 }
 
-fn escape(text: &str) -> String {
-    text.replace('%', "%25").replace(' ', "%20").replace('#', "%23")
+fn parse_holder(link: &str) -> Option<HolderId> {
+    let mut fields = link.split('=');
+    let mut next = || fields.next();
+    let (token, owner, pid, host) = (next()?, next()?, next()?, next()?);
+    let is_whole = next().is_none();
+    let token = token.parse().ok()?;
+    is_whole.then_some(HolderId { token, owner: unescape(owner)?, pid: pid.parse().ok()?, host: unescape(host)? })
 }
 
+fn escape(text: &str) -> String {
+    text.replace('%', "%25").replace(' ', "%20").replace('#', "%23").replace('=', "%3D")
+}
+
+/// What was escaped; `None` for nothing, and for what is no text.
 fn unescape(text: &str) -> Option<String> {
-    let bytes = Key::new(text).ok()?.unescape();
-    String::from_utf8(bytes).ok()
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..2).filter(|_| *first == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use distlock::{OwnerId, Record};
+
     use super::*;
 
     fn held(engine: &str, name: &str, token: u64) -> Held {
         Held { engine: engine.into(), name: name.into(), token: FencingToken::new(token) }
     }
 
-    #[test]
-    fn a_chain_of_odd_names_survives_the_environment() {
-        let chain = Ancestry::default()
-            .with(held("redis://u@h/0", "a b#c%20@d", 7))
-            .with(held("file:///run/x", "日本", 8))
-            .with(held("file:///run/x", "a", u64::MAX));
-        let read = Ancestry::parse(&chain.to_string());
-        assert_eq!(read, chain);
-        let tokens = read.tokens("redis://u@h/0", &Key::new("a b#c%20@d").unwrap());
-        assert_eq!(tokens, [FencingToken::new(7)]);
-        assert_eq!(read.tokens("file:///run/x", &Key::new("a b#c%20@d").unwrap()), [], "another engine");
-        let twice = read.with(held("file:///run/x", "a", 9));
-        let tokens = twice.tokens("file:///run/x", &Key::new("a").unwrap());
-        assert_eq!(tokens, [FencingToken::new(u64::MAX), FencingToken::new(9)], "two permits of a semaphore");
+    fn holder_id(owner: &str, token: u64) -> HolderId {
+        HolderId { token: FencingToken::new(token), owner: owner.into(), pid: 7, host: "h=1 %".into() }
+    }
+
+    /// The holder as an engine shows it.
+    fn shown(owner: &str, pid: u32, host: &str, token: u64) -> Holder {
+        let process = Arc::new(Process { host: host.into(), pid, user: "u".into() });
+        let record = Record::new(OwnerId::new(owner).unwrap(), process, None, SystemTime::UNIX_EPOCH);
+        Holder::new(Some(Arc::new(record)), Some(FencingToken::new(token)))
+    }
+
+    fn read_back(ancestry: &Ancestry) -> Ancestry {
+        let [(_, chain), (_, holders)] = ancestry.variables();
+        Ancestry::parse(&chain, &holders)
+    }
+
+    /// An ancestor that named its lock, and nothing else, as older versions do.
+    fn has_by_name(ancestry: &Ancestry, engine: &str, name: &str, token: u64) -> bool {
+        let old = Ancestry { holders: Vec::new(), ..ancestry.clone() };
+        old.has(&Holder::new(None, Some(FencingToken::new(token))), engine, &Key::new(name).unwrap())
     }
 
     #[test]
-    fn nonsense_in_the_variable_is_skipped() {
-        for text in ["", " ", "x", "7@", "7@a", "seven@a#b", "@#", "7@a#%FF"] {
-            assert_eq!(Ancestry::parse(text), Ancestry::default(), "{text:?}");
+    fn a_chain_of_odd_names_survives_the_environment() {
+        let chain = Ancestry::default()
+            .with(held("redis://u@h/0?ttl=5s", "a b#c%20@d", 7), holder_id("me @#=%20", 7))
+            .with(held("file:///run/x", "日本", 8), holder_id("日本", 8))
+            .with(held("file:///run/x", "a", u64::MAX), holder_id("me", u64::MAX));
+        let read = read_back(&chain);
+        assert_eq!(read, chain);
+        assert!(has_by_name(&read, "redis://u@h/0?ttl=5s", "a b#c%20@d", 7));
+        assert!(!has_by_name(&read, "file:///run/x", "a b#c%20@d", 7), "another engine");
+        assert!(!has_by_name(&read, "file:///run/x", "日本", 7), "another hold");
+        let twice = read.with(held("file:///run/x", "a", 9), holder_id("me", 9));
+        let both = [u64::MAX, 9].map(|token| has_by_name(&twice, "file:///run/x", "a", token));
+        assert_eq!(both, [true, true], "two permits of a semaphore");
+    }
+
+    #[test]
+    fn an_ancestor_is_known_by_its_hold_whatever_the_lock_is_called() {
+        let ancestry = read_back(&Ancestry::default().with(held("file:///x", "./l", 7), holder_id("me", 7)));
+        let name = Key::new("/tmp/l").unwrap();
+        assert!(ancestry.has(&shown("me", 7, "h=1 %", 7), "file:///x/", &name));
+        for other in [shown("me", 7, "h=1 %", 8), shown("me", 8, "h=1 %", 7), shown("me", 7, "h", 7)] {
+            assert!(!ancestry.has(&other, "file:///x/", &name), "{other}");
         }
-        assert_eq!(Ancestry::parse("junk 7@a#b").tokens("a", &Key::new("b").unwrap()), [FencingToken::new(7)]);
+        assert!(!ancestry.has(&shown("you", 7, "h=1 %", 7), "file:///x/", &name));
+        assert!(!ancestry.has(&Holder::new(None, Some(FencingToken::new(7))), "file:///x/", &name), "a stranger");
+    }
+
+    #[test]
+    fn nonsense_in_the_variables_is_skipped() {
+        for text in ["", " ", "x", "7@", "7@a", "seven@a#b", "@#", "7@a#%FF", "7=a=b=c", "7=a=1", "=a=1=c", "7=a=1=c=d"]
+        {
+            assert!(Ancestry::parse(text, text).is_empty(), "{text:?}");
+        }
+        assert!(has_by_name(&Ancestry::parse("junk 7@a#b", "junk"), "a", "b", 7));
+        assert!(!Ancestry::parse("", "junk 7=a=1=h").is_empty());
     }
 }

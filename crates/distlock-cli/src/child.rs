@@ -5,10 +5,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, test_kill_process_group, wait};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use rustix::process::{kill_process, kill_process_group, test_kill_process_group, wait};
 
 use crate::exit::{Exit, ExitCode};
-use crate::guardian::{Guardian, Target};
 use crate::sys::{self, SignalSet};
 
 /// Where the child runs.
@@ -39,70 +39,57 @@ impl From<Outcome> for Exit {
     }
 }
 
-/// What became of a process since the last look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
-    Ended(Outcome),
-    Stopped(i32),
-}
-
-/// The direct child.
+/// The command's own process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Child {
     pub(crate) pid: Pid,
     pub(crate) placement: Placement,
+    /// Its end was taken note of by its parent: any other process may have its number by now.
+    pub(crate) is_reaped: bool,
 }
 
 impl Child {
-    /// Starts `command`, watched by `guardian`. To be called on the main thread: the child is killed when the thread
-    /// ends that started it.
-    pub(crate) fn spawn(
-        mut command: Command,
-        placement: Placement,
-        mask: SignalSet,
-        guardian: &Guardian,
-    ) -> io::Result<Child> {
-        let announce: fn(Pid) -> [u8; 4] = match placement {
-            Placement::OwnGroup => {
-                command.process_group(0);
-                |pid| Target::Group(pid).encode()
-            }
-            Placement::Foreground => |pid| Target::Process(pid).encode(),
-        };
-        sys::bind_to_parent(&mut command, mask, guardian.control(), announce);
-        let child = command.spawn()?;
-        Ok(Child { pid: Pid::from_child(&child), placement })
-    }
-
-    /// Whom signals are sent to.
-    pub(crate) fn target(self) -> Target {
-        match self.placement {
-            Placement::OwnGroup => Target::Group(self.pid),
-            Placement::Foreground => Target::Process(self.pid),
+    /// Starts `command`, in the foreground in the caller's group. To be called on the main thread: the child is killed
+    /// when the thread ends that started it.
+    pub(crate) fn spawn(mut command: Command, placement: Placement, mask: SignalSet) -> io::Result<Child> {
+        if placement == Placement::OwnGroup {
+            command.process_group(0);
         }
+        sys::bind_to_parent(&mut command, mask);
+        let child = command.spawn()?;
+        Ok(Child { pid: Pid::from_child(&child), placement, is_reaped: false })
     }
 
-    /// Whether nobody is left in the child's own group.
+    /// Sends `signal` to the child's group, or in the foreground to the child alone. A child that has ended and was not
+    /// reaped keeps the number of its group from others; one that was reaped does not, and nothing is sent then.
+    pub(crate) fn signal(self, signal: Signal) {
+        if self.is_reaped {
+            return;
+        }
+        // Gone already is as good as told.
+        let _ = match self.placement {
+            Placement::OwnGroup => kill_process_group(self.pid, signal),
+            Placement::Foreground => kill_process(self.pid, signal),
+        };
+    }
+
+    /// Whether no process has the number of the child's own group. Nothing but a question, even when the child was
+    /// reaped: should others have the number by now, they are waited for.
     pub(crate) fn group_is_gone(self) -> bool {
         match self.placement {
             Placement::OwnGroup => test_kill_process_group(self.pid) == Err(Errno::SRCH),
             Placement::Foreground => true,
         }
     }
-
-    /// Sends `signal`.
-    pub(crate) fn signal(self, signal: Signal) {
-        self.target().signal(signal);
-    }
 }
 
-/// The next change of any process below this one; `None` when nothing has changed.
-pub(crate) fn next_change() -> io::Result<Option<(Pid, Change)>> {
+/// The next child of this process that has ended, reaped; `None` when there is none.
+pub(crate) fn next_ended() -> io::Result<Option<(Pid, Outcome)>> {
     loop {
-        match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        match wait(WaitOptions::NOHANG) {
             Ok(Some((pid, status))) => {
-                if let Some(change) = change(status) {
-                    return Ok(Some((pid, change)));
+                if let Some(outcome) = outcome(status) {
+                    return Ok(Some((pid, outcome)));
                 }
             }
             Ok(None) | Err(Errno::CHILD) => return Ok(None),
@@ -112,11 +99,9 @@ pub(crate) fn next_change() -> io::Result<Option<(Pid, Change)>> {
     }
 }
 
-fn change(status: WaitStatus) -> Option<Change> {
-    let exited = |code| Change::Ended(Outcome::Exited(u8::try_from(code).unwrap_or(u8::MAX)));
-    let killed = || status.terminating_signal().map(|signal| Change::Ended(Outcome::Killed(signal)));
-    let stopped = || status.stopping_signal().map(Change::Stopped);
-    status.exit_status().map(exited).or_else(killed).or_else(stopped)
+fn outcome(status: WaitStatus) -> Option<Outcome> {
+    let exited = |code| Outcome::Exited(u8::try_from(code).unwrap_or(u8::MAX));
+    status.exit_status().map(exited).or_else(|| status.terminating_signal().map(Outcome::Killed))
 }
 
 /// The code for a command that could not be started, as shells give it.

@@ -20,10 +20,10 @@ mod show;
 mod verify;
 mod watch;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 use distlock::Error;
 
+use crate::command_line;
 use crate::engine::{Engine, Settings};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::{self, Command, Flags};
@@ -32,7 +32,7 @@ use crate::note::{Note, Notes};
 /// Does what the command line says.
 #[must_use]
 pub fn main() -> Exit {
-    let mut words: Vec<_> = std::env::args_os().collect();
+    let mut words = command_line::words();
     // Commands that only `acquire` and `verify` know: help, completions and manual pages do not show them.
     let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
     let is_worker = words.get(1).is_some_and(|word| word == verify::worker::COMMAND);
@@ -42,7 +42,7 @@ pub fn main() -> Exit {
     if is_worker {
         words[1] = "verify".into();
     }
-    match Flags::try_parse_from(words) {
+    match command_line::parse(words) {
         Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
         Ok(Flags { command: Command::Verify(flags) }) if is_worker => verify::worker::main(flags),
         Ok(flags) => dispatch(flags.command),

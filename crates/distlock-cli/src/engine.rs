@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use distlock::backend::Scope;
-use distlock::backend::file::{FileBackend, default_dir};
-use distlock::{Config, Error, ErrorKind, Finding, Locker, redact, without_passwords};
+use distlock::backend::file::{FileBackend, default_dir, private_mount};
+use distlock::{Config, Error, ErrorKind, Finding, Key, Locker, Severity, redact, without_passwords};
 use tokio::time::timeout;
 
 use crate::flags;
@@ -25,9 +25,32 @@ pub struct Engine {
     /// Names it without secrets.
     pub name: String,
     keeps_history: bool,
+    /// Where the locks of this machine are, if a lock must reach all of it.
+    must_reach_host: Option<PathBuf>,
 }
 
 impl Engine {
+    /// Refuses a lock of this machine that not all its processes can see, where `--scope` asks for one.
+    ///
+    /// # Errors
+    /// Kind `Config`.
+    pub fn check_reach(&self, key: &Key) -> Result<(), Error> {
+        let Some(dir) = &self.must_reach_host else { return Ok(()) };
+        let path = if key.as_str().contains('/') { Path::new(key.as_str()) } else { dir };
+        match private_mount(path) {
+            Some(from) => {
+                let message = format!(
+                    "--scope: {} is mounted from {} here, and other processes of this machine have another one",
+                    path.display(),
+                    from.display()
+                );
+                Err(Error::new(ErrorKind::Config, message)
+                    .with_help("have /run/distlock made at boot, or set DISTLOCK_LOCK_DIR"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// To be called before the process ends: what happened to locks goes into their histories, where those are kept.
     pub async fn finish(&self) {
         if self.keeps_history {
@@ -61,9 +84,23 @@ impl Settings {
     pub async fn open(&self) -> Result<Engine, Error> {
         let engine = if self.is_local() { self.open_local()? } else { self.open_configured().await? };
         let (has, needs) = (engine.locker.capabilities().scope, self.scope.map(Scope::from));
-        match needs.filter(|needs| has < *needs) {
-            Some(_) => Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name))),
-            None => Ok(engine),
+        if needs.is_some_and(|needs| has < needs) {
+            return Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name)));
+        }
+        if needs == Some(Scope::Host) && has == Scope::Host && !self.is_local() {
+            self.refuse_unsafe().await?;
+        }
+        Ok(engine)
+    }
+
+    /// Refuses a directory of which other processes of this machine have another one.
+    async fn refuse_unsafe(&self) -> Result<(), Error> {
+        let findings = distlock::examine(&self.config).await?;
+        match findings.into_iter().find(|finding| finding.severity == Severity::Unsafe) {
+            Some(Finding { place, found, fix, .. }) => {
+                Err(Error::new(ErrorKind::Config, format!("--scope: {place}: {found}")).with_help(fix))
+            }
+            None => Ok(()),
         }
     }
 
@@ -112,7 +149,9 @@ impl Settings {
         if let Some(interval) = self.config.retry_interval.filter(|interval| !interval.is_zero()) {
             builder = builder.retry_interval(interval);
         }
-        Ok(Engine { locker: builder.build(FileBackend::host(dir))?, name, keeps_history: self.keeps_history() })
+        let must_reach_host = self.scope.map(|_| dir.clone());
+        let locker = builder.build(FileBackend::host(dir))?;
+        Ok(Engine { locker, name, keeps_history: self.keeps_history(), must_reach_host })
     }
 
     async fn open_configured(&self) -> Result<Engine, Error> {
@@ -125,7 +164,8 @@ impl Settings {
         let limit = self.config.dial_timeout.unwrap_or(distlock::DEFAULT_DIAL_TIMEOUT);
         let opened = timeout(limit, Locker::from_config(&self.config)).await;
         let locker = opened.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {limit:?}"))));
-        Ok(Engine { locker: locker.map_err(|error| about(&name, error))?, name, keeps_history: self.keeps_history() })
+        let locker = locker.map_err(|error| about(&name, error))?;
+        Ok(Engine { locker, name, keeps_history: self.keeps_history(), must_reach_host: None })
     }
 }
 

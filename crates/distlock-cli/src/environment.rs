@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distlock::{Config, FencingToken, Key};
 
-use crate::ancestry::{Ancestry, CHAIN, Held};
+use crate::ancestry::{Ancestry, Held, HolderId};
 
 /// A lock that is held, as the child is told.
 #[derive(Debug, Clone)]
@@ -43,8 +43,8 @@ impl Identity<'_> {
             None => command.env_remove("DISTLOCK_SLOT"),
         };
         let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
-        let ancestors = Ancestry::parse(&inherited(CHAIN).unwrap_or_default().to_string_lossy());
-        command.env(CHAIN, ancestors.with(held).to_string());
+        let holder = HolderId::of_this_process(self.token, self.owner);
+        command.envs(Ancestry::read(&inherited).with(held, holder).variables());
         // The rest of each stays: without it a nested distlock would lock on this machine only and tell nobody.
         for (variable, rest) in Config::vars_without_passwords(inherited) {
             match rest {
@@ -94,6 +94,9 @@ mod tests {
             ("DISTLOCK_SLOT", "2"),
             ("DISTLOCK_CHAIN", "7@redis://h/#nightly"),
         ];
+        let process = distlock::Process::current();
+        let holders = format!("7=me={}={}", process.pid, process.host);
+        assert_eq!(environment["DISTLOCK_CHAIN_HOLDERS"].as_deref(), Some(holders.as_str()));
         for (name, value) in expected {
             assert_eq!(environment[name].as_deref(), Some(value), "{name}");
         }

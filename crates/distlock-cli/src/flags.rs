@@ -508,10 +508,10 @@ pub struct Man {
     pub command: Option<String>,
 }
 
-/// The whole command line's definition.
+/// The whole command line's definition. What most commands take may also stand before the command's name.
 #[must_use]
 pub fn definition() -> clap::Command {
-    Flags::command()
+    Engine::augment_args(Output::augment_args(Flags::command()))
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -1,16 +1,19 @@
 //! What the program says, and where: stderr for people or machines, and `--status-fd`.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Write};
-use std::time::Duration;
+use std::io;
+use std::time::{Duration, Instant};
 
 use distlock::{FencingToken, LossReason};
 use serde_json::{Value, json};
 
 use crate::child::Outcome;
 use crate::signal_name;
+use crate::sink::Sink;
 use crate::sys;
+
+/// How long the end of the program waits for its last notes to be read.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Something worth saying.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,8 +53,18 @@ pub enum Note {
         /// When it is killed.
         grace: Duration,
     },
-    /// The child and everybody below it is being killed.
+    /// The child and everything below it is being killed.
     Killing,
+    /// Some of what the command started may not be killed, because it became another user.
+    Refused {
+        /// Which processes.
+        processes: Vec<i32>,
+    },
+    /// Notes were left out because the reader of this descriptor does not read.
+    LeftOut {
+        /// How many.
+        notes: u64,
+    },
     /// The command has ended, others in its group or session have not.
     Lingering {
         /// How many.
@@ -93,6 +106,8 @@ impl Note {
             | Note::Lost { .. }
             | Note::HeldTooLong { .. }
             | Note::Broken { .. }
+            | Note::Refused { .. }
+            | Note::LeftOut { .. }
             | Note::NoHistory { .. }
             | Note::Failed { .. } => Level::Normal,
             _ => Level::Verbose,
@@ -115,6 +130,8 @@ impl Note {
                 json!({"event": "stopping", "signal": signal, "grace_s": seconds(grace)})
             }
             Note::Killing => json!({"event": "killing"}),
+            Note::Refused { processes } => json!({"event": "refused", "processes": processes}),
+            Note::LeftOut { notes } => json!({"event": "left_out", "notes": notes}),
             Note::Lingering { processes } => json!({"event": "lingering", "processes": processes}),
             Note::Ended { outcome: Outcome::Exited(code) } => json!({"event": "ended", "code": code}),
             Note::Ended { outcome: Outcome::Killed(signal) } => json!({"event": "ended", "signal": signal}),
@@ -150,6 +167,12 @@ impl fmt::Display for Note {
                 )
             }
             Note::Killing => f.write_str("killing the command and everything it started"),
+            Note::Refused { processes } => write!(
+                f,
+                "not allowed to kill {}: it became another user, and runs on; the lock is kept for it as long as possible",
+                processes.iter().map(|pid| format!("process {pid}")).collect::<Vec<_>>().join(", ")
+            ),
+            Note::LeftOut { notes } => write!(f, "{notes} message(s) were left out here, since they were not read"),
             Note::Lingering { processes } => {
                 write!(f, "the command has ended, waiting for {processes} process(es) it left")
             }
@@ -184,19 +207,21 @@ pub enum Level {
     Verbose,
 }
 
-/// Writes notes. A reader that went away is no reason to end the command, so failures to write are ignored.
+/// Writes notes. A reader that went away, or does not read, is no reason to end the command or to let it run on: failures
+/// to write are ignored, and what is not read in time is left out.
 #[derive(Debug, Default)]
 pub struct Notes {
     level: Level,
     json: bool,
-    status: Option<File>,
+    stderr: Option<Sink>,
+    status: Option<Sink>,
 }
 
 impl Notes {
     /// Says as much as `level` on stderr; as JSON if asked to.
     #[must_use]
     pub fn new(level: Level, json: bool) -> Notes {
-        Notes { level, json, status: None }
+        Notes { level, json, stderr: None, status: None }
     }
 
     /// Writes every note to the descriptor `number` too, which the caller of the program opened; the child does not
@@ -205,20 +230,36 @@ impl Notes {
     /// # Errors
     /// When it is not open.
     pub fn with_status(mut self, number: i32) -> io::Result<Notes> {
-        self.status = Some(sys::inherited(number)?.into());
+        self.status = Some(Sink::new(sys::inherited(number)?));
         Ok(self)
     }
 
-    /// Says it.
+    /// Says it, without waiting for it to be read.
     pub fn say(&mut self, note: &Note) {
+        let as_json = |note: &Note| format!("{}\n", note.to_json());
         if let Some(status) = &mut self.status {
-            let _ = status.write_all(format!("{}\n", note.to_json()).as_bytes());
+            status.write(as_json(note), |notes| as_json(&Note::LeftOut { notes }));
         }
-        if note.level() <= self.level {
-            // One write: lines of several processes on the same stderr do not mix.
-            let line = if self.json { format!("{}\n", note.to_json()) } else { format!("distlock: {note}\n") };
-            let _ = io::stderr().write_all(line.as_bytes());
+        if note.level() > self.level {
+            return;
         }
+        // Not before there is something to say: success is silent.
+        if self.stderr.is_none() {
+            self.stderr = sys::inherited(2).ok().map(Sink::new);
+        }
+        let as_line = |note: &Note| if self.json { as_json(note) } else { format!("distlock: {note}\n") };
+        if let Some(stderr) = &mut self.stderr {
+            stderr.write(as_line(note), |notes| as_line(&Note::LeftOut { notes }));
+        }
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        let until = Instant::now() + LAST_WORDS;
+        let mut sinks: Vec<_> = [self.stderr.take(), self.status.take()].into_iter().flatten().collect();
+        sinks.iter_mut().for_each(Sink::close);
+        sinks.iter().for_each(|sink| sink.await_end(until));
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Delivery {
     pub signal: Signal,
     /// Sent by the kernel, as by a key of the terminal, and not by a process.
     pub from_kernel: bool,
+    /// The process that sent it; 0 when that is outside of this PID namespace.
+    pub sender: i32,
 }
 
 /// The signals of this process.
@@ -51,7 +53,7 @@ impl Signals {
         let inherited_mask = set.block()?;
         // Not read, only kept from stopping us when the terminal is taken back from the child.
         SignalSet::of(&[Signal::TTOU, Signal::TTIN]).block()?;
-        let descriptor = set.descriptor()?;
+        let descriptor = sys::readable(set.descriptor()?)?;
         Ok(Signals { descriptor, waiting: VecDeque::new(), inherited_mask })
     }
 
@@ -74,6 +76,11 @@ impl Signals {
                 read?;
             }
         }
+    }
+
+    /// Has these come again, before all others.
+    pub(crate) fn put_back(&mut self, deliveries: &[Delivery]) {
+        deliveries.iter().rev().for_each(|delivery| self.waiting.push_front(*delivery));
     }
 
     /// Stops this process as `signal` would by default, until it is continued. `false`: the kernel did not stop it,
@@ -106,10 +113,10 @@ fn read_into(waiting: &mut VecDeque<Delivery>, descriptor: &OwnedFd) -> io::Resu
     Ok(())
 }
 
-/// The fields at the beginning of `signalfd_siginfo`: signal number, errno, code.
+/// The fields at the beginning of `signalfd_siginfo`: signal number, errno, code, process.
 fn parse(record: &[u8]) -> Option<Delivery> {
     let word = |at: usize| record[at..].first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let signal = Signal::from_named_raw(word(0)?)?;
     // Codes above zero are the kernel's own; kill(2) and its kin have zero or less.
-    Some(Delivery { signal, from_kernel: word(8)? > 0 })
+    Some(Delivery { signal, from_kernel: word(8)? > 0, sender: word(12)? })
 }

@@ -6,28 +6,34 @@ use std::process::Command;
 use std::time::Duration;
 
 use distlock::{Clock, LossReason, Moment};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
-use crate::child::{self, Change, Child, Outcome, Placement};
-use crate::guardian::Guardian;
+use crate::child::{self, Child, Outcome, Placement};
+use crate::guardian::{Charge, Event, Guardian, Rest};
 use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::policy::{OnLost, Policy};
 use crate::signal_stream::{Delivery, FORWARDED, Signals};
 use crate::terminal::Terminal;
-use crate::tree;
+use crate::tree::{self, Reach};
 
-/// How often to look for processes that the child left behind; most of them announce their end, some to others.
+/// How often to look for processes that the child left behind when no guardian does.
 const LINGER_POLL: Duration = Duration::from_millis(100);
 
-/// How often to kill again: whoever is forked while the others are killed is found by the next look.
+/// How often to continue the guardian, should others have stopped it: it tells of the command's end.
+const WAKE_POLL: Duration = Duration::from_secs(1);
+
+/// How often to kill again: what is forked while the others are killed is found by the next look.
 const KILL_POLL: Duration = Duration::from_millis(10);
+
+/// A sender that repeats INT or TERM within this time means one: timeout(1) sends it to the process and to its group.
+const REPEAT: Duration = Duration::from_secs(1);
 
 /// How a supervised command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
-    /// How the command itself ended.
-    pub outcome: Outcome,
+    /// How the command itself ended; `None` when it goes on, out of reach, and the lock is lost.
+    pub outcome: Option<Outcome>,
     /// Why the lock was lost, if it was, or why the command was ended in its name.
     pub loss: Option<LossReason>,
     /// The command died of a key of the terminal, which it had to itself: others in the wrapper's group wait for it.
@@ -51,8 +57,9 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs `command` under `hold`. Returns once its process group is gone, and everybody below it in this session; only
-/// then may the lock be released. Keeps to the main thread, which must live as long as the process.
+/// Runs `command` under `hold`. Returns once its process group is gone, and everything below it in this session; only
+/// then may the lock be released. What may not be killed, because it became another user, is waited for as long as the
+/// lock is held. Keeps to the main thread, which must live as long as the process.
 ///
 /// # Errors
 /// When the command cannot be started; nothing of it is left then.
@@ -68,20 +75,30 @@ pub async fn supervise<H: Hold>(
 ) -> Result<Ending, Failure> {
     let clock = Clock::system();
     let started = clock.now();
+    // Should the guardian be killed, then what is below it comes here.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
-    let guardian = Guardian::start()?;
-    // Before the command runs: we may be stopped right after.
     let guarded_until = hold.deadline().filter(|_| policy.on_lost == OnLost::Term);
-    set_guardian(&guardian, guarded_until, policy, &clock)?;
-    let child = match Child::spawn(command, policy.placement, signals.inherited_mask(), &guardian) {
-        Ok(child) => child,
-        Err(error) => {
-            guardian.dismiss();
-            return Err(Failure::Exec(error));
+    // Where no lease ends under them, daemons outlive a wrapper that was killed.
+    let reach = if guarded_until.is_some() { Reach::Everything } else { Reach::Session };
+    let charge = Charge { command, placement: policy.placement, mask: signals.inherited_mask(), reach };
+    let guardian = Guardian::start(charge, time_to_kill(guarded_until, policy, &clock))?;
+    let mut events = loop {
+        tokio::select! {
+            events = guardian.next() => break events?.into_iter().flatten(),
+            () = clock.sleep_until(clock.now().after(WAKE_POLL)) => guardian.wake(),
         }
     };
+    let pid = match events.next() {
+        Some(Event::Started(pid)) => pid,
+        Some(Event::Refused(error)) => {
+            guardian.dismiss();
+            return Err(Failure::Exec(io::Error::from_raw_os_error(error)));
+        }
+        _ => return Err(Failure::Internal(io::Error::other("the guardian has ended"))),
+    };
+    let child = Child { pid, placement: policy.placement, is_reaped: false };
     notes.say(&Note::Started { pid: child.pid.as_raw_nonzero().get() });
-    let supervisor = Supervisor {
+    let mut supervisor = Supervisor {
         policy,
         hold,
         signals,
@@ -93,19 +110,41 @@ pub async fn supervise<H: Hold>(
         terminal: Terminal::default(),
         stage: Stage::Running,
         guarded_until,
+        guardian_is_gone: false,
+        wake_at: started.after(WAKE_POLL),
+        rest: Rest::Unknown,
         outcome: None,
         loss: None,
-        asked_to_end: false,
+        request: None,
+        refused: Vec::new(),
+        refused_told: Vec::new(),
+        late: Vec::new(),
         by_terminal: false,
         by_loss: false,
         lingering: false,
     };
+    supervisor.on_events(Some(events.collect()))?;
     Ok(supervisor.run().await?)
 }
 
-/// Sets the guardian's timer half a margin later than our own SIGKILL, which reaches more.
-fn set_guardian(guardian: &Guardian, deadline: Option<Moment>, policy: &Policy, clock: &Clock) -> io::Result<()> {
-    guardian.kill_after(deadline.map(|end| end.before(policy.margin / 2).since(clock.now())))
+/// When the guardian kills, from now on: half a margin later than we do, who can also say so.
+fn time_to_kill(deadline: Option<Moment>, policy: &Policy, clock: &Clock) -> Option<Duration> {
+    deadline.map(|end| end.before(policy.margin / 2).since(clock.now()))
+}
+
+/// A signal by which the command was asked to end.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    delivery: Delivery,
+    at: Moment,
+}
+
+/// What a turn is about.
+enum Step {
+    Loss(LossReason),
+    Signal(Delivery),
+    Events(Option<Vec<Event>>),
+    Moment,
 }
 
 /// How far the end of the child has come.
@@ -131,9 +170,21 @@ struct Supervisor<'a, H> {
     stage: Stage,
     /// The deadline that the guardian knows.
     guarded_until: Option<Moment>,
+    guardian_is_gone: bool,
+    /// When to continue it, should it be stopped.
+    wake_at: Moment,
+    /// What is left of what the command started, as the guardian knows.
+    rest: Rest,
     outcome: Option<Outcome>,
     loss: Option<LossReason>,
-    asked_to_end: bool,
+    /// The first INT or TERM.
+    request: Option<Request>,
+    /// The processes that may not be killed, because they became another user.
+    refused: Vec<Pid>,
+    /// Those that were named last.
+    refused_told: Vec<Pid>,
+    /// Signals that came when the command had ended and we had not heard of it.
+    late: Vec<Delivery>,
     by_terminal: bool,
     by_loss: bool,
     lingering: bool,
@@ -143,14 +194,21 @@ impl<H: Hold> Supervisor<'_, H> {
     async fn run(mut self) -> io::Result<Ending> {
         loop {
             self.reap()?;
-            if let Some(outcome) = self.outcome
-                && self.everybody_is_gone()
-            {
+            let is_over = self.outcome.is_some() && self.everybody_is_gone();
+            if is_over || self.is_out_of_reach() {
+                if !is_over && self.refused != self.refused_told {
+                    // Which ones run on.
+                    self.tell_refused();
+                }
+                self.signals.put_back(&self.late);
                 self.terminal.take_back(self.child.pid);
                 self.learn_of_late_loss().await;
                 self.guardian.dismiss();
-                let by_loss = self.by_loss && !self.asked_to_end;
-                return Ok(Ending { outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
+                let by_loss = is_over && self.by_loss && self.request.is_none();
+                return Ok(Ending { outcome: self.outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
+            }
+            if self.outcome.is_some() {
+                std::mem::take(&mut self.late).into_iter().for_each(|delivery| self.forward(delivery));
             }
             self.tell_guardian()?;
             self.look_at_clock();
@@ -177,30 +235,64 @@ impl<H: Hold> Supervisor<'_, H> {
                 wake => self.clock.sleep_until(wake).await,
             }
         };
-        tokio::select! {
+        let step = tokio::select! {
             biased;
-            delivery = self.signals.next() => self.on_signal(delivery?)?,
-            reason = self.hold.lost(), if watches_loss => self.on_loss(reason),
-            () = moment => {}
+            // Neither of the first two waits behind a command that keeps the guardian busy.
+            reason = self.hold.lost(), if watches_loss => Step::Loss(reason),
+            delivery = self.signals.next() => Step::Signal(delivery?),
+            events = self.guardian.next(), if !self.guardian_is_gone => Step::Events(events?),
+            () = moment => Step::Moment,
+        };
+        if let Step::Events(events) = step {
+            return self.on_events(events);
+        }
+        // A signal or a loss that comes behind the command's end is not the command's.
+        if !self.guardian_is_gone {
+            let events = self.guardian.ready()?;
+            self.on_events(events)?;
+        }
+        match step {
+            Step::Loss(reason) => self.on_loss(reason),
+            Step::Signal(delivery) => self.on_signal(delivery)?,
+            Step::Events(_) | Step::Moment => {}
         }
         Ok(())
     }
 
-    /// Sees to everybody that ended or was stopped. Orphans that fell to us are buried without a word.
+    /// Buries the guardian, should it have been killed, and what fell to us from it.
     fn reap(&mut self) -> io::Result<()> {
-        while let Some((pid, change)) = child::next_change()? {
-            match change {
-                Change::Ended(outcome) if pid == self.child.pid => self.on_end(outcome),
-                Change::Stopped(signal) if pid == self.child.pid => self.on_stop(signal)?,
-                _ => {}
+        while let Some((pid, outcome)) = child::next_ended()? {
+            if pid == self.guardian.pid() {
+                self.guardian_is_gone = true;
+            } else if pid == self.child.pid {
+                // Its number is kept from others by the rest of its group, which only the number reaches without /proc.
+                self.child.is_reaped = tree::is_visible() || self.child.group_is_gone();
+                self.on_end(outcome);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_events(&mut self, events: Option<Vec<Event>>) -> io::Result<()> {
+        // Killed: what it knew is learned from the kernel by the next turns.
+        self.guardian_is_gone |= events.is_none();
+        for event in events.into_iter().flatten() {
+            match event {
+                Event::Ended(outcome) => self.on_end(outcome),
+                Event::Stopped(signal) => self.on_stop(signal)?,
+                Event::Left(rest) => self.rest = rest,
+                Event::Started(_) | Event::Refused(_) => {}
             }
         }
         Ok(())
     }
 
     fn on_end(&mut self, outcome: Outcome) {
+        if self.outcome.is_some() {
+            return;
+        }
         let key = [Signal::INT, Signal::QUIT].iter().any(|signal| outcome == Outcome::Killed(signal.as_raw()));
-        self.by_terminal = key && self.terminal.is_lent() && !self.asked_to_end && self.stage == Stage::Running;
+        self.by_terminal = key && self.terminal.is_lent() && self.request.is_none() && self.stage == Stage::Running;
         self.outcome = Some(outcome);
         self.notes.say(&Note::Ended { outcome });
         // Then it was the guardian who killed it, by what it knew of the lease: we were stopped.
@@ -213,24 +305,48 @@ impl<H: Hold> Supervisor<'_, H> {
     }
 
     fn everybody_is_gone(&mut self) -> bool {
-        let guardian = self.guardian.pid();
-        let left = match self.stage {
-            Stage::Killing => tree::descendants(guardian),
-            _ => tree::descendants_in_session(guardian),
+        // A daemon outlives a command that ends by itself, and not the lock in whose name the command is ended.
+        let is_ended = self.stage == Stage::Killing || self.by_loss;
+        let reach = if is_ended { Reach::Everything } else { Reach::Session };
+        let is_known = self.rest == Rest::Nothing || (self.rest == Rest::Daemons && !is_ended);
+        // Only the process that reaps can tell that nothing is left: the guardian, or ourselves if it was killed.
+        let is_seen = || match tree::is_visible() {
+            true => tree::is_clear(rustix::process::getpid(), reach, &[]),
+            false => self.child.group_is_gone(),
         };
-        let gone = left.is_empty() && self.child.group_is_gone();
+        let gone = is_known || (self.guardian_is_gone && is_seen());
         if !gone && !self.lingering {
             self.lingering = true;
-            self.notes.say(&Note::Lingering { processes: left.len().max(1) });
+            self.notes.say(&Note::Lingering { processes: tree::count(self.root(), reach).max(1) });
         }
         gone
+    }
+
+    /// Whether there is nothing left to be done: the lock is lost, and what still runs may not be killed.
+    fn is_out_of_reach(&self) -> bool {
+        let is_lost = || self.policy.on_lost != OnLost::Ignore && self.hold.is_lost();
+        let no_other = || tree::is_clear(self.root(), Reach::Everything, &self.refused);
+        self.stage == Stage::Killing && !self.refused.is_empty() && is_lost() && no_other()
+    }
+
+    /// What the command and its kin are below: not ourselves, since `elect` has left the daemons of earlier turns there.
+    fn root(&self) -> Pid {
+        let guardian = self.guardian.pid();
+        if !self.guardian_is_gone && tree::is_living(guardian) { guardian } else { rustix::process::getpid() }
+    }
+
+    /// Continues the guardian, should others have stopped it.
+    fn wake_guardian(&self) {
+        if !self.guardian_is_gone {
+            self.guardian.wake();
+        }
     }
 
     /// Keeps the guardian's timer ahead of the lease, or behind it when the lease is not renewed.
     fn tell_guardian(&mut self) -> io::Result<()> {
         let deadline = self.hold.deadline().filter(|_| self.policy.on_lost == OnLost::Term);
         if deadline != self.guarded_until {
-            set_guardian(&self.guardian, deadline, self.policy, &self.clock)?;
+            self.guardian.kill_after(time_to_kill(deadline, self.policy, &self.clock))?;
             self.guarded_until = deadline;
         }
         Ok(())
@@ -239,6 +355,10 @@ impl<H: Hold> Supervisor<'_, H> {
     /// Does what is due by the clock.
     fn look_at_clock(&mut self) {
         let now = self.clock.now();
+        if now >= self.wake_at {
+            self.wake_at = now.after(WAKE_POLL);
+            self.wake_guardian();
+        }
         match self.stage {
             Stage::Running => {
                 if now >= self.end_of_permission() {
@@ -276,10 +396,12 @@ impl<H: Hold> Supervisor<'_, H> {
             Stage::Running => self.end_of_permission().min(self.point_of_risk()),
             Stage::Ending(kill_at) if self.loss.is_some() => kill_at.min(self.last_moment()),
             Stage::Ending(kill_at) => kill_at.min(self.point_of_risk()),
-            Stage::Killing => now.after(KILL_POLL),
+            Stage::Killing if self.refused.is_empty() => now.after(KILL_POLL),
+            Stage::Killing => now.after(LINGER_POLL),
         };
-        let linger = if self.outcome.is_some() { now.after(LINGER_POLL) } else { Moment::NEVER };
-        due.min(linger).min(self.next_look_at_lease(now))
+        let lingers = self.guardian_is_gone && self.outcome.is_some();
+        let look = if lingers { now.after(LINGER_POLL) } else { self.wake_at };
+        due.min(look).min(self.next_look_at_lease(now))
     }
 
     /// Often enough that the guardian hears of a renewal long before the end of the lease that it knows.
@@ -328,7 +450,7 @@ impl<H: Hold> Supervisor<'_, H> {
     /// Sends the first signal; SIGKILL follows after the grace, and before the lease's end if there is one.
     fn ask_to_end(&mut self) {
         // One that has ended by itself is not asked, only what it left behind.
-        self.by_loss = self.outcome.is_none();
+        self.by_loss |= self.outcome.is_none();
         let now = self.clock.now();
         let kill_at = now.after(self.policy.grace).min(self.last_moment());
         if kill_at <= now {
@@ -347,12 +469,21 @@ impl<H: Hold> Supervisor<'_, H> {
         self.kill_everybody();
     }
 
-    fn kill_everybody(&self) {
+    fn kill_everybody(&mut self) {
+        // The whole group in one call, in which none of it can fork.
         self.child.signal(Signal::KILL);
-        for pid in tree::descendants(self.guardian.pid()) {
-            // It may have ended since it was listed.
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        self.wake_guardian();
+        self.refused = tree::kill(self.root(), Reach::Everything);
+        // They may go on to start others: twice as many are worth another line, and not each one.
+        if self.refused.len() >= (2 * self.refused_told.len()).max(1) {
+            self.tell_refused();
         }
+    }
+
+    fn tell_refused(&mut self) {
+        self.refused_told.clone_from(&self.refused);
+        let processes = self.refused.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+        self.notes.say(&Note::Refused { processes });
     }
 
     fn on_signal(&mut self, delivery: Delivery) -> io::Result<()> {
@@ -367,6 +498,11 @@ impl<H: Hold> Supervisor<'_, H> {
     }
 
     fn forward(&mut self, delivery: Delivery) {
+        if self.outcome.is_none() && tree::is_visible() && !tree::is_living(self.child.pid) {
+            // For what it left behind, or for us. The guardian is about to tell.
+            self.late.push(delivery);
+            return self.wake_guardian();
+        }
         let Delivery { signal, .. } = delivery;
         let told_by_terminal = signal == Signal::HUP && self.terminal.is_hung_up();
         if told_by_terminal || self.child_got_it_too(delivery) {
@@ -375,17 +511,22 @@ impl<H: Hold> Supervisor<'_, H> {
         if signal != Signal::INT && signal != Signal::TERM {
             return self.child.signal(signal);
         }
-        if self.asked_to_end {
-            if self.stage != Stage::Killing {
+        if let Some(first) = self.request {
+            if self.stage != Stage::Killing && !self.is_repeat(first, delivery) {
                 self.kill();
             }
             return;
         }
-        self.asked_to_end = true;
+        self.request = Some(Request { delivery, at: self.clock.now() });
         self.child.signal(signal);
         if let (Some(patience), Stage::Running) = (self.policy.patience, self.stage) {
             self.stage = Stage::Ending(self.clock.now().after(patience));
         }
+    }
+
+    /// Whether one process sent the same signal twice in a moment. A key that is pressed twice is two.
+    fn is_repeat(&self, first: Request, delivery: Delivery) -> bool {
+        delivery == first.delivery && !delivery.from_kernel && self.clock.now() < first.at.after(REPEAT)
     }
 
     /// Keys of the terminal reach the whole foreground group, and so the child if it is in ours.

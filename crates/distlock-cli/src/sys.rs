@@ -4,16 +4,41 @@
 
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::Command;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// Whether SIGPIPE was ignored when the program was started.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Runs before Rust's runtime, which ignores SIGPIPE itself: afterwards the inherited disposition is gone.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_THE_RUNTIME: extern "C" fn() = look_at_pipe_signal;
+
+extern "C" fn look_at_pipe_signal() {
+    PIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+}
+
+/// Whether `signal` is ignored. Blocked and read from a descriptor, it arrives all the same.
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only writes the current one, which is read when it succeeded.
+    unsafe {
+        libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init_ref().sa_sigaction == libc::SIG_IGN
+    }
+}
 
 /// A set of signals, as the kernel keeps one for each thread.
 #[derive(Clone, Copy)]
@@ -33,6 +58,16 @@ impl SignalSet {
         }
     }
 
+    /// All of them.
+    pub(crate) fn full() -> SignalSet {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigfillset initialises the set that it is given.
+        unsafe {
+            libc::sigfillset(set.as_mut_ptr());
+            SignalSet(set.assume_init())
+        }
+    }
+
     /// Blocks these signals in this thread and those it starts later. Gives back what was blocked before.
     pub(crate) fn block(&self) -> io::Result<SignalSet> {
         self.change(libc::SIG_BLOCK)
@@ -44,7 +79,7 @@ impl SignalSet {
     }
 
     /// Blocks these signals and no others.
-    fn set(&self) -> io::Result<SignalSet> {
+    pub(crate) fn set(&self) -> io::Result<SignalSet> {
         self.change(libc::SIG_SETMASK)
     }
 
@@ -57,17 +92,28 @@ impl SignalSet {
         }
     }
 
-    /// A descriptor from which the blocked signals of this set are read as records of 128 bytes.
-    pub(crate) fn descriptor(&self) -> io::Result<AsyncFd<OwnedFd>> {
+    /// A descriptor from which the blocked signals of this set are read as records of 128 bytes, of whichever process
+    /// reads.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         // SAFETY: the set lives through the call.
-        let descriptor = match unsafe { libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) } {
-            -1 => return Err(io::Error::last_os_error()),
+        match unsafe { libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) } {
+            -1 => Err(io::Error::last_os_error()),
             // SAFETY: a descriptor that the kernel has just made is nobody else's.
-            number => unsafe { OwnedFd::from_raw_fd(number) },
-        };
-        // SAFETY: an owned descriptor stays open, and the same, until the AsyncFd that it is moved into is dropped.
-        Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+            number => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
+        }
     }
+}
+
+impl fmt::Debug for SignalSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SignalSet")
+    }
+}
+
+/// Has the runtime wait for `descriptor`, which does not block, to be readable.
+pub(crate) fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor stays open, and the same, until the AsyncFd that it is moved into is dropped.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
 /// Gives `signal` the meaning that the kernel gives it.
@@ -93,46 +139,37 @@ pub(crate) fn die_by(signal: i32) -> ! {
     std::process::exit(128 + signal)
 }
 
-/// Makes `command` start with `mask`, die with the thread that spawns it, and first write `announce` of its own process
-/// id to `listener`, which must stay open until it is spawned.
-pub(crate) fn bind_to_parent(
-    command: &mut Command,
-    mask: SignalSet,
-    listener: BorrowedFd<'_>,
-    announce: fn(Pid) -> [u8; 4],
-) {
+/// Makes `command` start with `mask` and with SIGPIPE as this program was, and die with the thread that spawns it.
+pub(crate) fn bind_to_parent(command: &mut Command, mask: SignalSet) {
     let parent = rustix::process::getpid();
-    let listener = listener.as_raw_fd();
+    let ignores_pipe = PIPE_WAS_IGNORED.load(Ordering::Relaxed);
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before it could be bound to.
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        // SAFETY: open in the parent by contract, and so in its copy until exec.
-        let listener = unsafe { BorrowedFd::borrow_raw(listener) };
-        rustix::io::write(listener, &announce(rustix::process::getpid()))?;
+        if ignores_pipe {
+            // SAFETY: SIG_IGN runs no code. std has just given the signal its default action.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        }
         mask.set().map(drop)
     };
     // SAFETY: between fork and exec the closure makes a few system calls on copied values: no allocation, no lock.
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Forks a process that runs `watch` with the two descriptors and nothing else open, then ends.
+/// Forks a process that does `work` and ends.
 ///
-/// `watch` must neither allocate nor take a lock: another thread may have held it when the process was copied.
-pub(crate) fn fork_watcher(
-    control: BorrowedFd<'_>,
-    timer: BorrowedFd<'_>,
-    watch: fn(BorrowedFd<'_>, BorrowedFd<'_>),
-) -> io::Result<Pid> {
-    // SAFETY: the copy runs only close_range, `watch` (see above) and _exit; it never returns into Rust's runtime.
+/// Threads are missing from the copy. `work` may allocate: the C library leaves its allocator in order (glibc, and musl since
+/// 1.2.2). It must not take another lock that a thread of ours may have held, such as that of stdout.
+pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the copy runs only `work` (see above) and _exit; it returns neither into the caller nor into the runtime.
     unsafe {
         match libc::fork() {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                close_all_but(control.as_raw_fd(), timer.as_raw_fd());
-                watch(control, timer);
+                let _ = panic::catch_unwind(AssertUnwindSafe(work));
                 libc::_exit(0)
             }
             pid => Ok(Pid::from_raw(pid).expect("a child has a process id")),
@@ -140,13 +177,17 @@ pub(crate) fn fork_watcher(
     }
 }
 
-/// For a process that is about to do nothing else: whoever owned the other descriptors is not in it.
-unsafe fn close_all_but(one: RawFd, other: RawFd) {
-    let (low, high) = (one.min(other), one.max(other));
-    for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
+/// Closes every other descriptor. For a forked process that uses none of them: their owners are not in it.
+pub(crate) fn close_all_but<const N: usize>(mut kept: [RawFd; N]) {
+    kept.sort_unstable();
+    let mut first = 0;
+    for number in kept {
         // SAFETY: see the function.
-        unsafe { close_range(first, last) };
+        unsafe { close_range(first, number - 1) };
+        first = number + 1;
     }
+    // SAFETY: see the function.
+    unsafe { close_range(first, RawFd::MAX) };
 }
 
 /// Closes all of these; whoever owned them must not use them any more.

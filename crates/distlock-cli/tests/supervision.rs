@@ -339,6 +339,22 @@ fn what_was_ignored_or_blocked_at_the_start_is_so_for_the_child() {
     assert_eq!(mask("SigBlk"), 0);
 }
 
+/// Rust's runtime ignores SIGPIPE by itself, and std's `Command` gives it back its default action.
+#[test]
+fn the_signal_of_a_broken_pipe_is_ignored_by_the_child_only_if_it_was_at_the_start() {
+    let status = "grep SigIgn /proc/self/status";
+    let nested = format!("{} run inner {status}", harness().display());
+    for (prelude, expected) in [("trap '' PIPE; ", 1), ("", 0)] {
+        for command in [status, &nested] {
+            let script = format!("{prelude}exec {} run job {command}", harness().display());
+            let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let mask = u64::from_str_radix(text.split_ascii_whitespace().nth(1).expect("a mask"), 16).unwrap();
+            assert_eq!(mask >> (Signal::PIPE.as_raw() - 1) & 1, expected, "{script}: {text}");
+        }
+    }
+}
+
 #[test]
 fn no_descriptor_of_ours_reaches_the_child() {
     let script = "ls /proc/$$/fd";

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use common::*;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
-/// An interactive shell on a terminal of its own.
+/// A program on a terminal of its own.
 struct Session {
     keyboard: File,
     screen: Arc<Mutex<String>>,
@@ -21,14 +21,25 @@ struct Session {
 }
 
 impl Session {
+    /// An interactive shell.
     fn start() -> Session {
+        let mut session = Session::of(&["bash", "--norc", "--noprofile", "-i"]);
+        // Typed text is not shown, so that what is seen was printed.
+        session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
+        session.expect_text("begin");
+        session
+    }
+
+    /// A program without a shell around it, as `ssh -t` starts one.
+    fn of(words: &[&str]) -> Session {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let line = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         let end = || Stdio::from(line.try_clone().unwrap());
         let shell = Command::new("setsid")
-            .args(["--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"])
+            .args(["--ctty", "--wait"])
+            .args(words)
             .env("PS1", "$ ")
             .env("TERM", "dumb")
             .env("H", harness())
@@ -36,7 +47,7 @@ impl Session {
             .stdout(end())
             .stderr(end())
             .spawn()
-            .expect("setsid(1) and bash are there");
+            .expect("setsid(1) is there");
         let keyboard = File::from(master);
         let screen = Arc::new(Mutex::new(String::new()));
         let (mut reader, seen) = (keyboard.try_clone().unwrap(), screen.clone());
@@ -46,11 +57,7 @@ impl Session {
                 seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        let mut session = Session { keyboard, screen, shell, past: String::new() };
-        // Typed text is not shown, so that what is seen was printed.
-        session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
-        session.expect_text("begin");
-        session
+        Session { keyboard, screen, shell, past: String::new() }
     }
 
     fn type_text(&mut self, text: &str) {
@@ -182,6 +189,31 @@ fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
     assert!(!session.screen.lock().unwrap().contains("caught"));
 }
 
+/// The kernel does not let a key stop what nothing could continue.
+#[test]
+fn without_a_shell_the_suspend_key_is_without_effect() {
+    for placement in [&["--foreground"][..], &[]] {
+        let mut words = vec![harness().to_str().unwrap(), "run"];
+        words.extend(placement);
+        words.extend([
+            "job",
+            "--",
+            "sh",
+            "-c",
+            "stty -echo; echo begun; while read x; do echo got-$x; done; echo ended",
+        ]);
+        let mut session = Session::of(&words);
+        session.expect_text("begun");
+        session.type_text("\x1aone\n");
+        session.expect_text("got-one");
+        session.type_text("\x1a\x1atwo\n");
+        session.expect_text("got-two");
+        session.type_text("\x04");
+        session.expect_text("ended");
+        assert!(session.shell.wait().unwrap().success(), "{placement:?}");
+    }
+}
+
 #[test]
 fn watch_draws_a_table_that_stays_in_its_place() {
     let mut session = Session::start();
@@ -198,4 +230,82 @@ fn watch_draws_a_table_that_stays_in_its_place() {
     session.expect_text("ended");
     session.type_text("kill %1; wait; rm -r $DISTLOCK_LOCK_DIR; echo cle''an\n");
     session.expect_text("clean");
+}
+
+/// A shell whose locks are in a directory of its own, and the program as `$D`.
+fn session_with_locks(dir: &std::path::Path) -> Session {
+    let mut session = Session::start();
+    session.type_text(&format!("export DISTLOCK_LOCK_DIR={} D={}\n", dir.display(), env!("CARGO_BIN_EXE_distlock")));
+    session
+}
+
+/// The program over the locks in `dir`, from outside of the terminal.
+fn outside(dir: &std::path::Path, words: &[&str]) -> i32 {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distlock"));
+    let command = command.args(words).env("DISTLOCK_LOCK_DIR", dir).stdin(Stdio::null()).stderr(Stdio::null());
+    code(command.status().unwrap())
+}
+
+#[test]
+fn a_lock_held_in_the_background_stays_held_until_a_signal_or_the_end_of_its_input() {
+    let dir = scratch("held-in-the-background");
+    let mut session = session_with_locks(&dir);
+    session.type_text("$D hold job &\n");
+    session.expect_text("job token ");
+    // Time must pass, with something to read: the shell is given it, and the holder neither takes it nor ends.
+    session.type_text("$D run -q -w 2 job true; echo code-$?\necho ty''ped\n");
+    session.expect_text("code-75");
+    session.expect_text("typed");
+    assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 75);
+
+    session.type_text("fg\n");
+    session.expect_text("hold job");
+    session.type_text("a line is no end\n");
+    session.type_text("\x04");
+    session.type_text("echo code-$?\n");
+    session.expect_text("code-0");
+    assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 0);
+
+    session.type_text("$D hold job &\n");
+    session.expect_text("job token ");
+    session.type_text("kill %%; wait %%; echo code-$?\n");
+    session.expect_text("code-0");
+    assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 0);
+    let _ = std::fs::remove_dir_all(&dir);
+}
+
+#[test]
+fn a_lock_that_nobody_can_bring_to_the_foreground_is_held_until_its_input_ends() {
+    let dir = scratch("held-by-an-orphan");
+    let mut session = session_with_locks(&dir);
+    // The shell between is gone at once: no job of the session's shell, and refused the terminal for good.
+    session.type_text("($D hold job </dev/tty &)\n");
+    session.expect_text("job token ");
+    session.type_text("$D run -q -w 2 job true; echo code-$?\necho ty''ped\n");
+    session.expect_text("code-75");
+    session.expect_text("typed");
+    // Without its session the terminal belongs to none, and every process that has it open can read it.
+    session.type_text("exit\n");
+    session.shell.wait().unwrap();
+    assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 75, "the shell's end is not its end");
+    session.type_text("\x04");
+    assert_eq!(outside(&dir, &["run", "-w", "20", "job", "true"]), 0, "its input has ended");
+    let _ = std::fs::remove_dir_all(&dir);
+}
+
+#[test]
+fn a_lock_held_under_nohup_has_no_input_and_is_held_until_a_signal() {
+    let dir = scratch("held-under-nohup");
+    let mut session = session_with_locks(&dir);
+    session.type_text("nohup $D hold job > $DISTLOCK_LOCK_DIR.out &\n");
+    session.type_text("until grep -q token $DISTLOCK_LOCK_DIR.out; do :; done; echo he''ld\n");
+    session.expect_text("held");
+    assert_eq!(outside(&dir, &["run", "-w", "1", "job", "true"]), 75);
+    session.type_text("kill -HUP %%; $D run -q -w 1 job true; echo code-$?\n");
+    session.expect_text("code-75");
+    session.type_text("kill %%; wait %%; echo code-$?\n");
+    session.expect_text("code-0");
+    assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 0);
+    let _ = std::fs::remove_dir_all(&dir);
+    let _ = std::fs::remove_file(format!("{}.out", dir.display()));
 }

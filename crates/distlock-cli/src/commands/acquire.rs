@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use crate::acquire::{Refusal, interruption};
+use crate::command_line;
 use crate::commands::{block_on, fail, holder};
 use crate::control_socket::read_line;
 use crate::exit::{Exit, ExitCode};
@@ -110,8 +111,7 @@ fn start_holder() -> io::Result<UnixStream> {
     let (ours, theirs) = Pair::pair()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("distlock").arg(holder::COMMAND);
-    // No option can stand before the command's name, so it is the first word.
-    command.args(std::env::args_os().skip(2));
+    command.args(command_line::words().into_iter().skip(2));
     // The shell that reads our output must not wait for the holder to close it.
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn()?;

@@ -1,6 +1,6 @@
 //! `distlock hold`: a lock held until a signal or the end of stdin.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
 use distlock::{Key, LockGuard};
 use serde_json::json;
@@ -11,6 +11,7 @@ use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Hold;
+use crate::input;
 use crate::note::{Note, Notes};
 use crate::plan::{self, Wait};
 use crate::signal_stream::Signals;
@@ -85,7 +86,7 @@ fn print(guard: &LockGuard, engine: &Engine, as_json: bool) {
 
 /// Waits for a signal, the end of stdin, or a loss.
 async fn until_the_end(guard: &LockGuard, signals: &mut Signals, notes: &mut Notes) -> Exit {
-    let mut stdin = stdin_end();
+    let mut stdin = input::end();
     loop {
         tokio::select! {
             delivery = signals.next() => match delivery {
@@ -100,16 +101,4 @@ async fn until_the_end(guard: &LockGuard, signals: &mut Signals, notes: &mut Not
             }
         }
     }
-}
-
-/// Resolves at the end of stdin. On a thread: stdin may be a file or a terminal, which cannot be waited for otherwise.
-fn stdin_end() -> tokio::sync::oneshot::Receiver<()> {
-    let (ended, end) = tokio::sync::oneshot::channel();
-    std::thread::spawn(move || {
-        let mut stdin = io::stdin();
-        let mut buffer = [0; 4096];
-        while stdin.read(&mut buffer).is_ok_and(|length| length > 0) {}
-        let _ = ended.send(());
-    });
-    end
 }

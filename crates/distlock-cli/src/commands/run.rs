@@ -20,6 +20,7 @@ use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
 use crate::signal_stream::{FORWARDED, Signals};
 use crate::supervise::{Ending, Failure, supervise};
+use crate::sys;
 
 /// How often the lock is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,10 +199,11 @@ fn internal(error: &io::Error, notes: &mut Notes) -> Exit {
 
 fn verdict(ending: &Ending, policy: &Policy) -> Exit {
     let tells = policy.on_lost != OnLost::Ignore || ending.loss == Some(LossReason::MaxHold);
-    match Exit::from(ending.outcome) {
-        _ if ending.loss.is_some() && tells => ExitCode::Lost.into(),
-        Exit::Signal(signal) if ending.by_terminal => Exit::TerminalSignal(signal),
-        exit => exit,
+    match ending.outcome.map(Exit::from) {
+        None => ExitCode::Lost.into(),
+        Some(_) if ending.loss.is_some() && tells => ExitCode::Lost.into(),
+        Some(Exit::Signal(signal)) if ending.by_terminal => Exit::TerminalSignal(signal),
+        Some(exit) => exit,
     }
 }
 
@@ -231,8 +233,9 @@ async fn linger<H: Hold>(
     None
 }
 
-/// Whether a signal that reaches the wrapper while no command runs ends it.
+/// Whether a signal that reaches the wrapper while no command runs ends it. One that was ignored at the start, as by
+/// nohup(1), does not.
 #[must_use]
 pub fn ends_waiting(signal: Signal) -> bool {
-    FORWARDED.contains(&signal)
+    FORWARDED.contains(&signal) && !sys::is_ignored(signal.as_raw())
 }

@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use self::history::{Hold, violations};
+use crate::command_line;
 use crate::commands::{fail, with_engine};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Verify;
@@ -91,7 +92,7 @@ impl Run {
     }
 
     fn start(&mut self, sender: &Sender<Line>) -> io::Result<usize> {
-        let mut words = std::env::args_os();
+        let mut words = command_line::words().into_iter();
         let program = words.next().unwrap_or_default();
         let program = std::env::current_exe().unwrap_or_else(|_| program.into());
         // The same flags, for another command.

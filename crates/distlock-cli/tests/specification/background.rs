@@ -269,3 +269,33 @@ fn a_lock_that_is_lost_is_not_renewed() {
     assert_eq!(machine.code(&["renew", "job", "--token", &token]), 79);
     await_gone(holder);
 }
+
+/// The holder leaves the directory in which it was started, and a relative name means the same file all the same.
+#[test]
+fn a_relative_name_is_resolved_before_the_holder_leaves_the_directory() {
+    let machine = Machine::new();
+    let name = format!("relative-{}", std::process::id());
+    let relative = format!("./{name}");
+    let run = |words: &[&str]| finish(machine.distlock(words).env("DISTLOCK_HISTORY", "9"));
+    let acquired = run(&["acquire", &relative]);
+    assert_eq!(acquired.code, 0, "{}", acquired.stderr);
+    let token = acquired.stdout.trim();
+    let holder = machine.show(&relative)["holder"]["pid"].as_i64().expect("a process holds it");
+    assert_eq!(run(&["renew", &relative, "--token", token]).code, 0);
+    assert_eq!(run(&["release", &relative, "--token", token]).code, 0);
+    // It writes the history after it has answered.
+    await_gone(Pid::from_raw(holder.try_into().unwrap()).unwrap());
+    // What a holder in the wrong place would leave; not to be left by this test either.
+    let astray = std::path::Path::new("/").join(format!("{name}.distlock.log"));
+    let went_astray = astray.exists();
+    let _ = std::fs::remove_file(&astray);
+    assert!(!went_astray, "{}", astray.display());
+    let told = run(&["history", "--json", &relative]).stdout;
+    let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(told.iter().map(|entry| entry["what"].as_str().unwrap()).collect::<Vec<_>>(), ["acquired", "released"]);
+    let entries = std::fs::read_dir(machine.path(".")).unwrap();
+    let mut left: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    left.retain(|file| file.starts_with(&name));
+    left.sort();
+    assert_eq!(left, [name.clone(), format!("{name}.distlock.log")], "all of it beside the lock's file");
+}

@@ -34,6 +34,65 @@ fn a_url_that_cannot_be_used_is_78() {
 }
 
 #[test]
+fn an_unknown_scheme_is_named_and_nothing_behind_it() {
+    let machine = Machine::new();
+    assert_refused(&machine, &[78], "an unknown scheme \"ftp\"", |command| {
+        command.env("DISTLOCK_URL", "ftp://u:hunter2@host/hunter2?hunter2#hunter2");
+    });
+    // What looks like a password, or like the beginning of one, is no scheme.
+    for url in ["hunter2://host", "u:hunter2@h://x"] {
+        assert_refused(&machine, &[78], "an unknown scheme; known are", |command| {
+            command.env("DISTLOCK_URL", url);
+        });
+    }
+}
+
+#[test]
+fn what_most_commands_take_may_stand_before_the_command() {
+    let machine = Machine::new();
+    let url = format!("file://{}", machine.text("elsewhere"));
+    machine.write("other.toml", &format!("url = {url:?}"));
+    assert_eq!(machine.code(&["--url", &url, "run", "by-url", "true"]), 0);
+    assert_eq!(machine.code(&["--config=other.toml", "run", "by-config", "true"]), 0);
+    assert!(machine.path("elsewhere/by-url.lock").exists() && machine.path("elsewhere/by-config.lock").exists());
+    assert!(machine.lock_files().is_empty(), "nothing was locked in the usual place");
+
+    let told = machine.run(&["-v", "--json", "--url", &url, "run", "job", "true"]).stderr;
+    assert!(told.lines().count() > 2 && told.lines().all(|line| line.starts_with('{')), "{told}");
+    let quiet = machine.run(&["-q", "run", "job", "no-such-command"]);
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (127, ""));
+    let conflict = machine.run(&["-q", "run", "-v", "job", "true"]);
+    assert!(conflict.code == 64 && conflict.stderr.contains("cannot be used with"), "{}", conflict.stderr);
+
+    // The process in the background gets the same words.
+    let held = machine.run(&["--json", "--url", &url, "acquire", "kept"]).stdout;
+    let held: serde_json::Value = serde_json::from_str(&held).expect("JSON");
+    assert!(held["engine"].as_str().is_some_and(|engine| engine.ends_with("/elsewhere")), "{held}");
+    let token = held["token"].as_str().unwrap().to_owned();
+    let release = ["release", "kept", "--token", &token];
+    let refused = machine.run(&[&["--url", &url][..], &release].concat());
+    assert!(refused.code == 64 && refused.stderr.contains("--url"), "release takes no engine: {}", refused.stderr);
+    assert_eq!(machine.code(&[&["-q"][..], &release].concat()), 0);
+    let verdict = machine.run(&["--json", "--url", &url, "verify", "--time", "0.3", "--workers", "2"]);
+    assert!(verdict.code == 0 && verdict.stdout.contains("\"safe\""), "{} {}", verdict.stdout, verdict.stderr);
+}
+
+#[test]
+fn a_user_is_shown_by_name_also_where_no_variable_says_it() {
+    let machine = Machine::new();
+    let name = machine.run(&["run", "job", "id", "-un"]).stdout;
+    let user = |value: Option<&str>| {
+        let mut command = machine.distlock(&["run", "job", "-c", "$DISTLOCK show --json job"]);
+        command.env_remove("USER").envs(value.map(|value| ("USER", value)));
+        let told: serde_json::Value = serde_json::from_str(&finish(&mut command).stdout).expect("JSON");
+        told["holder"]["user"].as_str().expect("a user").to_owned()
+    };
+    assert_eq!(user(None), name.trim());
+    assert_eq!(user(Some("")), name.trim());
+    assert_eq!(user(Some("somebody")), "somebody");
+}
+
+#[test]
 fn a_configuration_file_that_cannot_be_used_is_78_and_is_named() {
     let machine = Machine::new();
     let rows = [

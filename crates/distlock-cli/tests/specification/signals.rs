@@ -61,7 +61,10 @@ fn a_second_signal_is_the_last() {
         wrapper.signal(first);
         assert_eq!(wrapper.line(), "heard");
         assert!(!machine.is_free("job"));
-        wrapper.signal(second);
+        // By another process: what one process repeats within a moment is one.
+        let number = format!("-{}", second.as_raw());
+        let kill = ["-c", "kill $0 $1", &number, &wrapper.pid().to_string()];
+        assert_eq!(crate::machine::finish(&mut machine.command("sh", &kill)).code, 0);
         assert_eq!(code(wrapper.wait()), 137, "{first:?}, {second:?}");
         assert!(!is_alive(stubborn), "nobody is left");
         assert!(machine.is_free("job"));
@@ -100,6 +103,28 @@ fn a_stopped_wrapper_keeps_its_lock_and_goes_on() {
     assert_eq!(wrapper.line(), "on");
     assert_eq!(code(wrapper.wait()), 3);
     assert!(machine.is_free("job"));
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_ends_neither_a_wait_nor_a_hold() {
+    let machine = Machine::new();
+    let ignoring = |words: &str| {
+        let script = format!("trap '' HUP; exec \"$DISTLOCK\" {words}");
+        Wrapper::start(machine.command("sh", &["-c", &script]).stdin(Stdio::piped()))
+    };
+    let mut holder = ignoring("hold job");
+    assert!(holder.line().starts_with("job token "));
+    let mut waiter = ignoring("run job echo mine");
+    machine.await_waiters("job", 1);
+    for wrapper in [&holder, &waiter] {
+        wrapper.signal(Signal::HUP);
+    }
+    assert!(!machine.is_free("job"));
+    assert_eq!(machine.show("job")["waiters"].as_array().map(Vec::len), Some(1), "it still waits");
+    assert!(holder.is_running() && waiter.is_running());
+    holder.signal(Signal::TERM);
+    assert_eq!(code(holder.wait()), 0);
+    assert_eq!((waiter.line().as_str(), code(waiter.wait())), ("mine", 0));
 }
 
 #[test]

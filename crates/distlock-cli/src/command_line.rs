@@ -1,0 +1,104 @@
+//! The words of the command line, in the order in which the commands read them.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::FromArgMatches;
+
+use crate::flags::{self, Flags};
+
+/// The words with which this process was started, the command's name first.
+#[must_use]
+pub fn words() -> Vec<OsString> {
+    name_first(std::env::args_os().collect())
+}
+
+/// Reads `words`, which begin with the program's name.
+///
+/// # Errors
+/// What cannot be understood, and what is answered at once: help and the version.
+pub fn parse(words: Vec<OsString>) -> Result<Flags, clap::Error> {
+    let mut definition = flags::definition();
+    let mut matches = definition.try_get_matches_from_mut(name_first(words))?;
+    Flags::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition))
+}
+
+/// Moves the options before the command's name behind it: there the command's own definition takes or refuses them, and
+/// what stands behind the name already overrides them.
+fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
+    let definition = flags::definition();
+    let mut at = 1;
+    while let Some(length) = words.get(at).and_then(|word| option_words(word, &definition)) {
+        at += length;
+    }
+    // An option that is not known, or no name at all, is for the parser to refuse.
+    if words.get(at).is_some_and(|word| !word.as_encoded_bytes().starts_with(b"-")) {
+        words[1..=at].rotate_right(1);
+    }
+    words
+}
+
+/// How many words an option takes that may stand before the command's name; `None` when `word` begins no such option.
+fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
+    let takes_value = |arg: &clap::Arg| arg.get_action().takes_values();
+    let bytes = word.as_encoded_bytes();
+    if let Some(long) = bytes.strip_prefix(b"--") {
+        let mut parts = long.splitn(2, |byte| *byte == b'=');
+        let (name, value) = (parts.next()?, parts.next());
+        let arg = definition.get_arguments().find(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == name))?;
+        return Some(if takes_value(arg) && value.is_none() { 2 } else { 1 });
+    }
+    let letters = bytes.strip_prefix(b"-").filter(|letters| !letters.is_empty())?;
+    let is_switch = |letter: &u8| {
+        let letter = Some(char::from(*letter));
+        definition.get_arguments().any(|arg| arg.get_short() == letter && !takes_value(arg))
+    };
+    letters.iter().all(is_switch).then_some(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::Command;
+
+    fn ordered(line: &str) -> String {
+        let words = name_first(line.split(' ').map(OsString::from).collect());
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn options_before_the_command_move_behind_its_name() {
+        let rows = [
+            ("distlock run job true", "distlock run job true"),
+            ("distlock --json ls", "distlock ls --json"),
+            ("distlock -v --url mem:// run job ls --json", "distlock run -v --url mem:// job ls --json"),
+            ("distlock --url=mem:// --config f -q ls --json", "distlock ls --url=mem:// --config f -q --json"),
+            ("distlock --url run ls", "distlock ls --url run"),
+        ];
+        for (line, expected) in rows {
+            assert_eq!(ordered(line), expected, "{line}");
+        }
+        // For the parser: nothing is moved.
+        for line in ["distlock", "distlock --help", "distlock -q --help", "distlock --ttl 5 run a b", "distlock --url"]
+        {
+            assert_eq!(ordered(line), line);
+        }
+    }
+
+    #[test]
+    fn the_commands_own_definition_judges_them() {
+        let parsed = |line: &str| parse(line.split(' ').map(OsString::from).collect());
+        let Command::Ls(ls) = parsed("distlock --url mem://a -v ls --url mem://b").unwrap().command else {
+            panic!("ls")
+        };
+        assert!(ls.output.verbose && ls.engine.url.as_deref() == Some("mem://b"), "what stands behind it counts");
+        for line in [
+            "distlock -q run -v job true",
+            "distlock --url mem:// doctor mem://",
+            "distlock --url mem:// release job --token t",
+            "distlock --json completions bash",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}

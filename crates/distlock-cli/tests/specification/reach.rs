@@ -1,0 +1,289 @@
+//! How far the end of a command reaches: work in other groups and sessions, and work of other users.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use distlock_testkit::servers::RedisServer;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{Wrapper, await_gone, await_state, code, is_alive, state};
+use crate::machine::{DISTLOCK, Machine, finish};
+
+/// Work outside of the command's process group; each prints the process id of the work.
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("timeout(1) makes a group", "timeout 1h sh -c 'echo $$; exec sleep 3600' & wait; exit 1"),
+    ("job control makes groups", "set -m; sh -c 'echo $$; exec sleep 3600' & wait; exit 1"),
+    ("a session of its own", "setsid sh -c 'echo $$; exec sleep 3600' & wait; exit 1"),
+    ("an orphan in a session of its own", "(setsid sh -c 'echo $$; exec sleep 3600' &); sleep 3600; exit 1"),
+];
+
+#[test]
+fn f77_work_outside_of_the_group_ends_before_the_next_holder_when_the_wrapper_is_stopped() {
+    for (name, script) in ELSEWHERE {
+        // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+        assert!(
+            (0..3).any(|_| is_alone_after(Signal::STOP, script)),
+            "{name}: it ran beside the next holder three times"
+        );
+    }
+}
+
+#[test]
+fn f77_work_outside_of_the_group_ends_before_the_next_holder_when_the_wrapper_is_killed() {
+    for (name, script) in ELSEWHERE {
+        assert!(
+            (0..3).any(|_| is_alone_after(Signal::KILL, script)),
+            "{name}: it ran beside the next holder three times"
+        );
+    }
+}
+
+/// Whether the next holder finds the work of one whose wrapper got `signal` gone.
+fn is_alone_after(signal: Signal, script: &str) -> bool {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let words = ["run", "--ttl", "3s", "job", "bash", "-c", script];
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
+    let work = wrapper.line_pid();
+    wrapper.signal(signal);
+    let look = format!("grep -q '^State:.[RSDTt]' /proc/{}/status && echo beside || echo alone", work.as_raw_nonzero());
+    let next = machine.run(&["run", "job", "sh", "-c", &look]);
+    assert_eq!(next.code, 0, "{}", next.stderr);
+    if signal == Signal::STOP {
+        wrapper.signal(Signal::CONT);
+        assert_eq!(code(wrapper.wait()), 79);
+    }
+    next.stdout == "alone\n"
+}
+
+#[test]
+fn f77_a_loss_ends_work_outside_of_the_group_too() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    for (name, script) in ELSEWHERE {
+        let words = ["run", "-k", "0.5", "job", "bash", "-c", script];
+        let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
+        let work = wrapper.line_pid();
+        take_away(&machine);
+        assert_eq!(code(wrapper.wait()), 79, "{name}");
+        assert!(!is_alive(work), "{name}");
+    }
+}
+
+fn take_away(machine: &Machine) {
+    let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
+    assert_eq!(machine.code(&["break", "job", "--if-token", &token, "--reason", "test"]), 0);
+}
+
+/// `distlock run` without the right to signal others' processes, and a command that became another user.
+fn run_as_another(machine: &Machine, words: &[&str]) -> Wrapper {
+    let script = "echo $$; exec sleep 3600 >/dev/null";
+    let wrapper = ["--bounding-set=-kill", DISTLOCK, "run", "--status-fd", "1"];
+    let command = ["job", "setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script];
+    let words: Vec<_> = wrapper.iter().chain(words).chain(&command).copied().collect();
+    Wrapper::start(machine.command("setpriv", &words).stderr(Stdio::piped()))
+}
+
+/// The next line with `event` in it, of a wrapper that says its steps to stdout.
+fn await_event(wrapper: &mut Wrapper, event: &str) -> String {
+    loop {
+        let line = wrapper.line();
+        assert!(!line.is_empty(), "it ended without {event}");
+        if line.contains(&format!("\"event\":\"{event}\"")) {
+            return line;
+        }
+    }
+}
+
+/// The process id of the work, which prints it between the steps.
+fn work_of(wrapper: &mut Wrapper) -> Pid {
+    loop {
+        if let Some(pid) = wrapper.line().parse().ok().and_then(Pid::from_raw) {
+            return pid;
+        }
+    }
+}
+
+#[test]
+fn f77_work_of_another_user_is_reported_and_the_lost_lock_is_79_needs_root() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let mut wrapper = run_as_another(&machine, &["-k", "0.2"]);
+    let work = work_of(&mut wrapper);
+    take_away(&machine);
+    let line = await_event(&mut wrapper, "refused");
+    assert!(line.contains(&work.to_string()), "{line} names {work}");
+    assert_eq!(code(wrapper.wait()), 79);
+    assert!(is_alive(work), "this is the limit");
+    kill_process(work, Signal::KILL).unwrap();
+}
+
+#[test]
+fn f77_work_of_another_user_keeps_the_lock_as_long_as_it_can_needs_root() {
+    let server = RedisServer::start();
+    let machine = Machine::with_server(server.url());
+    let mut wrapper = run_as_another(&machine, &["--ttl", "2s"]);
+    let work = work_of(&mut wrapper);
+    wrapper.signal(Signal::TERM);
+    wrapper.signal(Signal::INT);
+    await_event(&mut wrapper, "refused");
+    assert!(is_alive(work) && !machine.is_free("job"), "it runs, so it is locked");
+    // Longer than the lease.
+    let waiter = machine.run(&["run", "-w", "3s", "-q", "job", "true"]);
+    assert_eq!(waiter.code, 75, "{}", waiter.stderr);
+    kill_process(work, Signal::KILL).unwrap();
+    assert_eq!(code(wrapper.wait()), 137, "by the end of the command itself");
+    assert!(machine.is_free("job"));
+}
+
+/// Work of another user that starts one process after the other is named once, and not once for each of them.
+#[test]
+fn work_of_another_user_is_not_named_again_and_again_needs_root() {
+    let machine = Machine::new();
+    let script = "trap '' TERM INT; echo $$; while :; do echo tick; sleep 0.05 >/dev/null; done";
+    let wrapper = ["--bounding-set=-kill", DISTLOCK, "run", "--status-fd", "1", "job"];
+    let command = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script];
+    let words: Vec<_> = wrapper.iter().chain(&command).copied().collect();
+    let mut wrapper = Wrapper::start(machine.command("setpriv", &words).stderr(Stdio::null()));
+    let work = work_of(&mut wrapper);
+    wrapper.signal(Signal::TERM);
+    wrapper.signal(Signal::INT);
+    await_event(&mut wrapper, "refused");
+    let (mut ticks, mut lines) = (0, 1);
+    while ticks < 40 {
+        let line = wrapper.line();
+        assert!(!line.is_empty(), "it ended");
+        ticks += u32::from(line == "tick");
+        lines += u32::from(line.contains("\"refused\""));
+    }
+    // The shell and its child are two at times.
+    assert!(lines <= 2, "{lines} lines in {ticks} ticks");
+    kill_process(work, Signal::KILL).unwrap();
+    assert_eq!(code(wrapper.wait()), 137);
+}
+
+#[test]
+fn a_daemon_outlives_a_killed_wrapper_only_where_no_lease_ends_under_it() {
+    // With a lease it is killed: see f77.
+    let machine = Machine::new();
+    let script = "setsid sh -c 'echo $$; exec sleep 60 >/dev/null' & wait";
+    let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "job", "sh", "-c", script]));
+    let daemon = wrapper.line_pid();
+    wrapper.signal(Signal::KILL);
+    wrapper.wait();
+    assert_eq!(wrapper.rest(), "", "the shell is killed");
+    assert!(is_alive(daemon) && !machine.is_free("job"));
+}
+
+#[test]
+fn a_killed_guardian_takes_the_command_along() {
+    let machine = Machine::new();
+    let script = "echo $PPID; echo $$; sleep 60";
+    let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "job", "sh", "-c", script]));
+    let (guardian, command) = (wrapper.line_pid(), wrapper.line_pid());
+    let name = std::fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap();
+    assert_eq!(name, "distlock-guard\n");
+    kill_process(guardian, Signal::KILL).unwrap();
+    await_gone(command);
+    // What the shell left in the session holds the lock until it is killed.
+    wrapper.signal(Signal::TERM);
+    wrapper.signal(Signal::INT);
+    assert_eq!(code(wrapper.wait()), 137);
+    assert!(machine.is_free("job"));
+}
+
+/// A signal that comes behind the command's end is not lost on it, however late the wrapper hears of that.
+#[test]
+fn a_signal_behind_the_commands_end_ends_the_wait() {
+    let machine = Machine::new();
+    let script = "read go; echo $PPID; echo $$; read end";
+    let words = ["run", "--status-fd", "1", "--at-least", "1h", "job", "sh", "-c", script];
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()));
+    // The guardian has told of the start, and has nothing more to do.
+    await_event(&mut wrapper, "started");
+    let mut input = wrapper.stdin();
+    input.write_all(b"go\n").unwrap();
+    let (guardian, command) = (wrapper.line_pid(), wrapper.line_pid());
+    kill_process(guardian, Signal::STOP).unwrap();
+    await_state(guardian, 'T');
+    drop(input);
+    await_gone(command);
+    wrapper.signal(Signal::TERM);
+    assert_eq!(code(wrapper.wait()), 143);
+    assert!(machine.is_free("job"));
+}
+
+/// A guardian that others have stopped does not keep the command's end to itself.
+#[test]
+fn a_stopped_guardian_tells_of_the_commands_end() {
+    let machine = Machine::new();
+    let words = ["run", "--status-fd", "1", "job", "sh", "-c", "echo $PPID; read end; exit 3"];
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()));
+    let guardian = work_of(&mut wrapper);
+    let input = wrapper.stdin();
+    kill_process(guardian, Signal::STOP).unwrap();
+    drop(input);
+    assert_eq!(code(wrapper.wait()), 3);
+    assert!(machine.is_free("job"));
+}
+
+#[test]
+fn the_commands_process_id_is_not_free_while_signals_may_be_sent_to_it() {
+    let machine = Machine::new();
+    let script = "sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.02; done' & exit 3";
+    let words = ["run", "--status-fd", "1", "job", "sh", "-c", script];
+    let mut wrapper = Wrapper::start(&mut machine.distlock(&words));
+    // In any order.
+    let (mut command, mut is_ready, mut lingers) = (None, false, false);
+    while command.is_none() || !is_ready || !lingers {
+        let line = wrapper.line();
+        assert!(!line.is_empty(), "it ended");
+        is_ready |= line == "ready";
+        lingers |= line.contains("lingering");
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+        let pid = event["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        command = command.or(pid);
+    }
+    let command = command.unwrap();
+    assert_eq!(state(command), Some('Z'), "dead, and not reaped");
+    wrapper.signal(Signal::USR1);
+    assert_eq!(wrapper.line(), "got", "the rest of the group is signalled");
+    assert_eq!(code(wrapper.wait()), 3);
+}
+
+/// Where the first process of a container does not reap, each of them would stay for ever.
+#[test]
+fn no_zombie_is_left_for_others_to_reap() {
+    // What is left is left to us, who do not reap it.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let machine = Machine::new();
+    for script in ["echo $$ $PPID", "(sleep 0.1 &); echo $$ $PPID; exit 3", "echo $$ $PPID; kill -KILL $$"] {
+        let done = machine.run(&["run", "job", "sh", "-c", script]);
+        let pids = done.stdout.split_whitespace().map(|word| Pid::from_raw(word.parse().unwrap()).unwrap());
+        let states: Vec<_> = pids.map(state).collect();
+        assert_eq!(states, [None, None], "{script}: command and guardian");
+    }
+}
+
+/// A stranger that would get the command's process id as soon as the kernel gives it away.
+#[test]
+fn a_stranger_never_gets_the_commands_signals_needs_root() {
+    let machine = Machine::new();
+    let script = "
+        $DISTLOCK run --foreground job sh -c 'sleep 60 >/dev/null 2>&1 & echo $$ > command' &
+        wrapper=$!
+        until test -s command; do sleep 0.02; done
+        command=$(cat command)
+        while grep -q '^State:.[RSDTt]' /proc/$command/status; do sleep 0.02; done 2>/dev/null
+        # In the wrapper's sight too: it reaps in the same turn as it says so.
+        sleep 0.3
+        echo $((command - 1)) > /proc/sys/kernel/ns_last_pid
+        sleep 60 >/dev/null 2>&1 &
+        stranger=$!
+        kill -USR1 $wrapper; kill -TERM $wrapper; sleep 0.1; kill -INT $wrapper
+        wait $wrapper
+        kill -0 $stranger && echo unharmed
+        kill -KILL $stranger";
+    let done = finish(&mut machine.command("unshare", &["--pid", "--fork", "--mount-proc", "sh", "-c", script]));
+    assert_eq!(done.stdout, "unharmed\n", "{}", done.stderr);
+}
