@@ -58,11 +58,6 @@ pub(crate) async fn session(State(app): State<App>) -> Json<Value> {
     Json(app.about())
 }
 
-/// Whoever comes this far has shown the token, and gets a cookie for it.
-pub(crate) async fn sign_in(State(app): State<App>) -> Response {
-    ([(header::SET_COOKIE, app.gate.set_cookie())], Json(app.about())).into_response()
-}
-
 #[derive(Deserialize)]
 pub(crate) struct Filter {
     #[serde(default)]
@@ -77,12 +72,31 @@ pub(crate) async fn locks(
     app.watcher.list(&filter.prefix).await.map(as_json)
 }
 
+#[derive(Deserialize)]
+pub(crate) struct Named {
+    name: String,
+}
+
+/// One lock, of any name.
 pub(crate) async fn lock(
+    State(app): State<App>,
+    named: Result<Query<Named>, QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(Named { name }) = named.map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    detail(&app, &name).await
+}
+
+/// The same by its path. Clients take `.` and `..` out of a path before they send it, also in the form `%2E`.
+pub(crate) async fn lock_at_path(
     State(app): State<App>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
     let Path(name) = name.map_err(|problem| Failure::bad_request(problem.to_string()))?;
-    let key = Key::new(&name).map_err(|error| Failure::from(&error))?;
+    detail(&app, &name).await
+}
+
+async fn detail(app: &App, name: &str) -> Result<Response, Failure> {
+    let key = Key::new(name).map_err(|error| Failure::from(&error))?;
     app.watcher.detail(&key).await.map(as_json)
 }
 

@@ -8,11 +8,12 @@ use axum::routing::{MethodRouter, get};
 type Asset = (&'static str, &'static str, &'static str);
 
 /// All files of the page.
-pub(crate) const ASSETS: [Asset; 10] = [
+pub(crate) const ASSETS: [Asset; 11] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
     ("/app.js", JAVASCRIPT, include_str!("page/app.js")),
+    ("/session.js", JAVASCRIPT, include_str!("page/session.js")),
     ("/stream.js", JAVASCRIPT, include_str!("page/stream.js")),
     ("/table.js", JAVASCRIPT, include_str!("page/table.js")),
     ("/detail.js", JAVASCRIPT, include_str!("page/detail.js")),

@@ -44,7 +44,7 @@ impl Console {
         let listener = TcpListener::bind(options.listen).await.map_err(taken)?;
         let address = listener.local_addr().map_err(taken)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let gate = Gate::new(options.token.clone(), address.port(), tls.is_some(), options.hosts);
+        let gate = Gate::new(options.token.clone(), options.hosts);
         let app = App {
             gate: Arc::new(gate),
             watcher: Arc::new(Watcher::new(locker.clone(), audit.clone())),

@@ -38,24 +38,12 @@ const HEADERS: [(&str, &str); 8] = [
 #[derive(Debug)]
 pub(crate) struct Gate {
     token: AccessToken,
-    /// What browsers keep instead of the token; good until the console ends.
-    session: AccessToken,
-    /// Cookies do not know ports: two consoles on one machine need two names.
-    cookie: String,
-    is_encrypted: bool,
     hosts: Vec<HostName>,
 }
 
 impl Gate {
-    pub(crate) fn new(token: AccessToken, port: u16, is_encrypted: bool, hosts: Vec<HostName>) -> Gate {
-        let cookie = format!("distlock_console_{port}");
-        Gate { token, session: AccessToken::random(), cookie, is_encrypted, hosts }
-    }
-
-    /// The cookie that lets a browser in from now on.
-    pub(crate) fn set_cookie(&self) -> String {
-        let secure = if self.is_encrypted { "; Secure" } else { "" };
-        format!("{}={}; Path=/; HttpOnly; SameSite=Strict{secure}", self.cookie, self.session.reveal())
+    pub(crate) fn new(token: AccessToken, hosts: Vec<HostName>) -> Gate {
+        Gate { token, hosts }
     }
 
     fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Failure> {
@@ -78,7 +66,7 @@ impl Gate {
         Ok(())
     }
 
-    /// A browser says which page asks. Another port of this machine is another origin, though cookies do not see that.
+    /// A browser says which page asks. Another port of this machine is another origin.
     fn check_origin(&self, host: &str, headers: &HeaderMap) -> Result<(), Failure> {
         if !headers.contains_key(header::ORIGIN) {
             return Ok(());
@@ -92,13 +80,11 @@ impl Gate {
         Err(Failure::new(StatusCode::FORBIDDEN, "origin", "the request comes from another page", help))
     }
 
+    /// Whether the request shows the token. No cookie counts: browsers send those to every port of the host, and so to
+    /// whatever else listens there.
     fn knows(&self, headers: &HeaderMap) -> bool {
-        if let Some(word) = one(headers, header::AUTHORIZATION) {
-            return word.strip_prefix("Bearer ").is_some_and(|word| self.token.is(word));
-        }
-        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs.any(|(name, value)| name == self.cookie && self.session.is(value))
+        let word = one(headers, header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
+        word.is_some_and(|word| self.token.is(word))
     }
 }
 

@@ -15,9 +15,10 @@ type Route = (&'static str, &'static [&'static str], MethodRouter<App>);
 /// Everything but the page's files.
 fn routes() -> Vec<Route> {
     vec![
-        ("/api/v1/session", &["get", "post"], get(api::session).post(api::sign_in)),
+        ("/api/v1/session", &["get", "post"], get(api::session).post(api::session)),
         ("/api/v1/locks", &["get"], get(api::locks)),
-        ("/api/v1/locks/{name}", &["get"], get(api::lock)),
+        ("/api/v1/lock", &["get"], get(api::lock)),
+        ("/api/v1/locks/{name}", &["get"], get(api::lock_at_path)),
         ("/api/v1/waits", &["get"], get(api::waits)),
         ("/api/v1/losses", &["get"], get(api::losses)),
         ("/api/v1/break", &["post"], post(api::break_lock)),

@@ -9,8 +9,10 @@ use common::browser::{Browser, DOWN, ENTER, ESCAPE};
 use common::{LIMIT, Running};
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{LockGuard, Locker, LossReason};
+use distlock_console::AccessToken;
 use distlock_testkit::servers::{Directory, EtcdServer, RedisServer};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -282,7 +284,7 @@ async fn the_page_over_etcd_needs_browser() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_wrong_token_shows_nothing_and_the_right_one_can_be_typed_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     let _guard = locker.lock("job").await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let browser = Browser::start().await;
@@ -296,13 +298,111 @@ async fn the_wrong_token_shows_nothing_and_the_right_one_can_be_typed_needs_brow
     browser.press(&console.token).await;
     browser.press(ENTER).await;
     browser.until("in", &row("job")).await;
-    assert_eq!(browser.js("return document.cookie").await, "", "scripts do not see the cookie");
+    assert_eq!(browser.js("return document.cookie").await, "", "there are no cookies");
+    browser.reload().await;
+    browser.until("still in after a reload", &row("job")).await;
+    browser.click("#sign-out").await;
+    browser.until("it asks again", "!document.querySelector('#gate').hidden").await;
+    assert!(browser.js("return document.querySelector('#work').hidden").await == true);
+    assert_eq!(browser.js("return sessionStorage.length + localStorage.length").await, 0, "nothing is left");
+    browser.goto(&console.url).await;
+    browser.until("in by the link", &row("job")).await;
+    assert_eq!(browser.js("return location.href").await, format!("http://{}/", console.address));
+    console.stop().await;
+}
+
+/// Replies to every request, and returns the heads of all requests so far.
+async fn neighbour() -> (std::net::SocketAddr, std::sync::Arc<std::sync::Mutex<String>>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, heard) = (listener.local_addr().unwrap(), std::sync::Arc::new(std::sync::Mutex::default()));
+    let all: std::sync::Arc<std::sync::Mutex<String>> = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = BufReader::new(stream);
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") && stream.read_line(&mut head).await.is_ok_and(|read| read > 0) {}
+            all.lock().unwrap().push_str(&head);
+            let answer =
+                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9\r\nConnection: close\r\n\r\nneighbour";
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    (address, heard)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_port_of_the_host_is_told_nothing_that_lets_it_in_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let _guard = locker.lock("job").await.unwrap();
+    let console = Running::start(&locker, |_| {}).await;
+    let (address, heard) = neighbour().await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    browser.until("signed in", &row("job")).await;
+    browser.goto(&format!("http://{address}/elsewhere")).await;
+    browser.until("elsewhere", "document.body.textContent === 'neighbour'").await;
+    let seen = "return document.cookie + sessionStorage.length + localStorage.length + document.referrer";
+    assert_eq!(browser.js(seen).await, "00", "the page there finds nothing either");
+    let head = heard.lock().unwrap().to_ascii_lowercase();
+    assert!(head.contains("get /elsewhere"), "{head}");
+    for secret in ["cookie:", "authorization:", &console.token, &console.address.to_string()] {
+        assert!(!head.contains(secret), "{secret}: {head}");
+    }
+    browser.goto(&format!("http://{}/?q=jo", console.address)).await;
+    browser.until("the tab is still signed in", &row("job")).await;
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_goes_on_by_itself_when_the_console_is_back_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let token = AccessToken::random();
+    let start = |listen: std::net::SocketAddr| {
+        let (locker, token) = (locker.clone(), token.clone());
+        async move { Running::start(&locker, |options| (options.listen, options.token) = (listen, token)).await }
+    };
+    let console = start("127.0.0.1:0".parse().unwrap()).await;
+    let (browser, address) = (Browser::start().await, console.address);
+    browser.goto(&console.url).await;
+    let health = |text: &str| format!("document.querySelector('#health').textContent.startsWith('{text}')");
+    browser.until("it is live", &health("Live")).await;
+    console.stop().await;
+    browser.until("it says so", &health("Disconnected")).await;
+    let console = start(address).await;
+    let _guard = locker.lock("job").await.unwrap();
+    browser.until("it is live again", &health("Live")).await;
+    browser.until("and follows", &row("job")).await;
+    assert_eq!(browser.js("return document.querySelector('#gate').hidden").await, true, "without signing in again");
+    console.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_whose_names_are_dots_can_be_opened_needs_browser() {
+    let locker = Locker::connect("mem://").await.unwrap();
+    let mut guards = Vec::new();
+    for name in [".", ".."] {
+        guards.push(locker.lock(name).owner(format!("holder-of-{}", name.len())).await.unwrap());
+    }
+    let console = Running::start(&locker, |_| {}).await;
+    let browser = Browser::start().await;
+    browser.goto(&console.url).await;
+    for (index, name) in [".", ".."].into_iter().enumerate() {
+        browser.until("a row", &row(name)).await;
+        browser.press(&format!("j{ENTER}")).await;
+        let holder =
+            format!("document.querySelector('#detail .holder-card')?.innerText.includes('holder-of-{}')", index + 1);
+        browser.until("its holder", &holder).await;
+        assert_eq!(browser.text("#detail-name").await, name);
+    }
+    browser.reload().await;
+    let holder = "document.querySelector('#detail .holder-card')?.innerText.includes('holder-of-2')";
+    browser.until("by its address", holder).await;
     console.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     let name = "<img src=x onerror=\"window.hacked=1\">";
     let label = "</span><script>window.hacked=2</script>";
     let guard = locker.lock(name).owner("<b>owner</b>").label(label).await.unwrap();
@@ -323,10 +423,12 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
     let body = json!({"name": name, "token": guard.fencing_token().to_string(), "reason": "x"}).to_string();
     let wish = format!(
         "const done = arguments[0]; fetch('/api/v1/break', {{method: 'POST', body: {}, \
-         headers: {{'X-Distlock-Console': '1'}}}}).then((it) => done(it.status))",
-        Value::from(body)
+         headers: {{'X-Distlock-Console': '1', Authorization: 'Bearer {}'}}}}).then((it) => it.json()) \
+         .then((it) => done(it.error.kind))",
+        Value::from(body),
+        console.token
     );
-    assert_eq!(browser.js_async(&wish).await, 403, "the server refuses, whatever the page does");
+    assert_eq!(browser.js_async(&wish).await, "read_only", "the server refuses, whatever the page does");
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     browser.until("nothing", "document.querySelector('#nothing').innerText.startsWith('No lock is held')").await;
@@ -335,7 +437,7 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_in_a_circle_is_marked_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     // Everybody has something before anybody wants more.
     let mut holding = Vec::new();
     for (owner, held, wanted) in [("ann", "x", "y"), ("bob", "y", "x"), ("cid", "z", "x")] {
@@ -376,7 +478,7 @@ async fn who_waits_in_a_circle_is_marked_needs_browser() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     // Long leases: no renewal is taken for a change.
     let other = locker.lock("other").ttl(Duration::from_secs(3600)).await.unwrap();
     let guard = locker.lock("job").ttl(Duration::from_secs(3600)).await.unwrap();
@@ -388,7 +490,7 @@ async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browse
     browser.until("the detail", "document.querySelector('#detail .holder-card')").await;
     assert_eq!(browser.text("#detail-name").await, "job");
     let count = "window.asked = 0; const before = window.fetch; \
-        window.fetch = (...all) => { window.asked += String(all[0]).endsWith('/locks/job'); return before(...all) }";
+        window.fetch = (...all) => { window.asked += String(all[0]).endsWith('/lock?name=job'); return before(...all) }";
     browser.js(count).await;
     guard.unlock().await.unwrap();
     browser.until("the change is shown", "window.asked > 0").await;
@@ -401,7 +503,7 @@ async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browse
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let browser = Browser::start().await;
     browser.goto(&console.url).await;
@@ -417,7 +519,7 @@ async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_signed_out_is_not_told_that_the_page_is_live_needs_browser() {
-    let locker = Locker::connect("mem://").await.unwrap();
+    let locker = Locker::new(Memory::new()).unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let (browser, address) = (Browser::start().await, console.address);
     browser.goto(&console.url).await;

@@ -41,7 +41,7 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
     let browser = Browser::start().await;
     browser.goto(&console.url).await;
     browser.until("all", "document.querySelector('#count').textContent === '5000 locks'").await;
-    // By the cookie, and with the engine's listing at hand: what is timed is the page.
+    // By the token that the tab keeps, and with the engine's listing at hand: what is timed is the page.
     browser.goto(console.url.split('#').next().unwrap()).await;
     browser.until("all again", "document.querySelector('#count').textContent === '5000 locks'").await;
     browser.until("it is painted", "performance.getEntriesByName('first rows').length").await;

@@ -1,5 +1,6 @@
 // The page: signs in, follows the events, and has table and detail show them.
 
+import { session, takeLinked } from "./session.js";
 import { ask, follow, time } from "./stream.js";
 import { Detail } from "./detail.js";
 import { Table } from "./table.js";
@@ -27,6 +28,10 @@ let state = "loading";
 let look = null;
 /** How many looks ago the open lock changed last. */
 let settled = 0;
+/** Ends the stream of events; null while there is none. */
+let unfollow = null;
+/** The pause before a console is asked again that did not answer when the page was opened. */
+const RETRY_MS = 2000;
 const DAY_MS = 24 * 60 * 60 * 1000;
 /** What is older than that is said to be: an engine that takes long to list is asked less often. */
 const OLD_MS = 5000;
@@ -71,6 +76,7 @@ const on = {
     show("down");
   },
   denied() {
+    session.forget();
     showGate("The console was started anew, or the token is not the right one any more.");
   },
 };
@@ -171,20 +177,35 @@ function setFilter(text) {
 }
 
 async function start(token) {
-  const about = await ask("/api/v1/session", { method: token ? "POST" : "GET", token });
+  const about = await ask("/api/v1/session", { token });
+  session.keep(token);
   detail.about = about;
   say($("engine"), about.engine);
   $("engine").title = about.engine;
   $("read-only").hidden = !about.read_only;
   $("gate").hidden = true;
   $("work").hidden = false;
+  $("sign-out").hidden = false;
   table.resize();
   table.grid.focus();
-  if (!start.isFollowing) follow(on);
-  start.isFollowing = true;
+  unfollow ??= follow(on);
+}
+
+/** Lets a token in that was typed, or followed in a link while the page is open. */
+function signIn(token) {
+  // Anew, so that nothing is left of what somebody else has looked at.
+  start(token).then(() => location.reload()).catch((error) => showGate(error.message));
+}
+
+function signOut() {
+  session.forget();
+  location.reload();
 }
 
 function showGate(problem) {
+  unfollow?.();
+  unfollow = null;
+  $("sign-out").hidden = true;
   $("work").hidden = true;
   $("gate").hidden = false;
   state = "denied";
@@ -195,10 +216,8 @@ function showGate(problem) {
 }
 
 async function begin() {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  const linked = takeLinked();
   const query = new URLSearchParams(location.search);
-  // Out of the address before anything else: it must not end up in a bookmark or a screenshot.
-  history.replaceState(null, "", location.pathname + location.search);
   $("filter").addEventListener("input", () => setFilter($("filter").value));
   for (const id of ["stat-contended", "stat-lost"]) {
     $(id).addEventListener("click", (event) => {
@@ -208,24 +227,44 @@ async function begin() {
   }
   $("sign-in").addEventListener("submit", (event) => {
     event.preventDefault();
-    const typed = $("token").value.trim();
-    start(typed).then(() => location.reload()).catch((error) => say($("sign-in-problem"), error.message));
+    signIn($("token").value.trim());
+  });
+  $("sign-out").addEventListener("click", signOut);
+  window.addEventListener("hashchange", () => {
+    const token = takeLinked();
+    if (token) signIn(token);
   });
   document.addEventListener("keydown", keys);
   setInterval(() => { if (state === "good") { health(); stats(); } }, 1000);
-  try {
-    await start(token);
-  } catch (error) {
-    if (error.status === 401) return showGate(token ? "That token is not the right one." : "");
-    show("down");
-    $("work").hidden = false;
-    return;
-  }
+  await enter(linked);
+  if (!unfollow) return;
   if (query.get("q")) setFilter(query.get("q"));
   if (query.get("lock")) {
     table.chosen = query.get("lock");
     table.open(table.chosen);
   }
+}
+
+/** Starts with the token of the link or of this tab, as soon as the console answers. */
+async function enter(linked) {
+  while ($("gate").hidden && !unfollow) {
+    try {
+      await start(linked ?? session.token);
+    } catch (error) {
+      if (error.status === 401) return showGate(refusal(linked));
+      show("down");
+      $("work").hidden = false;
+      await new Promise((go) => setTimeout(go, RETRY_MS));
+    }
+  }
+}
+
+/** Why somebody is asked for the token. */
+function refusal(linked) {
+  if (linked) return "That token is not the right one.";
+  if (!session.token) return "";
+  session.forget();
+  return "The token of this tab is not the right one any more.";
 }
 
 begin();

@@ -36,7 +36,7 @@ export class Detail {
       this.show();
     }
     try {
-      const [data, audit] = await Promise.all([ask(`/api/v1/locks/${encodeURIComponent(name)}`), ask("/api/v1/audit")]);
+      const [data, audit] = await Promise.all([ask(`/api/v1/lock?name=${encodeURIComponent(name)}`), ask("/api/v1/audit")]);
       // Another one may have been opened meanwhile.
       if (this.name !== name) return;
       this.data = data;

@@ -1,6 +1,10 @@
-// What the server says: signing in, questions, and the stream of events.
+// What the server says: answers to questions, and the stream of events.
 
-const RETRY_MS = 2000;
+import { session } from "./session.js";
+
+/** The pause before the stream is opened again: it doubles with each failure in a row. */
+const FIRST_RETRY_MS = 1000;
+const LONGEST_RETRY_MS = 30000;
 /** Something comes every five seconds, but for the ten that a look may take; after longer silence the connection is dead. */
 const SILENCE_MS = 20000;
 /** A page that nobody sees stops looking after so long. */
@@ -10,13 +14,19 @@ const HIDDEN_MS = 30000;
 export async function ask(path, { method = "GET", body, token } = {}) {
   const headers = {};
   if (method !== "GET") headers["X-Distlock-Console"] = "1";
-  if (token) headers.Authorization = `Bearer ${token}`;
   if (body) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), redirect: "error" });
-  const data = await answer.json();
-  if (answer.ok) return data;
-  const error = new Error(data.error?.message ?? `status ${answer.status}`);
-  throw Object.assign(error, { status: answer.status, kind: data.error?.kind, help: data.error?.help });
+  const answer = await send(path, { method, headers, body: body && JSON.stringify(body) }, token);
+  return answer.json();
+}
+
+/** Sends a request with the token and without cookies. */
+async function send(path, { headers = {}, ...wish }, token = session.token) {
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const answer = await fetch(path, { ...wish, headers, cache: "no-store", credentials: "omit", redirect: "error" });
+  if (answer.ok) return answer;
+  const { error: said } = await answer.json();
+  const error = new Error(said?.message ?? `status ${answer.status}`);
+  throw Object.assign(error, { status: answer.status, kind: said?.kind, help: said?.help });
 }
 
 /** The server's clock, by the answer that took the shortest way. */
@@ -30,48 +40,97 @@ export const time = {
   },
 };
 
-/** Follows the events for as long as the page is seen. `on` has a function for each kind of event, `down` and `denied`. */
-export function follow(on) {
-  let source = null;
-  let heard = 0;
-  let away = null;
-
-  function open() {
-    close();
-    heard = performance.now();
-    source = new EventSource("/api/v1/events");
-    for (const kind of ["snapshot", "changes", "time", "trouble", "audit"]) {
-      source.addEventListener(kind, (event) => {
-        heard = performance.now();
-        const data = JSON.parse(event.data);
-        if (kind === "changes" || kind === "time") time.learn(data.at_ms);
-        on[kind]?.(data);
-      });
+/** Reads events until the stream ends. An `EventSource` does the same, but cannot send the token in a header. */
+async function read(path, signal, take) {
+  const answer = await send(path, { signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    let from = Math.max(0, text.length - 1);
+    text += value;
+    for (let end = text.indexOf("\n\n", from); end >= 0; end = text.indexOf("\n\n", from)) {
+      const lines = text.slice(0, end).split("\n");
+      [text, from] = [text.slice(end + 2), 0];
+      const field = (name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
+      if (field("data") !== undefined) take(field("event"), JSON.parse(field("data")));
     }
-    source.addEventListener("error", retry);
+  }
+}
+
+/**
+ * Follows the events for as long as the page is seen. `on` has a function for each kind of event, `down` and `denied`.
+ * Returns a function that ends it.
+ */
+export function follow(on) {
+  let stream = null;
+  let heard = 0;
+  let failures = 0;
+  let away = null;
+  let again = null;
+  let isOver = false;
+
+  async function open() {
+    close();
+    const mine = new AbortController();
+    stream = mine;
+    heard = performance.now();
+    try {
+      await read("/api/v1/events", mine.signal, take);
+    } catch (error) {
+      if (stream === mine && error.status === 401) {
+        stop();
+        return on.denied();
+      }
+    }
+    // Unless it was closed from here.
+    if (stream === mine) retry();
+  }
+
+  function take(kind, data) {
+    [heard, failures] = [performance.now(), 0];
+    if (kind === "changes" || kind === "time") time.learn(data.at_ms);
+    try {
+      on[kind]?.(data);
+    } catch (error) {
+      // What cannot be shown is no failure of the stream.
+      reportError(error);
+    }
   }
 
   function close() {
-    source?.close();
-    source = null;
+    clearTimeout(again);
+    const open = stream;
+    stream = null;
+    open?.abort();
   }
 
-  async function retry() {
+  function retry() {
     close();
-    try {
-      await ask("/api/v1/session");
-    } catch (error) {
-      if (error.status === 401) return on.denied();
-    }
     on.down();
-    setTimeout(() => { if (!source && !document.hidden) open(); }, RETRY_MS);
+    const pause = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** failures);
+    failures += 1;
+    again = setTimeout(() => { if (!document.hidden) open(); }, pause);
   }
 
-  setInterval(() => { if (source && performance.now() - heard > SILENCE_MS) retry(); }, 1000);
-  document.addEventListener("visibilitychange", () => {
+  function look() {
     clearTimeout(away);
     if (document.hidden) away = setTimeout(close, HIDDEN_MS);
-    else if (!source) open();
-  });
+    else if (!stream) open();
+  }
+
+  function stop() {
+    if (isOver) return;
+    isOver = true;
+    clearTimeout(away);
+    clearInterval(watch);
+    document.removeEventListener("visibilitychange", look);
+    close();
+  }
+
+  const watch = setInterval(() => { if (stream && performance.now() - heard > SILENCE_MS) retry(); }, 1000);
+  document.addEventListener("visibilitychange", look);
   open();
+  return stop;
 }

@@ -79,6 +79,10 @@ impl Browser {
         self.post("url", json!({"url": url})).await;
     }
 
+    pub(crate) async fn reload(&self) {
+        self.post("refresh", json!({})).await;
+    }
+
     /// What a script returns.
     pub(crate) async fn js(&self, script: &str) -> Value {
         self.post("execute/sync", json!({"script": script, "args": []})).await
