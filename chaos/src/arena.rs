@@ -1,5 +1,6 @@
 //! Where a run takes place: the servers of an engine, and what can be done to them.
 
+mod cluster;
 mod etcd;
 mod file;
 mod redis;
@@ -15,6 +16,11 @@ pub(crate) trait Arena: Send {
 
     /// The network namespace that a worker belongs in, if not in ours; packets can be lost only if there is one.
     fn namespace(&self, _worker: usize) -> Option<String> {
+        None
+    }
+
+    /// The server that a lock is on, where each lock is on one of several.
+    fn server_of(&self, _lock: usize) -> Option<usize> {
         None
     }
 
@@ -34,6 +40,7 @@ pub(crate) fn of(engine: Engine) -> Box<dyn Arena> {
         Engine::Redis => Box::new(redis::Redis::alone()),
         Engine::Redlock => Box::new(redis::Redis::quorum()),
         Engine::Sentinel => Box::new(sentinel::Sentinel::start()),
+        Engine::Cluster => Box::new(cluster::Cluster::start()),
         Engine::Etcd => Box::new(etcd::Etcd::start()),
         Engine::File => Box::new(file::File::start()),
     }

@@ -19,13 +19,15 @@ pub enum Broken {
     Barges,
     /// They never give a lock back, and never end.
     Hoards,
+    /// They hold locks for longer than a lease, and nothing renews them.
+    NeverRenews,
     /// They leave a lock behind with an endless lease.
     Litters,
 }
 
 impl Broken {
     /// Every one, by its name on the worker's command line.
-    pub const ALL: [(&'static str, Broken); 8] = [
+    pub const ALL: [(&'static str, Broken); 9] = [
         ("ignores-deadline", Broken::IgnoresDeadline),
         ("skips-lock", Broken::SkipsLock),
         ("repeats-token", Broken::RepeatsToken),
@@ -33,6 +35,7 @@ impl Broken {
         ("opens-fence", Broken::OpensFence),
         ("barges", Broken::Barges),
         ("hoards", Broken::Hoards),
+        ("never-renews", Broken::NeverRenews),
         ("litters", Broken::Litters),
     ];
 

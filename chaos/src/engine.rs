@@ -12,6 +12,8 @@ pub enum Engine {
     Sentinel,
     /// Three independent Redis servers.
     Redlock,
+    /// A Redis Cluster of three masters, each of which has a lock.
+    Cluster,
     /// A cluster of three etcd servers.
     Etcd,
     /// A directory of this machine.
@@ -20,10 +22,11 @@ pub enum Engine {
 
 impl Engine {
     /// Every engine, by the name that it is asked for.
-    pub const ALL: [(&'static str, Engine); 5] = [
+    pub const ALL: [(&'static str, Engine); 6] = [
         ("redis", Engine::Redis),
         ("sentinel", Engine::Sentinel),
         ("redlock", Engine::Redlock),
+        ("cluster", Engine::Cluster),
         ("etcd", Engine::Etcd),
         ("file", Engine::File),
     ];
@@ -32,13 +35,18 @@ impl Engine {
     pub(crate) fn ttl(self) -> Duration {
         match self {
             Engine::Redis | Engine::Sentinel | Engine::File => Duration::from_secs(1),
-            Engine::Redlock | Engine::Etcd => Duration::from_secs(2),
+            Engine::Redlock | Engine::Cluster | Engine::Etcd => Duration::from_secs(2),
         }
     }
 
     /// Whether whoever came first is served first.
     pub(crate) fn is_fair(self) -> bool {
         self != Engine::Redlock
+    }
+
+    /// Whether each worker also keeps a lock on each server for several leases, so that it matters how those are renewed.
+    pub(crate) fn has_keepers(self) -> bool {
+        self == Engine::Cluster
     }
 
     /// Its name.

@@ -39,6 +39,11 @@ pub enum Fault {
         /// Which one.
         server: usize,
     },
+    /// A master of a cluster gets SIGSTOP, and SIGCONT after a while; the others are well.
+    HangMaster {
+        /// Which one.
+        server: usize,
+    },
     /// A server gets SIGKILL and is started again with its data.
     Restart {
         /// Which one.
@@ -124,6 +129,7 @@ impl Fault {
             },
             Fault::Partition { .. } => "packets lost in the kernel",
             Fault::Freeze { .. } => "server frozen",
+            Fault::HangMaster { .. } => "one master frozen",
             Fault::Restart { .. } => "server killed, restarted with its data",
             Fault::Forget { .. } => "server killed, restarted without its data",
             Fault::Flush { .. } => "server flushed",
@@ -133,6 +139,14 @@ impl Fault {
             Fault::FreezeFollowers { .. } => "followers frozen",
             Fault::RemoveFile { .. } => "lock file removed",
             Fault::EmptyFile { .. } => "lock file emptied",
+        }
+    }
+
+    /// The server that it is about, if it is about one.
+    pub(crate) fn server(&self) -> Option<usize> {
+        match self {
+            Fault::Link { server, .. } | Fault::HangMaster { server } => Some(*server),
+            _ => None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use distlock_testkit::history::{History, Hold, Violation};
 
@@ -25,6 +26,11 @@ pub enum Finding {
         /// Who, and for what.
         excerpt: String,
     },
+    /// A holder was told of a loss though the server of its lock was well, and so was the holder.
+    LostUnharmed {
+        /// Who, and what happened around it.
+        excerpt: String,
+    },
     /// A worker ended as it should not.
     Crashed {
         /// What it printed.
@@ -42,6 +48,7 @@ impl fmt::Display for Finding {
         match self {
             Finding::History { violation, excerpt } => write!(f, "{}:\n{excerpt}", title(violation)),
             Finding::NotServed { excerpt } => write!(f, "not served though nothing was in the way:\n{excerpt}"),
+            Finding::LostUnharmed { excerpt } => write!(f, "lost though its own server was well:\n{excerpt}"),
             Finding::Crashed { log } => write!(f, "a worker failed: {log}"),
             Finding::LeftBehind { names } => write!(f, "left behind: {names:?}"),
         }
@@ -89,6 +96,12 @@ fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
             story.holds(false).filter(is_one).map(|hold| hold.client as usize).take(2).collect()
         }
     }
+}
+
+/// Locks that were lost for no reason of their own, given which server each is on: the first of them, if there are any.
+pub(crate) fn judge_losses(story: &Story, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
+    let turn = story.unexplained(server_of, ttl).next()?;
+    Some(Finding::LostUnharmed { excerpt: story.excerpt(&[turn]) })
 }
 
 /// What became of the workers that did not end well: those that wait in vain, and those that crashed.

@@ -46,20 +46,7 @@ impl Links {
     }
 
     pub(crate) fn begin(&self, server: usize, side: usize, trouble: Trouble) {
-        let proxy = &self.proxies[server][side];
-        match trouble {
-            Trouble::NoReplies => proxy.drop_replies(),
-            Trouble::NoRequests => proxy.drop_requests(),
-            Trouble::Silence => proxy.freeze(),
-            Trouble::LateRequests => proxy.hold_requests(),
-            Trouble::Delay(by) => proxy.delay(by),
-            Trouble::Cut => proxy.cut(),
-            Trouble::CutAfter(bytes) => proxy.cut_after(Direction::Replies, bytes),
-            Trouble::Refused => {
-                proxy.door(Door::Refuse);
-                proxy.cut();
-            }
-        }
+        strike(&self.proxies[server][side], trouble);
     }
 
     pub(crate) fn end(&self, server: usize, side: usize) {
@@ -73,5 +60,22 @@ impl Links {
 
     pub(crate) fn heal(&self) {
         self.network.iter().for_each(|network| network.heal());
+    }
+}
+
+/// Trouble on one way begins.
+pub(crate) fn strike(proxy: &Proxy, trouble: Trouble) {
+    match trouble {
+        Trouble::NoReplies => proxy.drop_replies(),
+        Trouble::NoRequests => proxy.drop_requests(),
+        Trouble::Silence => proxy.freeze(),
+        Trouble::LateRequests => proxy.hold_requests(),
+        Trouble::Delay(by) => proxy.delay(by),
+        Trouble::Cut => proxy.cut(),
+        Trouble::CutAfter(bytes) => proxy.cut_after(Direction::Replies, bytes),
+        Trouble::Refused => {
+            proxy.door(Door::Refuse);
+            proxy.cut();
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use distlock_chaos::{Engine, Order, describe, run, soak, worker};
 
 const USAGE: &str = "\
-usage: cargo xtask chaos redis|sentinel|redlock|etcd|file [--seconds N] [--seed S]
+usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file [--seconds N] [--seed S]
        cargo xtask soak [--seconds N]";
 
 /// How long everybody may take to be served when nothing is in the way: generous, for machines are busy.

@@ -123,6 +123,7 @@ enum Kind {
     ClockBack,
     KillLeader,
     FreezeFollowers,
+    HangMaster,
     RemoveFile,
     EmptyFile,
 }
@@ -132,6 +133,11 @@ fn kinds(engine: Engine) -> Vec<Kind> {
     use Kind::*;
     let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused, Partition];
     let servers: &[Kind] = match engine {
+        // Masters tell all clients the same ports, which one network has.
+        Engine::Cluster => {
+            let links = links.into_iter().filter(|kind| !matches!(kind, Partition));
+            return links.chain([HangMaster; 4]).collect();
+        }
         // A clock that leaps forward ends leases early: not promised on one server.
         Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
         Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
@@ -145,7 +151,7 @@ fn kinds(engine: Engine) -> Vec<Kind> {
 }
 
 fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
-    let count = if matches!(engine, Engine::Redlock | Engine::Etcd) { 3 } else { 1 };
+    let count = if matches!(engine, Engine::Redlock | Engine::Cluster | Engine::Etcd) { 3 } else { 1 };
     let server = dice.below(count);
     let side = dice.below(SIDES);
     let link = |trouble| Fault::Link { server, side, trouble };
@@ -178,6 +184,8 @@ fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
         }
         Kind::KillLeader => (Fault::KillLeader, dice.millis(200..2000)),
         Kind::FreezeFollowers => (Fault::FreezeFollowers { count: 1 + dice.below(2) }, short_or_long),
+        // Shorter than a lease, and longer than all that wait for it.
+        Kind::HangMaster => (Fault::HangMaster { server }, dice.millis(ttl / 4..ttl * 2)),
         Kind::RemoveFile => (Fault::RemoveFile { lock: dice.below(LOCKS) }, Duration::ZERO),
         Kind::EmptyFile => (Fault::EmptyFile { lock: dice.below(LOCKS) }, Duration::ZERO),
     }

@@ -15,8 +15,8 @@ use crate::broken::Broken;
 use crate::crew::{Crew, Position};
 use crate::engine::Engine;
 use crate::fault::Fault;
-use crate::judge::{Finding, judge, judge_ends};
-use crate::plan::{Plan, Step, WORKERS};
+use crate::judge::{Finding, judge, judge_ends, judge_losses};
+use crate::plan::{LOCKS, Plan, Step, WORKERS};
 use crate::pulse;
 use crate::resource::Resource;
 use crate::story::{Injected, Story};
@@ -64,6 +64,7 @@ pub fn run(order: &Order) -> Outcome {
         socket: socket.clone(),
         finish: finish.clone(),
         broken: order.broken,
+        keeps: engine.has_keepers(),
     };
     let position = |worker| Position { duty: duty(worker), namespace: arena.namespace(worker) };
     let positions: Vec<Position> = (0..WORKERS).map(position).collect();
@@ -81,6 +82,8 @@ pub fn run(order: &Order) -> Outcome {
     let story = Story::read(&crew.lives, injected, stalls);
     let writes = resource.writes();
     let mut findings: Vec<Finding> = judge(&story, &writes, engine.is_fair()).into_iter().collect();
+    let server_of: Vec<_> = (0..LOCKS).map(|lock| arena.server_of(lock)).collect();
+    findings.extend(judge_losses(&story, &server_of, engine.ttl()));
     findings.extend(judge_ends(&story, &odd));
     findings.extend((!left.is_empty()).then_some(Finding::LeftBehind { names: left }));
     if let Some(keep) = order.keep.as_ref().filter(|_| !findings.is_empty()) {

@@ -28,6 +28,8 @@ impl Injected {
         match self.fault {
             // TCP pauses for longer and longer: what was lost is sent again after up to as long a silence once more.
             Fault::Partition { .. } => RECOVERY + self.to.since(self.from),
+            // The others may have taken it for dead, and it must hear from them before it serves again.
+            Fault::HangMaster { .. } => RECOVERY * 2,
             _ => RECOVERY,
         }
     }
@@ -42,6 +44,8 @@ pub(crate) struct Turn {
     pub(crate) asked: Moment,
     pub(crate) queued: Option<Moment>,
     pub(crate) granted: Option<Grant>,
+    /// When it was told that the lock is lost, if it still believed in it.
+    pub(crate) lost: Option<Moment>,
     /// Whether it came to an end without a grant.
     pub(crate) failed: bool,
     /// Every line about it.
@@ -89,7 +93,17 @@ impl Story {
                 What::Asks { lock } => {
                     turns.insert(entry.attempt, self.turns.len());
                     let (asked, entries) = (entry.at, vec![entry]);
-                    let turn = Turn { life, worker, lock, asked, queued: None, granted: None, failed: false, entries };
+                    let turn = Turn {
+                        life,
+                        worker,
+                        lock,
+                        asked,
+                        queued: None,
+                        granted: None,
+                        lost: None,
+                        failed: false,
+                        entries,
+                    };
                     self.turns.push(turn);
                 }
                 _ => {
@@ -137,6 +151,28 @@ impl Story {
             || stalls.into_iter().any(|(from, to)| meets(*from, to.after(RECOVERY)))
     }
 
+    /// The turns of holders that were told of a loss which nothing explains: for a lease, neither the server that the lock is on, nor
+    /// the way to it, nor the worker was in trouble, and nothing stood still.
+    pub(crate) fn unexplained<'a>(
+        &'a self,
+        server_of: &'a [Option<usize>],
+        ttl: Duration,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let is_unexplained = move |turn: &Turn| {
+            let Some((lost, server)) = turn.lost.zip(server_of[turn.lock % server_of.len()]) else { return false };
+            let meets = |from: Moment, to: Moment| from < lost && lost.since(to) < ttl;
+            let is_about = |fault: &Fault| match (fault.worker(), fault.server()) {
+                (Some(worker), _) => worker == turn.worker,
+                (None, Some(other)) => other == server,
+                (None, None) => true,
+            };
+            let stalls = self.stalls.get(&turn.life).into_iter().flatten().chain(&self.own_stalls);
+            !self.injected.iter().any(|one| is_about(&one.fault) && meets(one.from, one.to.after(one.recovery())))
+                && !stalls.into_iter().any(|(from, to)| meets(*from, *to))
+        };
+        self.turns.iter().enumerate().filter(move |(_, turn)| is_unexplained(turn)).map(|(number, _)| number)
+    }
+
     /// The turns of a life that were asked for and came to no end.
     pub(crate) fn unserved(&self, life: usize) -> impl Iterator<Item = usize> + '_ {
         let turns = self.turns.iter().enumerate();
@@ -178,7 +214,10 @@ impl Turn {
                 self.granted = Some(Grant { at: entry.at, token, deadline, left: None, told: None });
             }
             What::Good { deadline } => self.amend(|grant| grant.deadline = *deadline),
-            What::Told { .. } => self.amend(|grant| grant.told = Some(entry.at)),
+            What::Told { .. } => {
+                self.lost = self.granted.filter(|grant| grant.left.is_none()).map(|_| entry.at).or(self.lost);
+                self.amend(|grant| grant.told = Some(entry.at));
+            }
             What::Left => self.amend(|grant| grant.left = Some(entry.at)),
             What::Failed { .. } => self.failed = true,
             _ => {}

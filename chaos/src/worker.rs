@@ -31,6 +31,8 @@ pub(crate) struct Duty {
     /// When this file is there, everybody takes each lock once more and leaves.
     pub(crate) finish: PathBuf,
     pub(crate) broken: Option<Broken>,
+    /// It keeps a lock of its own beside each of the others, on the same server, for several leases.
+    pub(crate) keeps: bool,
 }
 
 impl Duty {
@@ -40,11 +42,13 @@ impl Duty {
         let broken = self.broken.map_or("", Broken::name);
         let numbers = [self.ttl.as_millis().to_string(), self.seed.to_string()];
         let [ttl, seed] = numbers;
-        vec![self.url.clone(), ttl, seed, path(&self.journal), path(&self.socket), path(&self.finish), broken.into()]
+        let keeps = if self.keeps { "keeps" } else { "" };
+        let paths = [&self.journal, &self.socket, &self.finish].map(path);
+        [self.url.clone(), ttl, seed].into_iter().chain(paths).chain([broken.into(), keeps.into()]).collect()
     }
 
     pub(crate) fn parse(words: &[String]) -> Result<Duty, String> {
-        let [url, ttl, seed, journal, socket, finish, broken] = words else {
+        let [url, ttl, seed, journal, socket, finish, broken, keeps] = words else {
             return Err("a worker is started by the runner".into());
         };
         let number = |text: &String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
@@ -56,6 +60,7 @@ impl Duty {
             socket: socket.into(),
             finish: finish.into(),
             broken: Some(broken).filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()?,
+            keeps: keeps == "keeps",
         })
     }
 }
@@ -75,7 +80,8 @@ async fn work(duty: Duty) -> Result<(), String> {
     let Some(locker) = connect(&duty).await else { return Ok(()) };
     let attempts = Arc::new(AtomicU64::new(1));
     let mut tasks = Vec::new();
-    for number in 0..TASKS {
+    let keepers = if duty.keeps { LOCKS } else { 0 };
+    for number in 0..TASKS + keepers {
         let worker = Worker {
             duty: duty.clone(),
             locker: locker.clone(),
@@ -87,7 +93,10 @@ async fn work(duty: Duty) -> Result<(), String> {
             clock: Clock::system(),
             first_token: 0,
         };
-        tasks.push(tokio::spawn(worker.run()));
+        tasks.push(match number.checked_sub(TASKS) {
+            None => tokio::spawn(worker.run()),
+            Some(beside) => tokio::spawn(worker.keep(beside)),
+        });
     }
     for task in tasks {
         task.await.map_err(|error| error.to_string())?;
@@ -155,6 +164,34 @@ impl Worker {
         }
     }
 
+    /// Keeps a lock that no other worker asks for, so that nothing but trouble on its way can end it.
+    async fn keep(mut self, beside: usize) {
+        let lock = beside + LOCKS * usize::try_from(self.duty.seed + 1).unwrap_or(1);
+        while !self.duty.finish.exists() {
+            let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+            self.journal.write(self.clock.now(), attempt, What::Asks { lock });
+            match self.ask(lock, attempt, Some(self.duty.ttl * 2)).await {
+                Ok(Some(guard)) => self.stay(attempt, guard).await,
+                Ok(None) => {}
+                Err(how) => self.journal.write(self.clock.now(), attempt, What::Failed { how }),
+            }
+            let rest = self.dice.millis(0..30);
+            tokio::time::sleep(rest).await;
+        }
+    }
+
+    async fn stay(&mut self, attempt: u64, guard: LockGuard) {
+        let deadline = guard.deadline().unwrap_or(Moment::NEVER);
+        self.journal.write(self.clock.now(), attempt, What::Granted { token: guard.fencing_token().get(), deadline });
+        let until = self.clock.now().after(self.duty.ttl * 4);
+        while !guard.is_lost() && self.clock.now() < until && !self.duty.finish.exists() {
+            let deadline = guard.deadline().unwrap_or(Moment::NEVER);
+            self.journal.write(self.clock.now(), attempt, What::Good { deadline });
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.leave(attempt, guard).await;
+    }
+
     /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
     async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +224,8 @@ impl Worker {
         }
         let asking = self.locker.lock(name.as_str()).ttl(self.duty.ttl).owner(owner.as_str());
         // Nothing renews it, so that the deadline comes for certain.
-        let asking = asking.watchdog(self.duty.broken != Some(Broken::IgnoresDeadline));
+        let is_left = matches!(self.duty.broken, Some(Broken::IgnoresDeadline | Broken::NeverRenews));
+        let asking = asking.watchdog(!is_left);
         let failed = |error: distlock::Error| format!("{:?}: {error}", error.kind());
         let Some(patience) = patience else { return asking.await.map(Some).map_err(failed) };
         if self.dice.percent(15) {
@@ -205,7 +243,7 @@ impl Worker {
         if self.duty.broken == Some(Broken::Hoards) {
             std::future::pending::<()>().await;
         }
-        if self.duty.broken == Some(Broken::IgnoresDeadline) {
+        if matches!(self.duty.broken, Some(Broken::IgnoresDeadline | Broken::NeverRenews)) {
             tokio::time::sleep(self.duty.ttl * 3 / 2).await;
         }
         for _ in 0..=self.dice.below(3) {
@@ -292,7 +330,10 @@ async fn litter(locker: &Locker) {
     }
 }
 
-/// What a lock is called.
+/// What a lock is called. Those that one worker keeps are in a slot with one that all want.
 pub(crate) fn name(lock: usize) -> String {
-    format!("chaos{lock}")
+    match lock / LOCKS {
+        0 => format!("chaos{lock}"),
+        keeper => format!("{{chaos{}}}-{keeper}", lock % LOCKS),
+    }
 }

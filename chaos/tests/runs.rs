@@ -38,6 +38,11 @@ fn chaos_on_redlock_breaks_no_promise() {
 }
 
 #[test]
+fn chaos_on_a_cluster_breaks_no_promise() {
+    expect_clean(Engine::Cluster, 15);
+}
+
+#[test]
 fn chaos_on_etcd_breaks_no_promise() {
     expect_clean(Engine::Etcd, 8);
 }
@@ -110,6 +115,12 @@ fn waiters_that_are_overtaken_are_found_out() {
 fn waiters_that_are_never_served_are_found_out() {
     let findings = outcome_of(Broken::Hoards, Engine::File, 1).findings;
     assert!(findings.iter().any(|finding| matches!(finding, Finding::NotServed { .. })), "{findings:?}");
+}
+
+#[test]
+fn locks_lost_on_a_master_that_is_well_are_found_out() {
+    let findings = outcome_of(Broken::NeverRenews, Engine::Cluster, 6).findings;
+    assert!(findings.iter().any(|finding| matches!(finding, Finding::LostUnharmed { .. })), "{findings:?}");
 }
 
 #[test]

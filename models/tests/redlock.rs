@@ -8,11 +8,14 @@ use std::collections::BTreeSet;
 use distlock_models::{TWICE, expect_broken, expect_sound};
 use stateright::{Model, Property};
 
+#[path = "redlock/healing.rs"]
+mod healing;
+
+use healing::{Healing, Said};
+
 const NODES: usize = 3;
 const QUORUM: usize = 2;
 const CLIENTS: usize = 2;
-/// Clients' clocks show anything up to here; ballots that nodes tell may go beyond.
-const LATEST_CLOCK: u8 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
@@ -35,10 +38,21 @@ enum Amnesia {
 struct Redlock {
     protocol: Protocol,
     amnesia: Amnesia,
+    /// How often nodes forget.
+    forgets: u8,
     /// How often each client tries.
     attempts: [u8; CLIENTS],
-    /// Holders renew once, and set again what a node lacks.
-    renews: bool,
+    /// What the clock of each client may show; ballots that nodes tell may go beyond.
+    clocks: [&'static [u8]; CLIENTS],
+    /// Which holders renew, once, and set again what a node lacks.
+    renews: [bool; CLIENTS],
+    healing: Healing,
+    /// The first client has the lock already, on a bare majority or on all nodes.
+    is_held: bool,
+    /// An operator ends the hold of the first client, node by node.
+    forces: bool,
+    /// Looks for a node that is healed, to show that some are.
+    looks_for_healing: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -51,7 +65,13 @@ struct State {
     repeated: bool,
     /// A grant that was complete before another began has the higher token.
     fell: bool,
-    forgot: bool,
+    forgotten: u8,
+    /// A lock was set again on a node that had heard of its release.
+    revived: bool,
+    /// A lock was set again on a node whose last ballot was higher.
+    healed: bool,
+    /// The ballot of the hold that is ended by force.
+    forced: Option<u8>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,12 +84,30 @@ struct Node {
     pending: BTreeSet<Message>,
     /// Which clients have its vote for the ballot that they claim.
     voted: [bool; CLIENTS],
+    /// What it said to the renewal of each client.
+    said: [Option<Said>; CLIENTS],
+    /// The last hold of each client that was released here.
+    released: [u8; CLIENTS],
+    /// The hold that was ended by force here.
+    forced: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Message {
-    Claim { client: usize, ballot: u8 },
-    Renew { client: usize, ballot: u8 },
+    Claim {
+        client: usize,
+        ballot: u8,
+    },
+    Renew {
+        client: usize,
+        ballot: u8,
+    },
+    /// Asks to set the lock again by the higher ballot that the node told.
+    Heal {
+        client: usize,
+        ballot: u8,
+        bar: u8,
+    },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -119,6 +157,15 @@ enum Action {
     Renew {
         client: usize,
     },
+    /// The holder has a majority and knows that the node lacks its lock.
+    Heal {
+        client: usize,
+        node: usize,
+    },
+    /// The end by force reaches a node.
+    Force {
+        node: usize,
+    },
     /// The client dies, or its deadline passes: it believes no more and says nothing.
     Lapse {
         client: usize,
@@ -158,7 +205,19 @@ impl State {
 
     fn end(&mut self, client: usize) {
         self.clients[client].phase = Phase::Idle;
-        self.nodes.iter_mut().for_each(|node| node.voted[client] = false);
+        self.nodes.iter_mut().for_each(|node| (node.voted[client], node.said[client]) = (false, None));
+    }
+
+    fn is_holding(&self, client: usize, ballot: u8) -> bool {
+        matches!(self.clients[client].phase, Phase::Holding { ballot: own, .. } if own == ballot)
+    }
+
+    fn keepers(&self, client: usize, ballot: u8) -> usize {
+        self.nodes.iter().filter(|node| node.lock == Some((client, ballot))).count()
+    }
+
+    fn renewals(&self, client: usize) -> usize {
+        self.nodes.iter().filter(|node| node.said[client] == Some(Said::Renewed)).count()
     }
 }
 
@@ -170,8 +229,17 @@ impl Redlock {
             Message::Renew { client, ballot } => {
                 let it = &mut state.nodes[node];
                 if it.lock.is_none() && it.ballot <= ballot {
-                    it.lock = Some((client, ballot));
-                    it.ballot = ballot;
+                    self.set_again(state, client, ballot, node);
+                }
+                self.say(state, client, ballot, node);
+            }
+            Message::Heal { client, ballot, bar } => {
+                let it = &state.nodes[node];
+                let is_last = it.ballot == bar || self.healing == Healing::Blindly;
+                let is_ended = it.forced && state.forced == Some(ballot) && self.healing != Healing::PastForce;
+                if it.lock.is_none() && is_last && !is_ended {
+                    state.healed |= it.ballot > ballot;
+                    self.set_again(state, client, ballot, node);
                 }
             }
         }
@@ -225,12 +293,18 @@ impl Redlock {
     }
 
     fn release(&self, state: &mut State, client: usize, reached: u8) {
-        let ballot = match state.clients[client].phase {
+        let (ballot, was_granted) = match state.clients[client].phase {
             Phase::Idle => return,
-            Phase::Claiming { ballot, .. } | Phase::Holding { ballot, .. } => ballot,
+            Phase::Claiming { ballot, .. } => (ballot, false),
+            Phase::Holding { ballot, .. } => (ballot, true),
         };
         state.end(client);
         for (_, node) in state.nodes.iter_mut().enumerate().filter(|(at, _)| reached & (1 << at) != 0) {
+            if was_granted && self.protocol == Protocol::Ballots {
+                node.released[client] = ballot;
+                self.end_hold(node, client, ballot);
+                continue;
+            }
             if self.protocol == Protocol::Ballots && node.ballot <= ballot {
                 node.ballot = ballot + 1;
             }
@@ -244,9 +318,9 @@ impl Redlock {
         let it = &state.clients[client];
         match it.phase {
             Phase::Idle => {
-                let clocks = if self.protocol == Protocol::Ballots { 1..=LATEST_CLOCK } else { 1..=1 };
+                let clocks = if self.protocol == Protocol::Ballots { self.clocks[client] } else { &[1] };
                 if it.attempts < self.attempts[client] {
-                    actions.extend(clocks.map(|clock| Action::Begin { client, clock }));
+                    actions.extend(clocks.iter().map(|clock| Action::Begin { client, clock: *clock }));
                 }
                 return;
             }
@@ -256,8 +330,14 @@ impl Redlock {
                 }
             }
             Phase::Holding { renewed, .. } => {
-                if !renewed && self.renews {
+                if !renewed && self.renews[client] {
                     actions.push(Action::Renew { client });
+                }
+                let asks = ![Healing::ByBallot, Healing::Unasked].contains(&self.healing);
+                if asks && state.renewals(client) >= QUORUM {
+                    let lacks = |node: &Node| matches!(node.said[client], Some(Said::Passed(_)));
+                    let lacking = state.nodes.iter().enumerate().filter(|(_, node)| lacks(node));
+                    actions.extend(lacking.map(|(node, _)| Action::Heal { client, node }));
                 }
                 actions.push(Action::Lapse { client });
             }
@@ -272,14 +352,30 @@ impl Model for Redlock {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State {
+        let start = State {
             nodes: Default::default(),
             clients: Default::default(),
             granted: BTreeSet::new(),
             repeated: false,
             fell: false,
-            forgot: false,
-        }]
+            forgotten: 0,
+            revived: false,
+            healed: false,
+            forced: None,
+        };
+        if !self.is_held {
+            return vec![start];
+        }
+        let held = [QUORUM, NODES].map(|votes| {
+            let mut state = start.clone();
+            self.begin(&mut state, 0, 1);
+            let message = Message::Claim { client: 0, ballot: 1 };
+            (0..votes).for_each(|node| self.deliver(&mut state, node, message));
+            self.accept(&mut state, 0);
+            state.nodes.sort_unstable();
+            state
+        });
+        held.to_vec()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -289,7 +385,11 @@ impl Model for Redlock {
             if it.lock.is_some_and(|(client, ballot)| !state.counts_on(client, ballot)) {
                 actions.push(Action::Expire { node });
             }
-            if self.amnesia != Amnesia::Never && !state.forgot {
+            let is_forced = state.forced.is_some() || matches!(state.clients[0].phase, Phase::Holding { .. });
+            if self.forces && is_forced && !it.forced {
+                actions.push(Action::Force { node });
+            }
+            if self.amnesia != Amnesia::Never && state.forgotten < self.forgets {
                 actions.push(Action::Forget { node });
             }
             if it.quarantined && it.voted == [false; CLIENTS] {
@@ -311,12 +411,24 @@ impl Model for Redlock {
                 let ballot = *ballot;
                 state.send(Message::Renew { client, ballot });
             }
+            Action::Heal { client, node } => {
+                let Phase::Holding { ballot, .. } = state.clients[client].phase else { return None };
+                let it = &mut state.nodes[node];
+                let Some(Said::Passed(bar)) = it.said[client].take() else { return None };
+                it.pending.insert(Message::Heal { client, ballot, bar });
+            }
+            Action::Force { node } => self.force(&mut state, node),
             Action::Lapse { client } => state.end(client),
             Action::Expire { node } => state.nodes[node].lock = None,
             Action::Forget { node } => {
                 let it = &mut state.nodes[node];
                 (it.ballot, it.lock, it.quarantined) = (0, None, self.amnesia == Amnesia::Quarantined);
-                state.forgot = true;
+                it.released = [0; CLIENTS];
+                // The holder asks by the connection that it was told by, and a restart ends that. A flush does not: should ballots
+                // begin anew then and come to the same number, what was released is there for another lease.
+                it.pending.retain(|message| !matches!(message, Message::Heal { .. }));
+                it.said = [None; CLIENTS];
+                state.forgotten += 1;
             }
             Action::Return { node } => {
                 // Its clock is later than every token so far: that is all that clocks are trusted with here.
@@ -331,18 +443,29 @@ impl Model for Redlock {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
+        let mut properties = healing::properties();
+        properties.extend([
             Property::<Self>::always("no two grants share a token", |_, state| !state.repeated),
             Property::<Self>::always("tokens rise", |_, state| !state.fell),
             Property::<Self>::always("one holder at a time", |_, state| state.holders() <= 1),
             Property::<Self>::sometimes(TWICE, |_, state| state.granted.len() >= 2),
-        ]
+        ]);
+        properties
     }
 }
 
-const ENGINE: Redlock =
-    Redlock { protocol: Protocol::Ballots, amnesia: Amnesia::Never, attempts: [2, 1], renews: false };
-
+const ENGINE: Redlock = Redlock {
+    protocol: Protocol::Ballots,
+    amnesia: Amnesia::Never,
+    forgets: 1,
+    attempts: [2, 1],
+    clocks: [&[1, 2], &[1, 2]],
+    renews: [false, false],
+    healing: Healing::ByBar,
+    is_held: false,
+    forces: false,
+    looks_for_healing: false,
+};
 #[test]
 fn the_ballots_of_the_engine_hold() {
     expect_sound(ENGINE);
@@ -350,7 +473,7 @@ fn the_ballots_of_the_engine_hold() {
 
 #[test]
 fn renewals_that_heal_break_nothing_however_late_they_come() {
-    expect_sound(Redlock { attempts: [1, 1], renews: true, ..ENGINE });
+    expect_sound(Redlock { attempts: [1, 1], renews: [true, true], ..ENGINE });
 }
 
 #[test]

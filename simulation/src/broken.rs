@@ -11,6 +11,10 @@ pub enum Broken {
     CountsFromOne,
     /// The queue is served from its end.
     ServesLastFirst,
+    /// A queue lasts as long as the heartbeat of the waiter that claimed last, whatever other waiters stand in it.
+    ShortensQueues,
+    /// A call that has found only dead waiters says that the queue is empty.
+    StopsAtDeadWaiters,
     /// The server keeps locks much longer than asked.
     NeverForgets,
     /// The clients' clocks are far too slow, and so their deadlines too late.
@@ -19,6 +23,8 @@ pub enum Broken {
     LosesDataUnguarded,
     /// The clock of a Redlock node leaps, and there is no restart guard to put it into quarantine.
     LeapsUnguarded,
+    /// A Redlock node never sets a lock again that contenders have wanted there since it was lost.
+    NeverHeals,
     /// The protected resource does not look at tokens.
     OpenFence,
 }
@@ -35,7 +41,12 @@ impl Broken {
                 ("number and number >= now then", "number then"),
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],
+            Broken::ShortensQueues => &[("if left < heartbeat then", "if true then")],
+            Broken::StopsAtDeadWaiters => {
+                &[("MOST_LET_IN = 1024, 128, 32", "MOST_LET_IN = 16, 128, 32"), ("if is_cut then", "if false then")]
+            }
             Broken::NeverForgets => &[("'PX', lease_ms)", "'PX', lease_ms * 1000)")],
+            Broken::NeverHeals => &[("and string.format('%.0f', last) ~= bar then", "then")],
             Broken::SlowClocks | Broken::LosesDataUnguarded | Broken::LeapsUnguarded | Broken::OpenFence => &[],
         };
         changes.iter().fold(script.to_owned(), |script, (is, becomes)| script.replace(is, becomes))

@@ -14,10 +14,13 @@ use crate::story::{Story, name, true_time};
 /// How many owners each client has.
 const TASKS: usize = 2;
 /// How many permits the semaphore has.
-const PERMITS: u32 = 2;
+pub(crate) const PERMITS: u32 = 2;
 /// How many locks there are: one for one holder at a time, one for readers and writers, one semaphore; where
 /// the engine has no others, all are for one.
 pub(crate) const LOCKS: usize = 3;
+
+/// The lock that is kept while servers are restarted.
+const KEPT: usize = 0;
 
 /// What a client is told.
 #[derive(Clone)]
@@ -26,7 +29,11 @@ pub(crate) struct Duty {
     pub(crate) engine: Engine,
     pub(crate) seed: u64,
     pub(crate) ttl: Duration,
+    /// Whether some ask for much longer leases.
+    pub(crate) is_mixed: bool,
     pub(crate) has_guard: bool,
+    /// The first task of the first client keeps a lock for as long as servers are restarted, and all others want it.
+    pub(crate) rolls: bool,
     /// What its clock shows when the simulation begins, and by how much it is too fast.
     pub(crate) clock: (Duration, f64),
     pub(crate) story: Story,
@@ -51,7 +58,8 @@ pub(crate) async fn work(duty: Duty) -> turmoil::Result {
     for task in 0..TASKS {
         let number = (duty.number as u64) << 32 | duty.lives.get() << 8 | task as u64;
         let dice = Dice::new(duty.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let worker = Worker { duty: duty.clone(), locker: locker.clone(), clock: clock.clone(), dice };
+        let keeps = duty.rolls && duty.number == 0 && task == 0;
+        let worker = Worker { duty: duty.clone(), locker: locker.clone(), clock: clock.clone(), dice, keeps };
         tasks.push(tokio::task::spawn_local(worker.run()));
     }
     for task in tasks {
@@ -81,14 +89,25 @@ struct Worker {
     locker: Locker,
     clock: Clock,
     dice: Dice,
+    keeps: bool,
 }
 
 impl Worker {
     async fn run(mut self) {
+        if self.keeps {
+            self.turn(KEPT, None).await;
+        }
+        while self.duty.rolls && !self.duty.story.is_kept() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         while !self.duty.is_healed.get() {
-            let (lock, patience) = (self.dice.below(LOCKS), self.dice.millis(200..4000));
+            let locks = if self.duty.is_mixed { 1 } else { LOCKS };
+            let (lock, patience) = match self.duty.rolls {
+                true => (KEPT, self.dice.millis(20..600)),
+                false => (self.dice.below(locks), self.dice.millis(200..4000)),
+            };
             self.turn(lock, Some(patience)).await;
-            let rest = self.dice.millis(0..100);
+            let rest = self.rest();
             tokio::time::sleep(rest).await;
         }
         for lock in 0..LOCKS {
@@ -132,7 +151,11 @@ impl Worker {
             Mode::Slot { of } => self.locker.semaphore(name.as_str(), of).acquire(),
             _ => self.locker.lock(name.as_str()),
         };
-        let request = request.ttl(self.duty.ttl).owner(turn.to_string().as_str());
+        let is_long = self.is_long();
+        // A long lease has a long heartbeat, in the same queue as the others; such a client is patient, too.
+        let ttl = if is_long { self.dice.millis(12_000..30_000) } else { self.duty.ttl };
+        let patience = patience.map(|patience| if is_long { patience * 4 } else { patience });
+        let request = request.ttl(ttl).owner(turn.to_string().as_str());
         let failed = |error: distlock::Error| format!("not granted: {:?}", error.kind());
         let Some(patience) = patience else { return request.await.map_err(failed) };
         if self.dice.percent(15) {
@@ -143,12 +166,35 @@ impl Worker {
         request.wait(patience).await.map_err(failed)
     }
 
+    /// Whether this one asks for long leases, where leases are mixed.
+    fn is_long(&self) -> bool {
+        self.duty.is_mixed && self.duty.number == 0
+    }
+
+    /// How long to do something else. Where leases are mixed, those with long ones come back at once, so that one of them waits
+    /// most of the time, and the others leave the queue alone for longer than their own heartbeat.
+    fn rest(&mut self) -> Duration {
+        match self.duty.is_mixed {
+            true if self.is_long() => self.dice.millis(0..500),
+            true => self.dice.millis(0..12_000),
+            false => self.dice.millis(0..100),
+        }
+    }
+
     async fn hold(&mut self, turn: usize, lock: usize, guard: LockGuard) {
         let story = self.duty.story.clone();
         let token = guard.fencing_token();
         story.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
+        if self.keeps && !story.is_kept() {
+            story.keeps(turn);
+            while !self.duty.is_healed.get() && !guard.is_lost() {
+                story.is_good(turn, self.deadline(&guard));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
         let is_hurried = self.duty.is_healed.get();
-        let mut left = if is_hurried { 1 } else { self.dice.below(12) };
+        let most = if self.is_long() { 200 } else { 12 };
+        let mut left = if is_hurried { 1 } else { self.dice.below(most) };
         while left > 0 && !guard.is_lost() {
             story.is_good(turn, self.deadline(&guard));
             let work = self.dice.millis(1..150);

@@ -16,6 +16,8 @@ pub enum Finding {
     NotServed(Vec<usize>),
     /// Keys of locks that are there after every lease is over.
     LeftBehind(Vec<String>),
+    /// The turn of a holder that lost its lock though no two servers were in trouble at once.
+    KeepLost(usize),
     /// A machine stopped, by an error or a panic.
     Failed(String),
 }
@@ -26,6 +28,7 @@ impl fmt::Display for Finding {
             Finding::History(violation) => write!(f, "{violation}"),
             Finding::NotServed(turns) => write!(f, "not served though nothing was in the way: turns {turns:?}"),
             Finding::LeftBehind(keys) => write!(f, "left behind: {keys:?}"),
+            Finding::KeepLost(turn) => write!(f, "lost though the other servers had it: turn {turn}"),
             Finding::Failed(how) => write!(f, "a machine failed: {how}"),
         }
     }
@@ -39,5 +42,6 @@ pub(crate) fn judge(story: &Story, failed: Option<String>, kept: &[String]) -> V
     let passes = |key: &&String| !key.ends_with(":f") && !key.ends_with(":g");
     let kept: Vec<_> = kept.iter().filter(passes).cloned().collect();
     let left = Some(kept).filter(|keys| !keys.is_empty()).map(Finding::LeftBehind);
-    [failed.map(Finding::Failed), violation, unserved, left].into_iter().flatten().collect()
+    let lost = story.lost_keep().map(Finding::KeepLost);
+    [failed.map(Finding::Failed), violation, unserved, lost, left].into_iter().flatten().collect()
 }

@@ -7,6 +7,7 @@
 
 mod broken;
 mod client;
+mod crowd;
 mod engine;
 mod judge;
 mod plan;

@@ -33,12 +33,16 @@ pub(crate) enum Kind {
     Slow(Duration),
     /// A process dies and is started again.
     Crash,
-    /// A client's machine dies and is started again: nobody is told that its connections are closed.
+    /// A client's machine dies and is started again: its peers are not told that its connections are closed.
     PowerLoss,
     /// A server dies and is started again without its data.
     DataLoss,
     /// A server's clock is set forward, and stays so.
     ClockLeap(Duration),
+    /// The process of a crowd dies, and its connections are closed.
+    CrowdDies,
+    /// The machine of a crowd dies: its peers are not told that its connections are closed.
+    CrowdVanishes,
 }
 
 impl Fault {
@@ -110,6 +114,20 @@ pub(crate) fn leaps(dice: &mut Dice, scene: Scene) -> Vec<Step> {
         let kind = Kind::ClockLeap(dice.millis(500..10_000));
         steps.push(Step { fault: Fault { kind, client: None, server }, from, to: from });
         from += dice.millis(500..6000);
+    }
+    steps
+}
+
+/// Restarts of one server after the other, each without its data. A lease that every server has is healed on one before the
+/// next one's turn. The first is when a lock can be had and is on all of them.
+pub(crate) fn rolling(dice: &mut Dice, scene: Scene) -> Vec<Step> {
+    let (first, mut from) = (dice.below(scene.servers), Duration::from_millis(6000) + dice.millis(0..800));
+    let mut steps = Vec::new();
+    while from + Duration::from_secs(1) < scene.time {
+        let server = Some((first + steps.len()) % scene.servers);
+        let to = from + dice.millis(50..300);
+        steps.push(Step { fault: Fault { kind: Kind::DataLoss, client: None, server }, from, to });
+        from = to + dice.millis(2200..2600);
     }
     steps
 }

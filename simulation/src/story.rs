@@ -26,6 +26,8 @@ struct Told {
     /// What each lock protects: the highest token seen, and all writes.
     resource: Vec<Option<FencingToken>>,
     writes: Vec<(usize, u64, bool)>,
+    /// The turn whose hold must outlast everything, once it is granted.
+    kept: Option<usize>,
 }
 
 /// A time in which places in the queue may be lost without anybody's fault.
@@ -100,6 +102,22 @@ impl Story {
         let granted = Granted { at: true_time(), token, slot, deadline, told: None, left: None };
         self.told().turns[turn].granted = Some(granted);
         self.note(format_args!("turn {turn}: granted {token} until {:.6}", deadline.as_secs_f64()));
+    }
+
+    /// From now on the hold of this turn must not be lost.
+    pub(crate) fn keeps(&self, turn: usize) {
+        self.told().kept = Some(turn);
+        self.note(format_args!("turn {turn}: keeps it"));
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.told().kept.is_some()
+    }
+
+    /// The turn that was to keep its hold and was told that it is lost.
+    pub(crate) fn lost_keep(&self) -> Option<usize> {
+        let told = self.told();
+        told.kept.filter(|turn| told.turns[*turn].granted.is_some_and(|granted| granted.told.is_some()))
     }
 
     /// It looked, and the lock was good until then.

@@ -11,9 +11,10 @@ use turmoil::{Builder, Sim};
 
 use crate::broken::Broken;
 use crate::client::{self, Duty};
+use crate::crowd::{self, Crowd};
 use crate::engine::Engine;
 use crate::judge::{Finding, judge};
-use crate::plan::{Fault, Kind, SETTLES, Scene, Step, leaps, plan};
+use crate::plan::{Fault, Kind, SETTLES, Scene, Step, leaps, plan, rolling};
 use crate::server::{self, Machine};
 use crate::story::{Story, Trouble};
 
@@ -23,9 +24,15 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// How long everybody may take to be served when nothing is in the way: eight retries of a claim take 20 s at the most.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long after the last client has left anything but fences may be kept: the longest heartbeat of a waiter, and then some.
-const KEPT: Duration = Duration::from_secs(5);
+const KEPT: Duration = Duration::from_secs(35);
 /// Two clocks may differ by a part in a thousand; each may be off by a little less than half of that.
 const MOST_DRIFT_PPM: usize = 450;
+
+/// Whether waiters with several leases share the queues of a world. Nothing else goes wrong there, so that every wait is judged
+/// for its order. By dice of its own: the other worlds are the same with such worlds and without.
+fn is_mixed(order: &Order) -> bool {
+    order.engine.is_fair() && Dice::new(order.seed ^ 0x3a11).percent(20)
+}
 
 /// Which world to run.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +45,17 @@ pub struct Order {
     pub time: Duration,
     /// What is wrong with it on purpose.
     pub broken: Option<Broken>,
+}
+
+impl Order {
+    /// Whether nothing goes wrong but that all servers are restarted without their data, one after the other, while the
+    /// first client keeps a lock and all others want it. Without a quorum that is one restart too many.
+    pub(crate) fn rolls(&self) -> bool {
+        match self.broken {
+            None => self.engine == Engine::Redlock && self.seed.is_multiple_of(3),
+            broken => broken == Some(Broken::NeverHeals),
+        }
+    }
 }
 
 /// What a world came to.
@@ -67,6 +85,7 @@ pub fn run(order: &Order) -> Outcome {
     let has_guard = match order.broken {
         Some(Broken::LosesDataUnguarded | Broken::LeapsUnguarded) => false,
         Some(Broken::CountsFromOne) => true,
+        _ if order.rolls() => true,
         _ => Dice::new(order.seed).percent(50),
     };
     World::new(order, has_guard).run()
@@ -102,22 +121,34 @@ impl World<'_> {
             let machine = machine.clone();
             sim.host(server::name(number), move || server::serve(machine.clone()));
         }
-        let ttl = dice.millis(600..3000);
+        let rolls = order.rolls();
+        let ttl = if rolls { dice.millis(900..1500) } else { dice.millis(600..3000) };
+        let is_mixed = is_mixed(order);
         for number in 0..CLIENTS {
             let drift = if broken == Some(Broken::SlowClocks) { -0.3 } else { drift(&mut dice) };
             let clock = (Duration::from_micros(EPOCH_US + dice.below(1_000_000_000) as u64), drift);
             let (story, is_healed, lives) = (story.clone(), is_healed.clone(), Rc::default());
-            let duty = Duty { number, engine, seed, ttl, has_guard, clock, story, is_healed, lives, broken };
+            let duty =
+                Duty { number, engine, seed, ttl, is_mixed, has_guard, rolls, clock, story, is_healed, lives, broken };
             sim.host(client_name(number), move || client::work(duty.clone()));
         }
         let may_forget = has_guard || broken == Some(Broken::LosesDataUnguarded);
         let forgets = may_forget.then_some(seed as usize % engine.servers());
         let scene = Scene { clients: CLIENTS, servers: engine.servers(), time, forgets };
-        let mut steps = plan(&mut dice, scene);
-        if engine == Engine::Redlock && (has_guard || broken == Some(Broken::LeapsUnguarded)) {
+        let mut steps = if rolls { rolling(&mut dice, scene) } else { plan(&mut dice, scene) };
+        if !rolls && engine == Engine::Redlock && (has_guard || broken == Some(Broken::LeapsUnguarded)) {
             steps.extend(leaps(&mut dice, scene));
         }
-        World { sim, story, machines, is_healed, steps, order: *order, tick, latency }
+        // For longer: it is heartbeats that must pass there.
+        let order = Order { time: if is_mixed { time * 4 } else { time }, ..*order };
+        if is_mixed {
+            steps.clear();
+        }
+        if let Some(crowd) = Crowd::draw(engine, has_guard, seed, time) {
+            sim.host(crowd::HOST, move || crowd.wait());
+            steps.push(crowd.step());
+        }
+        World { sim, story, machines, is_healed, steps, order, tick, latency }
     }
 
     fn run(mut self) -> Outcome {
@@ -167,6 +198,10 @@ impl World<'_> {
 
     fn begin(&mut self, step: &Step) {
         let Step { fault: Fault { kind, client, server }, from, to } = *step;
+        if matches!(kind, Kind::CrowdDies | Kind::CrowdVanishes) {
+            // No trouble for others: all of them keep their places.
+            return self.crash(crowd::HOST, kind == Kind::CrowdVanishes);
+        }
         self.story.is_troubled(Trouble { client, from, to: to + SETTLES });
         match client {
             None => self.strike_server(server.unwrap_or_default(), kind),
@@ -181,6 +216,7 @@ impl World<'_> {
                         Kind::HeldUp => self.sim.hold(name.as_str(), server),
                         Kind::Slow(most) => self.sim.set_link_max_message_latency(name.as_str(), server, most),
                         Kind::Crash | Kind::PowerLoss | Kind::DataLoss | Kind::ClockLeap(_) => {}
+                        Kind::CrowdDies | Kind::CrowdVanishes => {}
                     }
                 }
             }
@@ -198,18 +234,21 @@ impl World<'_> {
     }
 
     fn crash_client(&mut self, client: usize, kind: Kind) {
-        let name = client_name(client);
         self.story.is_killed(client, self.sim.elapsed());
+        self.crash(&client_name(client), kind == Kind::PowerLoss);
+    }
+
+    fn crash(&mut self, name: &str, is_silent: bool) {
         for server in self.servers(None) {
-            if kind == Kind::PowerLoss {
-                self.sim.partition(name.as_str(), server.as_str());
+            if is_silent {
+                self.sim.partition(name, server.as_str());
             }
             // A runtime drops its tasks in an order that no seed decides: let all its last words take equally long.
-            self.sim.set_link_latency(name.as_str(), server, self.tick);
+            self.sim.set_link_latency(name, server, self.tick);
         }
-        self.sim.crash(name.as_str());
+        self.sim.crash(name);
         for server in self.servers(None) {
-            self.sim.set_link_max_message_latency(name.as_str(), server, self.latency);
+            self.sim.set_link_max_message_latency(name, server, self.latency);
         }
     }
 

@@ -77,7 +77,7 @@ fn leases_shorter_than_their_holders_believe_are_found_out() {
 
 #[test]
 fn deadlines_by_clocks_that_are_too_slow_are_found_out() {
-    expect_two_holders(Engine::Redis, Broken::SlowClocks, 0);
+    expect_two_holders(Engine::Redis, Broken::SlowClocks, 22);
 }
 
 #[test]
@@ -105,6 +105,22 @@ fn a_queue_served_from_its_end_is_found_out() {
     assert!(matches!(finding, Some(Finding::History(Violation::Overtaken(_)))), "{finding:?}");
 }
 
+#[track_caller]
+fn expect_overtaken(broken: Broken, seed: u64) {
+    let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::Overtaken(_)));
+    assert!(findings(Engine::Redis, broken, seed).any(is_it), "{broken:?} is not found out");
+}
+
+#[test]
+fn a_queue_that_expires_under_waiters_with_longer_leases_is_found_out() {
+    expect_overtaken(Broken::ShortensQueues, 134);
+}
+
+#[test]
+fn newcomers_that_overtake_behind_dead_waiters_are_found_out() {
+    expect_overtaken(Broken::StopsAtDeadWaiters, 34);
+}
+
 #[test]
 fn an_open_fence_is_found_out() {
     let finding = finding_of(Broken::OpenFence, 19);
@@ -115,4 +131,20 @@ fn an_open_fence_is_found_out() {
 fn locks_that_are_never_forgotten_are_found_out() {
     let finding = finding_of(Broken::NeverForgets, 2);
     assert!(matches!(finding, Some(Finding::NotServed(_) | Finding::LeftBehind(_))), "{finding:?}");
+}
+
+#[test]
+fn locks_that_are_lost_where_contenders_were_are_found_out() {
+    let mut findings = findings(Engine::Redlock, Broken::NeverHeals, 0);
+    assert!(findings.any(|finding| matches!(finding, Finding::KeepLost(_))), "restarts cost nothing");
+}
+
+#[test]
+fn contended_locks_outlive_rolling_restarts() {
+    // Every third world.
+    for seed in (0..18).step_by(3) {
+        let outcome = run(&order(Engine::Redlock, seed));
+        assert!(outcome.log.iter().any(|line| line.ends_with("keeps it")), "seed {seed}: nothing was kept");
+        assert!(outcome.findings.is_empty(), "seed {seed}: {:?}\n{}", outcome.findings, outcome.log.join("\n"));
+    }
 }
