@@ -4,6 +4,7 @@
 //! before makes an exception.
 
 mod assertions;
+mod cycles;
 mod finding;
 mod functions;
 mod habits;
@@ -25,6 +26,7 @@ pub(crate) fn run() -> bool {
     files.sort();
     let mut findings = Vec::new();
     let mut questions = Vec::new();
+    findings.extend(cycles::check(&files));
     for (path, text) in &files {
         findings.extend(check(path, text));
         questions.extend(ask(path, text));
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn an_exception_with_a_reason_is_respected_on_its_line_and_the_next() {
-        let path = "crates/distlock/src/backend/redis.rs";
+        let path = "crates/distlock/src/engines/redis/mod.rs";
         let call = "fn f() { h.spawn(g()) }";
         assert_eq!(rules(path, call), ["spawn"]);
         assert_eq!(rules(path, &format!("// tidy-allow(spawn): reads replies\n{call}")), [""; 0]);
@@ -104,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_exception_without_a_reason_for_another_rule_or_too_far_away_is_not() {
-        let path = "crates/distlock/src/backend/redis.rs";
+        let path = "crates/distlock/src/engines/redis/mod.rs";
         let call = "fn f() { h.spawn(g()) }";
         for mark in ["// tidy-allow(spawn):", "// tidy-allow(clock): why", "// tidy-allow(spawn): why\n"] {
             assert_eq!(rules(path, &format!("{mark}\n{call}")), ["spawn"], "{mark:?}");

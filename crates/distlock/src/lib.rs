@@ -29,46 +29,28 @@
 // As races/ compiles it, the library is without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 
-mod ask;
-pub mod backend;
-mod clock;
+mod api;
 mod config;
-mod connect;
-mod election;
-mod error;
-mod event;
-mod family;
-pub mod fencing;
-mod finding;
-mod guard;
-mod history;
-mod hold;
-mod holds;
-mod inspect;
-mod journal;
-mod keeper;
-mod key;
-#[cfg(any(feature = "etcd", feature = "redis"))]
-mod listing;
-mod locker;
-mod meter;
-mod mode;
-mod multi;
-mod observed;
-mod options;
-mod owner;
-mod request;
-mod semaphore;
-mod shards;
-mod span;
-mod sync;
-mod ticket;
-#[cfg(any(feature = "etcd", feature = "redis"))]
-mod tls;
-mod token;
-mod url;
-mod wait;
-mod watchdog;
+mod contract;
+mod core;
+mod engines;
+mod types;
+
+pub mod backend {
+    //! The contract between a locker and an engine, and the engines.
+    //!
+    //! An engine implements [`Backend`]; each "Behaviour" paragraph there is a promise that the conformance suite tests.
+
+    pub use crate::contract::{
+        Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
+        Renewal, Scope, Term, Wake,
+    };
+    #[cfg(feature = "etcd")]
+    pub use crate::engines::etcd;
+    pub use crate::engines::{file, memory};
+    #[cfg(feature = "redis")]
+    pub use crate::engines::{redis, redlock};
+}
 
 /// The pages whose snippets are run.
 #[cfg(doctest)]
@@ -79,28 +61,29 @@ mod pages {
     mod primitives {}
 }
 
-pub use ask::{AskRequest, Asked};
-pub use clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
+pub use api::ask::{AskRequest, Asked};
+pub use api::election::{CampaignRequest, Election, Leader, Leaders, Leadership};
+pub use api::fencing;
+pub use api::guard::{HoldState, LockGuard};
+pub use api::inspect::{Change, Inspect, Watch};
+pub use api::locker::{Locker, LockerBuilder};
+pub use api::multi::{LockAllRequest, MultiGuard};
+pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
+pub use api::semaphore::Semaphore;
+pub use config::connect::examine;
 pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
-pub use connect::examine;
-pub use election::{CampaignRequest, Election, Leader, Leaders, Leadership};
-pub use error::{Error, ErrorKind, Result};
-pub use event::{Event, EventKind, LossReason, Observer};
-pub use finding::{Finding, Severity};
-pub use guard::{HoldState, LockGuard};
-pub use history::{HistoryEntry, HistoryKind, MAX_HISTORY};
-pub use inspect::{Change, Inspect, Watch};
-pub use key::{Key, MAX_KEY_BYTES};
-pub use locker::{Locker, LockerBuilder};
-pub use mode::{MAX_SLOTS, Mode};
-pub use multi::{LockAllRequest, MultiGuard};
-pub use options::{
+pub use types::clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
+pub use types::error::{Error, ErrorKind, Result};
+pub use types::event::{Event, EventKind, LossReason, Observer};
+pub use types::finding::{Finding, Severity};
+pub use types::history::{HistoryEntry, HistoryKind, MAX_HISTORY};
+pub use types::key::{Key, MAX_KEY_BYTES};
+pub use types::mode::{MAX_SLOTS, Mode};
+pub use types::options::{
     DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MAX_WAIT,
     MIN_RETRY_INTERVAL, MIN_TTL,
 };
-pub use owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
-pub use request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
-pub use semaphore::Semaphore;
-pub use ticket::HoldTicket;
-pub use token::{AttemptId, FencingToken};
-pub use watchdog::Watchdog;
+pub use types::owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
+pub use types::ticket::HoldTicket;
+pub use types::token::{AttemptId, FencingToken};
+pub use types::watchdog::Watchdog;

@@ -1,35 +1,45 @@
-//! Who may know whom in the library, as ARCHITECTURE.md draws it.
+//! Which ring of the library may import which, as ARCHITECTURE.md draws it.
 
 use super::finding::Finding;
 use super::imports::imports;
 use super::rust_text::{RustText, is_word};
 
-const LIBRARY: &str = "crates/distlock/src/";
+pub(super) const LIBRARY: &str = "crates/distlock/src/";
 
-/// They know nobody but each other.
-const LEAVES: &[&str] = &[
-    "key", "token", "owner", "options", "error", "event", "clock", "mode", "watchdog", "ticket", "tls", "finding",
-    "meter", "span", "history", "listing", "sync",
+/// The rings of the library, the outermost first, each with the rings that it may import beside itself. The crate's root may
+/// import all of them.
+const RINGS: &[(&str, &[&str])] = &[
+    ("config", &["api", "core", "contract", "engines", "types"]),
+    ("api", &["core", "contract", "types"]),
+    ("core", &["contract", "types"]),
+    ("engines", &["contract", "types"]),
+    ("contract", &["types"]),
+    ("types", &[]),
 ];
 
-/// They know the contract and the leaves, and serve the public types, of which they know nothing.
-const MIDDLE: &[&str] = &["family", "keeper", "hold", "holds", "journal", "observed", "shards", "wait"];
-
-/// The modules of `backend/`, each with the other engines that it may use.
-const ENGINES: &[(&str, &[&str])] =
-    &[("memory", &[]), ("file", &[]), ("redis", &[]), ("redlock", &["redis"]), ("etcd", &[])];
-
-/// The modules outside `backend/` that may name an engine. The crate's root is the empty name.
-const KNOW_ENGINES: &[&str] = &["", "connect", "backend"];
+/// The modules of `engines/`, each with the other modules of `engines/` that it may import.
+const ENGINES: &[(&str, &[&str])] = &[
+    ("shared", &[]),
+    ("memory", &["shared"]),
+    ("file", &["shared"]),
+    ("redis", &["shared"]),
+    ("redlock", &["shared", "redis"]),
+    ("etcd", &["shared"]),
+];
 
 /// What only one module may do: the rule, that module, how it looks, and why.
-const MONOPOLIES: &[(&str, &str, &[&str], &str)] = &[
-    ("clock", "clock", &["Instant::now", "SystemTime::now", "clock_gettime"], "only clock.rs reads clocks"),
+const MONOPOLIES: &[(&str, &[&str], &[&str], &str)] = &[
+    (
+        "clock",
+        &["types", "clock"],
+        &["Instant::now", "SystemTime::now", "clock_gettime"],
+        "only types/clock.rs reads clocks",
+    ),
     (
         "spawn",
-        "keeper",
+        &["core", "keeper"],
         &["tokio::spawn", "task::spawn", "thread::spawn", "thread::Builder", ".spawn(", ".spawn_on("],
-        "only keeper.rs spawns",
+        "only core/keeper.rs spawns",
     ),
 ];
 
@@ -37,10 +47,7 @@ const MONOPOLIES: &[(&str, &str, &[&str], &str)] = &[
 pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
     let Some(module) = module_of(path) else { return Vec::new() };
     let mut findings = monopolies(path, &module, rust);
-    if let ["backend", name, ..] = module[..]
-        && engine(name).is_none()
-    {
-        let message = format!("the engine {name} is new; add it to ENGINES in xtask/src/tidy/layers.rs");
+    if let Some(message) = stranger(&module) {
         findings.push(Finding::new(path, 1, "layer", message));
     }
     for import in imports(rust.product(), &module) {
@@ -54,7 +61,7 @@ pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
 }
 
 /// The module that a file of the library is; `None` for other files and for files of tests.
-fn module_of(path: &str) -> Option<Vec<&str>> {
+pub(super) fn module_of(path: &str) -> Option<Vec<&str>> {
     let mut module: Vec<&str> = path.strip_prefix(LIBRARY)?.strip_suffix(".rs")?.split('/').collect();
     if module.contains(&"tests") {
         return None;
@@ -65,70 +72,56 @@ fn module_of(path: &str) -> Option<Vec<&str>> {
     Some(module)
 }
 
-fn engine(name: &str) -> Option<&'static [&'static str]> {
-    ENGINES.iter().find(|(engine, _)| *engine == name).map(|(_, friends)| *friends)
+/// Why a module is in no ring, if it is in none.
+fn stranger(module: &[&str]) -> Option<String> {
+    match module {
+        [] => None,
+        ["engines", name, ..] if friends(ENGINES, name).is_none() => {
+            Some(format!("the engine {name} is new; add it to ENGINES in xtask/src/tidy/layers.rs"))
+        }
+        [ring, ..] if friends(RINGS, ring).is_none() => {
+            Some(format!("{ring} is in no ring; put it into one of those in xtask/src/tidy/layers.rs"))
+        }
+        _ => None,
+    }
 }
 
-fn may_name(module: &[&str], target: &[&str]) -> Result<(), &'static str> {
-    let own = module.first().copied().unwrap_or_default();
+fn friends(table: &[(&str, &'static [&'static str])], name: &str) -> Option<&'static [&'static str]> {
+    table.iter().find(|(known, _)| *known == name).map(|(_, friends)| *friends)
+}
+
+fn may_name(module: &[&str], target: &[&str]) -> Result<(), String> {
+    let [ring, ..] = module else { return Ok(()) };
     let top = target[0];
-    let is_re_export = top.starts_with(char::is_uppercase);
-    let is_leaf = LEAVES.contains(&top);
-    match module {
-        _ if !KNOW_ENGINES.contains(&own) && names_engine(target) => {
-            Err("only connect.rs, backend.rs and lib.rs name concrete engines")
-        }
-        [] => Ok(()),
-        _ if is_re_export && is_layered(own) => Err("name it by its module, so that its layer can be seen"),
-        _ if LEAVES.contains(&own) && !is_leaf => Err("a leaf knows only leaves"),
-        ["backend", name, ..] => engine_may_name(name, target),
-        ["backend"] if !is_leaf && top != "backend" => Err("the contract knows only leaves"),
-        _ if MIDDLE.contains(&own) && !is_leaf && !MIDDLE.contains(&top) && top != "backend" => {
-            Err("keeper, holds and wait know only the contract and leaves")
+    if friends(RINGS, top).is_none() {
+        return Err("name it by its ring, so that its place can be seen".into());
+    }
+    let may = friends(RINGS, ring).unwrap_or_default();
+    if top != *ring && !may.contains(&top) {
+        return Err(format!("{ring} imports only itself and {}", list(may)));
+    }
+    match (module, target) {
+        (["engines", own, ..], ["engines", other, ..]) if own != other => {
+            let may = friends(ENGINES, own).unwrap_or_default();
+            // What is no engine is a re-export of one.
+            if may.contains(other) { Ok(()) } else { Err(format!("{own} imports of engines only {}", list(may))) }
         }
         _ => Ok(()),
     }
 }
 
-fn engine_may_name(name: &str, target: &[&str]) -> Result<(), &'static str> {
-    match target {
-        [top, ..] if LEAVES.contains(top) => Ok(()),
-        ["backend", other, ..] if *other == name => Ok(()),
-        ["backend", other, ..] if engine(other).is_some() => {
-            let friends = engine(name).unwrap_or_default();
-            if friends.contains(other) { Ok(()) } else { Err("an engine does not know the others") }
-        }
-        ["backend", ..] => Ok(()),
-        _ => Err("an engine knows only the contract and leaves"),
-    }
-}
-
-fn is_layered(own: &str) -> bool {
-    LEAVES.contains(&own) || MIDDLE.contains(&own) || own == "backend"
-}
-
-fn names_engine(target: &[&str]) -> bool {
-    matches!(target, ["backend", name, ..] if engine(name).is_some())
+fn list(names: &[&str]) -> String {
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
 }
 
 fn monopolies(path: &str, module: &[&str], rust: &RustText) -> Vec<Finding> {
-    let own = module.first().copied().unwrap_or_default();
     let mut findings = Vec::new();
-    for (rule, owner, patterns, reason) in MONOPOLIES.iter().filter(|(_, owner, ..)| *owner != own) {
+    for (rule, owner, patterns, reason) in MONOPOLIES.iter().filter(|(_, owner, ..)| *owner != module) {
         let seen = patterns.iter().flat_map(|pattern| occurrences(rust.product(), pattern));
         let lines: std::collections::BTreeSet<usize> = seen.map(|at| rust.line_of(at)).collect();
-        findings
-            .extend(lines.into_iter().map(|line| Finding::new(path, line, rule, format!("{reason} (see {owner})"))));
-    }
-    // `use crate::backend;` and then `backend::redis::…` escapes the imports.
-    let may = KNOW_ENGINES.contains(&own);
-    for (name, _) in ENGINES.iter().filter(|_| !may) {
-        for at in occurrences(rust.product(), &format!("backend::{name}")) {
-            if !rust.product()[..at].ends_with("::") {
-                let reason = "only connect.rs, backend.rs and lib.rs name concrete engines";
-                findings.push(Finding::new(path, rust.line_of(at), "layer", reason));
-            }
-        }
+        findings.extend(
+            lines.into_iter().map(|line| Finding::new(path, line, rule, format!("{reason} (see {})", owner.join("/")))),
+        );
     }
     findings
 }
@@ -153,20 +146,24 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_upwards_or_sideways_is_found() {
+    fn an_import_against_the_rings_is_found() {
         let cases = [
-            ("key.rs", "use crate::locker::Locker;"),
-            ("key.rs", "use super::backend::Claim;"),
-            ("token.rs", "fn f() -> crate::Error { g() }"),
-            ("backend.rs", "use crate::keeper::Keeper;"),
-            ("keeper.rs", "use crate::guard::Guard;"),
-            ("backend/file.rs", "use crate::{error::Result, holds::Holds};"),
-            ("backend/etcd/session.rs", "use crate::backend::redis::Script;"),
-            ("backend/redis/mod.rs", "use crate::backend::redlock::Quorum;"),
-            ("backend/file.rs", "use super::memory::Memory;"),
-            ("locker.rs", "use crate::backend::memory::Memory;"),
-            ("locker.rs", "use crate::backend;\nfn f() { backend::redis::open() }"),
-            ("backend/zookeeper.rs", "use crate::backend::Backend;"),
+            ("types/key.rs", "use crate::api::locker::Locker;"),
+            ("types/key.rs", "use super::super::contract::Claim;"),
+            ("types/token.rs", "fn f() -> crate::Error { g() }"),
+            ("contract/claim.rs", "use crate::core::keeper::Keeper;"),
+            ("core/keeper.rs", "use crate::api::guard::Guard;"),
+            ("core/keeper.rs", "use crate::engines::memory::Memory;"),
+            ("core/keeper.rs", "use crate::backend::memory::Memory;"),
+            ("api/locker.rs", "use crate::engines::memory::Memory;"),
+            ("api/locker.rs", "use crate::config::Config;"),
+            ("engines/file/mod.rs", "use crate::{types::error::Result, core::holds::Holds};"),
+            ("engines/etcd/session.rs", "use crate::engines::redis::Script;"),
+            ("engines/redis/mod.rs", "use crate::engines::redlock::Quorum;"),
+            ("engines/shared/tls.rs", "use crate::engines::redis::Script;"),
+            ("engines/file/mod.rs", "use super::memory::Memory;"),
+            ("engines/zookeeper/mod.rs", "use crate::contract::Backend;"),
+            ("helpers.rs", "use std::fmt;"),
         ];
         for (file, text) in cases {
             assert_eq!(rules(file, text), ["layer"], "{file}: {text}");
@@ -174,20 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn what_the_layers_allow_is_not() {
+    fn what_the_rings_allow_is_not() {
         let cases = [
-            ("key.rs", "use crate::error::{Error, Result};"),
-            ("owner.rs", "/// See [`crate::Locker`].\nuse crate::token::AttemptId;"),
-            ("backend.rs", "pub mod memory;\nuse crate::clock::Moment; use crate::backend::redis::X;"),
-            ("keeper.rs", "use crate::{backend::{Claim, DynBackend}, holds::Holds, clock::Clock};"),
-            ("backend/file.rs", "use super::{Claim, Grant};\nuse crate::key::Key;"),
-            ("backend/redis/script.rs", "use super::reply::Reply;\nuse crate::backend::{Claim, redis::conn::Conn};"),
-            ("backend/redlock/mod.rs", "use crate::backend::redis::Script;"),
-            ("locker.rs", "use crate::guard::Guard;\nuse crate::backend::Backend;\nuse crate::Error;"),
-            ("connect.rs", "use crate::backend::{memory::Memory, redis::Redis};"),
-            ("lib.rs", "pub use crate::backend::memory::Memory;"),
-            ("key.rs", "#[cfg(test)]\nmod tests {\n use super::*;\n use crate::locker::Locker;\n}"),
-            ("key/tests.rs", "use crate::locker::Locker;"),
+            ("types/key.rs", "use crate::types::error::{Error, Result};"),
+            ("types/owner.rs", "/// See [`crate::Locker`].\nuse crate::types::token::AttemptId;"),
+            ("contract/backend.rs", "use crate::types::clock::Moment; use crate::contract::claim::Claim;"),
+            ("core/keeper.rs", "use crate::{contract::{Claim, DynBackend}, core::holds::Holds, types::clock::Clock};"),
+            ("engines/file/mod.rs", "use crate::contract::{Claim, Grant};\nuse crate::types::key::Key;"),
+            ("engines/redis/script.rs", "use super::reply::Reply;\nuse crate::engines::shared::tls::Tls;"),
+            ("engines/redlock/mod.rs", "use crate::engines::redis::Script;"),
+            ("api/locker.rs", "use crate::api::guard::Guard;\nuse crate::contract::Backend;"),
+            (
+                "config/connect.rs",
+                "use crate::engines::{memory::Memory, redis::Redis};\nuse crate::api::locker::Locker;",
+            ),
+            ("lib.rs", "pub use crate::engines::memory;"),
+            ("types/key.rs", "#[cfg(test)]\nmod tests {\n use super::*;\n use crate::api::locker::Locker;\n}"),
+            ("types/key/tests.rs", "use crate::api::locker::Locker;"),
         ];
         for (file, text) in cases {
             assert_eq!(rules(file, text), [""; 0], "{file}: {text}");
@@ -197,20 +197,20 @@ mod tests {
     #[test]
     fn clocks_are_read_in_one_place() {
         for text in ["let t = Instant::now();", "f(SystemTime::now)", "use rustix::time::clock_gettime;"] {
-            assert_eq!(rules("keeper.rs", text), ["clock"], "{text}");
-            assert_eq!(rules("clock.rs", text), [""; 0], "{text}");
+            assert_eq!(rules("core/keeper.rs", text), ["clock"], "{text}");
+            assert_eq!(rules("types/clock.rs", text), [""; 0], "{text}");
         }
-        assert_eq!(rules("keeper.rs", "let t = clock.now(); // not Instant::now\n"), [""; 0]);
-        assert_eq!(rules("owner.rs", "#[cfg(test)]\nmod tests { fn f() { SystemTime::now(); } }"), [""; 0]);
+        assert_eq!(rules("core/keeper.rs", "let t = clock.now(); // not Instant::now\n"), [""; 0]);
+        assert_eq!(rules("types/owner.rs", "#[cfg(test)]\nmod tests { fn f() { SystemTime::now(); } }"), [""; 0]);
     }
 
     #[test]
     fn tasks_and_threads_begin_in_one_place() {
         for text in ["tokio::spawn(f())", "std::thread::spawn(f)", "thread::Builder::new()", "handle.spawn(f())"] {
-            assert_eq!(rules("locker.rs", text), ["spawn"], "{text}");
-            assert_eq!(rules("keeper.rs", text), [""; 0], "{text}");
+            assert_eq!(rules("api/locker.rs", text), ["spawn"], "{text}");
+            assert_eq!(rules("core/keeper.rs", text), [""; 0], "{text}");
         }
-        assert_eq!(rules("locker.rs", "tokio::task::spawn_blocking(f); x.respawn()"), [""; 0]);
+        assert_eq!(rules("api/locker.rs", "tokio::task::spawn_blocking(f); x.respawn()"), [""; 0]);
     }
 
     #[test]

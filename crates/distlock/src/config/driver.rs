@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::types::error::{Error, ErrorKind, Result};
 
 /// An engine, as a configuration names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

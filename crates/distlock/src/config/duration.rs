@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::options::{DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MIN_RETRY_INTERVAL, MIN_TTL};
+use crate::types::options::{
+    DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MIN_RETRY_INTERVAL, MIN_TTL,
+};
 
 /// How long to try to reach a server: 5 seconds.
 pub const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);

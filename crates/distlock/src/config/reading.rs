@@ -172,7 +172,7 @@ mod tests {
             assert_hidden(&format!("{config:?} {config:#?}"), text);
         }
         let Err(error) = config.check() else { return 0 };
-        assert_eq!(error.kind(), crate::error::ErrorKind::Config, "{text}");
+        assert_eq!(error.kind(), crate::types::error::ErrorKind::Config, "{text}");
         assert_hidden(&format!("{error} {error:?} {error:#?}"), text);
         1
     }

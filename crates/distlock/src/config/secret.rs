@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::url::{self, Host, Node};
+use crate::config::url::{self, Host, Node};
 
 /// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
 ///

@@ -5,12 +5,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::config::url::{self, Credentials, Parsed, Target};
 use crate::config::{Config, Driver, Secret, duration, refuse};
-use crate::error::{Error, ErrorKind, Result};
-use crate::history::MAX_HISTORY;
-use crate::options::DEFAULT_MAX_RETRIES;
-use crate::owner::MAX_TEXT_BYTES;
-use crate::url::{self, Credentials, Parsed, Target};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::history::MAX_HISTORY;
+use crate::types::options::DEFAULT_MAX_RETRIES;
+use crate::types::owner::MAX_TEXT_BYTES;
 
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 

@@ -3,8 +3,8 @@ use std::path::Path;
 
 use super::settings::TlsFiles;
 use super::*;
-use crate::options::{DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL};
-use crate::url::{Credentials, RedisServers, Target};
+use crate::config::url::{Credentials, RedisServers, Target};
+use crate::types::options::{DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL};
 
 const SENTINEL: &str = "hunter2-s3cret";
 

@@ -1,0 +1,99 @@
+//! Asking a holder to release its lock.
+//!
+//! Whoever asks holds a second lock beside the first, with its reason for a label; the holder looks whether there is
+//! one. So it works on every engine that can show locks, and an asker that dies has asked no more. The token is part of
+//! its name: a question is for one hold, and the next holder does not take it for its own.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::guard::LockGuard;
+use crate::api::locker::Locker;
+use crate::api::request::RequestFuture;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::key::Key;
+use crate::types::owner::Holder;
+use crate::types::token::FencingToken;
+
+/// What the second lock's name ends with.
+const SUFFIX: &str = "?asked";
+/// How often the holder looks whether it was asked.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the asker looks whether the lock was released.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
+/// The lock that is held by whoever asks for the hold of `key` with `token` to be released.
+pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
+    Key::new(format!("{key}{SUFFIX}:{token}")).map_err(|error| error.with_key(key))
+}
+
+/// Asks a holder to release its lock; made by [`Locker::ask`].
+///
+/// # Cancel safety
+/// Dropping the future takes the question back.
+#[must_use = "a request does nothing until it is awaited"]
+pub struct AskRequest {
+    locker: Locker,
+    key: Result<Key>,
+    reason: Arc<str>,
+    wait: Option<Duration>,
+}
+
+/// What became of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Asked {
+    /// Nobody held the lock.
+    Free,
+    /// The one who held it has released it, or lost it.
+    Released(Box<Holder>),
+}
+
+impl AskRequest {
+    pub(crate) fn new(locker: Locker, key: Result<Key>, reason: Arc<str>) -> Self {
+        AskRequest { locker, key, reason, wait: None }
+    }
+
+    /// The longest time to wait for the release; then the error is of kind `Timeout` and says who has the lock still.
+    ///
+    /// # Default
+    /// Without limit.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = Some(most);
+        self
+    }
+
+    async fn run(self) -> Result<Asked> {
+        let key = self.key?;
+        let until = self.wait.map_or(Moment::NEVER, |most| self.locker.now().after(most));
+        let Some(holder) = holder_of(&self.locker, &key).await? else { return Ok(Asked::Free) };
+        let mut question: Option<LockGuard> = None;
+        while let Some(now) = holder_of(&self.locker, &key).await?.filter(|now| now.token == holder.token) {
+            // Somebody else may be asking already. Should it give up, the question is still ours.
+            if let Some(token) = holder.token.filter(|_| question.as_ref().is_none_or(LockGuard::is_lost)) {
+                question = self.locker.try_lock(asking_for(&key, token)?).label(self.reason.clone()).await?;
+            }
+            if self.locker.now() >= until {
+                let message = "the holder was asked and has not released it";
+                return Err(Error::new(ErrorKind::Timeout, message).with_key(&key).with_holder(Some(now)));
+            }
+            self.locker.pause(CHECK_EVERY).await?;
+        }
+        Ok(Asked::Released(Box::new(holder)))
+    }
+}
+
+impl IntoFuture for AskRequest {
+    type Output = Result<Asked>;
+    type IntoFuture = RequestFuture<Asked>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+async fn holder_of(locker: &Locker, key: &Key) -> Result<Option<Holder>> {
+    Ok(locker.inspect().get(key).await?.and_then(|lock| lock.holders.into_iter().next()))
+}

@@ -1,0 +1,138 @@
+//! Fencing where it counts: the resource refuses what comes late.
+//!
+//! A lease can end while its holder believes in it. What a lock protects is safe only if it compares the
+//! [fencing token](crate::LockGuard::fencing_token) of each write with the highest it has seen, in one step with the
+//! write, and refuses a lower one. How to do that in SQL, Redis, etcd, behind HTTP and in an object store is in
+//! `docs/fencing.md`; here is what those recipes need.
+//!
+//! ```
+//! use distlock::fencing::Fence;
+//! # use distlock::Locker;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+//! # let locker = Locker::connect("mem://").await?;
+//! let fence = Fence::new(); // part of the resource
+//!
+//! let first = locker.lock("report").await?;
+//! let late = first.fencing_token();
+//! first.unlock().await?;
+//! let second = locker.lock("report").await?;
+//! assert!(fence.pass(second.fencing_token(), || "written").is_ok());
+//! assert!(fence.pass(late, || "written").is_err());
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use crate::types::error::Result;
+use crate::types::token::FencingToken;
+
+/// The header in which a request carries its token.
+pub const HEADER: &str = "Fencing-Token";
+
+/// A Redis script that writes only when the token is not lower than the last one. KEYS: the value, its token (in one
+/// slot of a cluster: `{order:7}`, `{order:7}:token`). ARGV: the token, the value. It replies 1, or 0 when it refuses.
+pub const REDIS_WRITE: &str = include_str!("write.lua");
+
+/// Reads the [header](HEADER)'s value, which is the token in decimal digits, as its `Display` writes it.
+///
+/// # Errors
+/// Kind `InvalidInput` when it is anything else: refuse such a request.
+pub fn from_header(value: &str) -> Result<FencingToken> {
+    value.trim_matches([' ', '\t']).parse()
+}
+
+/// Lets writes pass whose token is not lower than one that has passed before: for a resource in this process.
+///
+/// # Default
+/// Every token passes at first.
+#[derive(Debug, Default)]
+pub struct Fence(Mutex<Option<FencingToken>>);
+
+impl Fence {
+    /// A fence that nothing has passed.
+    #[must_use]
+    pub fn new() -> Self {
+        Fence::default()
+    }
+
+    /// A fence that remembers the token of the last write from elsewhere, such as a file that it protects.
+    #[must_use]
+    pub fn since(last: FencingToken) -> Self {
+        Fence(Mutex::new(Some(last)))
+    }
+
+    /// Does `write` unless a higher token has passed. One at a time: a write that has begun ends before the next is
+    /// looked at, so no later one is overtaken by it.
+    ///
+    /// # Errors
+    /// When the token is stale; `write` is not called.
+    pub fn pass<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> std::result::Result<T, Stale> {
+        // A write that panicked may have been half done; its token counts.
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        check(token, *last)?;
+        *last = Some(token);
+        Ok(write())
+    }
+}
+
+/// Whether a write with `token` may follow one with `last`: for resources that keep the last token themselves and can
+/// compare and write in one step.
+///
+/// # Errors
+/// When `token` is lower.
+pub fn check(token: FencingToken, last: Option<FencingToken>) -> std::result::Result<(), Stale> {
+    match last {
+        Some(last) if token < last => Err(Stale { token, last }),
+        _ => Ok(()),
+    }
+}
+
+/// A write that came too late: its lock has been granted again since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stale {
+    /// The token of the write.
+    pub token: FencingToken,
+    /// The higher one that has passed.
+    pub last: FencingToken,
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "token {} is stale: {} has passed", self.token, self.last)
+    }
+}
+
+impl std::error::Error for Stale {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lower_token_does_not_pass_and_the_same_does() {
+        let fence = Fence::since(FencingToken::new(3));
+        let pass = |token| fence.pass(FencingToken::new(token), || token);
+        assert_eq!((pass(3), pass(5), pass(5)), (Ok(3), Ok(5), Ok(5)));
+        let stale = pass(4).unwrap_err();
+        assert_eq!(stale.to_string(), "token 4 is stale: 5 has passed");
+        assert!(Fence::new().pass(FencingToken::new(0), || ()).is_ok());
+    }
+
+    #[test]
+    fn a_write_that_panics_leaves_the_fence_where_it_was_put() {
+        let fence = Fence::new();
+        let panics = std::panic::AssertUnwindSafe(|| fence.pass(FencingToken::new(7), || panic!("half done")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(fence.pass(FencingToken::new(6), || ()).is_err());
+    }
+
+    #[test]
+    fn a_header_is_digits_and_nothing_else() {
+        assert_eq!(from_header(" 18446744073709551615\t").unwrap(), FencingToken::new(u64::MAX));
+        for value in ["", "-1", "1, 2", "0x1", "seven"] {
+            assert!(from_header(value).is_err(), "{value}");
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! The handle that locks are taken with.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::ask::AskRequest;
+use crate::api::election::Election;
+use crate::api::guard::LockGuard;
+use crate::api::inspect::Inspect;
+use crate::api::multi::LockAllRequest;
+use crate::api::request::{LockRequest, TryLockRequest, UnlockRequest};
+use crate::api::semaphore::Semaphore;
+use crate::contract::{Backend, Capabilities, DynBackend};
+use crate::core::acquire::adopt;
+use crate::core::family::Family;
+use crate::core::journal::Journal;
+use crate::core::observed::{Pace, Reporter};
+use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::event::Observer;
+use crate::types::history::MAX_HISTORY;
+use crate::types::key::Key;
+use crate::types::mode::Mode;
+use crate::types::options::Options;
+use crate::types::owner::OwnerId;
+use crate::types::ticket::HoldTicket;
+
+/// Takes locks. A handle is one owner.
+///
+/// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend as they should.
+/// Sharing one handle by reference or [`Arc`] shares the owner: asking for a lock that it has already is an error of
+/// kind `AlreadyHeld`, or enters it once more with `.reentrant()`.
+///
+/// When the last clone and the last guard are gone, whatever is still held is released in the background.
+/// [`close`](Locker::close) does the same and waits for it.
+pub struct Locker {
+    family: Arc<Family>,
+    owner: OwnerId,
+    options: Options,
+}
+
+impl Locker {
+    /// A locker over `backend` with all defaults.
+    ///
+    /// # Errors
+    /// Kind `Backend` when the keeper's thread cannot be started.
+    pub fn new(backend: impl Backend) -> Result<Locker> {
+        Locker::builder().build(backend)
+    }
+
+    /// A locker with other defaults.
+    pub fn builder() -> LockerBuilder {
+        LockerBuilder {
+            options: Options::default(),
+            clock: Clock::system(),
+            drift: DEFAULT_DRIFT,
+            observer: None,
+            history: 0,
+        }
+    }
+
+    /// Asks for a lock and waits for it.
+    ///
+    /// The name is text, a [`Key`], or bytes that are text. See [`LockRequest`] for what can be asked for.
+    pub fn lock<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
+    }
+
+    /// Asks for a lock once: `None` when somebody else has it, an error only for a real failure.
+    pub fn try_lock<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
+    }
+
+    /// Asks for a lock to read under: readers share it, writers exclude them. A reader behind a waiting writer waits.
+    ///
+    /// It is the same lock as that of [`lock`](Locker::lock) and [`write`](Locker::write). A resource that checks
+    /// fencing tokens keeps those of writes only, and refuses a reader whose token is lower.
+    pub fn read<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+    }
+
+    /// Asks once for a lock to read under: `None` when a writer has it or waits for it.
+    pub fn try_read<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+    }
+
+    /// Asks for a lock to write under: another word for [`lock`](Locker::lock), beside [`read`](Locker::read).
+    pub fn write<K>(&self, key: K) -> LockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        self.lock(key)
+    }
+
+    /// Asks once for a lock to write under: another word for [`try_lock`](Locker::try_lock).
+    pub fn try_write<K>(&self, key: K) -> TryLockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        self.try_lock(key)
+    }
+
+    /// A counting semaphore: at most `slots` holders at a time, first come, first served.
+    ///
+    /// All who use it say the same number, from 1 to [`MAX_SLOTS`](crate::MAX_SLOTS): as long as somebody holds or waits,
+    /// another number is an error of kind `InvalidInput`, and so is a lock of the same name.
+    pub fn semaphore<K>(&self, key: K, slots: u32) -> Semaphore
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        Semaphore::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Slot { of: slots }))
+    }
+
+    /// Asks for several locks, all or nothing, in an order in which nobody can wait for each other in a circle.
+    pub fn lock_all<K>(&self, keys: impl IntoIterator<Item = K>) -> LockAllRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        LockAllRequest::new(self.family.clone(), keys, self.owner.clone(), self.options.clone())
+    }
+
+    /// An election: whoever holds the lock of that name leads.
+    pub fn election<K>(&self, name: K) -> Election
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        Election::new(self.same_owner(), checked(name))
+    }
+
+    /// Goes on with a hold that another process [exported](crate::LockGuard::export), such as this one before its
+    /// restart, without waiting for its lease to end: owner, fencing token, mode and lock delay stay the same. The old
+    /// guard, if there still is one, is lost.
+    ///
+    /// # Errors
+    /// Kind `NotHeld` when that hold has ended; `AlreadyHeld` when this owner has the lock here; `Unsupported` where
+    /// [`Capabilities::adopts`] says so.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped after the hold was taken over releases it.
+    pub async fn adopt(&self, ticket: &HoldTicket) -> Result<LockGuard> {
+        let options = Options { ttl: ticket.ttl, delay: ticket.delay, mode: ticket.mode, ..self.options.clone() };
+        options.check().map_err(|error| error.with_key(&ticket.key))?;
+        let hold = adopt(&self.family, ticket, &options).await?;
+        Ok(LockGuard::new(self.family.clone(), hold))
+    }
+
+    /// Asks whoever holds `key` to release it, and waits until that is done. Its guard's
+    /// [`asked`](crate::LockGuard::asked) tells it so, with the reason.
+    pub fn ask<K>(&self, key: K, reason: impl Into<Arc<str>>) -> AskRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        // Of its own owner: the holder may be of ours.
+        AskRequest::new(self.clone(), checked(key), reason.into())
+    }
+
+    fn same_owner(&self) -> Locker {
+        Locker { family: self.family.clone(), owner: self.owner.clone(), options: self.options.clone() }
+    }
+
+    pub(crate) async fn pause(&self, time: Duration) -> Result<()> {
+        self.family.sleep_until(self.now().after(time)).await
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.family.clock.now()
+    }
+
+    fn in_mode(&self, mode: Mode) -> Options {
+        Options { mode, ..self.options.clone() }
+    }
+
+    /// Unlocks by name what this owner holds: the way to end a hold whose guard was
+    /// [detached](crate::LockGuard::detach). Kind `NotHeld` when it does not hold it; otherwise as
+    /// [`LockGuard::unlock`](crate::LockGuard::unlock).
+    pub fn unlock<K>(&self, key: K) -> UnlockRequest
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        UnlockRequest::new(self.family.clone(), key, self.owner.clone())
+    }
+
+    /// Looks at locks from outside: who holds them, who waits.
+    #[must_use]
+    pub fn inspect(&self) -> Inspect {
+        Inspect::new(self.family.clone(), self.owner.clone())
+    }
+
+    /// What the engine can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.family.backend.capabilities()
+    }
+
+    /// Returns once the engine can be used.
+    pub(crate) async fn ready(&self) -> Result<()> {
+        self.family.backend.ready().await
+    }
+
+    /// The owner that this handle is.
+    #[must_use]
+    pub fn owner(&self) -> &OwnerId {
+        &self.owner
+    }
+
+    /// Releases all holds of this locker and its clones, stops the keeper and closes the engine's connections.
+    ///
+    /// Guards that are still around are told that their lock is lost. Later calls are errors of kind `Closed`; closing
+    /// twice is fine.
+    ///
+    /// # Errors
+    /// Kind `Unknown` when the engine did not confirm every release; those locks become free when their leases end.
+    ///
+    /// # Cancel safety
+    /// Once polled, closing goes on when the future is dropped.
+    pub async fn close(&self) -> Result<()> {
+        self.family.close().await
+    }
+}
+
+fn checked<K>(key: K) -> Result<Key>
+where
+    K: TryInto<Key>,
+    K::Error: Into<Error>,
+{
+    key.try_into().map_err(Into::into)
+}
+
+impl Clone for Locker {
+    /// A **new owner** over the same connections.
+    fn clone(&self) -> Self {
+        Locker { family: self.family.clone(), owner: OwnerId::random(), options: self.options.clone() }
+    }
+}
+
+impl fmt::Debug for Locker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locker").field("backend", &self.family.backend).field("owner", &self.owner).finish()
+    }
+}
+
+/// Makes a [`Locker`] with other defaults.
+#[must_use = "a builder does nothing until it is built"]
+pub struct LockerBuilder {
+    options: Options,
+    clock: Clock,
+    drift: f64,
+    observer: Option<Arc<dyn Observer>>,
+    history: u32,
+}
+
+impl LockerBuilder {
+    /// The lease of locks that do not ask for another. Default: 10 s.
+    pub fn default_ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
+    }
+
+    /// The pause between two claims where the engine does not say when to claim again. Default: 100 ms.
+    pub fn retry_interval(mut self, interval: Duration) -> Self {
+        self.options.retry_interval = interval;
+        self
+    }
+
+    /// How many requests in a row may fail before a wait gives up on the engine. Default: 8, about 20 s of trying.
+    pub fn max_retries(mut self, most: u32) -> Self {
+        self.options.max_retries = most;
+        self
+    }
+
+    /// The clock. Default: the machine's CLOCK_BOOTTIME.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// How much the rates of this machine's and the server's clocks may differ. Default: 0.001, one part in a thousand.
+    pub fn clock_drift(mut self, part: f64) -> Self {
+        self.drift = part;
+        self
+    }
+
+    /// What locks are counted under that do not say otherwise; one of few words, never a lock's name. Default: `default`.
+    #[cfg(feature = "metrics")]
+    pub fn group(mut self, group: &'static str) -> Self {
+        self.options.group = crate::types::meter::Group(group);
+        self
+    }
+
+    /// Who sees every event. Default: nobody.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// How many entries each lock keeps about who acquired, released, lost or broke it, for
+    /// [`Inspect::history`]; at most [`MAX_HISTORY`](crate::MAX_HISTORY). Default: 0, none are written.
+    ///
+    /// They are written in the background, several at a time: no lock waits for them, and none fails with them.
+    ///
+    /// ```
+    /// use distlock::{HistoryKind, Locker, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let store = Store::new();
+    /// let locker = Locker::builder().history(100).build(Memory::on(&store))?;
+    /// locker.lock("invoice:42").label("monthly").await?.unlock().await?;
+    /// locker.close().await?;
+    ///
+    /// let entries = Locker::new(Memory::on(&store))?.inspect().history("invoice:42", 10).await?;
+    /// assert_eq!(entries[1].kind, HistoryKind::Released);
+    /// # Ok(()) }
+    /// ```
+    pub fn history(mut self, most: u32) -> Self {
+        self.history = most;
+        self
+    }
+
+    /// A locker over `backend`.
+    ///
+    /// # Errors
+    /// Kind `Config` when a default is not acceptable, naming it; `Unsupported` when there is to be a history and the
+    /// engine cannot keep one; `Backend` when the keeper cannot be started.
+    pub fn build(self, backend: impl Backend) -> Result<Locker> {
+        self.build_boxed(Box::new(backend))
+    }
+
+    pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
+        self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
+        let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
+        let reporter = Reporter::new(backend.name(), self.observer, pace)?;
+        let journal = (self.history > 0).then(|| Journal::new(self.history));
+        if journal.is_some() && !backend.capabilities().history {
+            let message = format!("the {} engine cannot keep a history", backend.name());
+            return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
+        }
+        let family = Family::start(backend, self.clock, self.drift, reporter, journal)?;
+        Ok(Locker { family, owner: OwnerId::random(), options: self.options })
+    }
+
+    fn check(&self) -> Result<()> {
+        if !(0.0..=0.2).contains(&self.drift) {
+            return Err(Error::invalid("clock_drift", format_args!("{} is not from 0 to 0.2", self.drift)));
+        }
+        if self.history > MAX_HISTORY {
+            return Err(Error::invalid("history", format_args!("{} is not from 0 to {MAX_HISTORY}", self.history)));
+        }
+        self.options.check()
+    }
+}

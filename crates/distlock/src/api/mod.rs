@@ -1,0 +1,11 @@
+//! What users call.
+
+pub(crate) mod ask;
+pub(crate) mod election;
+pub mod fencing;
+pub(crate) mod guard;
+pub(crate) mod inspect;
+pub(crate) mod locker;
+pub(crate) mod multi;
+pub(crate) mod request;
+pub(crate) mod semaphore;

@@ -1,0 +1,55 @@
+//! Counting semaphores.
+
+use std::sync::Arc;
+
+use crate::api::request::{LockRequest, TryLockRequest};
+use crate::core::family::Family;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::key::Key;
+use crate::types::options::Options;
+use crate::types::owner::OwnerId;
+
+/// A counting semaphore; made by [`Locker::semaphore`](crate::Locker::semaphore).
+///
+/// Each permit is a [`LockGuard`](crate::LockGuard) of its own, with its own lease, loss signal and fencing token, and
+/// with the number of its [slot](crate::LockGuard::slot). One owner may have several.
+///
+/// ```
+/// # use distlock::Locker;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// let locker = Locker::connect("mem://").await?;
+/// let uploads = locker.semaphore("uploads", 2);
+/// let (first, second) = (uploads.acquire().await?, uploads.acquire().await?);
+/// assert_eq!((first.slot(), second.slot()), (Some(0), Some(1)));
+/// assert!(uploads.try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    family: Arc<Family>,
+    /// A bad name is refused when a permit is asked for, each time.
+    key: std::result::Result<Key, (ErrorKind, String)>,
+    owner: OwnerId,
+    options: Options,
+}
+
+impl Semaphore {
+    pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
+        let key = key.map_err(|error| (error.kind(), error.to_string()));
+        Semaphore { family, key, owner, options }
+    }
+
+    /// Asks for a permit and waits for it.
+    pub fn acquire(&self) -> LockRequest {
+        LockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
+    }
+
+    /// Asks for a permit once: `None` when all are taken.
+    pub fn try_acquire(&self) -> TryLockRequest {
+        TryLockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
+    }
+
+    fn key(&self) -> Result<Key> {
+        self.key.clone().map_err(|(kind, message)| Error::new(kind, message))
+    }
+}

@@ -1,0 +1,52 @@
+//! What an engine gets from the locker family that it serves.
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::types::clock::{Clock, DEFAULT_DRIFT};
+use crate::types::event::LossReason;
+use crate::types::token::AttemptId;
+
+/// Where an engine says that a hold is gone before anybody asked: a watch saw it, or the server said so.
+#[derive(Debug, Clone)]
+pub struct Losses(mpsc::UnboundedSender<(AttemptId, LossReason)>);
+
+impl Losses {
+    // Unbounded, yet never longer than the holds: an engine tells each loss once.
+    pub(crate) fn channel() -> (Losses, mpsc::UnboundedReceiver<(AttemptId, LossReason)>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Losses(sender), receiver)
+    }
+
+    /// The hold of `attempt` is gone.
+    pub fn push(&self, attempt: AttemptId, reason: LossReason) {
+        // Without a keeper there is no guard left to tell.
+        let _ = self.0.send((attempt, reason));
+    }
+}
+
+/// What an engine gets from the locker family that it serves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Attachment {
+    /// Takes losses that the engine learns of by itself.
+    pub losses: Losses,
+    /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
+    pub runtime: Handle,
+    /// The runtime in which the locker was made, if it was in one. Whatever is closer to the callers runs faster there,
+    /// but it may block or end at any time.
+    pub home: Option<Handle>,
+    /// The family's clock, which [`Term::start`](crate::backend::Term::start) is read from.
+    pub clock: Clock,
+    /// How much the rates of this clock and the server's may differ.
+    pub drift: f64,
+}
+
+impl Attachment {
+    /// For an engine that is used without a locker, as in its own tests: nobody hears of pushed losses.
+    #[must_use]
+    pub fn standalone(runtime: &Handle) -> Self {
+        let (losses, _) = Losses::channel();
+        Attachment { losses, runtime: runtime.clone(), home: None, clock: Clock::system(), drift: DEFAULT_DRIFT }
+    }
+}

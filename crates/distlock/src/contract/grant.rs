@@ -1,0 +1,34 @@
+//! A grant, and its lease on the local clock.
+
+use std::time::Duration;
+
+use crate::types::clock::Moment;
+use crate::types::token::FencingToken;
+
+/// The lock is ours.
+#[derive(Debug, Clone, Copy)]
+pub struct Grant {
+    /// Higher than every token granted before for this lock.
+    pub token: FencingToken,
+    /// The lease; `None` when the engine frees the lock only when its holder is gone.
+    pub term: Option<Term>,
+    /// Which slot of a semaphore it is, from 0 on.
+    pub slot: Option<u32>,
+}
+
+impl Grant {
+    /// A grant that is not of a semaphore.
+    #[must_use]
+    pub fn new(token: FencingToken, term: Option<Term>) -> Self {
+        Grant { token, term, slot: None }
+    }
+}
+
+/// A lease as the local clock sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Term {
+    /// The local clock just **before** the request that began or renewed the lease was written.
+    pub start: Moment,
+    /// Its length, as the engine granted it, without the claim's delay.
+    pub ttl: Duration,
+}

@@ -1,0 +1,601 @@
+//! Taking a lock: claim, wait, claim again, within the caller's bounds.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
+use crate::core::family::Family;
+use crate::core::hold::Hold;
+use crate::core::holds::Chore;
+use crate::core::keeper::retire;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::event::{EventKind, LossReason};
+use crate::types::key::Key;
+use crate::types::meter::AcquireMeter;
+use crate::types::mode::Mode;
+use crate::types::options::Options;
+use crate::types::owner::{Holder, OwnerId, Record};
+use crate::types::span::{self, Span};
+use crate::types::ticket::HoldTicket;
+use crate::types::token::AttemptId;
+
+/// The longest pause while the engine is unavailable.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long the reply to the last claim is awaited once the caller's time is over, at least: twice as long where the reply
+/// before took longer, at most [`LONGEST_LAST_REPLY`]. Without it a slow reply could not be told from a dead engine.
+const LAST_REPLY: Duration = Duration::from_millis(250);
+const LONGEST_LAST_REPLY: Duration = Duration::from_secs(1);
+/// A busy reply that is younger than this is still the engine's word when the last claim is not answered in time.
+const FRESH: Duration = Duration::from_secs(1);
+/// What becomes of a claim that may have been carried out.
+const WITHDRAWN: &str = "the attempt is withdrawn in the background, at the latest its lease ends it";
+/// How many grants in a row may arrive after their own deadline before the engine counts as too slow for the lease.
+const STALE_GRANTS: u32 = 3;
+
+/// Takes `key` for `owner`; `None` when somebody else has it and the caller does not wait.
+///
+/// Runs in the caller's future. Dropping it at any point hands the attempt to the keeper, which withdraws it.
+pub(crate) async fn acquire(
+    family: &Arc<Family>,
+    key: Key,
+    owner: OwnerId,
+    options: &Options,
+) -> Result<Option<Arc<Hold>>> {
+    family.check_caller()?;
+    let _under_way = family.holds.begin()?;
+    if let Some(hold) = enter_again(family, &key, &owner, options)? {
+        return Ok(Some(hold));
+    }
+    let record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Record { lapses: options.lapses(), ..record };
+    let record = Arc::new(record.with_mode(mode_for(family, options).map_err(|error| error.with_key(&key))?));
+    let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
+    if !options.delay.is_zero() && !family.backend.capabilities().delays {
+        let message = format!("the {} engine cannot keep a lock after its loss", family.backend.name());
+        return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
+    }
+    let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
+    let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
+    span.around(Acquire::new(family, claim, options).run()).await
+}
+
+/// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
+///
+/// Runs in the caller's future. Dropping it at any point hands the attempts to the keeper, which withdraws them.
+pub(crate) async fn acquire_all(
+    family: &Arc<Family>,
+    keys: &BTreeSet<Key>,
+    owner: &OwnerId,
+    options: &Options,
+) -> Result<Option<Vec<Arc<Hold>>>> {
+    family.check_caller()?;
+    let _under_way = family.holds.begin()?;
+    if !family.backend.capabilities().gathers {
+        return Ok(None);
+    }
+    for key in keys {
+        enter_again(family, key, owner, options)?;
+    }
+    let record = Record::new(owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
+    let record = Arc::new(Record { lapses: options.lapses(), ..record });
+    let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
+    let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(family, claim.clone(), options)).collect();
+    let [first, ..] = all.as_slice() else { return Ok(None) };
+    let (asked, until) = (first.started, first.last_reply_by());
+    all.iter_mut().for_each(|acquire| acquire.attempt.sent = true);
+    let mut answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
+    let waits = options.wait != Some(Duration::ZERO);
+    let is_over = matches!(&answer, Some(Err(error)) if error.is_attempt_over());
+    let is_doubtful = !is_over && matches!(&answer, Some(Err(error)) if error.may_be_applied());
+    if is_doubtful {
+        // The same claims once more: it cannot harm, and may say what became of them.
+        answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
+    }
+    let is_refused = match &answer {
+        Some(Ok(ClaimedAll::Busy(..))) => true,
+        // A caller that waits asks for each lock by another attempt.
+        Some(Err(error)) => !error.may_be_applied() || is_over && waits,
+        Some(Ok(ClaimedAll::Granted(_))) | None => false,
+    };
+    if is_refused && !is_doubtful && !is_over {
+        // Nothing of them is there. A request that was not answered may still come: that one is withdrawn.
+        all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
+    }
+    let taken = match answer {
+        Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
+        Some(Ok(ClaimedAll::Busy(..))) if waits => Ok(None),
+        Some(Ok(ClaimedAll::Busy(key, holder))) => {
+            Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
+        }
+        Some(Err(error)) if is_refused && (error.is_retryable() || error.kind() == ErrorKind::Unsupported) => Ok(None),
+        Some(Err(error)) if error.may_be_applied() => {
+            all[0].in_doubt = true;
+            Err(all[0].out_of_reach(error).with_key(&claims[0].key))
+        }
+        Some(Err(error)) => Err(error.with_key(&claims[0].key)),
+        None => Err(all[0].no_reply(asked).with_key(&claims[0].key)),
+    };
+    for acquire in &mut all {
+        match &taken {
+            // Each is asked for again, and counted then.
+            Ok(None) => acquire.meter.forget(),
+            end => acquire.meter.ends(end),
+        }
+    }
+    if let Err(error) = &taken {
+        all[0].report_failure(error);
+    }
+    taken
+}
+
+/// Every claim was granted; should one not become a hold, none stays.
+fn accept_all(all: &mut [Acquire<'_>], grants: Vec<Grant>) -> Result<Vec<Arc<Hold>>> {
+    let mut holds = Vec::with_capacity(all.len());
+    for (acquire, grant) in all.iter_mut().zip(grants) {
+        let failed = match acquire.accept(grant) {
+            ControlFlow::Break(Ok(Some(hold))) => {
+                holds.push(hold);
+                continue;
+            }
+            ControlFlow::Break(Err(error)) => error,
+            _ => Error::lost(LossReason::Expired),
+        };
+        holds.iter().for_each(|hold| acquire.family().leave_in_background(hold));
+        return Err(failed.with_key(&acquire.attempt.claim.key));
+    }
+    Ok(holds)
+}
+
+/// Takes over the hold that `ticket` is about.
+///
+/// Runs in the caller's future. Dropping it at any point hands the new attempt to the keeper, which withdraws it.
+pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &Options) -> Result<Arc<Hold>> {
+    family.check_caller()?;
+    let _under_way = family.holds.begin()?;
+    let refused = |error: Error| error.with_key(&ticket.key);
+    if !family.backend.capabilities().adopts {
+        let message = format!("the {} engine cannot take a hold over", family.backend.name());
+        return Err(refused(Error::new(ErrorKind::Unsupported, message)));
+    }
+    enter_again(family, &ticket.key, &ticket.owner, options)?;
+    let label = options.label.clone().or_else(|| ticket.label.clone());
+    let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
+    let record = Arc::new(Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode));
+    let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
+    let mut acquire = Acquire::new(family, claim, options);
+    let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
+        Ok(ControlFlow::Break(Ok(Some(hold)))) => Ok(Some(hold)),
+        Ok(ControlFlow::Break(Err(error))) | Err(error) => Err(error),
+        Ok(_) => Err(Error::lost(LossReason::Expired)),
+    };
+    acquire.meter.ends(&adopted);
+    adopted.transpose().unwrap_or_else(|| Err(Error::lost(LossReason::Expired))).map_err(refused)
+}
+
+/// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
+fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
+    let able = family.backend.capabilities();
+    match options.mode {
+        Mode::Exclusive if options.reentrant && able.reenters => Ok(Mode::Reentrant),
+        mode if able.allows(mode) => Ok(mode),
+        mode => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the {} engine cannot be asked for {mode}", family.backend.name()),
+        )
+        .with_help("Locker::capabilities() says what an engine can do")),
+    }
+}
+
+/// What an owner that already has the lock gets: its hold once more, or an error at once; never a self-deadlock.
+fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -> Result<Option<Arc<Hold>>> {
+    // Slots of a semaphore are never found: an owner may have several.
+    let now = family.clock.now();
+    let shared = options.mode == Mode::Shared;
+    let has = if options.reentrant {
+        family.holds.reenter(owner, key, shared, now)
+    } else {
+        family.holds.held(owner, key, now).map(Err)
+    };
+    let hold = match has {
+        None => return Ok(None),
+        Some(Ok(hold)) => return Ok(Some(hold)),
+        Some(Err(hold)) => hold,
+    };
+    let holder = Holder::new(Some(hold.claim.record.clone()), Some(hold.token))
+        .with_held_for(Some(now.since(hold.acquired)))
+        .with_ttl_left(hold.left(now));
+    Err(Error::new(ErrorKind::AlreadyHeld, "this owner has the lock already")
+        .with_holder(Some(holder))
+        .with_help("give each task its own owner with locker.clone(), or ask for .reentrant()")
+        .with_key(key))
+}
+
+/// An attempt that must be withdrawn from the engine unless it becomes a hold.
+struct Attempt<'a> {
+    family: &'a Arc<Family>,
+    claim: Claim,
+    /// Whether the engine may know of it.
+    sent: bool,
+}
+
+impl Attempt<'_> {
+    /// The engine has ended the attempt, and a release of it may still be on its way. The next claim is by another
+    /// attempt, so that this release cannot end what that one is granted.
+    fn begin_anew(&mut self) {
+        // Also ends what an unanswered claim of the old one may still take.
+        self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
+        self.claim.attempt = AttemptId::random();
+        self.sent = false;
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.sent && self.family.check_process().is_ok() {
+            self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
+        }
+    }
+}
+
+struct Acquire<'a> {
+    attempt: Attempt<'a>,
+    options: &'a Options,
+    started: Moment,
+    until: Moment,
+    attempts: u32,
+    failures: u32,
+    stale_grants: u32,
+    /// Whether observers know that it waits.
+    waits: bool,
+    /// The last reply, when it said that another owner has the lock.
+    busy: Option<BusyReply>,
+    /// The last failure, unless a reply came after it.
+    failure: Option<Error>,
+    /// Whether a claim since the last reply may have been carried out.
+    in_doubt: bool,
+    /// How long the last reply took.
+    round_trip: Duration,
+    meter: AcquireMeter,
+}
+
+/// The engine said that another owner has the lock.
+struct BusyReply {
+    holder: Option<Holder>,
+    at: Moment,
+}
+
+impl BusyReply {
+    /// The holder, with its times as of `now`.
+    fn holder_at(&self, now: Moment) -> Option<Holder> {
+        let age = now.since(self.at);
+        self.holder.clone().map(|holder| {
+            let (held, left) = (holder.held_for, holder.ttl_left);
+            holder.with_held_for(held.map(|held| held + age)).with_ttl_left(left.map(|left| left.saturating_sub(age)))
+        })
+    }
+}
+
+/// What to do after an answer: come to an end, or claim again.
+type Step = ControlFlow<Result<Option<Arc<Hold>>>>;
+
+impl<'a> Acquire<'a> {
+    fn new(family: &'a Arc<Family>, claim: Claim, options: &'a Options) -> Self {
+        let started = family.clock.now();
+        let until = match options.wait {
+            // The engine's own bounds apply to the one claim of a try.
+            None | Some(Duration::ZERO) => Moment::NEVER,
+            Some(wait) => started.after(wait),
+        };
+        let attempt = Attempt { family, claim, sent: false };
+        Acquire {
+            attempt,
+            options,
+            started,
+            until,
+            attempts: 0,
+            failures: 0,
+            stale_grants: 0,
+            waits: false,
+            busy: None,
+            failure: None,
+            in_doubt: false,
+            round_trip: Duration::ZERO,
+            meter: AcquireMeter::begin(&family.clock, family.reporter.backend, options.group),
+        }
+    }
+
+    async fn run(mut self) -> Result<Option<Arc<Hold>>> {
+        loop {
+            if let ControlFlow::Break(end) = self.claim_once().await {
+                self.meter.ends(&end);
+                span::acquired(&end);
+                if let Err(error) = &end {
+                    self.report_failure(error);
+                }
+                return end.map_err(|error| error.with_key(&self.attempt.claim.key));
+            }
+        }
+    }
+
+    async fn claim_once(&mut self) -> Step {
+        let sent_before = std::mem::replace(&mut self.attempt.sent, true);
+        let asked = self.family().clock.now();
+        let answer = match self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return self.unanswered(asked),
+            Err(closed) => return ControlFlow::Break(Err(closed)),
+        };
+        self.attempts += 1;
+        self.round_trip = self.family().clock.now().since(asked);
+        match answer {
+            Ok(Claimed::Granted(grant)) => self.accept(grant),
+            Ok(Claimed::Busy(busy)) => {
+                // Without a queue a busy answer leaves nothing behind.
+                self.attempt.sent = sent_before || self.attempt.claim.queue;
+                (self.failures, self.failure, self.in_doubt) = (0, None, false);
+                self.wait_for_turn(busy).await
+            }
+            Err(error) => {
+                self.attempt.sent = sent_before || error.may_be_applied();
+                self.in_doubt |= error.may_be_applied();
+                if error.is_attempt_over() {
+                    self.attempt.begin_anew();
+                }
+                self.pause_after(error).await
+            }
+        }
+    }
+
+    /// Asks the engine to give a hold to this attempt; once more when it is not known whether it did.
+    async fn adopt(&mut self, ticket: &HoldTicket) -> Result<Grant> {
+        loop {
+            self.attempt.sent = true;
+            let claim = &self.attempt.claim;
+            let asked = self.family().backend.adopt(ticket.attempt, ticket.token, claim);
+            match self.bounded(Moment::NEVER, asked).await?.unwrap_or_else(|| Err(Error::closed())) {
+                Ok(grant) => return Ok(grant),
+                Err(error) if error.may_be_applied() && self.failures < self.options.max_retries => {
+                    self.failures += 1;
+                }
+                Err(error) => {
+                    self.attempt.sent = self.failures > 0 || error.may_be_applied();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The engine granted the lock. From here to the guard there is no await.
+    fn accept(&mut self, grant: Grant) -> Step {
+        let family = self.family().clone();
+        let now = family.clock.now();
+        let hold = Arc::new(Hold::new(self.attempt.claim.clone(), grant, self.options, family.drift, now));
+        if hold.is_lost(now) {
+            return self.refuse_stale(now);
+        }
+        match family.holds.insert(hold.clone(), now) {
+            Ok(Some(lost)) => retire(&family, &lost),
+            Ok(None) => {}
+            Err(closed) => return ControlFlow::Break(Err(closed)),
+        }
+        self.attempt.sent = false;
+        family.report(&hold, EventKind::Acquired { waited: now.since(self.started) });
+        ControlFlow::Break(Ok(Some(hold)))
+    }
+
+    /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
+    fn refuse_stale(&mut self, now: Moment) -> Step {
+        self.stale_grants += 1;
+        // The holder that was seen before has left the lock.
+        self.busy = None;
+        if now >= self.until || self.is_spent() {
+            return self.time_out();
+        }
+        if self.stale_grants < STALE_GRANTS {
+            return ControlFlow::Continue(());
+        }
+        let ttl = self.options.ttl;
+        ControlFlow::Break(Err(Error::unavailable(format!("every grant came later than its lease of {ttl:?} lasts"))
+            .with_help("ask for a longer ttl")))
+    }
+
+    async fn wait_for_turn(&mut self, busy: Busy) -> Step {
+        let now = self.family().clock.now();
+        self.busy = Some(BusyReply { holder: busy.holder, at: now });
+        self.stale_grants = 0;
+        if self.options.wait == Some(Duration::ZERO) || now >= self.until || self.is_spent() {
+            // It may be another task of the same owner that was just faster.
+            return match self.look_inside() {
+                ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
+                ControlFlow::Continue(()) => self.time_out(),
+                end => end,
+            };
+        }
+        if !std::mem::replace(&mut self.waits, true) {
+            self.meter.waits();
+            self.report(EventKind::Waiting { holder: self.busy.as_ref().and_then(|busy| busy.holder.as_ref()) });
+        }
+        let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
+        let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
+        match wake {
+            Ok(Some(Wake::Granted(grant))) => self.accept(grant),
+            // Also when the time is over: one last claim says whether the engine is there and who has the lock now.
+            Ok(Some(Wake::Retry) | None) => self.look_inside(),
+            Err(closed) => ControlFlow::Break(Err(closed)),
+        }
+    }
+
+    /// Another task of the same owner may have taken the lock in the meantime.
+    fn look_inside(&self) -> Step {
+        let Claim { key, record, .. } = &self.attempt.claim;
+        match enter_again(self.family(), key, &record.owner, self.options) {
+            Ok(None) => ControlFlow::Continue(()),
+            end => ControlFlow::Break(end),
+        }
+    }
+
+    /// The engine failed: claim again after a growing pause, or give up.
+    async fn pause_after(&mut self, error: Error) -> Step {
+        self.failures += 1;
+        let is_try = self.options.wait == Some(Duration::ZERO);
+        // A try does not wait, but it does not leave an unknown outcome unasked either. Another attempt would not find it.
+        let is_unasked = error.may_be_applied() && !error.is_attempt_over();
+        let patience = if is_try { u32::from(is_unasked) } else { self.options.max_retries };
+        if !error.is_retryable() || self.failures > patience || self.is_spent() {
+            return ControlFlow::Break(Err(self.give_up(error)));
+        }
+        if is_try {
+            return ControlFlow::Continue(());
+        }
+        let now = self.family().clock.now();
+        let resume = now.after(back_off(self.options.retry_interval, self.failures));
+        match self.bounded(resume.min(self.until), self.grant_in_pause()).await {
+            Err(closed) => ControlFlow::Break(Err(closed)),
+            Ok(Some(grant)) => self.accept(grant),
+            Ok(None) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.out_of_reach(error))),
+            Ok(None) => {
+                self.failure = Some(error);
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    /// Its place in the queue may have outlived the failure, and its turn may come. A hint to claim again is not followed:
+    /// the engine is spared until the pause is over.
+    async fn grant_in_pause(&self) -> Grant {
+        let Attempt { claim, sent, .. } = &self.attempt;
+        if *sent
+            && claim.queue
+            && let Wake::Granted(grant) = self.family().backend.wait(claim).await
+        {
+            return grant;
+        }
+        std::future::pending().await
+    }
+
+    /// The error to end with: an outcome that is not known stays unknown, whatever failed last.
+    fn give_up(&self, error: Error) -> Error {
+        if self.in_doubt && !error.may_be_applied() && error.is_retryable() {
+            return Error::unknown("a claim was not answered and the engine is out of reach now")
+                .with_help(WITHDRAWN)
+                .with_source(error);
+        }
+        error
+    }
+
+    /// The error to end with when the time is over and the last thing known of the engine is `failure`.
+    fn out_of_reach(&self, failure: Error) -> Error {
+        let waited = self.family().clock.now().since(self.started).as_secs_f64();
+        let message = format!("the engine did not serve the claim within {waited:.3} s: {failure}");
+        match self.in_doubt {
+            true => Error::unknown(message).with_help(WITHDRAWN),
+            false => Error::new(failure.kind(), message),
+        }
+        .with_source(failure)
+    }
+
+    /// The time is over, and a claim that was sent at `asked` has no reply.
+    fn unanswered(&mut self, asked: Moment) -> Step {
+        let now = self.family().clock.now();
+        if self.failure.is_none() && self.busy.as_ref().is_some_and(|busy| now.since(busy.at) < FRESH) {
+            return self.time_out();
+        }
+        ControlFlow::Break(Err(self.no_reply(asked)))
+    }
+
+    /// The error to end with when the time is over and a claim that was sent at `asked` has no reply: it may have been
+    /// carried out.
+    fn no_reply(&mut self, asked: Moment) -> Error {
+        let silence = self.family().clock.now().since(asked).as_secs_f64();
+        self.in_doubt = true;
+        let failure = self.failure.take();
+        self.out_of_reach(failure.unwrap_or_else(|| Error::unknown(format!("no reply for {silence:.3} s"))))
+    }
+
+    /// Until when a reply counts: a little longer than the caller's time lasts.
+    fn last_reply_by(&self) -> Moment {
+        self.until.after((self.round_trip * 2).clamp(LAST_REPLY, LONGEST_LAST_REPLY))
+    }
+
+    fn time_out(&self) -> Step {
+        let now = self.family().clock.now();
+        let waited = now.since(self.started);
+        self.report(EventKind::TimedOut { waited });
+        let message = match (self.options.wait, self.attempts) {
+            (Some(Duration::ZERO), _) => "somebody else has it".to_owned(),
+            (_, 1) => format!("not granted within {:.3} s (1 attempt)", waited.as_secs_f64()),
+            (_, attempts) => format!("not granted within {:.3} s ({attempts} attempts)", waited.as_secs_f64()),
+        };
+        let holder = self.busy.as_ref().and_then(|busy| busy.holder_at(now));
+        ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(holder)))
+    }
+
+    /// Tells observers that asking ended because the engine could not be asked.
+    fn report_failure(&self, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
+            let waited = self.family().clock.now().since(self.started);
+            self.report(EventKind::Failed { error, waited });
+        }
+    }
+
+    async fn bounded<T>(&self, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
+        bounded(self.family(), until, future).await
+    }
+
+    fn is_spent(&self) -> bool {
+        self.options.max_attempts.is_some_and(|most| self.attempts >= most)
+    }
+
+    fn family(&self) -> &Arc<Family> {
+        self.attempt.family
+    }
+
+    fn report(&self, kind: EventKind<'_>) {
+        let Claim { key, record, .. } = &self.attempt.claim;
+        self.family().reporter.emit(key, &record.owner, None, kind);
+    }
+}
+
+/// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is not
+/// asked again, since the keeper has withdrawn the attempt.
+async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
+    let mut future = pin!(future);
+    let unless_closed = poll_fn(|context| match family.closing.initialized() {
+        true => Poll::Ready(Err(Error::closed())),
+        false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
+    });
+    tokio::select! {
+        biased;
+        done = unless_closed => done,
+        _ = family.closing.wait() => Err(Error::closed()),
+        slept = family.sleep_until(until), if until != Moment::NEVER => slept.map(|()| None),
+    }
+}
+
+/// Doubles from the retry interval on, with jitter, so that clients do not come back together.
+fn back_off(interval: Duration, failures: u32) -> Duration {
+    let full = interval.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE.max(interval));
+    full.mul_f64(0.5 + 0.5 * AttemptId::random().fraction())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_within_its_bounds_and_differs_each_time() {
+        let interval = Duration::from_millis(100);
+        for (failures, full) in [(1, 100), (2, 200), (4, 800), (7, 5_000), (u32::MAX, 5_000)] {
+            let full = Duration::from_millis(full);
+            let pauses: Vec<_> = (0..20).map(|_| back_off(interval, failures)).collect();
+            assert!(pauses.iter().all(|pause| (full / 2..=full).contains(pause)), "{failures}: {pauses:?}");
+            assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What all clones of a locker share: the engine, the holds, the clock and the keeper that looks after them.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::runtime::Handle;
+use tokio::sync::SetOnce;
+
+use crate::contract::DynBackend;
+use crate::core::hold::Hold;
+use crate::core::holds::Holds;
+use crate::core::journal::Journal;
+use crate::core::keeper;
+use crate::core::observed::Reporter;
+use crate::types::clock::{Clock, Moment};
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::event::EventKind;
+use crate::types::history::HistoryEntry;
+use crate::types::key::Key;
+use crate::types::owner::Process;
+
+/// The handle that lockers and guards share; when the last is gone the keeper ends what is left and stops.
+pub(crate) struct Family(Arc<Core>);
+
+/// What the keeper shares with the family.
+pub(crate) struct Core {
+    pub(crate) backend: Box<dyn DynBackend>,
+    pub(crate) clock: Clock,
+    pub(crate) drift: f64,
+    pub(crate) reporter: Reporter,
+    /// Where what happens is gathered for the histories of locks; `None`: they have none.
+    pub(crate) journal: Option<Journal>,
+    pub(crate) holds: Holds,
+    /// Set when the family closes: whoever waits for a lock gives up.
+    pub(crate) closing: SetOnce<()>,
+    /// Set when the keeper has left, to the locks whose release nobody confirmed.
+    pub(crate) closed: SetOnce<Vec<Key>>,
+    /// Who made it: a forked child is somebody else.
+    pub(crate) process: Arc<Process>,
+}
+
+impl Family {
+    /// Starts the keeper over `backend`.
+    pub(crate) fn start(
+        backend: Box<dyn DynBackend>,
+        clock: Clock,
+        drift: f64,
+        reporter: Reporter,
+        journal: Option<Journal>,
+    ) -> Result<Arc<Family>> {
+        let core = Arc::new(Core {
+            backend,
+            clock,
+            drift,
+            reporter,
+            journal,
+            holds: Holds::new(),
+            closing: SetOnce::new(),
+            closed: SetOnce::new(),
+            process: Process::current(),
+        });
+        keeper::start(&core)?;
+        Ok(Arc::new(Family(core)))
+    }
+
+    /// Releases everything and stops the keeper.
+    pub(crate) async fn close(&self) -> Result<()> {
+        self.check_process()?;
+        self.shut();
+        let unconfirmed = self.closed.wait().await;
+        self.reporter.flush();
+        if unconfirmed.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = unconfirmed.iter().map(Key::as_str).collect();
+        Err(Error::unknown(format!("closed, but nobody confirmed the release of {names:?}"))
+            .with_help("they become free when their leases end"))
+    }
+
+    fn shut(&self) {
+        // First stop the waits, then withdraw them.
+        let _ = self.closing.set(());
+        self.holds.close(self.clock.now()).iter().for_each(|hold| self.report_loss(hold));
+    }
+}
+
+impl std::ops::Deref for Family {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        if self.check_process().is_ok() {
+            self.shut();
+        }
+    }
+}
+
+impl Core {
+    /// Refuses to act in a forked child: the holds, the keeper and the connections are its parent's.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        let pid = std::process::id();
+        if pid == self.process.pid {
+            return Ok(());
+        }
+        let message = format!("this locker belongs to process {}, not to its fork {pid}", self.process.pid);
+        Err(Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork"))
+    }
+
+    /// Refuses to ask the engine where that cannot be done: in a forked child, and outside of a tokio runtime where the
+    /// engine needs one. Nothing was sent then.
+    pub(crate) fn check_caller(&self) -> Result<()> {
+        self.check_process()?;
+        if self.backend.needs_runtime() { check_runtime(self.backend.name()) } else { Ok(()) }
+    }
+
+    /// Sleeps until `moment`.
+    ///
+    /// # Errors
+    /// Kind `Config` outside of a tokio runtime, whose timers the machine's clock needs.
+    pub(crate) async fn sleep_until(&self, moment: Moment) -> Result<()> {
+        if self.clock.needs_runtime() {
+            check_runtime(self.backend.name())?;
+        }
+        self.clock.sleep_until(moment).await;
+        Ok(())
+    }
+
+    /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
+    pub(crate) fn leave_in_background(&self, hold: &Hold) {
+        if self.check_process().is_ok()
+            && let Some(lost) = self.holds.leave_behind(hold.claim.attempt, self.clock.now())
+        {
+            self.report_loss(&lost);
+        }
+    }
+
+    /// Reports from a caller's task: when this returns, the observer has seen it.
+    pub(crate) fn report(&self, hold: &Hold, kind: EventKind<'_>) {
+        self.record(hold, &kind);
+        self.reporter.emit(hold.key(), hold.owner(), Some(hold.token), kind);
+    }
+
+    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    pub(crate) fn report_later(&self, hold: &Hold, kind: EventKind<'_>) {
+        self.record(hold, &kind);
+        self.reporter.emit_later(hold.key(), hold.owner(), Some(hold.token), kind);
+    }
+
+    fn record(&self, hold: &Hold, kind: &EventKind<'_>) {
+        hold.meter.saw(self.reporter.backend, kind);
+        if self.journal.is_some()
+            && let Some(entry) = HistoryEntry::of(kind, hold.token, &hold.claim.record, self.wall_ms())
+        {
+            self.write_down(hold.key(), entry);
+        }
+    }
+
+    /// Adds to a lock's history, some time later and if it can; nobody waits for it.
+    pub(crate) fn write_down(&self, key: &Key, entry: HistoryEntry) {
+        if let Some(journal) = &self.journal
+            && journal.add(key, entry, self.clock.now())
+        {
+            self.holds.wake.notify_one();
+        }
+    }
+
+    /// Milliseconds of the Unix epoch, for people.
+    pub(crate) fn wall_ms(&self) -> u64 {
+        let since = self.clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Tells observers that a hold is over without a release by its owner; once.
+    pub(crate) fn report_loss(&self, hold: &Hold) {
+        let held = self.clock.now().since(hold.acquired);
+        hold.tell_loss(|reason| self.report_later(hold, EventKind::Lost { reason, held }));
+    }
+}
+
+/// Refuses to go on outside of a tokio runtime, where connections and timers would panic.
+pub(crate) fn check_runtime(engine: &str) -> Result<()> {
+    if Handle::try_current().is_ok() {
+        return Ok(());
+    }
+    let message = format!("the {engine} engine needs a tokio runtime, and this future is polled outside of one");
+    let help = "await it under #[tokio::main] or Runtime::block_on, or enter a runtime with Handle::enter";
+    Err(Error::new(ErrorKind::Config, message).with_help(help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::acquire::acquire;
+    use crate::core::observed::Pace;
+    use crate::engines::memory::{Memory, Store};
+    use crate::types::clock::DEFAULT_DRIFT;
+    use crate::types::options::Options;
+    use crate::types::owner::OwnerId;
+
+    #[tokio::test]
+    async fn in_a_forked_child_nothing_is_released_and_every_call_is_an_error() {
+        let store = Store::new();
+        let reporter = || Reporter::new("memory", None, Pace::Inline).unwrap();
+        let backend = Box::new(Memory::on(&store));
+        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None).unwrap();
+        let ask = |family: Arc<Family>| async move {
+            acquire(&family, Key::new("k").unwrap(), OwnerId::random(), &Options::default()).await
+        };
+        let hold = ask(family.clone()).await.unwrap().unwrap();
+
+        // The same family as a fork of its process would see it.
+        let mut parent = Process::clone(&family.process);
+        parent.pid += 1;
+        let child = Arc::new(Family(Arc::new(Core {
+            backend: Box::new(Memory::on(&store)),
+            clock: Clock::system(),
+            drift: DEFAULT_DRIFT,
+            reporter: reporter(),
+            journal: None,
+            holds: Holds::new(),
+            closing: SetOnce::new(),
+            closed: SetOnce::new(),
+            process: Arc::new(parent),
+        })));
+        let error = ask(child.clone()).await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(error.to_string().contains("after the fork"), "{error}");
+        child.holds.insert(hold.clone(), child.clock.now()).unwrap();
+        child.leave_in_background(&hold);
+        assert!(child.holds.get(hold.claim.attempt).is_some(), "left alone");
+        drop(child);
+        assert!(!store.is_empty(), "the parent's hold");
+        family.leave_in_background(&hold);
+    }
+}

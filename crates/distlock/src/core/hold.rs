@@ -1,0 +1,410 @@
+//! One hold of a lock: until when it lasts, when it is to be renewed, and how it was lost.
+
+use std::time::Duration;
+
+use tokio::sync::SetOnce;
+
+use crate::contract::{Claim, Grant, Lease, Term};
+use crate::types::clock::{Moment, deadline};
+use crate::types::event::LossReason;
+use crate::types::key::Key;
+use crate::types::meter::HoldMeter;
+use crate::types::mode::Mode;
+use crate::types::options::Options;
+use crate::types::owner::OwnerId;
+use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::token::FencingToken;
+use crate::types::watchdog::{Kind, Watchdog};
+
+/// How long to wait for the answer to one renewal before another is sent beside it.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
+/// Renewals begin at this many moments in the time between two of the same lock: however many locks there are, the keeper
+/// wakes no more often, and those of one moment share a call.
+const ROUNDS: u32 = 64;
+
+/// One hold of a lock, shared by its guards and the keeper.
+pub(crate) struct Hold {
+    pub(crate) claim: Claim,
+    pub(crate) token: FencingToken,
+    pub(crate) slot: Option<u32>,
+    pub(crate) acquired: Moment,
+    state: Mutex<State>,
+    lost: SetOnce<LossReason>,
+    /// Whether its loss was reported. Held while that is done, so that nothing is reported of the next hold before.
+    is_told: Mutex<bool>,
+    watchdog: Watchdog,
+    renew_at: f64,
+    drift: f64,
+    /// When `at_least` is over.
+    least_end: Moment,
+    pub(crate) meter: HoldMeter,
+}
+
+struct State {
+    /// What renewals ask for.
+    ttl: Duration,
+    /// The longest lease that was ever asked for: the engine may have it, whatever was answered.
+    longest: Duration,
+    /// The last answered request's start and the length that the engine gave it, which may be another: a lock that was
+    /// handed over begins with a short lease.
+    term: Term,
+    /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
+    deadline: Moment,
+    /// Whether the lease is still the short one of a handover: it is made whole once, also without a watchdog.
+    handed: bool,
+    /// Renewals that failed since the last one that did not.
+    failures: u32,
+    /// Renewals begun since the last answer.
+    unanswered: u32,
+    /// When `max_hold` is over; once it is parked, when `at_least` is.
+    max_end: Moment,
+    /// When the watchdog was fed last.
+    fed: Moment,
+    /// Its owner has left it, and it is kept until `at_least` is over.
+    parked: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(claim: Claim, grant: Grant, options: &Options, drift: f64, now: Moment) -> Self {
+        let deadline = grant.term.map_or(Moment::NEVER, |term| deadline(term.start, term.ttl, drift));
+        let term = grant.term.unwrap_or(Term { start: now, ttl: claim.ttl });
+        Hold {
+            token: grant.token,
+            slot: grant.slot,
+            acquired: now,
+            state: Mutex::new(State {
+                ttl: claim.ttl,
+                longest: claim.ttl,
+                term,
+                deadline,
+                handed: term.ttl < claim.ttl,
+                failures: 0,
+                unanswered: 0,
+                max_end: options.max_hold.map_or(Moment::NEVER, |most| now.after(most)),
+                fed: now,
+                parked: false,
+            }),
+            lost: SetOnce::new(),
+            is_told: Mutex::new(false),
+            watchdog: options.watchdog,
+            renew_at: options.renew_at,
+            drift,
+            least_end: now.after(options.at_least),
+            meter: HoldMeter::new(options.group),
+            claim,
+        }
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.claim.key
+    }
+
+    pub(crate) fn owner(&self) -> &OwnerId {
+        &self.claim.record.owner
+    }
+
+    /// Whether others may hold it too, as readers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.claim.mode() == Mode::Shared
+    }
+
+    /// When the hold counts as lost unless a renewal is answered before.
+    pub(crate) fn end(&self) -> Moment {
+        self.end_of(&self.state())
+    }
+
+    pub(crate) fn is_at_risk(&self) -> bool {
+        self.state().failures > 0
+    }
+
+    /// What to ask the engine for at the next renewal.
+    pub(crate) fn lease(&self) -> Lease {
+        Lease::new(Claim { ttl: self.ttl(), ..self.claim.clone() }, self.token)
+    }
+
+    /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken | LossReason::Adopted))
+    }
+
+    /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
+    pub(crate) fn is_lost(&self, now: Moment) -> bool {
+        self.settle(&self.state(), now)
+    }
+
+    pub(crate) fn loss(&self) -> Option<&LossReason> {
+        self.lost.get()
+    }
+
+    /// Has `report` tell of the loss, if there is one; the first time only. Returns when it was told, by this call or
+    /// another.
+    pub(crate) fn tell_loss(&self, report: impl FnOnce(&LossReason)) {
+        let mut is_told = self.is_told.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = self.loss().filter(|_| !*is_told) {
+            *is_told = true;
+            report(reason);
+        }
+    }
+
+    /// Resolves when the hold is lost.
+    pub(crate) async fn lost(&self) -> &LossReason {
+        self.lost.wait().await
+    }
+
+    /// Ends the hold for `reason`, unless it was lost before.
+    pub(crate) fn lose(&self, reason: LossReason, now: Moment) {
+        let state = self.state();
+        if !self.settle(&state, now) {
+            let _ = self.lost.set(reason);
+        }
+    }
+
+    /// The work lives. Answers whether renewal had stopped for want of a sign.
+    pub(crate) fn feed(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        let was_silent = self.is_silent(&state, now);
+        state.fed = now;
+        was_silent
+    }
+
+    /// Whether it is lost and nobody is to have the lock until the delay is over that was asked for: then it is not
+    /// released, but left to run out.
+    pub(crate) fn rests(&self, now: Moment) -> bool {
+        !self.claim.delay.is_zero() && self.is_lost(now) && !matches!(self.loss(), Some(LossReason::Closed))
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        self.state().parked
+    }
+
+    /// Its owner leaves it before `at_least` is over: it is kept until then. False when there is nothing to wait for.
+    pub(crate) fn park(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        if now >= self.least_end || self.settle(&state, now) {
+            return false;
+        }
+        state.parked = true;
+        state.max_end = self.least_end;
+        true
+    }
+
+    /// Whether the watchdog keeps it at `now`.
+    pub(crate) fn is_kept(&self, now: Moment) -> bool {
+        let state = self.state();
+        state.parked || state.handed || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
+    }
+
+    fn is_silent(&self, state: &State, now: Moment) -> bool {
+        matches!(self.watchdog.0, Kind::Fed(most) if now >= state.fed.after(most)) && !state.parked
+    }
+
+    /// A renewal begins. Answers how many are unanswered before it.
+    pub(crate) fn begin_renewal(&self) -> u32 {
+        let mut state = self.state();
+        state.unanswered += 1;
+        state.unanswered - 1
+    }
+
+    /// How long to wait for the answer to a renewal: a quarter of what is left, so that there is time for others.
+    pub(crate) fn patience(&self, now: Moment) -> Duration {
+        (self.end().since(now) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    }
+
+    /// An answered renewal moves the deadline, from its own start. False when it came too late.
+    pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> bool {
+        let mut state = self.state();
+        if self.settle(&state, now) {
+            return false;
+        }
+        match term {
+            Some(term) => {
+                state.deadline = state.deadline.max(deadline(term.start, term.ttl, self.drift));
+                if term.start > state.term.start {
+                    state.term = term;
+                }
+            }
+            None => state.term.start = now,
+        }
+        state.failures = 0;
+        state.handed = false;
+        true
+    }
+
+    /// A renewal failed. Answers how many have since the last success.
+    pub(crate) fn renewal_failed(&self) -> u32 {
+        let mut state = self.state();
+        state.failures += 1;
+        state.failures
+    }
+
+    /// The engine answers, if only to refuse.
+    pub(crate) fn answered(&self) {
+        self.state().unanswered = 0;
+    }
+
+    /// Time until the hold counts as lost; `None` when it does not end by time.
+    pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
+        Some(self.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now))
+    }
+
+    /// How long the lease is that renewals ask for.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.state().ttl
+    }
+
+    /// How long the lease may be that the engine has.
+    pub(crate) fn longest(&self) -> Duration {
+        self.state().longest
+    }
+
+    /// A lease of `ttl` is about to be asked for.
+    pub(crate) fn ask_for(&self, ttl: Duration) {
+        let mut state = self.state();
+        state.longest = state.longest.max(ttl);
+    }
+
+    /// Later renewals ask for `ttl`.
+    pub(crate) fn set_ttl(&self, ttl: Duration) {
+        self.state().ttl = ttl;
+    }
+
+    /// When the keeper must look at this hold: to renew it, or to see it end.
+    pub(crate) fn next_look(&self, now: Moment) -> Moment {
+        let state = self.state();
+        let end = self.end_of(&state);
+        if self.watchdog.0 == Kind::Off && !state.handed && !state.parked {
+            return end;
+        }
+        // Up to a tenth earlier, so that locks taken together are not renewed together.
+        let early = 1.0 - 0.1 * self.claim.attempt.fraction();
+        // An engine may answer from a session that was renewed a while ago: asking again at once would not help.
+        let soonest = now.after(state.term.ttl.min(end.since(now)).mul_f64(self.renew_at / 2.0));
+        let interval = state.term.ttl.mul_f64(self.renew_at);
+        let look = state.term.start.after(interval.mul_f64(early)).down_to(interval / ROUNDS);
+        look.max(soonest).min(end)
+    }
+
+    fn end_of(&self, state: &State) -> Moment {
+        let end = state.deadline.min(state.max_end);
+        match self.watchdog.0 {
+            // Where no lease runs out, silence itself is the end.
+            Kind::Fed(most) if state.deadline == Moment::NEVER && !state.parked => end.min(state.fed.after(most)),
+            _ => end,
+        }
+    }
+
+    fn settle(&self, state: &State, now: Moment) -> bool {
+        if self.lost.initialized() {
+            return true;
+        }
+        let over = now >= self.end_of(state);
+        if over {
+            let _ = self.lost.set(match () {
+                () if state.parked => LossReason::Unlocked,
+                () if now < state.deadline && now >= state.max_end => LossReason::MaxHold,
+                () if self.is_silent(state, now) => LossReason::Silent,
+                () => LossReason::Expired,
+            });
+        }
+        over
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::types::clock::DEFAULT_DRIFT;
+    use crate::types::owner::{Process, Record};
+
+    pub(crate) const TTL: Duration = Duration::from_secs(10);
+    pub(crate) const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    pub(crate) fn hold(options: &Options) -> Hold {
+        let record = Arc::new(Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()));
+        let claim = Claim::new(Key::new("k").unwrap(), TTL, true, record);
+        let grant = Grant::new(FencingToken::new(1), Some(Term { start: START, ttl: TTL }));
+        Hold::new(claim, grant, options, DEFAULT_DRIFT, START)
+    }
+
+    #[test]
+    fn an_answer_after_the_deadline_does_not_bring_a_hold_back() {
+        let hold = hold(&Options::default());
+        let late = hold.end();
+        // Nobody has looked at the hold since: the answer itself must find it lost.
+        assert!(!hold.renewed(Some(Term { start: START.after(TTL / 3), ttl: TTL }), late));
+        assert_eq!(hold.loss(), Some(&LossReason::Expired));
+        assert!(hold.is_lost(START), "for good, whatever a clock says");
+    }
+
+    #[test]
+    fn answers_in_any_order_never_move_the_deadline_back() {
+        let hold = hold(&Options::default());
+        let [early, later] = [1, 2].map(|seconds| START.after(Duration::from_secs(seconds)));
+        assert!(hold.renewed(Some(Term { start: later, ttl: TTL }), later));
+        let end = hold.end();
+        assert!(hold.renewed(Some(Term { start: early, ttl: TTL }), later));
+        assert_eq!(hold.end(), end);
+        assert_eq!(end, deadline(later, TTL, DEFAULT_DRIFT));
+    }
+
+    #[test]
+    fn the_first_reason_for_a_loss_stays() {
+        let hold = hold(&Options::default());
+        hold.lose(LossReason::Broken, START);
+        hold.lose(LossReason::Closed, START);
+        assert!(hold.is_lost(START.after(TTL)));
+        assert_eq!(hold.loss(), Some(&LossReason::Broken));
+    }
+
+    #[test]
+    fn a_hold_is_looked_at_a_little_before_a_third_of_its_lease_and_at_its_end_without_a_watchdog() {
+        let look = hold(&Options::default()).next_look(START).since(START);
+        assert!((TTL.mul_f64(0.29)..=TTL.mul_f64(0.34)).contains(&look), "{look:?}");
+        let alone = hold(&Options { watchdog: Watchdog::off(), ..Options::default() });
+        assert_eq!(alone.next_look(START), alone.end());
+    }
+
+    #[test]
+    fn many_holds_are_looked_at_in_few_rounds() {
+        let looks: BTreeSet<_> = (0..200).map(|_| hold(&Options::default()).next_look(START)).collect();
+        // Those taken together are spread over a tenth of the time between two renewals.
+        assert!((2..=9).contains(&looks.len()), "{looks:?}");
+    }
+
+    #[test]
+    fn silence_ends_a_hold_that_has_no_lease() {
+        let silence = Duration::from_secs(3);
+        let options = Options { watchdog: Watchdog::fed(silence), ..Options::default() };
+        let claim = hold(&options).claim;
+        let hold = Hold::new(claim, Grant::new(FencingToken::new(1), None), &options, DEFAULT_DRIFT, START);
+        let fed = START.after(silence / 2);
+        hold.feed(fed);
+        assert!(!hold.is_lost(START.after(silence)));
+        assert!(hold.is_lost(fed.after(silence)));
+        assert_eq!(hold.loss(), Some(&LossReason::Silent));
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_gets_its_whole_lease_once_also_without_a_watchdog() {
+        let options = Options { watchdog: Watchdog::off(), ..Options::default() };
+        let short = Term { start: START, ttl: TTL / 10 };
+        let claim = hold(&options).claim;
+        let grant = Grant::new(FencingToken::new(1), Some(short));
+        let handed = Hold::new(claim, grant, &options, 0.0, START);
+        let look = handed.next_look(START);
+        assert!(handed.is_kept(START) && look.since(START) < TTL / 20, "{look:?}");
+        assert!(handed.renewed(Some(Term { start: look, ttl: TTL }), look));
+        assert!(!handed.is_kept(look), "only once");
+        assert_eq!(handed.next_look(look), handed.end());
+        assert!(handed.end().since(START) > TTL.mul_f64(0.9));
+    }
+}

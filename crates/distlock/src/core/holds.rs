@@ -1,0 +1,440 @@
+//! The holds of a locker family: what each owner has, and when the keeper must look at it next.
+
+use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::contract::{Claim, SHORTEST_HEARTBEAT};
+use crate::core::hold::Hold;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
+use crate::types::event::LossReason;
+use crate::types::key::Key;
+use crate::types::owner::OwnerId;
+use crate::types::sync::atomic::{AtomicUsize, Ordering};
+use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::token::AttemptId;
+
+/// The pause before a release is tried again, to begin with.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How many losses of attempts that are not holds yet are remembered; a hold whose loss is forgotten learns of it by its
+/// next renewal.
+const MOST_EARLY_LOSSES: usize = 1024;
+/// How long closing waits for an engine that does not answer.
+const CLOSE_GRACE: Duration = Duration::from_secs(5);
+
+/// What the keeper does for somebody who is not there to do it: ends a hold or a dropped attempt on the engine.
+pub(crate) struct Chore {
+    pub(crate) claim: Claim,
+    /// The hold it was; `None` for an attempt that may never have become one.
+    pub(crate) hold: Option<Arc<Hold>>,
+    /// When the lease is over whatever became of the requests before: then there is nothing left to do.
+    pub(crate) until: Moment,
+    /// A release was sent before and not answered.
+    pub(crate) unanswered: bool,
+    /// How long to wait before the next try.
+    pub(crate) pause: Duration,
+}
+
+impl Chore {
+    /// Ends `hold`.
+    pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
+        let lease = hold.longest().saturating_add(hold.claim.delay);
+        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
+        Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
+    }
+
+    /// Ends what the engine may still keep of `hold`, which its owner leaves. A hold that is lost already is not reported
+    /// once more, whatever comes of the release: then the chore has no `hold`. `None`: nothing is left to end, or it is left to run out.
+    pub(crate) fn leave(hold: &Arc<Hold>, now: Moment) -> Option<Self> {
+        let chore = Chore::end(hold, now);
+        if !hold.is_lost(now) {
+            return Some(chore);
+        }
+        (!hold.is_gone() && !hold.rests(now)).then_some(Chore { hold: None, ..chore })
+    }
+
+    /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now, or when
+    /// its place in the queue is.
+    pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
+        let until = now.after(claim.lease().max(SHORTEST_HEARTBEAT));
+        Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
+    }
+}
+
+/// Every hold of a family. Acquiring and unlocking touch only this table: they wake the keeper only when it would
+/// otherwise look too late.
+pub(crate) struct Holds {
+    table: Mutex<Table>,
+    /// Tells the keeper to look at the table now.
+    pub(crate) wake: Notify,
+    /// Claims and releases that run in their callers' futures.
+    under_way: AtomicUsize,
+}
+
+/// A claim or a release that runs in its caller's future: while there is one, the keeper does not leave.
+pub(crate) struct UnderWay<'a>(&'a Holds);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.0.under_way.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_closed() {
+            self.0.wake.notify_one();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<AttemptId, Entry>,
+    owned: HashMap<(OwnerId, Key), AttemptId>,
+    agenda: BTreeSet<(Moment, AttemptId)>,
+    chores: Vec<Chore>,
+    /// When the keeper looks next by itself; `None` while it is at work.
+    planned: Option<Moment>,
+    /// Losses that an engine pushed for attempts that are not holds yet.
+    early_losses: HashMap<AttemptId, LossReason>,
+    /// Set when the family closes: until when the keeper waits for the engine.
+    closed_by: Option<Moment>,
+    /// The keeper is gone: chores are left to the leases.
+    finished: bool,
+}
+
+struct Entry {
+    hold: Arc<Hold>,
+    /// How many times its owner has entered.
+    count: u32,
+    /// When it stands in the agenda.
+    look: Moment,
+}
+
+/// What the keeper has to do now.
+pub(crate) struct Work {
+    pub(crate) chores: Vec<Chore>,
+    pub(crate) due: Vec<Due>,
+    /// Set when the family is closed: when to give up on what is not done by then.
+    pub(crate) closed_by: Option<Moment>,
+}
+
+/// A hold that the keeper must look at.
+pub(crate) enum Due {
+    /// It is lost.
+    Lost(Arc<Hold>),
+    /// It wants to be renewed; so many renewals before are unanswered.
+    Renewal(Arc<Hold>, u32),
+}
+
+/// A hold that was entered once more, or that cannot be.
+type Reentry = std::result::Result<Arc<Hold>, Arc<Hold>>;
+
+/// What leaving a hold once left of it.
+pub(crate) enum Left {
+    /// The owner is still inside.
+    Inside,
+    /// It was the last time: the hold is out of the table.
+    Last(Arc<Hold>),
+    /// It was the last time, and the keeper releases it when `at_least` is over.
+    Parked,
+    /// The table did not have it any more.
+    Gone,
+}
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Holds { table: Mutex::default(), wake: Notify::new(), under_way: AtomicUsize::new(0) }
+    }
+
+    /// A claim or a release begins.
+    ///
+    /// # Errors
+    /// Kind `Closed` when the family is: the keeper may be gone by now.
+    pub(crate) fn begin(&self) -> Result<UnderWay<'_>> {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        // Counted first and asked then: either this sees the family closed, or the keeper sees this.
+        let under_way = UnderWay(self);
+        if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
+    }
+
+    /// Takes a new hold into the keeper's care. Returns the one that its owner had of the same lock and has lost since, if
+    /// the keeper has not looked at it yet: it ends before the new one begins.
+    pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<Option<Arc<Hold>>> {
+        let mut table = self.table();
+        if table.closed_by.is_some() {
+            return Err(Error::closed());
+        }
+        if !table.early_losses.is_empty()
+            && let Some(reason) = table.early_losses.remove(&hold.claim.attempt)
+        {
+            hold.lose(reason, now);
+        }
+        let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
+        let attempt = hold.claim.attempt;
+        // An owner may have several slots of a semaphore: none of them is the one that it has.
+        let mut before = None;
+        if hold.slot.is_none() {
+            before = table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
+        }
+        table.agenda.insert((look, attempt));
+        table.entries.insert(attempt, Entry { hold, count: 1, look });
+        self.wake_by(&mut table, look);
+        let before = before.and_then(|attempt| table.entries.get(&attempt));
+        Ok(before.map(|entry| entry.hold.clone()).filter(|hold| hold.is_lost(now)))
+    }
+
+    /// The live hold that `owner` has of `key`.
+    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
+        self.table().find(owner, key, now).map(|entry| entry.hold.clone())
+    }
+
+    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says. An error is the
+    /// hold that it cannot enter; nothing, that it has none. One look: another task may take the lock between two.
+    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Reentry> {
+        let mut table = self.table();
+        let entry = table.find(owner, key, now)?;
+        if entry.hold.is_shared() != shared {
+            return Some(Err(entry.hold.clone()));
+        }
+        entry.count += 1;
+        Some(Ok(entry.hold.clone()))
+    }
+
+    /// The engine says that a hold is gone. Answers it, unless it is not one yet.
+    pub(crate) fn lose(&self, attempt: AttemptId, reason: LossReason, now: Moment) -> Option<Arc<Hold>> {
+        let mut table = self.table();
+        if let Some(entry) = table.entries.get(&attempt) {
+            entry.hold.lose(reason, now);
+            return Some(entry.hold.clone());
+        }
+        if self.under_way.load(Ordering::SeqCst) > 0 {
+            table.early_losses.insert(attempt, reason);
+        }
+        None
+    }
+
+    /// Leaves a hold once; the last time hands its release to the keeper. Returns a hold that was lost before: its loss is
+    /// for the caller to report.
+    pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) -> Option<Arc<Hold>> {
+        let mut table = self.table();
+        // In one go with leaving, so that the keeper of a closed family does not finish in between.
+        let Left::Last(hold) = self.leave_in(&mut table, attempt, now) else { return None };
+        let chore = Chore::leave(&hold, now);
+        let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
+        table.chores.extend(chore);
+        // The caller may still have a guard of what it unlocks by name: the guard is told before the engine is.
+        hold.lose(LossReason::Unlocked, now);
+        self.wake.notify_one();
+        (!is_told_later).then_some(hold)
+    }
+
+    /// Leaves a hold once.
+    pub(crate) fn leave(&self, attempt: AttemptId, now: Moment) -> Left {
+        self.leave_in(&mut self.table(), attempt, now)
+    }
+
+    fn leave_in(&self, table: &mut Table, attempt: AttemptId, now: Moment) -> Left {
+        match table.entries.get_mut(&attempt) {
+            None => Left::Gone,
+            Some(entry) if entry.count > 1 => {
+                entry.count -= 1;
+                Left::Inside
+            }
+            Some(entry) if entry.hold.park(now) => {
+                let hold = entry.hold.clone();
+                table.disown(&hold);
+                let look = hold.next_look(now);
+                table.reschedule(attempt, look);
+                self.wake_by(table, look);
+                Left::Parked
+            }
+            Some(_) => table.remove(attempt).map_or(Left::Gone, Left::Last),
+        }
+    }
+
+    /// Takes a hold out of the table however often it was entered.
+    pub(crate) fn remove(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        self.table().remove(attempt)
+    }
+
+    pub(crate) fn get(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        self.table().entries.get(&attempt).map(|entry| entry.hold.clone())
+    }
+
+    /// Has the keeper look at a hold again: after its renewal, or after `pause` when that failed.
+    pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>, now: Moment) {
+        let mut table = self.table();
+        let look = at.unwrap_or_else(|| hold.next_look(now)).min(hold.end());
+        if table.reschedule(hold.claim.attempt, look) {
+            self.wake_by(&mut table, look);
+        }
+    }
+
+    /// Hands a chore to the keeper.
+    pub(crate) fn hand_over(&self, chore: Chore) {
+        let mut table = self.table();
+        if !table.finished {
+            table.chores.push(chore);
+            self.wake.notify_one();
+        }
+    }
+
+    /// The keeper's look: everything that has to be done at `now`. A hold that is to be renewed is looked at again when
+    /// the answer is late, or before by [`look_again`](Holds::look_again).
+    pub(crate) fn take_work(&self, now: Moment) -> Work {
+        let mut table = self.table();
+        table.planned = None;
+        let mut due = Vec::new();
+        while let Some(&(look, attempt)) = table.agenda.first().filter(|(look, _)| *look <= now) {
+            let Some(hold) = table.entries.get(&attempt).map(|entry| entry.hold.clone()) else {
+                table.agenda.remove(&(look, attempt));
+                continue;
+            };
+            if hold.is_lost(now) {
+                table.agenda.remove(&(look, attempt));
+                due.push(Due::Lost(hold));
+            } else if hold.is_kept(now) {
+                table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
+                let unanswered = hold.begin_renewal();
+                due.push(Due::Renewal(hold, unanswered));
+            } else {
+                table.reschedule(attempt, hold.end());
+            }
+        }
+        // Of an attempt that never became a hold nobody asks; where there is always one under way they would pile up.
+        if self.under_way.load(Ordering::SeqCst) == 0 || table.early_losses.len() > MOST_EARLY_LOSSES {
+            table.early_losses.clear();
+        }
+        Work { chores: std::mem::take(&mut table.chores), due, closed_by: table.closed_by }
+    }
+
+    /// When the keeper must look again. From now on whoever brings that forward wakes it.
+    pub(crate) fn plan(&self) -> Moment {
+        let mut table = self.table();
+        let next = table.agenda.first().map_or(Moment::NEVER, |(look, _)| *look);
+        table.planned = Some(next);
+        next
+    }
+
+    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released. Returns the
+    /// holds that were lost before, as in a process that stood still: their loss is for the caller to report.
+    pub(crate) fn close(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let mut table = self.table();
+        table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
+        let mut holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
+        holds.sort_by_key(|hold| (hold.end(), hold.claim.attempt));
+        table.agenda.clear();
+        table.owned.clear();
+        holds.retain(|hold| !hold.is_parked());
+        holds.retain(|hold| {
+            let chore = Chore::leave(hold, now);
+            let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
+            table.chores.extend(chore);
+            hold.lose(LossReason::Closed, now);
+            !is_told_later
+        });
+        self.wake.notify_one();
+        holds
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.table().closed_by.is_some()
+    }
+
+    /// The keeper leaves a closed family, unless there is still something to do.
+    pub(crate) fn finish(&self, now: Moment) -> bool {
+        let mut table = self.table();
+        let over = table.closed_by.is_some_and(|by| now >= by);
+        table.finished = over || (table.chores.is_empty() && self.under_way.load(Ordering::SeqCst) == 0);
+        table.finished
+    }
+
+    fn wake_by(&self, table: &mut Table, look: Moment) {
+        // While the keeper is at work it plans anew before it sleeps.
+        if table.planned.is_some_and(|planned| look < planned) {
+            table.planned = Some(look);
+            self.wake.notify_one();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn find(&mut self, owner: &OwnerId, key: &Key, now: Moment) -> Option<&mut Entry> {
+        let attempt = self.owned.get(&(owner.clone(), key.clone()))?;
+        self.entries.get_mut(attempt).filter(|entry| !entry.hold.is_lost(now))
+    }
+
+    fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        let Entry { hold, look, .. } = self.entries.remove(&attempt)?;
+        self.agenda.remove(&(look, attempt));
+        self.disown(&hold);
+        Some(hold)
+    }
+
+    /// The owner of `hold` does not have it any more. It may have taken the lock anew after losing this one.
+    fn disown(&mut self, hold: &Hold) {
+        if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
+            && *owned.get() == hold.claim.attempt
+        {
+            owned.remove();
+        }
+    }
+
+    fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
+        let Some(entry) = self.entries.get_mut(&attempt) else { return false };
+        self.agenda.remove(&(entry.look, attempt));
+        entry.look = look;
+        self.agenda.insert((look, attempt));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::hold::tests::{START, TTL, hold};
+    use crate::types::options::Options;
+
+    #[test]
+    fn closing_does_not_cut_short_the_delay_of_a_hold_that_was_lost_before() {
+        let delayed = |now: Moment| {
+            let holds = Holds::new();
+            let mut hold = hold(&Options::default());
+            hold.claim.delay = TTL;
+            holds.insert(Arc::new(hold), START).unwrap();
+            holds.close(now);
+            holds.take_work(now).chores.len()
+        };
+        assert_eq!(delayed(START), 1, "held: closing releases it");
+        // The keeper has not looked since the lease ended, as in a process that stood still.
+        assert_eq!(delayed(START.after(TTL)), 0, "lost: it rests");
+    }
+
+    #[test]
+    fn withdrawing_outlasts_a_place_in_the_queue() {
+        let claim = Claim { ttl: Duration::from_millis(200), ..hold(&Options::default()).claim };
+        assert!(Chore::withdraw(&claim, START).until >= START.after(SHORTEST_HEARTBEAT));
+        let long = Claim { ttl: SHORTEST_HEARTBEAT * 9, ..claim };
+        assert!(Chore::withdraw(&long, START).until >= START.after(long.ttl));
+    }
+
+    #[test]
+    fn leaving_counts_down_and_only_the_last_time_ends_the_hold() {
+        let holds = Holds::new();
+        let hold = Arc::new(hold(&Options::default()));
+        holds.insert(hold.clone(), START).unwrap();
+        let entered = holds.reenter(hold.owner(), hold.key(), false, START);
+        assert!(entered.is_some_and(|entered| entered.is_ok_and(|entered| entered.token == hold.token)));
+        let as_reader = holds.reenter(hold.owner(), hold.key(), true, START);
+        assert!(as_reader.is_some_and(|refused| refused.is_err()));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
+        assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));
+        assert!(holds.held(hold.owner(), hold.key(), START).is_none());
+        assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
+    }
+}

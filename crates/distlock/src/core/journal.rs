@@ -1,0 +1,211 @@
+//! What happens to locks on its way into their histories: gathered here, written by the keeper beside its other work.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::types::clock::Moment;
+use crate::types::error::Result;
+use crate::types::history::HistoryEntry;
+use crate::types::key::Key;
+use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How long entries gather before they are written.
+const GATHER: Duration = Duration::from_millis(100);
+/// How many are written by one call.
+const BATCH: usize = 256;
+/// How many may wait to be written; of more, the oldest are forgotten.
+const MOST_PENDING: usize = 4096;
+/// The pause after a call that failed, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// An entry, and the lock it is about.
+pub(crate) type Noted = (Key, HistoryEntry);
+
+/// Gathers entries. Nothing here waits for an engine.
+pub(crate) struct Journal {
+    /// How many entries each lock keeps.
+    pub(crate) most: u32,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    entries: VecDeque<Noted>,
+    /// When to write next; `None` while there is nothing to write.
+    due: Option<Moment>,
+    /// Calls that failed since the last that did not.
+    failures: u32,
+    /// The engine has refused something that it never will take.
+    is_refused: bool,
+}
+
+impl Journal {
+    pub(crate) fn new(most: u32) -> Journal {
+        Journal { most, pending: Mutex::default() }
+    }
+
+    /// Takes an entry. True when the keeper must be told, since it does not know of any.
+    pub(crate) fn add(&self, key: &Key, entry: HistoryEntry, now: Moment) -> bool {
+        let mut pending = self.pending();
+        pending.entries.push_back((key.clone(), entry));
+        pending.forget_oldest();
+        let is_first = pending.due.is_none();
+        pending.due.get_or_insert(now.after(GATHER));
+        is_first
+    }
+
+    /// When there is something to write.
+    pub(crate) fn due(&self) -> Moment {
+        self.pending().due.unwrap_or(Moment::NEVER)
+    }
+
+    /// What to write at `now`; nothing before its time.
+    pub(crate) fn take(&self, now: Moment) -> Vec<Noted> {
+        let mut pending = self.pending();
+        if pending.due.is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        let count = pending.entries.len().min(BATCH);
+        let batch = pending.entries.drain(..count).collect();
+        // The rest at once, when this is written.
+        pending.due = (!pending.entries.is_empty()).then_some(now);
+        batch
+    }
+
+    /// A call was answered. What the engine could not take now is kept for later, what it never will is forgotten.
+    pub(crate) fn written(&self, batch: Vec<Noted>, answers: Vec<Result<()>>, now: Moment) {
+        let mut pending = self.pending();
+        let mut failed = None;
+        let mut again = Vec::new();
+        for (noted, answer) in batch.into_iter().zip(answers) {
+            if let Err(error) = answer {
+                if error.is_retryable() || error.may_be_applied() {
+                    again.push(noted);
+                }
+                failed = Some(error);
+            }
+        }
+        let Some(error) = failed else {
+            pending.failures = 0;
+            return;
+        };
+        if again.is_empty() {
+            // One lock's history may be refused for ever and those of others be written in between: that is told once, and
+            // nobody waits for it. The engine is there.
+            pending.failures = 0;
+            if !std::mem::replace(&mut pending.is_refused, true) {
+                tracing::warn!(target: "distlock", { error = %error }, "the history of a lock is refused");
+            }
+            return;
+        }
+        pending.failures += 1;
+        if pending.failures == 1 {
+            tracing::warn!(target: "distlock", { error = %error }, "the history of locks is not written");
+        }
+        again.into_iter().rev().for_each(|noted| pending.entries.push_front(noted));
+        pending.forget_oldest();
+        let pause = FIRST_PAUSE.saturating_mul(1 << (pending.failures - 1).min(5)).min(LONGEST_PAUSE);
+        pending.due = (!pending.entries.is_empty()).then(|| now.after(pause));
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    fn forget_oldest(&mut self) {
+        let over = self.entries.len().saturating_sub(MOST_PENDING);
+        self.entries.drain(..over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::types::error::{Error, ErrorKind};
+    use crate::types::history::HistoryKind;
+    use crate::types::owner::{OwnerId, Process, Record};
+    use crate::types::token::FencingToken;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    fn add(journal: &Journal, token: u64, now: Moment) -> bool {
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let entry = HistoryEntry::new(0, HistoryKind::Acquired, FencingToken::new(token), record);
+        journal.add(&Key::new("k").unwrap(), entry, now)
+    }
+
+    fn tokens(batch: &[Noted]) -> Vec<u64> {
+        batch.iter().map(|(_, entry)| entry.token.get()).collect()
+    }
+
+    #[test]
+    fn entries_gather_and_go_out_together() {
+        let journal = Journal::new(10);
+        assert!(add(&journal, 1, START), "the keeper is told of the first");
+        assert!(!add(&journal, 2, START.after(GATHER / 2)), "and not of the second");
+        assert!(journal.take(START).is_empty(), "not yet");
+        let due = journal.due();
+        assert_eq!(due, START.after(GATHER));
+        assert_eq!(tokens(&journal.take(due)), [1, 2]);
+        assert_eq!(journal.due(), Moment::NEVER);
+        assert!(add(&journal, 3, due), "told again");
+    }
+
+    #[test]
+    fn what_could_not_be_written_comes_first_the_next_time_unless_it_never_can_be() {
+        let journal = Journal::new(10);
+        for token in 1..=3 {
+            add(&journal, token, START);
+        }
+        let now = journal.due();
+        let batch = journal.take(now);
+        add(&journal, 4, now);
+        let never = Err(Error::new(ErrorKind::Auth, "no"));
+        journal.written(batch, vec![Err(Error::unavailable("away")), Ok(()), never], now);
+        assert!(journal.take(now).is_empty(), "after a pause");
+        let later = journal.due();
+        assert_eq!(later.since(now), FIRST_PAUSE);
+        let batch = journal.take(later);
+        assert_eq!(tokens(&batch), [1, 4]);
+        journal.written(batch, vec![Ok(()), Ok(())], later);
+        assert_eq!(journal.due(), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_is_refused_holds_up_nobody_else() {
+        let journal = Journal::new(10);
+        for token in 0..=BATCH as u64 {
+            add(&journal, token, START);
+        }
+        let now = journal.due();
+        let batch = journal.take(now);
+        journal.pending().failures = 3;
+        let answers = batch.iter().map(|_| Err(Error::new(ErrorKind::Foreign, "not ours"))).collect();
+        journal.written(batch, answers, now);
+        assert_eq!(tokens(&journal.take(now)), [BATCH as u64], "the rest at once");
+        assert!(journal.pending().is_refused && journal.pending().failures == 0, "told, and not as an absence");
+    }
+
+    #[test]
+    fn memory_is_bounded_while_the_engine_is_away() {
+        let journal = Journal::new(10);
+        let most = MOST_PENDING as u64;
+        for token in 0..most + 10 {
+            add(&journal, token, START);
+        }
+        let now = journal.due();
+        let batch = journal.take(now);
+        assert_eq!((batch.len(), tokens(&batch)[0]), (BATCH, 10), "the oldest are forgotten");
+        for token in 0..20 {
+            add(&journal, token, now);
+        }
+        let away = batch.iter().map(|_| Err(Error::unavailable("away"))).collect();
+        journal.written(batch, away, now);
+        assert_eq!(journal.pending().entries.len(), MOST_PENDING);
+    }
+}

@@ -1,0 +1,274 @@
+//! Events on their way to an observer, in order. Those of the keeper wait here, so that a slow observer delays no renewal.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::event::{Event, EventKind, LossReason, Observer, trace};
+use crate::types::key::Key;
+use crate::types::owner::{Holder, OwnerId};
+use crate::types::token::FencingToken;
+
+/// How many events wait for an observer; more are dropped.
+const MOST_PENDING: usize = 16_384;
+/// How long a call waits for an observer that is busy with other events.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// Whether an observer is being called on this thread: an event that it brings about cannot be waited for.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// When an observer sees what the keeper reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Soon, on a thread of its own.
+    Apart,
+    /// At once, on the keeper: where a checker or a simulation decides who goes first.
+    Inline,
+}
+
+/// Where the core's events go.
+pub(crate) struct Reporter {
+    pub(crate) backend: &'static str,
+    observed: Option<Observed>,
+}
+
+impl Reporter {
+    /// Reports what happens on `backend` to `observer`, as `pace` says.
+    pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, pace: Pace) -> Result<Reporter> {
+        Ok(Reporter { backend, observed: observer.map(|observer| Observed::new(observer, pace)).transpose()? })
+    }
+
+    /// Reports from a caller's task: when this returns the observer has seen it, unless it is busy for [`LONGEST_WAIT`].
+    pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
+        let event = Event { key, owner, token, backend: self.backend, kind };
+        trace(&event);
+        if let Some(observed) = &self.observed {
+            observed.tell(&event);
+        }
+    }
+
+    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    pub(crate) fn emit_later(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
+        let event = Event { key, owner, token, backend: self.backend, kind };
+        trace(&event);
+        if let Some(observed) = &self.observed {
+            observed.tell_later(&event);
+        }
+    }
+
+    /// Returns when the observer has seen everything up to now, at the latest after [`LONGEST_WAIT`].
+    pub(crate) fn flush(&self) {
+        if let Some(observed) = &self.observed {
+            observed.flush();
+        }
+    }
+}
+
+/// An observer, and what it has not seen yet.
+pub(crate) struct Observed {
+    line: Arc<Line>,
+    pace: Pace,
+}
+
+struct Line {
+    observer: Arc<dyn Observer>,
+    pending: Mutex<Pending>,
+    /// There is more to tell, something was told, or it is over.
+    changed: Condvar,
+    /// Held while the observer is called: it sees one event at a time.
+    turn: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Pending {
+    notes: VecDeque<Note>,
+    /// How many were ever put in line, and how many of them were told.
+    pushed: u64,
+    told: u64,
+    dropped: u64,
+    is_over: bool,
+}
+
+impl Observed {
+    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<Observed> {
+        let (pending, changed, turn) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let line = Arc::new(Line { observer, pending, changed, turn });
+        if pace == Pace::Apart {
+            let serves = line.clone();
+            let failed = |e| Error::new(ErrorKind::Backend, "cannot start the thread of the observer").with_source(e);
+            // tidy-allow(spawn): observers are the user's code; here they hold up no lock
+            let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
+            thread.map_err(failed)?;
+        }
+        Ok(Observed { line, pace })
+    }
+
+    /// Tells the observer, after everything that waits. Only this event is told on the caller's thread, and only when the
+    /// observer is free; otherwise it is left to the observer's own thread, and awaited for a moment.
+    pub(crate) fn tell(&self, event: &Event<'_>) {
+        if self.pace == Pace::Inline {
+            return self.line.call(event);
+        }
+        if let Some(_turn) = self.line.free_turn() {
+            return self.line.call(event);
+        }
+        if let Some(number) = self.line.push(event) {
+            self.line.wait_until_told(number);
+        }
+    }
+
+    /// Leaves it to the thread to tell the observer.
+    pub(crate) fn tell_later(&self, event: &Event<'_>) {
+        match self.pace {
+            Pace::Inline => self.line.call(event),
+            Pace::Apart => drop(self.line.push(event)),
+        }
+    }
+
+    pub(crate) fn flush(&self) {
+        let last = self.line.pending().pushed;
+        self.line.wait_until_told(last);
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        self.line.pending().is_over = true;
+        self.line.changed.notify_all();
+    }
+}
+
+impl Line {
+    /// Puts an event in line. Returns its number; `None` when it was dropped.
+    fn push(&self, event: &Event<'_>) -> Option<u64> {
+        let mut pending = self.pending();
+        if pending.notes.len() >= MOST_PENDING {
+            pending.dropped += 1;
+            return None;
+        }
+        pending.notes.push_back(Note::of(event));
+        pending.pushed += 1;
+        self.changed.notify_all();
+        Some(pending.pushed)
+    }
+
+    /// Takes the turn, if the observer is not being called and nothing waits for it.
+    fn free_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        if IS_INSIDE.get() {
+            return None;
+        }
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.pending().notes.is_empty().then_some(turn)
+    }
+
+    fn wait_until_told(&self, number: u64) {
+        if !IS_INSIDE.get() {
+            let is_open = |pending: &mut Pending| pending.told < number;
+            drop(self.changed.wait_timeout_while(self.pending(), LONGEST_WAIT, is_open));
+        }
+    }
+
+    /// The life of the observer's own thread.
+    fn serve(&self) {
+        while self.wait_for_note() {
+            // For each one anew: a caller may come in between.
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let (note, dropped) = {
+                let mut pending = self.pending();
+                (pending.notes.pop_front(), std::mem::take(&mut pending.dropped))
+            };
+            if dropped > 0 {
+                tracing::warn!(target: "distlock", { events = dropped }, "an observer is too slow: events were dropped");
+            }
+            if let Some(note) = note {
+                note.with(|event| self.call(event));
+                self.pending().told += 1;
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Returns whether there is one; `false` when none can come any more.
+    fn wait_for_note(&self) -> bool {
+        let is_idle = |pending: &mut Pending| pending.notes.is_empty() && !pending.is_over;
+        let waited = self.changed.wait_while(self.pending(), is_idle);
+        !waited.unwrap_or_else(PoisonError::into_inner).notes.is_empty()
+    }
+
+    fn call(&self, event: &Event<'_>) {
+        let was_inside = IS_INSIDE.replace(true);
+        let told = catch_unwind(AssertUnwindSafe(|| self.observer.on_event(event)));
+        IS_INSIDE.set(was_inside);
+        if told.is_err() {
+            tracing::error!(target: "distlock", "an observer panicked");
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An [`Event`] that is kept.
+struct Note {
+    key: Key,
+    owner: OwnerId,
+    token: Option<FencingToken>,
+    backend: &'static str,
+    kind: NoteKind,
+}
+
+enum NoteKind {
+    Waiting(Option<Holder>),
+    Acquired(Duration),
+    TimedOut(Duration),
+    Failed(Error, Duration),
+    Renewed(Option<Duration>),
+    RenewalFailed(Error, Option<Duration>, u32),
+    Released(Duration),
+    Lost(LossReason, Duration),
+}
+
+impl Note {
+    fn of(event: &Event<'_>) -> Note {
+        let kind = match event.kind {
+            EventKind::Waiting { holder } => NoteKind::Waiting(holder.cloned()),
+            EventKind::Acquired { waited } => NoteKind::Acquired(waited),
+            EventKind::TimedOut { waited } => NoteKind::TimedOut(waited),
+            EventKind::Failed { error, waited } => NoteKind::Failed(error.duplicate(), waited),
+            EventKind::Renewed { margin } => NoteKind::Renewed(margin),
+            EventKind::RenewalFailed { error, left, failures } => {
+                NoteKind::RenewalFailed(error.duplicate(), left, failures)
+            }
+            EventKind::Released { held } => NoteKind::Released(held),
+            EventKind::Lost { reason, held } => NoteKind::Lost(reason.clone(), held),
+        };
+        Note { key: event.key.clone(), owner: event.owner.clone(), token: event.token, backend: event.backend, kind }
+    }
+
+    fn with(&self, tell: impl FnOnce(&Event<'_>)) {
+        let kind = match &self.kind {
+            NoteKind::Waiting(holder) => EventKind::Waiting { holder: holder.as_ref() },
+            NoteKind::Acquired(waited) => EventKind::Acquired { waited: *waited },
+            NoteKind::TimedOut(waited) => EventKind::TimedOut { waited: *waited },
+            NoteKind::Failed(error, waited) => EventKind::Failed { error, waited: *waited },
+            NoteKind::Renewed(margin) => EventKind::Renewed { margin: *margin },
+            NoteKind::RenewalFailed(error, left, failures) => {
+                EventKind::RenewalFailed { error, left: *left, failures: *failures }
+            }
+            NoteKind::Released(held) => EventKind::Released { held: *held },
+            NoteKind::Lost(reason, held) => EventKind::Lost { reason, held: *held },
+        };
+        let Note { key, owner, token, backend, .. } = self;
+        tell(&Event { key, owner, token: *token, backend, kind });
+    }
+}

@@ -1,0 +1,147 @@
+//! What the keeper has to do, by the server that it concerns: a server that hangs holds up only its own work.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::core::holds::Chore;
+use crate::types::clock::Moment;
+use crate::types::token::AttemptId;
+
+/// How many holds one renewal call carries.
+const BATCH: usize = 256;
+/// How many renewal calls are begun at once on one server.
+const RENEWALS_AT_ONCE: usize = 4;
+/// How many releases are under way at once on one server.
+const RELEASES_AT_ONCE: usize = 64;
+
+/// The work of each server, by the number that [`Backend::shard`](crate::backend::Backend::shard) returns.
+#[derive(Default)]
+pub(crate) struct Shards(BTreeMap<u64, Shard>);
+
+struct Shard {
+    /// Holds to renew, the nearest end first, each with its count of unanswered renewals.
+    ready: BTreeMap<(Moment, AttemptId), u32>,
+    renewal_slots: Arc<Semaphore>,
+    chores: VecDeque<Chore>,
+    release_slots: Arc<Semaphore>,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Shard {
+            ready: BTreeMap::new(),
+            renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
+            chores: VecDeque::new(),
+            release_slots: Arc::new(Semaphore::new(RELEASES_AT_ONCE)),
+        }
+    }
+}
+
+impl Shard {
+    fn is_idle(&self) -> bool {
+        self.ready.is_empty()
+            && self.chores.is_empty()
+            && self.renewal_slots.available_permits() == RENEWALS_AT_ONCE
+            && self.release_slots.available_permits() == RELEASES_AT_ONCE
+    }
+
+    fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
+        let (_, &unanswered) = self.ready.first_key_value()?;
+        let slot = self.renewal_slots.clone().try_acquire_owned().ok()?;
+        // What was not answered is asked for in ever smaller calls: one part of a server that hangs costs only its own locks.
+        let size = (BATCH >> (2 * unanswered).min(8)).max(1);
+        let batch = std::iter::from_fn(|| self.ready.pop_first()).take(size);
+        Some((batch.map(|((_, attempt), _)| attempt).collect(), slot))
+    }
+
+    fn next_chore(&mut self) -> Option<(Chore, OwnedSemaphorePermit)> {
+        if self.chores.is_empty() {
+            return None;
+        }
+        let slot = self.release_slots.clone().try_acquire_owned().ok()?;
+        self.chores.pop_front().map(|chore| (chore, slot))
+    }
+}
+
+impl Shards {
+    /// Has a hold renewed that ends at `end`; so many renewals before are unanswered. Asked for twice, it is renewed once.
+    pub(crate) fn renew(&mut self, shard: u64, end: Moment, attempt: AttemptId, unanswered: u32) {
+        self.0.entry(shard).or_default().ready.insert((end, attempt), unanswered);
+    }
+
+    /// Has a chore done.
+    pub(crate) fn add_chore(&mut self, shard: u64, chore: Chore) {
+        self.0.entry(shard).or_default().chores.push_back(chore);
+    }
+
+    /// Returns the holds of the next renewal call to begin, and its right to be begun.
+    pub(crate) fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
+        self.0.values_mut().find_map(Shard::next_batch)
+    }
+
+    /// Returns the next chore to begin, and its right to be begun.
+    pub(crate) fn next_chore(&mut self) -> Option<(Chore, OwnedSemaphorePermit)> {
+        self.0.values_mut().find_map(Shard::next_chore)
+    }
+
+    /// Forgets the servers that there is no work for: they come and go.
+    pub(crate) fn forget_idle(&mut self) {
+        self.0.retain(|_, shard| !shard.is_idle());
+    }
+
+    pub(crate) fn has_chores(&self) -> bool {
+        self.0.values().any(|shard| !shard.chores.is_empty())
+    }
+
+    /// Takes all chores that are not begun.
+    pub(crate) fn take_chores(&mut self) -> impl Iterator<Item = Chore> {
+        self.0.values_mut().flat_map(|shard| std::mem::take(&mut shard.chores))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::hold::tests::{START, TTL, hold};
+    use crate::types::options::Options;
+
+    #[test]
+    fn a_server_whose_calls_do_not_end_holds_up_no_other() {
+        let mut shards = Shards::default();
+        let mut begun = Vec::new();
+        for number in 0..1000_u64 {
+            shards.renew(1, START, AttemptId::random(), u32::try_from(number).unwrap());
+        }
+        begun.extend(std::iter::from_fn(|| shards.next_batch()));
+        assert_eq!(begun.len(), RENEWALS_AT_ONCE, "the rest waits");
+        let other = AttemptId::random();
+        shards.renew(2, START.after(TTL), other, 0);
+        assert_eq!(shards.next_batch().expect("begun").0, [other]);
+
+        let chore = || Chore::withdraw(&hold(&Options::default()).claim, START);
+        (0..200).for_each(|_| shards.add_chore(1, chore()));
+        let releases: Vec<_> = std::iter::from_fn(|| shards.next_chore()).collect();
+        assert_eq!(releases.len(), RELEASES_AT_ONCE);
+        let last = chore();
+        let attempt = last.claim.attempt;
+        shards.add_chore(2, last);
+        assert_eq!(shards.next_chore().expect("begun").0.claim.attempt, attempt);
+        assert_eq!(shards.take_chores().count(), 200 - RELEASES_AT_ONCE);
+    }
+
+    #[test]
+    fn a_hold_that_is_due_again_before_its_call_begins_is_renewed_once() {
+        let (mut shards, attempt) = (Shards::default(), AttemptId::random());
+        (0..3).for_each(|unanswered| shards.renew(0, START, attempt, unanswered));
+        let (batch, slot) = shards.next_batch().expect("begun");
+        assert_eq!(batch, [attempt]);
+        assert!(shards.next_batch().is_none());
+        shards.forget_idle();
+        assert_eq!(shards.0.len(), 1, "a call is under way");
+        drop(slot);
+        shards.forget_idle();
+        assert!(shards.0.is_empty());
+    }
+}

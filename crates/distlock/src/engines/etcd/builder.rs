@@ -1,0 +1,120 @@
+//! How a client of etcd is made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::transport::Channel;
+
+use super::Etcd;
+use super::client::{Client, Login};
+use super::endpoint::Endpoint;
+use super::engine::Engine;
+use super::names::Names;
+use crate::engines::shared::tls::Tls;
+use crate::types::error::{Error, ErrorKind, Result};
+
+/// How long to try to reach a server.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Makes an [`Etcd`]; by [`Etcd::builder`] or [`Etcd::over`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct EtcdBuilder {
+    servers: Servers,
+    prefix: String,
+    verbatim: bool,
+    login: Option<Login>,
+    dial_timeout: Duration,
+    tls: Option<Tls>,
+}
+
+enum Servers {
+    At(Vec<String>),
+    Behind(Channel),
+}
+
+impl EtcdBuilder {
+    pub(super) fn dial<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Self {
+        EtcdBuilder::new(Servers::At(endpoints.into_iter().map(Into::into).collect()))
+    }
+
+    pub(super) fn over(channel: Channel) -> Self {
+        EtcdBuilder::new(Servers::Behind(channel))
+    }
+
+    fn new(servers: Servers) -> Self {
+        EtcdBuilder {
+            servers,
+            prefix: String::new(),
+            verbatim: false,
+            login: None,
+            dial_timeout: DIAL_TIMEOUT,
+            tls: None,
+        }
+    }
+
+    /// What the keys of all locks begin with. Default: nothing.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Takes slashes in names as they are, so that lock `a/b` is what `etcdctl lock a/b` means. Then the lock `a` is
+    /// also held by whoever holds `a/b`, as it is for Go's client. Default: slashes are escaped, and names never nest.
+    pub fn verbatim_names(mut self) -> Self {
+        self.verbatim = true;
+        self
+    }
+
+    /// The user to be. Default: none.
+    pub fn login(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        self.login = Some(Login { name: name.into(), password: password.into() });
+        self
+    }
+
+    /// How long to try to reach a server. Default: 5 s.
+    pub fn dial_timeout(mut self, timeout: Duration) -> Self {
+        self.dial_timeout = timeout;
+        self
+    }
+
+    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system trusts
+    /// without it. Default: not encrypted. Needs the feature `tls`.
+    pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
+        self.tls.get_or_insert_default().ca = ca;
+        self
+    }
+
+    /// Encrypts connections, and shows this certificate with its key (both PEM) to the servers. Default: none.
+    pub fn tls_identity(mut self, certificate: Vec<u8>, key: Vec<u8>) -> Self {
+        self.tls.get_or_insert_default().identity = Some((certificate, key));
+        self
+    }
+
+    /// The client. Nothing is sent before it is used.
+    ///
+    /// # Errors
+    /// Kind `Config` when an endpoint or a certificate is not acceptable; `Unsupported` when TLS is not part of this
+    /// build.
+    pub fn build(self) -> Result<Etcd> {
+        let endpoints = match self.servers {
+            Servers::Behind(channel) => vec![Endpoint::given(channel)],
+            Servers::At(addresses) => addresses
+                .iter()
+                .map(|address| Endpoint::dial(address, self.tls.as_ref(), self.dial_timeout))
+                .collect::<Result<_>>()?,
+        };
+        if endpoints.is_empty() {
+            return Err(Error::new(ErrorKind::Config, "endpoints: at least one is needed"));
+        }
+        let client = Client::new(endpoints, self.login);
+        let names = Names { prefix: self.prefix, verbatim: self.verbatim };
+        Ok(Etcd { engine: Arc::new(Engine::new(client, names, self.dial_timeout)) })
+    }
+}
+
+impl fmt::Debug for EtcdBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdBuilder").field("prefix", &self.prefix).field("login", &self.login).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,160 @@
+//! The histories of locks: a key for each entry, on leases that end by themselves.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::client::{LEASE_GRANT, PATIENCE, RANGE};
+use super::engine::Engine;
+use super::failure::{Failure, Fault};
+use super::messages::{
+    DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse,
+    Request, Response, TxnRequest,
+};
+use super::names::end_of;
+use super::pages;
+use super::queue;
+use crate::engines::shared::listing::Allowance;
+use crate::types::error::Result;
+use crate::types::history::{HISTORY_TTL, HistoryEntry};
+use crate::types::key::Key;
+use crate::types::token::AttemptId;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How many operations a transaction has; servers take 128 unless they are told otherwise.
+const MOST_OPS: usize = 100;
+/// How many more than it should have a history may have before the oldest are deleted.
+const SLACK: i64 = 16;
+
+/// The lease that entries are put on now.
+#[derive(Debug, Default)]
+pub(super) struct Journal(Mutex<Option<i64>>);
+
+impl Journal {
+    fn known(&self, id: i64) -> bool {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) == Some(id)
+    }
+
+    fn keep(&self, id: Option<i64>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = id;
+    }
+}
+
+impl Engine {
+    /// Adds entries to the histories of their locks, and deletes what is too old there.
+    pub(super) async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Result<()> {
+        // Half of them are puts, the others ask how long each history has become.
+        for some in entries.chunks(MOST_OPS / 2) {
+            let lease = self.journal_lease().await?;
+            let journals: BTreeSet<Vec<u8>> = some.iter().map(|(key, _)| self.names.journal(key)).collect();
+            let mut success = Vec::with_capacity(MOST_OPS);
+            for (number, (key, entry)) in some.iter().enumerate() {
+                let name = format!("{:016x}.{number:04x}.{}", entry.at_ms, AttemptId::random());
+                let key = [self.names.journal(key), name.into_bytes()].concat();
+                let value = entry.to_line()?.into_bytes();
+                success.push(Request::Put(PutRequest { key, value, lease, ..PutRequest::default() }).into());
+            }
+            success.extend(journals.iter().map(|journal| Request::Range(some_of(journal, 1)).into()));
+            let answer = queue::txn(&self.client, TxnRequest { success, ..TxnRequest::default() }).await;
+            let answer = answer.inspect_err(|failure| {
+                if failure.fault == Fault::LeaseGone {
+                    self.journal.keep(None);
+                }
+            })?;
+            let counts = answer.responses.into_iter().filter_map(|op| match op.response {
+                Some(Response::Range(range)) => Some(range.count),
+                _ => None,
+            });
+            for (journal, count) in journals.iter().zip(counts) {
+                if count > i64::from(most) + SLACK {
+                    self.shorten(journal, count - i64::from(most)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The last entries of a lock's history, at most `most`.
+    pub(super) async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        let mut stored = pages::list(&self.client, &self.names.journal(key), &mut Allowance::new()).await?;
+        stored.sort_by(in_order);
+        let last = stored.iter().skip(stored.len().saturating_sub(most as usize));
+        Ok(last.filter_map(|kv| HistoryEntry::from_line(&kv.value)).collect())
+    }
+
+    /// Deletes the `over` oldest entries of a history. Others may do so at the same time: they delete the same.
+    async fn shorten(&self, journal: &[u8], over: i64) -> Result<(), Failure> {
+        let mut answer: RangeResponse = self.client.call(RANGE, some_of(journal, 0), PATIENCE).await?;
+        // Not by the server: what was put by one transaction has one revision there, and no order.
+        answer.kvs.sort_by(in_order);
+        answer.kvs.truncate(usize::try_from(over).unwrap_or_default());
+        for some in answer.kvs.chunks(MOST_OPS) {
+            let delete = |key: &[u8]| Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() }).into();
+            let success = some.iter().map(|kv| delete(&kv.key)).collect();
+            queue::txn(&self.client, TxnRequest { success, ..TxnRequest::default() }).await?;
+        }
+        Ok(())
+    }
+
+    /// The lease of today, which all clients with this prefix share: one for each would be many, where each run of a
+    /// program is a client.
+    async fn journal_lease(&self) -> Result<i64, Failure> {
+        let id = lease_id(&self.names.prefix, self.clock.wall());
+        if self.journal.known(id) {
+            return Ok(id);
+        }
+        let ttl = i64::try_from((HISTORY_TTL + DAY).as_secs()).unwrap_or(i64::MAX);
+        let granted: Result<LeaseGrantResponse, Failure> =
+            self.client.call(LEASE_GRANT, LeaseGrantRequest { ttl, id }, PATIENCE).await;
+        match granted {
+            Ok(_) => {}
+            Err(failure) if failure.says("lease already exists") => {}
+            Err(failure) => return Err(failure),
+        }
+        self.journal.keep(Some(id));
+        Ok(id)
+    }
+}
+
+/// The name of a day's lease. By the prefix too: to put a key on a lease one must be allowed to write all its others.
+fn lease_id(prefix: &str, now: SystemTime) -> i64 {
+    let day = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() / DAY.as_secs();
+    let seed = format!("distlock history {day} {prefix}");
+    // FNV-1a: the same in every version of every client.
+    let hash = seed
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    // Positive, and not 0, which means that the server chooses.
+    i64::try_from(hash >> 1).unwrap_or(i64::MAX).max(1)
+}
+
+/// In which order two entries were written.
+fn in_order(one: &KeyValue, other: &KeyValue) -> Ordering {
+    (one.create_revision, &one.key).cmp(&(other.create_revision, &other.key))
+}
+
+/// The keys of some entries of a history; 0: all.
+fn some_of(journal: &[u8], limit: i64) -> RangeRequest {
+    RangeRequest {
+        key: journal.to_vec(),
+        range_end: end_of(journal),
+        limit,
+        keys_only: true,
+        ..RangeRequest::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_and_a_prefix_have_one_lease() {
+        let at = |hours: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(hours * 3600);
+        assert_eq!(lease_id("a/", at(25)), lease_id("a/", at(47)));
+        assert_ne!(lease_id("a/", at(25)), lease_id("a/", at(49)));
+        assert_ne!(lease_id("a/", at(25)), lease_id("b/", at(25)));
+        assert!(lease_id("", at(0)) > 0);
+    }
+}

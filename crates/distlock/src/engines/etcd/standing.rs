@@ -1,0 +1,157 @@
+//! What a queue means to one of its keys: whether it holds the lock, and whose end it waits for if not.
+//!
+//! Every rule looks only at keys that were made before. Their number can only shrink, so who holds a lock once goes on
+//! holding it until its own key is gone.
+
+use super::attempt::Mark;
+use super::entry;
+use super::messages::KeyValue;
+use super::names::Names;
+use crate::types::mode::Mode;
+
+/// Where a key stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) holds: bool,
+    /// As long as all of these are there, the lock is not free for it.
+    pub(super) awaited: Vec<Mark>,
+}
+
+/// How many keys at the head of a queue have to be read.
+pub(super) fn heads_of(mode: Mode) -> u32 {
+    match mode {
+        Mode::Slot { of } => of,
+        _ => 1,
+    }
+}
+
+/// Judges a key that was made at `created`. `heads` are the first keys of the queue, [as many as it takes](heads_of);
+/// `last` those that were made last, the last one first: for readers all of them.
+pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], last: &[KeyValue]) -> Standing {
+    let is_before = |kv: &&KeyValue| kv.create_revision < created;
+    let before = last.iter().filter(is_before);
+    if mode == Mode::Shared {
+        let awaited: Vec<_> = before.filter(|kv| Names::mode(lock, &kv.key) != mode).take(1).map(Mark::of).collect();
+        return Standing { holds: awaited.is_empty(), awaited };
+    }
+    let room = heads_of(mode) as usize;
+    let holds = heads.iter().filter(is_before).count() < room;
+    // While the last of those before are all there, so many are before us.
+    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
+    // The next one to have the lock may be of the same owner.
+    if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
+        && !awaited.contains(&Mark::of(head))
+    {
+        awaited.push(Mark::of(head));
+    }
+    Standing { holds, awaited }
+}
+
+/// The slot of a semaphore that a key made at `created` takes. `heads` are those who hold it.
+///
+/// It leaves the lowest ones to those who came before and have none yet: somebody that is slow to take its slot must not
+/// get one that was a later one's in the meantime, since the tokens of a slot rise.
+pub(super) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
+    let slot_of = |kv: &KeyValue| entry::read(&kv.value).and_then(|entry| entry.slot);
+    let taken: Vec<u32> = heads.iter().filter_map(slot_of).collect();
+    let slow = heads.iter().filter(|kv| kv.create_revision < created && slot_of(kv).is_none()).count();
+    (0..of).filter(|slot| !taken.contains(slot)).nth(slow)
+}
+
+/// A mode among `keys` that does not go with `mode`.
+pub(super) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
+    keys.into_iter().map(|key| Names::mode(lock, key)).find(|other| !mode.agrees_with(*other))
+}
+
+/// How many keys at the head of a whole queue hold the lock.
+pub(super) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
+    let Some(mode) = queue.first().map(|first| Names::mode(lock, &first.key)) else { return 0 };
+    let alike = queue.iter().take_while(|kv| Names::mode(lock, &kv.key) == mode).count();
+    match mode {
+        Mode::Shared => alike,
+        _ => alike.min(heads_of(mode) as usize),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, SystemTime};
+
+    use super::super::entry::Entry;
+    use super::*;
+    use crate::contract::Claim;
+    use crate::types::key::Key;
+    use crate::types::owner::{OwnerId, Process, Record};
+
+    const LOCK: &[u8] = b"a/";
+
+    fn key(created: i64, mode: Mode) -> KeyValue {
+        let key = Names::place(LOCK, 7, u32::try_from(created).unwrap(), mode);
+        KeyValue { key, create_revision: created, ..KeyValue::default() }
+    }
+
+    fn with_slot(created: i64, slot: Option<u32>) -> KeyValue {
+        let owner = OwnerId::new("o").unwrap();
+        let record = Record::new(owner, Process::current(), None, SystemTime::UNIX_EPOCH);
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(2), true, Arc::new(record));
+        KeyValue { value: Entry::new(&claim, 7).with_slot(slot).to_value(), ..key(created, Mode::Slot { of: 3 }) }
+    }
+
+    fn judge_all(mode: Mode, created: i64, queue: &[KeyValue]) -> (bool, Vec<i64>) {
+        let heads = &queue[..queue.len().min(heads_of(mode) as usize)];
+        let last: Vec<_> = queue.iter().rev().cloned().collect();
+        let Standing { holds, awaited } = judge(LOCK, mode, created, heads, &last);
+        (holds, awaited.into_iter().map(|mark| mark.created).collect())
+    }
+
+    #[test]
+    fn a_writer_waits_for_the_one_before_and_a_reader_for_the_last_writer() {
+        let (r, w) = (Mode::Shared, Mode::Exclusive);
+        let queue = [key(1, r), key(2, r), key(3, w), key(4, r), key(5, r), key(6, w)];
+        let expected = [(true, vec![]), (true, vec![]), (false, vec![2])];
+        let expected = expected.into_iter().chain([(false, vec![3]), (false, vec![3]), (false, vec![5])]);
+        for (kv, expected) in queue.iter().zip(expected) {
+            let mode = Names::mode(LOCK, &kv.key);
+            assert_eq!(judge_all(mode, kv.create_revision, &queue), expected, "{}", kv.create_revision);
+        }
+        assert_eq!(holders(LOCK, &queue), 2);
+        assert_eq!(holders(LOCK, &queue[2..]), 1);
+        let stranger = KeyValue { key: b"a/694d".to_vec(), create_revision: 1, ..KeyValue::default() };
+        assert_eq!(judge_all(r, 2, &[stranger, key(2, r)]), (false, vec![1]), "Go's client shares nothing");
+    }
+
+    #[test]
+    fn an_entry_also_waits_for_the_holder() {
+        let queue = [key(1, Mode::Exclusive), key(2, Mode::Reentrant), key(3, Mode::Reentrant)];
+        assert_eq!(judge_all(Mode::Reentrant, 3, &queue), (false, vec![2, 1]));
+        assert_eq!(judge_all(Mode::Reentrant, 2, &queue), (false, vec![1]));
+        assert_eq!(judge_all(Mode::Reentrant, 2, &queue[1..]), (true, vec![]));
+    }
+
+    #[test]
+    fn a_permit_waits_for_the_last_ones_before() {
+        let mode = Mode::Slot { of: 2 };
+        let queue: Vec<_> = (1..=5).map(|created| key(created, mode)).collect();
+        assert_eq!(judge_all(mode, 2, &queue), (true, vec![]));
+        assert_eq!(judge_all(mode, 3, &queue), (false, vec![2, 1]));
+        assert_eq!(judge_all(mode, 5, &queue), (false, vec![4, 3]));
+        assert_eq!(holders(LOCK, &queue), 2);
+    }
+
+    #[test]
+    fn the_lowest_slot_is_left_to_who_came_before() {
+        assert_eq!(free_slot(3, 9, &[with_slot(1, Some(1))]), Some(0));
+        assert_eq!(free_slot(3, 9, &[with_slot(1, Some(1)), with_slot(2, None)]), Some(2));
+        assert_eq!(free_slot(3, 2, &[with_slot(1, Some(0)), with_slot(2, None), with_slot(3, Some(2))]), Some(1));
+        assert_eq!(free_slot(1, 9, &[with_slot(1, Some(0))]), None);
+    }
+
+    #[test]
+    fn a_semaphore_and_a_lock_disagree() {
+        let keys = [key(1, Mode::Slot { of: 3 })];
+        let keys = || keys.iter().map(|kv| kv.key.as_slice());
+        assert_eq!(disagreement(LOCK, Mode::Slot { of: 3 }, keys()), None);
+        assert_eq!(disagreement(LOCK, Mode::Exclusive, keys()), Some(Mode::Slot { of: 3 }));
+    }
+}

@@ -1,0 +1,313 @@
+//! Who holds a lock beside others: readers, and those who have a slot of a semaphore.
+//!
+//! A directory beside the lock:
+//! - `<number>`: a fencing token that was given out. A reader's file is locked as long as it is inside, and says who it
+//!   is. The highest number is the counter, so it stays until one who has the lock alone has counted on from it.
+//! - `slot-<number>-of-<slots>`: locked by whoever has the slot, and says who that is.
+//!
+//! Nobody makes a file here without sharing the lock's own file, and nobody clears the directory away without having
+//! that file alone. The kernel frees what a killed process had locked; what it wrote then counts for nothing.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::TRIES;
+use super::folder;
+use super::ledger::Entry;
+use super::lock_file::{Links, LockFile, Obstacle};
+use crate::types::mode::Mode;
+use crate::types::token::FencingToken;
+
+/// How many numbers of those who are gone are looked for, each time a new one is given out.
+const SWEPT: usize = 64;
+
+/// What was in the directory when it was read.
+#[derive(Debug)]
+pub(super) struct Inside {
+    dir: PathBuf,
+    numbers: Vec<u64>,
+    slots: Vec<SlotName>,
+}
+
+/// One who is inside, or was when its process ended.
+#[derive(Debug)]
+pub(super) struct Occupant {
+    pub(super) entry: Entry,
+    pub(super) is_live: bool,
+}
+
+impl Inside {
+    /// Where there is nothing, or nothing that we may look at, nobody is inside.
+    pub(super) fn read(dir: &Path) -> io::Result<Inside> {
+        let mut inside = Inside { dir: dir.to_owned(), numbers: Vec::new(), slots: Vec::new() };
+        let entries = match folder::read(dir) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                return Ok(inside);
+            }
+            entries => entries?,
+        };
+        for entry in entries {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some(slot) = SlotName::parse(name) {
+                inside.slots.push(slot);
+            } else if let Some(number) = name.parse().ok().filter(|number| number_name(*number) == name) {
+                inside.numbers.push(number);
+            }
+        }
+        inside.numbers.sort_unstable();
+        Ok(inside)
+    }
+
+    /// The least token that may follow those that were given out here.
+    pub(super) fn floor(&self) -> u64 {
+        self.numbers.last().map_or(0, |last| last.saturating_add(1))
+    }
+
+    /// Whether somebody is inside.
+    pub(super) fn is_occupied(&self) -> io::Result<bool> {
+        for path in self.paths() {
+            if is_locked(&path)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// How somebody inside uses the lock that does not agree with `mode`.
+    pub(super) fn disagreeing(&self, mode: Mode) -> io::Result<Option<Mode>> {
+        for slot in self.slots.iter().filter(|slot| !mode.agrees_with(slot.mode())) {
+            if is_locked(&self.dir.join(slot.to_string()))? {
+                return Ok(Some(slot.mode()));
+            }
+        }
+        for number in self.numbers.iter().filter(|_| !mode.agrees_with(Mode::Shared)) {
+            if is_locked(&self.dir.join(number_name(*number)))? {
+                return Ok(Some(Mode::Shared));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Those who are inside, and those who died there, the one that came first first.
+    pub(super) fn occupants(&self) -> io::Result<Vec<Occupant>> {
+        let mut occupants = Vec::new();
+        for path in self.paths() {
+            let Some(file) = LockFile::look(&path, Links::Refuse)? else { continue };
+            if let Some(entry) = Entry::read_at(file.contents(), 0)? {
+                occupants.push(Occupant { entry, is_live: !file.probe()? });
+            }
+        }
+        occupants.sort_by_key(|occupant| occupant.entry.token);
+        Ok(occupants)
+    }
+
+    /// Removes everything, for one who has the lock alone and has counted on from the highest number.
+    pub(super) fn clear(&self) {
+        if !self.numbers.is_empty() || !self.slots.is_empty() {
+            // What cannot be removed is found again by the next one.
+            self.paths().for_each(|path| drop(std::fs::remove_file(path)));
+            let _ = std::fs::remove_dir(&self.dir);
+        }
+    }
+
+    fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        let names = self.slots.iter().map(SlotName::to_string).chain(self.numbers.iter().copied().map(number_name));
+        names.map(|name| self.dir.join(name))
+    }
+}
+
+/// A fencing token of one who is not alone. Dropping it takes its owner's name away.
+#[derive(Debug)]
+pub(super) struct Number {
+    dir: PathBuf,
+    value: u64,
+    file: LockFile,
+    /// Somebody else goes on under this name.
+    stays: AtomicBool,
+}
+
+impl Number {
+    /// A number of nobody else, at least `floor` and higher than all before. Locked when it is to show that somebody
+    /// is inside.
+    ///
+    /// Nothing is locked while it is chosen: whoever makes the file has the number.
+    pub(super) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<Number> {
+        for _ in 0..TRIES {
+            folder::make(dir)?;
+            let inside = Inside::read(dir)?;
+            let value = floor.max(inside.floor()).max(1);
+            if value == u64::MAX {
+                return Err(io::Error::other("the fencing counter is exhausted"));
+            }
+            let path = dir.join(number_name(value));
+            let file = match LockFile::create_new(&path) {
+                // Somebody else was faster, or the last one who was here alone cleared the directory away.
+                Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => continue,
+                made => made?,
+            };
+            // Before it was locked it looked dead, and somebody may have removed it, or be just looking at it.
+            if locked && !(file.try_lock()? && file.is_linked()) {
+                let _ = std::fs::remove_file(path);
+                continue;
+            }
+            inside.sweep();
+            return Ok(Number { dir: dir.to_owned(), value, file, stays: AtomicBool::new(false) });
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    pub(super) fn token(&self) -> FencingToken {
+        FencingToken::new(self.value)
+    }
+
+    /// Says who is inside.
+    pub(super) fn sign(&self, entry: &Entry) -> io::Result<()> {
+        entry.write_at(self.file.contents(), 0)
+    }
+
+    /// Whether those who want the lock alone can see it.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.file.is_at(&self.path()).unwrap_or(true)
+    }
+
+    /// Leaves the name there when this is dropped: a child has the lock then.
+    pub(super) fn stay(&self) {
+        self.stays.store(true, Ordering::Relaxed);
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(number_name(self.value))
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if self.stays.load(Ordering::Relaxed) {
+            return;
+        }
+        // Only one that has a higher one behind it may go: the highest is the counter.
+        if Inside::read(&self.dir).is_ok_and(|inside| inside.floor() > self.value.saturating_add(1)) {
+            let _ = std::fs::remove_file(self.path());
+        } else {
+            let _ = self.file.contents().set_len(0);
+        }
+    }
+}
+
+impl Inside {
+    /// Removes the numbers of those who are gone. To be called by one who has a higher one.
+    fn sweep(&self) {
+        let paths = self.numbers.iter().take(SWEPT).map(|number| self.dir.join(number_name(*number)));
+        paths.filter(|path| is_locked(path).is_ok_and(|locked| !locked)).for_each(|path| {
+            let _ = std::fs::remove_file(path);
+        });
+    }
+}
+
+/// A slot of a semaphore that is ours. Dropping it frees the slot.
+#[derive(Debug)]
+pub(super) struct Slot {
+    path: PathBuf,
+    number: u32,
+    file: LockFile,
+}
+
+impl Slot {
+    /// Takes the lowest of `of` slots that is free. The obstacle is `Sharers` when a slot is kept by nothing but a look at
+    /// it: no holder shares a slot otherwise.
+    pub(super) fn take(dir: &Path, of: u32) -> io::Result<Result<Slot, Obstacle>> {
+        let mut obstacle = Obstacle::Holder;
+        for number in 0..of {
+            match Slot::take_one(dir, SlotName { number, of })? {
+                Ok(slot) => return Ok(Ok(slot)),
+                Err(Obstacle::Sharers) => obstacle = Obstacle::Sharers,
+                Err(Obstacle::Holder) => {}
+            }
+        }
+        Ok(Err(obstacle))
+    }
+
+    fn take_one(dir: &Path, name: SlotName) -> io::Result<Result<Slot, Obstacle>> {
+        let path = dir.join(name.to_string());
+        for _ in 0..TRIES {
+            let file = match LockFile::open(&path, Links::Refuse) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    folder::make(dir)?;
+                    continue;
+                }
+                opened => opened?,
+            };
+            if let Some(obstacle) = file.try_alone()? {
+                return Ok(Err(obstacle));
+            }
+            // Whoever had it removed the file as it left, and another may have made a new one.
+            if file.is_at(&path)? {
+                return Ok(Ok(Slot { path, number: name.number, file }));
+            }
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Says who has it.
+    pub(super) fn sign(&self, entry: &Entry) -> io::Result<()> {
+        entry.write_at(self.file.contents(), 0)
+    }
+
+    /// Whether it still keeps others out.
+    pub(super) fn is_in_place(&self) -> io::Result<bool> {
+        self.file.is_at(&self.path)
+    }
+
+    pub(super) fn file(&self) -> &LockFile {
+        &self.file
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // Removed before it is unlocked: who gets the lock then finds that the file is no slot any more. A child that
+        // has the descriptor goes on under our name.
+        if !self.file.is_inherited() && self.file.is_at(&self.path).unwrap_or(false) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SlotName {
+    number: u32,
+    of: u32,
+}
+
+impl SlotName {
+    fn mode(&self) -> Mode {
+        Mode::Slot { of: self.of }
+    }
+
+    fn parse(name: &str) -> Option<SlotName> {
+        let (number, of) = name.strip_prefix("slot-")?.split_once("-of-")?;
+        let slot = SlotName { number: number.parse().ok()?, of: of.parse().ok()? };
+        (slot.to_string() == name).then_some(slot)
+    }
+}
+
+impl fmt::Display for SlotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot-{}-of-{}", self.number, self.of)
+    }
+}
+
+fn number_name(number: u64) -> String {
+    format!("{number:020}")
+}
+
+fn is_locked(path: &Path) -> io::Result<bool> {
+    LockFile::look(path, Links::Refuse)?.map_or(Ok(false), |file| Ok(!file.probe()?))
+}

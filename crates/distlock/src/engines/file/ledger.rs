@@ -1,0 +1,297 @@
+//! What is written in a lock's file: the fencing counter, and who holds the lock.
+//!
+//! ```text
+//!   0  header      64 bytes, always the same
+//!  64  counter     two slots of 64 bytes, written in turn, each with its checksum
+//! 192  entry       checksum, length and JSON while the lock is held, `free` before the rest when it was released
+//! ```
+//! Only the holder of the lock writes; anybody may read at any time. A write that was cut short leaves a wrong checksum:
+//! the older slot counts, and the holder is unknown.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::owner::Record;
+use crate::types::token::{AttemptId, FencingToken};
+
+const HEADER: &[u8; SLOT] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
+const SLOT: usize = 64;
+const ENTRY: usize = 3 * SLOT;
+/// Checksum and length.
+const ENTRY_HEAD: usize = 23;
+/// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
+pub(super) const LONGEST_ENTRY: usize = 8 * 1024;
+
+/// What is in a file that may be a ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    Nothing,
+    Ours,
+    Foreign,
+}
+
+/// The holder, in its own words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) token: u64,
+    attempt: String,
+    /// When the lock was granted, in milliseconds of the Unix epoch.
+    pub(super) granted_ms: u64,
+    pub(super) record: Record,
+}
+
+impl Entry {
+    pub(super) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> Entry {
+        Entry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
+    }
+
+    /// Writes it into `file`, over what is there.
+    pub(super) fn write_at(&self, file: &File, offset: usize) -> io::Result<()> {
+        let json = serde_json::to_string(self)?;
+        let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
+        // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
+        // all the rest.
+        file.write_all_at(line.as_bytes(), offset as u64)
+    }
+
+    /// Reads it from `file`; `None` when there is none, or not all of it.
+    pub(super) fn read_at(file: &File, offset: usize) -> io::Result<Option<Entry>> {
+        Ok(parse_entry(&read_at(file, offset, LONGEST_ENTRY)?))
+    }
+}
+
+/// The contents of an open file, read and written in place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ledger<'a>(&'a File);
+
+impl<'a> Ledger<'a> {
+    pub(super) fn of(file: &'a File) -> Self {
+        Ledger(file)
+    }
+
+    pub(super) fn content(self) -> io::Result<Content> {
+        if !self.0.metadata()?.is_file() {
+            return Ok(Content::Foreign);
+        }
+        let start = read_at(self.0, 0, SLOT)?;
+        Ok(match start.as_slice() {
+            [] => Content::Nothing,
+            start if start == HEADER => Content::Ours,
+            _ => Content::Foreign,
+        })
+    }
+
+    /// Raises the counter to at least `floor` and returns it.
+    ///
+    /// Killed anywhere in here, the next one reads what was there before or the new value, never a lower one.
+    pub(super) fn advance(self, floor: u64) -> io::Result<FencingToken> {
+        if self.content()? == Content::Nothing {
+            let mut start = HEADER.to_vec();
+            start.extend(slot(floor.max(1)));
+            start.extend(slot(0));
+            self.0.write_all_at(&start, 0)?;
+            return Ok(FencingToken::new(floor.max(1)));
+        }
+        let slots = self.slots()?;
+        let last = slots.into_iter().flatten().max().unwrap_or(0);
+        let exhausted = || io::Error::other("the fencing counter is exhausted");
+        let next = last.checked_add(1).ok_or_else(exhausted)?.max(floor);
+        // A slot that cannot be read is the one to lose; `None` is less than any value.
+        let turn = if slots[0] <= slots[1] { 1 } else { 2 };
+        self.0.write_all_at(&slot(next), (turn * SLOT) as u64)?;
+        Ok(FencingToken::new(next))
+    }
+
+    /// The last token that was given out, as far as this file knows.
+    pub(super) fn counter(self) -> io::Result<u64> {
+        if self.content()? != Content::Ours {
+            return Ok(0);
+        }
+        Ok(self.slots()?.into_iter().flatten().max().unwrap_or(0))
+    }
+
+    /// Writes down who holds the lock.
+    pub(super) fn enter(self, entry: &Entry) -> io::Result<()> {
+        entry.write_at(self.0, ENTRY)
+    }
+
+    /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
+    pub(super) fn strike(self, attempt: AttemptId) -> io::Result<()> {
+        if self.entry()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
+            self.0.write_all_at(format!("{:ENTRY_HEAD$}", "free").as_bytes(), ENTRY as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Who holds the lock, if somebody does: after a crash the entry stays behind.
+    pub(super) fn entry(self) -> io::Result<Option<Entry>> {
+        if self.content()? != Content::Ours {
+            return Ok(None);
+        }
+        Entry::read_at(self.0, ENTRY)
+    }
+
+    fn slots(self) -> io::Result<[Option<u64>; 2]> {
+        let bytes = read_at(self.0, SLOT, 2 * SLOT)?;
+        let (first, second) = bytes.split_at(bytes.len().min(SLOT));
+        Ok([parse_slot(first), parse_slot(second)])
+    }
+}
+
+/// What is in `file` from `offset` on, `length` bytes at the most.
+pub(super) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let mut filled = 0;
+    while filled < length {
+        match file.read_at(&mut bytes[filled..], (offset + filled) as u64) {
+            Ok(0) => break,
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+fn slot(counter: u64) -> Vec<u8> {
+    let digits = format!("{counter:020}");
+    format!("{digits} {:016x}{:26}\n", checksum(digits.as_bytes()), "").into_bytes()
+}
+
+fn parse_slot(bytes: &[u8]) -> Option<u64> {
+    let counter = std::str::from_utf8(bytes.get(..20)?).ok()?.parse().ok()?;
+    (slot(counter) == bytes).then_some(counter)
+}
+
+fn parse_entry(bytes: &[u8]) -> Option<Entry> {
+    let (head, rest) = (std::str::from_utf8(bytes.get(..ENTRY_HEAD)?).ok()?, bytes.get(ENTRY_HEAD..)?);
+    let [sum, length, ""] = head.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let json = rest.get(..length.parse().ok()?)?;
+    if u64::from_str_radix(sum, 16).ok()? != checksum(json) {
+        return None;
+    }
+    serde_json::from_slice(json).ok()
+}
+
+/// FNV-1a: it finds a torn write, it does not keep out an enemy, who could write to the file anyway.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::tests::Scratch;
+    use super::*;
+    use crate::types::owner::OwnerId;
+    use crate::types::owner::Process;
+
+    fn open(scratch: &Scratch) -> File {
+        let path = scratch.path().join("ledger");
+        File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    }
+
+    fn entry(attempt: AttemptId, label: &str) -> Entry {
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), Some(label.into()), SystemTime::now());
+        Entry::new(attempt, FencingToken::new(7), 1, &record)
+    }
+
+    #[test]
+    fn the_counter_rises_by_one_or_to_the_floor() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        let raise = |floor| Ledger::of(&file).advance(floor).unwrap().get();
+        assert_eq!([raise(0), raise(0), raise(10), raise(3), raise(3)], [1, 2, 10, 11, 12]);
+        assert_eq!(file.metadata().unwrap().len(), ENTRY as u64);
+    }
+
+    #[test]
+    fn a_write_cut_short_at_any_byte_never_lowers_the_counter() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        let ledger = Ledger::of(&file);
+        let mut highest = 0;
+        for cut in 0..=SLOT {
+            highest = ledger.advance(0).unwrap().get();
+            let slots = ledger.slots().unwrap();
+            let turn = if slots[0] <= slots[1] { 1 } else { 2 };
+            file.write_all_at(&slot(highest + 1)[..cut], (turn * SLOT) as u64).unwrap();
+            let next = ledger.advance(0).unwrap().get();
+            assert!(next > highest, "{cut}: {next} after {highest}");
+            highest = next;
+        }
+        assert!(highest >= SLOT as u64);
+    }
+
+    #[test]
+    fn an_exhausted_counter_is_an_error_and_never_wraps() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        assert_eq!(Ledger::of(&file).advance(u64::MAX).unwrap().get(), u64::MAX);
+        assert!(Ledger::of(&file).advance(5).unwrap_err().to_string().contains("exhausted"));
+    }
+
+    #[test]
+    fn an_entry_is_struck_out_only_by_its_own_attempt() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        let ledger = Ledger::of(&file);
+        ledger.advance(0).unwrap();
+        let attempt = AttemptId::random();
+        ledger.enter(&entry(attempt, &"x".repeat(200))).unwrap();
+        ledger.enter(&entry(attempt, "short after long")).unwrap();
+        ledger.strike(AttemptId::random()).unwrap();
+        let found = ledger.entry().unwrap().expect("still there");
+        assert_eq!((found.token, found.record.label.as_deref()), (7, Some("short after long")));
+        ledger.strike(attempt).unwrap();
+        assert!(ledger.entry().unwrap().is_none());
+        assert_eq!(ledger.advance(0).unwrap().get(), 2, "the counter stays");
+    }
+
+    #[test]
+    fn a_torn_entry_is_nobody() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        let ledger = Ledger::of(&file);
+        ledger.advance(0).unwrap();
+        ledger.enter(&entry(AttemptId::random(), "label")).unwrap();
+        let whole = read_at(&file, ENTRY, LONGEST_ENTRY).unwrap();
+        for cut in 0..whole.len() - 1 {
+            assert!(parse_entry(&whole[..cut]).is_none(), "{cut}");
+        }
+        for at in 0..whole.len() - 1 {
+            let mut torn = whole.clone();
+            torn[at] = 0;
+            assert!(parse_entry(&torn).is_none(), "{at}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_ledger_is_foreign() {
+        let scratch = Scratch::new();
+        let file = open(&scratch);
+        assert_eq!(Ledger::of(&file).content().unwrap(), Content::Nothing);
+        for foreign in [&b"d"[..], b"distlock 1", &[0; 200], &[b'x'; 64]] {
+            file.set_len(0).unwrap();
+            file.write_all_at(foreign, 0).unwrap();
+            assert_eq!(Ledger::of(&file).content().unwrap(), Content::Foreign, "{foreign:?}");
+        }
+        let directory = File::open(scratch.path()).unwrap();
+        assert_eq!(Ledger::of(&directory).content().unwrap(), Content::Foreign);
+    }
+
+    #[test]
+    fn fuzz_what_others_wrote_into_the_file() {
+        distlock_testkit::fuzz("file_record.txt", |input| {
+            let _ = (parse_entry(input), parse_slot(input));
+            // With the right sum and length, so that what is behind it is reached too.
+            let framed = [format!("{:016x} {:05} ", checksum(input), input.len()).as_bytes(), input].concat();
+            distlock_testkit::assert_in_proportion(input, &parse_entry(&framed));
+        });
+    }
+}

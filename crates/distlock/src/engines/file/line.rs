@@ -1,0 +1,492 @@
+//! Who waits for a lock, in the order in which they came, over all processes.
+//!
+//! A directory beside the lock: a file for each waiter, whose name begins with its number, and a file for each process
+//! (a session), whose flock shows that the process lives. When a process is killed the kernel frees that flock, and
+//! with it all its tickets are void at once. One descriptor per process and lock, however many tasks wait.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+
+use super::fault::fault;
+use super::folder;
+use super::ledger::{self, LONGEST_ENTRY};
+use super::lock_file::{Links, LockFile};
+use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
+use crate::types::mode::Mode;
+use crate::types::owner::Record;
+use crate::types::token::AttemptId;
+
+const LIVE: &str = ".live";
+
+/// How often to begin again when others take away what we are about to use. Each time one of them gets on.
+const TRIES: usize = 64;
+
+/// The queue of one lock.
+#[derive(Debug, Clone)]
+pub(super) struct Line {
+    dir: PathBuf,
+}
+
+/// Where a claim stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// No live waiter is before it that it has to wait for.
+    First,
+    /// The nearest live waiter before it that must have its turn first, and how many tickets are before it.
+    Behind(TicketName, usize),
+    /// Somebody removed its ticket.
+    Gone,
+}
+
+impl Line {
+    pub(super) fn at(dir: &Path) -> Line {
+        Line { dir: dir.to_owned() }
+    }
+
+    /// Where the claim in `mode` with the ticket `mine` stands, or one that has none yet. Removes what the dead left on
+    /// the way, and passes over whoever lives but is `stuck`. Readers do not wait for readers.
+    pub(super) fn standing(
+        &self,
+        mine: Option<TicketName>,
+        mode: Mode,
+        stuck: impl Fn(TicketName) -> bool,
+    ) -> Result<Standing> {
+        let listed = self.listed()?;
+        if mine.is_some_and(|mine| listed.tickets.binary_search(&mine).is_err()) {
+            return Ok(Standing::Gone);
+        }
+        let before = listed.tickets.iter().take_while(|ticket| mine.is_none_or(|mine| **ticket < mine));
+        let before: Vec<TicketName> = before.copied().collect();
+        let mut living = Living::new(self, mine);
+        for (place, ticket) in before.iter().enumerate().rev() {
+            if !living.has(ticket.session) {
+                self.discard(&ticket.to_string());
+            } else if [mode, ticket.mode] != [Mode::Shared; 2] && !stuck(*ticket) {
+                return Ok(Standing::Behind(*ticket, place + 1));
+            }
+        }
+        for session in listed.sessions.into_iter().filter(|session| !living.has(*session)) {
+            self.discard(&session_name(session));
+        }
+        if mine.is_none() {
+            self.vanish();
+        }
+        Ok(Standing::First)
+    }
+
+    /// How a live waiter other than `attempt` uses the lock that does not agree with `mode`.
+    pub(super) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
+        let mut living = Living::new(self, None);
+        let others = self.listed()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
+        let mut against = others.filter(|ticket| !ticket.mode.agrees_with(mode));
+        Ok(against.find(|ticket| living.has(ticket.session)).map(|ticket| ticket.mode))
+    }
+
+    /// Whether both tickets are there and the process of the one before lives.
+    pub(super) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
+        let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
+        is_there(mine) && is_there(before) && (mine.session == before.session || self.is_live(before.session))
+    }
+
+    /// The live waiters, the next one first, in their own words. Changes nothing.
+    pub(super) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
+        let listed = self.listed()?;
+        let mut living = Living::new(self, None);
+        let live = listed.tickets.into_iter().filter(|ticket| living.has(ticket.session));
+        // One that left since, or has not written its record yet, is left out.
+        Ok(live.filter_map(|ticket| self.record(ticket)).map(Arc::new).collect())
+    }
+
+    /// What a waiter says of itself. Whatever somebody may have put there: no link is followed, no pipe waited for, and no
+    /// more is read than a record can be.
+    fn record(&self, ticket: TicketName) -> Option<Record> {
+        let file = LockFile::look(&self.ticket_path(ticket), Links::Refuse).ok()??;
+        let json = ledger::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
+        serde_json::from_slice(&json).ok()
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn ticket_path(&self, ticket: TicketName) -> PathBuf {
+        self.dir.join(ticket.to_string())
+    }
+
+    /// When the waiter last showed that it goes on, by its own clock; `None` when it has left.
+    pub(super) fn beat(&self, ticket: TicketName) -> Option<Moment> {
+        let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
+        let seconds = u64::try_from(stat.st_mtime).ok()?;
+        Some(Moment::from_nanos(
+            seconds.checked_mul(1_000_000_000)?.checked_add(u64::try_from(stat.st_mtime_nsec).ok()?)?,
+        ))
+    }
+
+    pub(super) fn session_path(&self, session: AttemptId) -> PathBuf {
+        self.dir.join(session_name(session))
+    }
+
+    fn listed(&self) -> Result<Listed> {
+        let mut listed = Listed::default();
+        let entries = match folder::read(&self.dir) {
+            // Where we may not look we cannot queue either: there we are as blind as flock(1).
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                return Ok(listed);
+            }
+            entries => entries.map_err(|error| fault("read the queue", &self.dir, error))?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(|error| fault("read the queue", &self.dir, error))?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some(session) = name.strip_suffix(LIVE).and_then(|id| id.parse().ok()) {
+                listed.sessions.push(session);
+            } else if let Ok(ticket) = name.parse() {
+                listed.tickets.push(ticket);
+            }
+        }
+        listed.tickets.sort_unstable();
+        Ok(listed)
+    }
+
+    /// A session lives while its file is locked. One that we cannot look at counts as alive: nobody is passed over.
+    fn is_live(&self, session: AttemptId) -> bool {
+        match LockFile::look(&self.session_path(session), Links::Refuse) {
+            Ok(Some(file)) => !file.probe().unwrap_or(false),
+            Ok(None) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Names are never used twice, so what was found dead is dead.
+    fn discard(&self, name: &str) {
+        let _ = std::fs::remove_file(self.dir.join(name));
+    }
+
+    /// Removes the directory if nothing is in it.
+    fn vanish(&self) {
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Listed {
+    tickets: Vec<TicketName>,
+    sessions: Vec<AttemptId>,
+}
+
+/// Which sessions live, each looked at once.
+struct Living<'a> {
+    line: &'a Line,
+    known: HashMap<AttemptId, bool>,
+}
+
+impl<'a> Living<'a> {
+    fn new(line: &'a Line, mine: Option<TicketName>) -> Self {
+        Living { line, known: mine.map(|mine| (mine.session, true)).into_iter().collect() }
+    }
+
+    fn has(&mut self, session: AttemptId) -> bool {
+        *self.known.entry(session).or_insert_with(|| self.line.is_live(session))
+    }
+}
+
+/// The name of a waiter's file: sorted, the names are the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct TicketName {
+    number: u64,
+    attempt: AttemptId,
+    pub(super) session: AttemptId,
+    mode: Mode,
+}
+
+impl TicketName {
+    /// When it was taken, or a little later.
+    pub(super) fn taken(self) -> Moment {
+        Moment::from_nanos(self.number)
+    }
+
+    fn order(&self) -> (u64, AttemptId, AttemptId) {
+        (self.number, self.attempt, self.session)
+    }
+}
+
+impl Ord for TicketName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl PartialOrd for TicketName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for TicketName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.session)?;
+        match self.mode {
+            Mode::Exclusive | Mode::Reentrant => Ok(()),
+            Mode::Shared => f.write_str("-s"),
+            Mode::Slot { of } => write!(f, "-{of}"),
+        }
+    }
+}
+
+impl FromStr for TicketName {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let parts: Vec<&str> = text.split('-').collect();
+        let (number, attempt, session, mode) = match parts[..] {
+            [number, attempt, session] => (number, attempt, session, Mode::Exclusive),
+            [number, attempt, session, "s"] => (number, attempt, session, Mode::Shared),
+            [number, attempt, session, of] => (number, attempt, session, Mode::Slot { of: number_in(of)? }),
+            _ => return Err(Error::invalid("ticket", text)),
+        };
+        let name =
+            TicketName { number: number_in(number)?, attempt: attempt.parse()?, session: session.parse()?, mode };
+        if name.to_string() == text { Ok(name) } else { Err(Error::invalid("ticket", text)) }
+    }
+}
+
+fn number_in<N: FromStr<Err: fmt::Display>>(text: &str) -> Result<N> {
+    text.parse().map_err(|error| Error::invalid("ticket", error))
+}
+
+/// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
+#[derive(Debug)]
+pub(super) struct Session {
+    line: Line,
+    id: AttemptId,
+    file: LockFile,
+}
+
+impl Session {
+    /// # Errors
+    /// As the file system says; without the right to write there, there is no queue to stand in.
+    pub(super) fn open(line: &Line) -> io::Result<Session> {
+        for _ in 0..TRIES {
+            folder::make(&line.dir)?;
+            let id = AttemptId::random();
+            let path = line.session_path(id);
+            let file = match LockFile::open(&path, Links::Refuse) {
+                // The last one who left took the directory along.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            // Before it was locked it looked dead, and somebody may have removed it, or be just about to.
+            if file.try_lock()? && file.is_linked() {
+                return Ok(Session { line: line.clone(), id, file });
+            }
+            let _ = std::fs::remove_file(path);
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    /// Whether others can still see that it lives.
+    pub(super) fn is_intact(&self) -> bool {
+        self.file.is_linked()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.line.discard(&session_name(self.id));
+        self.line.vanish();
+    }
+}
+
+/// A place in the queue. Dropping it gives the place up.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    name: TicketName,
+    session: Arc<Session>,
+}
+
+impl Ticket {
+    /// A place behind all that can be seen.
+    ///
+    /// The number is the machine's clock, which all processes share; where somebody is ahead of that, one more than the
+    /// highest.
+    pub(super) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
+        let last = session.line.listed()?.tickets.last().map_or(0, |last| last.number);
+        let number = now.as_nanos().max(last.saturating_add(1));
+        let name = TicketName { number, attempt, session: session.id, mode: record.mode };
+        let path = session.line.ticket_path(name);
+        let json = serde_json::to_vec(record).unwrap_or_default();
+        let ticket = Ticket { name, session };
+        let written = File::create_new(&path).and_then(|mut file| file.write_all(&json));
+        written.map_err(|error| fault("queue at", &path, error))?;
+        Ok(ticket)
+    }
+
+    pub(super) fn name(&self) -> TicketName {
+        self.name
+    }
+
+    /// Shows that the waiter goes on: that its process lives does not say so.
+    pub(super) fn beat(&self, now: Moment) {
+        let (seconds, nanos) = (now.as_nanos() / 1_000_000_000, now.as_nanos() % 1_000_000_000);
+        // Both fit: the first is less than 2^35.
+        let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
+        let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
+        let path = self.session.line.ticket_path(self.name);
+        // One who cannot seems to stand still since it came, and may be passed over.
+        let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+    }
+
+    /// Gives the place up now, though somebody may still look at the ticket.
+    pub(super) fn give_up(&self) {
+        self.session.line.discard(&self.name.to_string());
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+fn session_name(session: AttemptId) -> String {
+    format!("{session}{LIVE}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::tests::Scratch;
+    use super::*;
+    use crate::types::clock::Clock;
+    use crate::types::owner::OwnerId;
+    use crate::types::owner::Process;
+
+    fn ticket(session: &Arc<Session>, owner: &str) -> Ticket {
+        let record = Record::new(OwnerId::new(owner).unwrap(), Process::current(), None, SystemTime::now());
+        Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+    }
+
+    fn line(scratch: &Scratch) -> (Line, Arc<Session>) {
+        let line = Line::at(&scratch.path().join("a.q"));
+        let session = Arc::new(Session::open(&line).unwrap());
+        (line, session)
+    }
+
+    #[test]
+    fn each_stands_behind_the_one_who_came_before_and_nothing_is_left() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let other = Arc::new(Session::open(&line).unwrap());
+        let (a, b, c) = (ticket(&session, "a"), ticket(&other, "b"), ticket(&session, "c"));
+        assert_eq!(line.standing(Some(a.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
+        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(b.name(), 2));
+        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::Behind(c.name(), 3));
+        let owners: Vec<_> = line.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
+        assert_eq!(owners, ["a", "b", "c"]);
+        drop((b, other));
+        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(a.name(), 1));
+        drop((a, c, session));
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn the_dead_are_skipped_and_swept_away() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let (dead, mine) = (ticket(&session, "dead"), ticket(&Arc::new(Session::open(&line).unwrap()), "mine"));
+        // What the kernel does when the process is killed: the lock goes, the files stay.
+        session.file.unlock();
+        std::mem::forget(dead);
+        assert_eq!(line.waiters().unwrap().len(), 1);
+        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
+        drop(mine);
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn a_newcomer_alone_clears_away_what_the_dead_left() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        session.file.unlock();
+        std::mem::forget(ticket(&session, "dead"));
+        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::First);
+        assert!(!line.dir.exists());
+    }
+
+    #[test]
+    fn a_ticket_that_somebody_removed_is_noticed() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let mine = ticket(&session, "mine");
+        std::fs::remove_dir_all(&line.dir).unwrap();
+        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Gone);
+        assert!(!session.is_intact());
+    }
+
+    #[test]
+    fn numbers_rise_even_when_the_clock_stands_still() {
+        let scratch = Scratch::new();
+        let (_line, session) = line(&scratch);
+        let (clock, _hand) = Clock::manual();
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::now());
+        let take = || Ticket::take(session.clone(), AttemptId::random(), clock.now(), &record).unwrap();
+        let (a, b) = (take(), take());
+        assert!(a.name().number < b.name().number);
+    }
+
+    #[test]
+    fn only_names_as_we_write_them_are_tickets() {
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { of: 3 }] {
+            let name = TicketName { number: 7, attempt: AttemptId::random(), session: AttemptId::random(), mode };
+            assert_eq!(name.to_string().parse::<TicketName>().unwrap(), name);
+            let text = name.to_string();
+            for bad in ["", "7", "x-y-z", &text[1..], &format!("{text}-x"), &format!("{text}-03"), &format!("{text}-")]
+            {
+                assert!(bad.parse::<TicketName>().is_err(), "{bad}");
+            }
+        }
+    }
+
+    #[test]
+    fn readers_pass_by_readers_and_nobody_else() {
+        let scratch = Scratch::new();
+        let (line, session) = line(&scratch);
+        let take = |mode| {
+            let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()).with_mode(mode);
+            Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+        };
+        let (first, second) = (take(Mode::Shared), take(Mode::Shared));
+        let (writer, late) = (take(Mode::Exclusive), take(Mode::Shared));
+        let standing = |ticket: &Ticket| line.standing(Some(ticket.name()), ticket.name().mode, |_| false).unwrap();
+        assert_eq!((standing(&first), standing(&second)), (Standing::First, Standing::First));
+        assert_eq!(standing(&writer), Standing::Behind(second.name(), 2));
+        assert_eq!(standing(&late), Standing::Behind(writer.name(), 3));
+        assert_eq!(line.standing(None, Mode::Shared, |_| false).unwrap(), Standing::Behind(writer.name(), 3));
+        let slots = Mode::Slot { of: 2 };
+        assert_eq!(line.disagreeing(slots, AttemptId::random()).unwrap(), Some(Mode::Shared));
+        assert_eq!(line.disagreeing(Mode::Shared, AttemptId::random()).unwrap(), None);
+        drop((first, second, writer));
+        assert_eq!(standing(&late), Standing::First);
+        assert_eq!(line.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
+    }
+
+    #[test]
+    fn fuzz_names_of_tickets_are_only_those_that_we_write() {
+        distlock_testkit::fuzz("texts.txt", |input| {
+            let text = String::from_utf8_lossy(input);
+            assert!(
+                text.parse::<TicketName>().is_err() || text.parse::<TicketName>().is_ok_and(|n| n.to_string() == text)
+            );
+        });
+    }
+}

@@ -1,0 +1,163 @@
+//! Where the files of one lock are.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::fault::fault;
+use super::folder;
+use super::home::Home;
+use super::lock_file::{Links, LockFile};
+use super::name;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::key::Key;
+
+/// Where the anchors of locks at paths of their own are. No lock's name gives this: it has no ending.
+const PATHS: &str = "paths";
+
+/// Where the files of one lock are.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    /// The file whose flock is the lock.
+    pub(super) lock: PathBuf,
+    /// Counter and holder, when the lock's file has other contents; `None` in our directory, where only our files belong.
+    pub(super) side: Option<PathBuf>,
+    /// The directory of those who wait.
+    pub(super) line: PathBuf,
+    /// The directory of those who hold the lock beside others.
+    pub(super) inside: PathBuf,
+    /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
+    /// this one keeps the next out. `None` for paths too long to have one, and where a link is in its way.
+    pub(super) anchor: Option<PathBuf>,
+    /// What has happened to the lock.
+    pub(super) journal: PathBuf,
+    pub(super) links: Links,
+    home: Arc<Home>,
+}
+
+impl Place {
+    /// Opens the lock's file, and makes it if it is not there.
+    pub(super) fn open(&self) -> Result<LockFile> {
+        if self.side.is_none() {
+            return self.home.open(&self.lock);
+        }
+        LockFile::open(&self.lock, self.links).map_err(|error| fault("create lock file", &self.lock, error))
+    }
+
+    /// Opens the lock's file for reading if it is there.
+    pub(super) fn look(&self) -> Result<Option<LockFile>> {
+        LockFile::look(&self.lock, self.links).map_err(|error| fault("read lock file", &self.lock, error))
+    }
+
+    /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
+    pub(super) fn open_anchor(&self) -> Option<LockFile> {
+        let path = self.anchor.as_ref()?;
+        self.home
+            .open(path)
+            .inspect_err(|error| {
+                tracing::debug!(target: "distlock", %error, "a lock without an anchor");
+            })
+            .ok()
+    }
+
+    /// Whether `file` is still the anchor.
+    pub(super) fn has_anchor(&self, file: &LockFile) -> bool {
+        self.anchor.as_ref().is_some_and(|path| file.is_at(path).unwrap_or(false))
+    }
+
+    /// Whether `file` is still the lock's file.
+    pub(super) fn has(&self, file: &LockFile) -> Result<bool> {
+        file.is_at(&self.lock).map_err(|error| fault("look at", &self.lock, error))
+    }
+}
+
+/// Which key is which file.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    home: Arc<Home>,
+    /// A key with a slash is the path of its file.
+    paths: bool,
+    /// Where relative paths start: the directory in which the process was when the engine was made. It may go elsewhere
+    /// while it holds a lock, and then ask for the history of the same one. `None` where that directory is gone.
+    start: Option<PathBuf>,
+}
+
+impl Places {
+    pub(super) fn new(dir: PathBuf, paths: bool) -> Places {
+        let start = std::env::current_dir().ok();
+        let dir = match &start {
+            Some(start) => start.join(dir),
+            None => dir,
+        };
+        Places { home: Arc::new(Home::new(dir)), paths, start }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
+    pub(super) fn find(&self, key: &Key) -> Result<Place> {
+        if self.paths && key.as_str().contains('/') {
+            return self.at_path(key);
+        }
+        let inside_dir = name::path_of(key);
+        let lock = self.dir().join(&inside_dir);
+        folder::refuse_links(self.dir(), &inside_dir).map_err(|error| fault("reach", &lock, error).with_key(key))?;
+        let line = ending(&lock, name::LOCK, name::LINE);
+        let inside = ending(&lock, name::LOCK, name::INSIDE);
+        let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
+        let journal = ending(&lock, name::LOCK, name::JOURNAL);
+        Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse, home: self.home.clone() })
+    }
+
+    fn at_path(&self, key: &Key) -> Result<Place> {
+        let named = Path::new(key.as_str());
+        let started = self.start.as_ref().map_or_else(|| named.to_owned(), |start| start.join(named));
+        let lock = std::path::absolute(started).map_err(|error| fault("find", named, error))?;
+        // Through a symbolic link or not, the same file must have the same counter and the same queue.
+        let real = match lock.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
+            found => found,
+        };
+        let real = real.map_err(|error| fault("create lock file", &lock, error))?;
+        if real.file_name().is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
+        }
+        let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
+        let inside = ending(&real, "", ".distlock.in");
+        let journal = ending(&real, "", ".distlock.log");
+        let anchor = Key::escape(real.as_os_str().as_bytes())
+            .map(|path| Path::new(PATHS).join(name::path_of(&path)))
+            .ok()
+            .filter(|path| folder::refuse_links(self.dir(), path).is_ok())
+            .map(|path| ending(&self.dir().join(path), name::LOCK, name::ANCHOR));
+        Ok(Place {
+            lock,
+            side: Some(side),
+            line,
+            inside,
+            anchor,
+            journal,
+            links: Links::Follow,
+            home: self.home.clone(),
+        })
+    }
+}
+
+fn not_there_yet(path: &Path) -> io::Result<PathBuf> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    // A link into the void: opening it makes its target.
+    let target = std::fs::read_link(path).map_or_else(|_| path.to_owned(), |target| dir.join(target));
+    let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(target.parent().unwrap_or(Path::new("/")).canonicalize()?.join(name))
+}
+
+/// `path` with the ending `old` of its name replaced by `new`.
+fn ending(path: &Path, old: &str, new: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let stem = name.strip_suffix(old.as_bytes()).unwrap_or(name);
+    path.with_file_name(OsStr::from_bytes(&[stem, new.as_bytes()].concat()))
+}

@@ -1,0 +1,395 @@
+//! The locks of a store: holders, queues and tokens. Plain data and time passed in; no awaits, no clocks.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
+use crate::types::clock::Moment;
+use crate::types::error::Result;
+use crate::types::event::LossReason;
+use crate::types::key::Key;
+use crate::types::mode::Mode;
+use crate::types::owner::Holder;
+use crate::types::token::{AttemptId, FencingToken};
+
+/// When a waiter claims again, as a part of its lease: one that has not for a whole lease is dropped.
+const CLAIM_AGAIN_AFTER: f64 = 1.0 / 3.0;
+
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    locks: HashMap<Key, Lock>,
+    /// One counter for all locks: a lock that is free leaves nothing behind, and its tokens still rise.
+    last_token: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lock {
+    /// In the order in which they got it.
+    held: Vec<Held>,
+    queue: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// `None`: a thief that no client knows.
+    claim: Option<Claim>,
+    token: FencingToken,
+    slot: Option<u32>,
+    since: Moment,
+    expires: Moment,
+    losses: Option<Losses>,
+    /// Set when it was handed over and its new holder has not heard of it yet.
+    handed: Option<Handed>,
+}
+
+/// Who sent a claim, and when by its own clock.
+#[derive(Debug, Clone)]
+pub(super) struct Sender {
+    pub(super) sent: Moment,
+    pub(super) losses: Option<Losses>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    claim: Claim,
+    sender: Sender,
+    /// The store's clock when that claim was answered.
+    answered: Moment,
+    alive_until: Moment,
+    turn: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct Handed {
+    sent: Moment,
+    answered: Moment,
+    turn: Arc<Notify>,
+}
+
+impl Locks {
+    /// Returns no locks, whose tokens will be higher than `last_token`.
+    pub(super) fn after(last_token: u64) -> Locks {
+        Locks { last_token, ..Locks::default() }
+    }
+
+    /// Returns the highest token that was granted.
+    pub(super) fn last_token(&self) -> u64 {
+        self.last_token
+    }
+
+    pub(super) fn claim(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Result<Claimed> {
+        let lock = self.locks.entry(claim.key.clone()).or_default();
+        lock.settle(now, &mut self.last_token);
+        if let Some(held) = lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
+            // A repeat, or the first the waiter hears of a handoff.
+            held.handed = None;
+            held.expires = held.expires.max(now.after(claim.lease()));
+            return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
+        }
+        if let Some(mode) = lock.modes().find(|mode| !mode.agrees_with(claim.mode())) {
+            return Err(claim.mode().disagrees(mode));
+        }
+        // Somebody who waits would have been let in if the lock were free for it.
+        if lock.is_free_for(claim) && (lock.queue.is_empty() || lock.is_of_owner(claim)) {
+            let held = lock.let_in(claim.clone(), sender.losses, now, &mut self.last_token);
+            return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
+        }
+        Ok(Claimed::Busy(lock.busy(claim, sender, now)))
+    }
+
+    /// Grants all of `claims`, or none.
+    pub(super) fn claim_all(&mut self, claims: &[Claim], sender: &Sender, now: Moment) -> ClaimedAll {
+        for claim in claims {
+            let Some(lock) = self.locks.get_mut(&claim.key) else { continue };
+            lock.settle(now, &mut self.last_token);
+            if !lock.is_free() && !lock.held.iter().any(|held| held.is(claim.attempt)) {
+                return ClaimedAll::Busy(claim.key.clone(), lock.held.first().map(|held| held.holder(now)));
+            }
+        }
+        ClaimedAll::Granted(claims.iter().map(|claim| self.grant(claim, sender, now)).collect())
+    }
+
+    /// Grants a lock that is free, or the claim's own already.
+    fn grant(&mut self, claim: &Claim, sender: &Sender, now: Moment) -> Grant {
+        let lock = self.locks.entry(claim.key.clone()).or_default();
+        let place = lock.held.iter().position(|held| held.is(claim.attempt));
+        let held = match place {
+            Some(place) => &mut lock.held[place],
+            None => lock.let_in(claim.clone(), sender.losses.clone(), now, &mut self.last_token),
+        };
+        held.expires = held.expires.max(now.after(claim.lease()));
+        held.grant(sender.sent, claim.ttl)
+    }
+
+    pub(super) fn turn_of(&self, claim: &Claim) -> Option<Arc<Notify>> {
+        let lock = self.locks.get(&claim.key)?;
+        let queued = lock.queue.iter().find(|waiter| waiter.claim.attempt == claim.attempt).map(|w| &w.turn);
+        let handed = || Some(&lock.held.iter().find(|held| held.is(claim.attempt))?.handed.as_ref()?.turn);
+        queued.or_else(handed).cloned()
+    }
+
+    /// The grant that was handed to `claim` while it waited. Its lease began on the store's clock when it was handed
+    /// over; on the client's clock no later than the message came, and no later than the last claim plus the time that
+    /// has passed on the store's clock since.
+    pub(super) fn handed(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
+        let lock = self.locks.get_mut(&claim.key)?;
+        lock.settle(now, &mut self.last_token);
+        let held = lock.held.iter_mut().find(|held| held.is(claim.attempt))?;
+        let Handed { sent, answered, .. } = held.handed.take()?;
+        let passed = held.since.since(answered).mul_f64(1.0 - drift);
+        Some(held.grant(sent.after(passed).min(received), claim.ttl))
+    }
+
+    pub(super) fn renew(&mut self, lease: &Lease, start: Moment, now: Moment) -> Renewal {
+        let claim = &lease.claim;
+        let Some(lock) = self.locks.get_mut(&claim.key) else { return Renewal::Lost(LossReason::Revoked) };
+        lock.settle(now, &mut self.last_token);
+        match lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
+            Some(held) => {
+                held.expires = held.expires.max(now.after(claim.lease()));
+                Renewal::Renewed(Some(Term { start, ttl: claim.ttl }))
+            }
+            None => Renewal::Lost(LossReason::Revoked),
+        }
+    }
+
+    pub(super) fn release(&mut self, claim: &Claim, now: Moment) -> Release {
+        let Entry::Occupied(mut entry) = self.locks.entry(claim.key.clone()) else { return Release::NotOurs };
+        let lock = entry.get_mut();
+        lock.settle(now, &mut self.last_token);
+        let ours = lock.held.iter().position(|held| held.is(claim.attempt));
+        match ours {
+            Some(place) => drop(lock.held.remove(place)),
+            None => lock.queue.retain(|waiter| waiter.claim.attempt != claim.attempt),
+        }
+        lock.admit(now, &mut self.last_token);
+        if lock.is_free() {
+            entry.remove();
+        }
+        if ours.is_some() { Release::Released } else { Release::NotOurs }
+    }
+
+    pub(super) fn amend(&mut self, claim: &Claim, now: Moment) -> bool {
+        let Some(held) = self.held_by(&claim.key, claim.attempt, now) else { return false };
+        if let Some(known) = &mut held.claim {
+            known.record = claim.record.clone();
+        }
+        true
+    }
+
+    /// Answers the grant, and the client that lost the lock by this.
+    pub(super) fn adopt(
+        &mut self,
+        from: AttemptId,
+        token: FencingToken,
+        claim: &Claim,
+        sender: &Sender,
+        now: Moment,
+    ) -> Option<(Grant, Option<Losses>)> {
+        if let Some(held) = self.held_by(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
+            // The lease that is answered begins with this request.
+            held.expires = held.expires.max(now.after(claim.lease()));
+            return Some((held.grant(sender.sent, claim.ttl), None));
+        }
+        let held = self.held_by(&claim.key, from, now).filter(|held| held.token == token)?;
+        let mode = held.mode().unwrap_or_default();
+        let record = claim.record.as_ref().clone().with_mode(mode);
+        held.claim = Some(Claim { record: record.into(), ..claim.clone() });
+        held.expires = held.expires.max(now.after(claim.lease()));
+        let before = std::mem::replace(&mut held.losses, sender.losses.clone());
+        Some((held.grant(sender.sent, claim.ttl), before))
+    }
+
+    fn held_by(&mut self, key: &Key, attempt: AttemptId, now: Moment) -> Option<&mut Held> {
+        let lock = self.locks.get_mut(key)?;
+        lock.settle(now, &mut self.last_token);
+        lock.held.iter_mut().find(|held| held.is(attempt))
+    }
+
+    /// Answers the clients that lost the lock by this.
+    pub(super) fn force_release(
+        &mut self,
+        key: &Key,
+        token: FencingToken,
+        now: Moment,
+    ) -> Vec<(Option<Losses>, AttemptId)> {
+        let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
+        lock.settle(now, &mut self.last_token);
+        let broken: Vec<_> = lock.held.extract_if(.., |held| held.token == token && held.claim.is_some()).collect();
+        lock.admit(now, &mut self.last_token);
+        self.forget_if_free(key);
+        broken.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
+    }
+
+    pub(super) fn expire(&mut self, key: &Key, now: Moment) {
+        if let Some(lock) = self.locks.get_mut(key) {
+            lock.settle(now, &mut self.last_token);
+            lock.held.clear();
+            lock.admit(now, &mut self.last_token);
+            self.forget_if_free(key);
+        }
+    }
+
+    pub(super) fn steal(&mut self, key: &Key, now: Moment) {
+        let token = next(&mut self.last_token);
+        let expires = now.after(Duration::from_secs(1));
+        let thief = Held { claim: None, token, slot: None, since: now, expires, losses: None, handed: None };
+        self.locks.entry(key.clone()).or_default().held = vec![thief];
+    }
+
+    pub(super) fn list(&mut self, prefix: &str, now: Moment) -> Vec<LockInfo> {
+        let mut keys: Vec<_> = self.locks.keys().filter(|key| key.as_str().starts_with(prefix)).cloned().collect();
+        keys.sort();
+        keys.iter().filter_map(|key| self.get(key, now)).collect()
+    }
+
+    pub(super) fn get(&mut self, key: &Key, now: Moment) -> Option<LockInfo> {
+        self.locks.get_mut(key)?.settle(now, &mut self.last_token);
+        self.forget_if_free(key);
+        let lock = self.locks.get(key)?;
+        let waiters = lock.queue.iter().map(|waiter| waiter.claim.record.clone()).collect();
+        Some(LockInfo::new(key.clone(), lock.held.iter().map(|held| held.holder(now)), waiters))
+    }
+
+    pub(super) fn is_empty(&mut self, now: Moment) -> bool {
+        self.list("", now).is_empty()
+    }
+
+    fn forget_if_free(&mut self, key: &Key) {
+        if self.locks.get(key).is_some_and(Lock::is_free) {
+            self.locks.remove(key);
+        }
+    }
+}
+
+impl Lock {
+    fn is_free(&self) -> bool {
+        self.held.is_empty() && self.queue.is_empty()
+    }
+
+    /// Brings the lock up to `now`: leases that are over end, waiters that are gone are dropped.
+    fn settle(&mut self, now: Moment, last_token: &mut u64) {
+        self.queue.retain(|waiter| now < waiter.alive_until);
+        self.held.retain(|held| now < held.expires);
+        self.admit(now, last_token);
+    }
+
+    /// Lets in whoever may enter now and tells each: the head of the queue as long as there is room for it, and claims
+    /// of the owner that is inside wherever they stand.
+    fn admit(&mut self, now: Moment, last_token: &mut u64) {
+        while let Some(place) = self.next_to_enter()
+            && let Some(Waiter { claim, sender, answered, turn, .. }) = self.queue.remove(place)
+        {
+            turn.notify_one();
+            let held = self.let_in(claim, sender.losses, now, last_token);
+            held.handed = Some(Handed { sent: sender.sent, answered, turn });
+        }
+    }
+
+    fn next_to_enter(&self) -> Option<usize> {
+        if self.queue.front().is_some_and(|head| self.is_free_for(&head.claim)) {
+            return Some(0);
+        }
+        self.queue.iter().position(|waiter| self.is_of_owner(&waiter.claim))
+    }
+
+    /// Whether `claim` may hold the lock beside those who do.
+    fn is_free_for(&self, claim: &Claim) -> bool {
+        let mode = claim.mode();
+        self.held.is_empty()
+            || match mode {
+                Mode::Exclusive => false,
+                Mode::Reentrant => self.is_of_owner(claim),
+                Mode::Shared | Mode::Slot { .. } => {
+                    self.held.len() < mode.most_holders() && self.held.iter().all(|held| held.mode() == Some(mode))
+                }
+            }
+    }
+
+    /// Whether the owner of `claim` is inside and lets itself in again.
+    fn is_of_owner(&self, claim: &Claim) -> bool {
+        let holder = self.held.first().and_then(|held| held.claim.as_ref());
+        holder.is_some_and(|held| {
+            [held.mode(), claim.mode()] == [Mode::Reentrant; 2] && held.record.owner == claim.record.owner
+        })
+    }
+
+    fn let_in(&mut self, claim: Claim, losses: Option<Losses>, now: Moment, last_token: &mut u64) -> &mut Held {
+        let token = match self.held.first() {
+            Some(first) if claim.mode() == Mode::Reentrant => first.token,
+            _ => next(last_token),
+        };
+        let slot = match claim.mode() {
+            Mode::Slot { of } => (0..of).find(|slot| self.held.iter().all(|held| held.slot != Some(*slot))),
+            _ => None,
+        };
+        let expires = now.after(claim.lease());
+        if self.held.is_empty() {
+            // Most locks have one holder, and there may be many locks.
+            self.held.reserve_exact(1);
+        }
+        let place = self.held.len();
+        self.held.push(Held { claim: Some(claim), token, slot, since: now, expires, losses, handed: None });
+        &mut self.held[place]
+    }
+
+    /// How those who hold it and wait for it use it.
+    fn modes(&self) -> impl Iterator<Item = Mode> {
+        self.held.iter().filter_map(Held::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
+    }
+
+    /// There is no room: takes or keeps a place in the queue, if the claim asks for one.
+    fn busy(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Busy {
+        let holder = self.held.first().map(|held| held.holder(now));
+        if !claim.queue {
+            return Busy { holder, poll_after: None };
+        }
+        let alive_until = now.after(claim.ttl);
+        let place = self.queue.iter().position(|waiter| waiter.claim.attempt == claim.attempt);
+        match place.and_then(|place| self.queue.get_mut(place)) {
+            Some(waiter) => {
+                waiter.alive_until = alive_until;
+                waiter.sender = sender;
+                waiter.answered = now;
+            }
+            None => {
+                let turn = Arc::new(Notify::new());
+                self.queue.push_back(Waiter { claim: claim.clone(), sender, answered: now, alive_until, turn });
+            }
+        }
+        let heartbeat = claim.ttl.mul_f64(CLAIM_AGAIN_AFTER);
+        // Only the first in the queue looks when a lease ends: nobody else could get the lock then.
+        let is_first = self.queue.front().is_some_and(|first| first.claim.attempt == claim.attempt);
+        let lease_end = self.held.iter().filter(|_| is_first).map(|held| held.expires.since(now)).min();
+        Busy { holder, poll_after: Some(lease_end.map_or(heartbeat, |end| heartbeat.min(end))) }
+    }
+}
+
+impl Held {
+    fn is(&self, attempt: AttemptId) -> bool {
+        self.claim.as_ref().is_some_and(|claim| claim.attempt == attempt)
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.claim.as_ref().map(Claim::mode)
+    }
+
+    fn grant(&self, start: Moment, ttl: Duration) -> Grant {
+        Grant { token: self.token, term: Some(Term { start, ttl }), slot: self.slot }
+    }
+
+    fn holder(&self, now: Moment) -> Holder {
+        Holder::new(self.claim.as_ref().map(|claim| claim.record.clone()), Some(self.token))
+            .with_ttl_left(Some(self.expires.since(now)))
+            .with_held_for(Some(now.since(self.since)))
+    }
+}
+
+fn next(last_token: &mut u64) -> FencingToken {
+    *last_token += 1;
+    FencingToken::new(*last_token)
+}

@@ -1,0 +1,239 @@
+//! One server of several: what an engine that locks on a majority of independent servers needs of each.
+//!
+//! The face of this engine's connections towards the Redlock engine, which knows nothing else of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::contract::{Attachment, LockInfo};
+use crate::engines::redis::builder::RedisBuilder;
+use crate::engines::redis::fault::{Stage, classify};
+use crate::engines::redis::inspect;
+use crate::engines::redis::link::Link;
+use crate::engines::redis::names::Names;
+use crate::engines::redis::options::Options;
+use crate::engines::redis::script::{Reply, Script, garbled};
+pub(in crate::engines) use crate::engines::redis::server_clock::{LeapForward, Trust};
+use crate::engines::redis::session::Session;
+use crate::engines::redis::value;
+use crate::engines::redis::waiting::Waiting;
+use crate::engines::shared::listing::Allowance;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::key::Key;
+use crate::types::owner::{Holder, Record};
+use crate::types::token::AttemptId;
+
+/// How to reach and speak to one node.
+#[derive(Debug, Clone)]
+pub(in crate::engines) struct NodeOptions(Arc<Options>);
+
+impl NodeOptions {
+    /// The node that `builder` describes, with what all nodes of an engine have in common.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming what is not acceptable.
+    pub(in crate::engines) fn new(
+        builder: RedisBuilder,
+        prefix: &str,
+        dial_timeout: Duration,
+        wake: AttemptId,
+    ) -> Result<NodeOptions> {
+        let engine = builder.prefix(prefix).dial_timeout(dial_timeout).build()?;
+        let mut options = (*engine.options).clone();
+        if options.wait_replicas > 0 {
+            let place = &options.dialer.place;
+            let problem =
+                format!("wait_replicas: {place} is one of several independent nodes; a majority of them counts");
+            return Err(Error::new(ErrorKind::Config, problem).with_help("leave it out, or use redis:// with replicas"));
+        }
+        options.wake = wake;
+        Ok(NodeOptions(Arc::new(options)))
+    }
+
+    /// Where the node is, for messages: never with credentials.
+    pub(in crate::engines) fn place(&self) -> &str {
+        &self.0.dialer.place
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.0
+    }
+}
+
+/// The connections to one node: one for claims, releases and messages, one for renewals.
+pub(in crate::engines) struct Node {
+    options: NodeOptions,
+    waiting: Arc<Waiting>,
+    main: Link,
+    reserved: Link,
+}
+
+/// Which connection of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engines) enum Lane {
+    /// Claims and releases: what is sent later arrives later.
+    Main,
+    /// Renewals: driven by the keeper's runtime.
+    Reserved,
+}
+
+impl Node {
+    /// Begins to connect.
+    pub(in crate::engines) fn start(options: &NodeOptions, attachment: &Attachment) -> Node {
+        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let waiting = Arc::new(Waiting::new(attachment));
+        let main = Link::start(options.0.clone(), Some(waiting.clone()), attachment, home);
+        let reserved = Link::start(options.0.clone(), None, attachment, attachment.runtime.clone());
+        Node { options: options.clone(), waiting, main, reserved }
+    }
+
+    pub(in crate::engines) fn place(&self) -> &str {
+        self.options.place()
+    }
+
+    /// The connection, if it is open now.
+    pub(in crate::engines) fn now(&self, lane: Lane) -> Option<Connection> {
+        self.link(lane).now().map(Connection)
+    }
+
+    /// The connection, once it is open; waits for `patience` at the longest.
+    pub(in crate::engines) async fn connection(&self, lane: Lane, patience: Duration) -> Result<Connection> {
+        self.link(lane).session(patience).await.map(Connection)
+    }
+
+    /// Returns when the connection is open or the first attempt to open it has failed.
+    pub(in crate::engines) async fn first(&self, lane: Lane, patience: Duration) -> Result<()> {
+        self.link(lane).first(patience).await
+    }
+
+    /// Messages for `attempt` are kept from now on; those that came before are not.
+    pub(in crate::engines) fn listen(&self, attempt: AttemptId) {
+        self.waiting.forget(attempt);
+        self.waiting.enlist(attempt);
+    }
+
+    pub(in crate::engines) fn forget(&self, attempt: AttemptId) {
+        self.waiting.forget(attempt);
+    }
+
+    /// Returns when the node has sent a message for `attempt`; never when nobody listens for it.
+    pub(in crate::engines) async fn hint(&self, attempt: AttemptId) {
+        if self.waiting.is_enlisted(attempt) {
+            self.waiting.turn(attempt).await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Returns when the node's clock was seen to leap forward, and nobody has dealt with it.
+    pub(in crate::engines) async fn leapt(&self) -> LeapForward {
+        self.main.clock().leapt().await
+    }
+
+    /// `leap` was dealt with when the node's clock showed `server_us`: its later answers are trusted again.
+    pub(in crate::engines) fn settle(&self, leap: LeapForward, server_us: u64) {
+        self.main.clock().settle(leap, server_us);
+    }
+
+    /// `leap` was none: our own clock stood still.
+    pub(in crate::engines) fn meet_again(&self, leap: LeapForward) {
+        self.main.clock().meet_again(leap);
+    }
+
+    pub(in crate::engines) fn close(&self) {
+        self.main.close();
+        self.reserved.close();
+    }
+
+    fn link(&self, lane: Lane) -> &Link {
+        match lane {
+            Lane::Main => &self.main,
+            Lane::Reserved => &self.reserved,
+        }
+    }
+}
+
+/// One open connection to a node.
+#[derive(Clone)]
+pub(in crate::engines) struct Connection(Arc<Session>);
+
+impl Connection {
+    /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
+    pub(in crate::engines) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        self.0.run(script, fill).await
+    }
+
+    /// What the node calls its present life, which this connection does not outlive.
+    pub(in crate::engines) async fn life(&self) -> Result<&str> {
+        self.0.life().await
+    }
+
+    /// Whether messages for waiters come in.
+    pub(in crate::engines) fn hears(&self) -> bool {
+        self.0.hears
+    }
+
+    /// What the node's clock shows at the latest when a request sent now has timed out.
+    pub(in crate::engines) fn not_after(&self, now: Moment) -> u64 {
+        self.0.not_after(now)
+    }
+
+    /// The node's clock showed `server_us` in the answer to what was sent at `sent`. Answers what that answer is worth.
+    pub(in crate::engines) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
+        self.0.saw_clock(sent, server_us)
+    }
+
+    /// The locks of this node whose names begin with `start`.
+    pub(in crate::engines) async fn list(&self, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
+        inspect::list(&self.0, prefix, start, &mut Allowance::new()).await
+    }
+
+    /// One lock as this node sees it.
+    pub(in crate::engines) async fn get(&self, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
+        inspect::get(&self.0, prefix, key).await
+    }
+}
+
+/// The keys of one lock on every node.
+#[derive(Debug, Clone)]
+pub(in crate::engines) struct Keys {
+    pub(in crate::engines) lock: String,
+    pub(in crate::engines) queue: String,
+    pub(in crate::engines) waiters: String,
+    pub(in crate::engines) fence: String,
+}
+
+impl Keys {
+    pub(in crate::engines) fn new(prefix: &str, key: &Key) -> Result<Keys> {
+        let names = Names::new(prefix, key)?;
+        let (queue, waiters, fence) = (names.queue(), names.waiters(), names.fence());
+        Ok(Keys { lock: names.lock, queue, waiters, fence })
+    }
+}
+
+/// The error that the words of a server stand for, which a script has passed on.
+pub(in crate::engines) fn refusal(words: &str) -> Error {
+    let line = format!("-{}\r\n", words.trim_start_matches('-').replace(['\r', '\n'], " "));
+    match redis::parse_redis_value(line.as_bytes()).and_then(redis::Value::extract_error) {
+        Err(error) => classify(&error, Stage::Request),
+        Ok(_) => garbled(),
+    }
+}
+
+/// The record as it is stored: JSON on one line.
+pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
+    value::write_record(record)
+}
+
+/// Who has a lock, from its value and what is left of its lease.
+pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Holder {
+    value::holder(value, ttl_left, now_us)
+}
+
+/// Whole milliseconds for the server, rounded up.
+pub(in crate::engines) fn millis(length: Duration) -> u64 {
+    super::millis(length)
+}

@@ -1,0 +1,6 @@
+//! What more than one engine needs.
+
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) mod listing;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) mod tls;

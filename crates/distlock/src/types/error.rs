@@ -1,0 +1,236 @@
+//! The one error type: what happened, to which lock, held by whom, and what to do next.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::types::event::LossReason;
+use crate::types::key::Key;
+use crate::types::owner::Holder;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kind of failure an [`Error`] is.
+///
+/// Only [`ErrorKind::Unknown`] leaves open whether the request was carried out; every other kind is definite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// This owner holds the lock already and did not ask for re-entry.
+    AlreadyHeld,
+    /// This owner does not hold the lock.
+    NotHeld,
+    /// The wait was over before the lock was free: another owner has it, by the engine's own word, or the
+    /// grant came too late to be used.
+    Timeout,
+    /// The lock was held and is not any more.
+    Lost,
+    /// The engine's reply never came: the request may or may not have been carried out.
+    Unknown,
+    /// The engine cannot be reached, or refuses for now; the request was not carried out.
+    Unavailable,
+    /// The engine cannot do this.
+    Unsupported,
+    /// An argument is not acceptable; nothing was changed.
+    InvalidInput,
+    /// Something that is not ours lies where the lock's data belongs; it was left alone.
+    Foreign,
+    /// The configuration is not acceptable; nothing was sent.
+    Config,
+    /// The engine refused the credentials or the right to do this.
+    Auth,
+    /// The locker was closed.
+    Closed,
+    /// The engine failed in a way that has no kind of its own.
+    Backend,
+}
+
+/// A failure, with the lock it is about.
+pub struct Error(Box<Details>);
+
+#[derive(Clone)]
+struct Details {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    key: Option<Key>,
+    holder: Option<Holder>,
+    loss: Option<LossReason>,
+    help: Option<Cow<'static, str>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Whether the engine has ended the attempt.
+    is_attempt_over: bool,
+}
+
+impl Error {
+    /// An error of `kind`. The message says what happened, in the words of whoever was asked.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        let (message, is_attempt_over) = (message.into(), false);
+        let (key, holder, loss, help, source) = (None, None, None, None, None);
+        Error(Box::new(Details { kind, message, key, holder, loss, help, source, is_attempt_over }))
+    }
+
+    /// The request was not carried out and may be tried again.
+    pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Unavailable, message)
+    }
+
+    /// The request may or may not have been carried out.
+    pub fn unknown(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Unknown, message)
+    }
+
+    /// An argument or a configuration field named `field` is not acceptable.
+    pub(crate) fn invalid(field: &str, problem: impl fmt::Display) -> Self {
+        Error::new(ErrorKind::InvalidInput, format!("{field}: {problem}"))
+    }
+
+    pub(crate) fn closed() -> Self {
+        Error::new(ErrorKind::Closed, "the locker was closed").with_help("make a new Locker")
+    }
+
+    pub(crate) fn lost(reason: LossReason) -> Self {
+        let mut error = Error::new(ErrorKind::Lost, format!("the lock was lost: {reason}"))
+            .with_help("stop the work it protected; whatever checks the fencing token refuses what comes late");
+        error.0.loss = Some(reason);
+        error
+    }
+
+    /// Says which lock the error is about, unless it says so already.
+    #[must_use]
+    pub fn with_key(mut self, key: &Key) -> Self {
+        self.0.key.get_or_insert_with(|| key.clone());
+        self
+    }
+
+    /// Says who holds the lock.
+    #[must_use]
+    pub fn with_holder(mut self, holder: Option<Holder>) -> Self {
+        self.0.holder = holder;
+        self
+    }
+
+    /// Says what to do next.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<Cow<'static, str>>) -> Self {
+        self.0.help = Some(help.into());
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(Arc::from(source.into()));
+        self
+    }
+
+    /// Says that the engine has sent a release of the attempt by itself, as of a grant that did not count. That may still
+    /// come to the lock, so no later claim is this attempt's.
+    #[must_use]
+    pub fn with_attempt_over(mut self) -> Self {
+        self.0.is_attempt_over = true;
+        self
+    }
+
+    /// Whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
+    #[must_use]
+    pub fn is_attempt_over(&self) -> bool {
+        self.0.is_attempt_over
+    }
+
+    /// The same once more, for observers.
+    pub(crate) fn duplicate(&self) -> Error {
+        Error(self.0.clone())
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The lock the error is about.
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.0.key.as_ref()
+    }
+
+    /// Who held the lock when the engine was last heard, where that is known: at most a second before the
+    /// error was made. How long it was held and is kept are as of the error.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.0.holder.as_ref()
+    }
+
+    /// Why the lock was lost, for [`ErrorKind::Lost`].
+    #[must_use]
+    pub fn loss_reason(&self) -> Option<&LossReason> {
+        self.0.loss.as_ref()
+    }
+
+    /// Whether the same call may succeed later without any change by the caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self.0.kind {
+            ErrorKind::Timeout | ErrorKind::Unknown | ErrorKind::Unavailable => true,
+            ErrorKind::AlreadyHeld
+            | ErrorKind::NotHeld
+            | ErrorKind::Lost
+            | ErrorKind::Unsupported
+            | ErrorKind::InvalidInput
+            | ErrorKind::Foreign
+            | ErrorKind::Config
+            | ErrorKind::Auth
+            | ErrorKind::Closed
+            | ErrorKind::Backend => false,
+        }
+    }
+
+    /// Whether the request behind this error may have been carried out.
+    #[must_use]
+    pub fn may_be_applied(&self) -> bool {
+        self.0.kind == ErrorKind::Unknown
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.0.key {
+            write!(f, "lock {key:?}: ")?;
+        }
+        f.write_str(&self.0.message)?;
+        if let Some(holder) = &self.0.holder {
+            write!(f, "; held by {holder}")?;
+        }
+        if let Some(help) = &self.0.help {
+            write!(f, " ({help})")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self}", self.0.kind)?;
+        // Most messages quote their cause: it is not said twice.
+        if let Some(source) = self.0.source.as_ref().map(ToString::to_string).filter(|it| !self.0.message.contains(it))
+        {
+            write!(f, ": {source}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}

@@ -1,0 +1,58 @@
+//! What is counted and measured, told to the `metrics` facade. Without the feature nothing of it is in the program.
+//!
+//! The names are in docs/metrics.md, which a test compares with what is really recorded.
+
+#[cfg(not(feature = "metrics"))]
+mod off;
+#[cfg(feature = "metrics")]
+mod on;
+
+#[cfg(not(feature = "metrics"))]
+pub(crate) use self::off::{AcquireMeter, Group, HoldMeter, forced, operation};
+#[cfg(feature = "metrics")]
+pub(crate) use self::on::{AcquireMeter, Group, HoldMeter, forced, operation};
+
+use crate::types::error::{ErrorKind, Result};
+
+/// How asking for a lock ended, as a label and in traces.
+#[cfg_attr(not(any(feature = "metrics", feature = "spans")), allow(dead_code))]
+pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
+    match end {
+        Ok(Some(_)) => "acquired",
+        Ok(None) => "busy",
+        Err(error) => match error.kind() {
+            ErrorKind::Timeout => "timeout",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Unknown => "unknown",
+            _ => "error",
+        },
+    }
+}
+
+/// How a call ended, as a label. Only these words, so that a dashboard can name them.
+pub(crate) trait Outcome {
+    /// The word.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    fn outcome(&self) -> &'static str;
+}
+
+impl<T> Outcome for Result<T> {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Ok(_) => "ok",
+            Err(error) => match error.kind() {
+                ErrorKind::Unavailable => "unavailable",
+                ErrorKind::Unknown => "unknown",
+                ErrorKind::Unsupported => "unsupported",
+                _ => "error",
+            },
+        }
+    }
+}
+
+/// One request for many locks: it went well if it did for all.
+impl<T> Outcome for Vec<Result<T>> {
+    fn outcome(&self) -> &'static str {
+        self.iter().map(Outcome::outcome).find(|outcome| *outcome != "ok").unwrap_or("ok")
+    }
+}

@@ -1,0 +1,170 @@
+//! What is counted and measured.
+
+use std::sync::{Mutex, PoisonError};
+
+use metrics::{Gauge, counter, gauge, histogram};
+
+use super::Outcome;
+use crate::types::clock::{Clock, Moment};
+use crate::types::error::Result;
+use crate::types::event::{EventKind, LossReason};
+
+/// What locks are counted under: a word of the program's source, so that there are few of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Group(pub(crate) &'static str);
+
+impl Default for Group {
+    fn default() -> Self {
+        Group("default")
+    }
+}
+
+/// Counts one in a gauge from `begin` until `end`, or until it is dropped.
+#[derive(Default)]
+struct Counted(Mutex<Option<Gauge>>);
+
+impl Counted {
+    fn begin(&self, gauge: Gauge) {
+        gauge.increment(1.0);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+    }
+
+    fn end(&self) {
+        if let Some(gauge) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            gauge.decrement(1.0);
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Follows one hold.
+pub(crate) struct HoldMeter {
+    group: &'static str,
+    active: Counted,
+}
+
+impl HoldMeter {
+    pub(crate) fn new(group: Group) -> HoldMeter {
+        HoldMeter { group: group.0, active: Counted::default() }
+    }
+
+    /// Something happened to the hold.
+    pub(crate) fn saw(&self, backend: &'static str, kind: &EventKind<'_>) {
+        let group = self.group;
+        match kind {
+            EventKind::Acquired { .. } => {
+                self.active.begin(gauge!("distlock_active", "group" => group, "backend" => backend));
+            }
+            EventKind::Renewed { margin } => {
+                counter!("distlock_renewals_total", "backend" => backend, "outcome" => "renewed").increment(1);
+                if let Some(margin) = margin {
+                    histogram!("distlock_renewal_margin_seconds", "backend" => backend).record(*margin);
+                }
+            }
+            EventKind::RenewalFailed { .. } => {
+                counter!("distlock_renewals_total", "backend" => backend, "outcome" => "failed").increment(1);
+            }
+            EventKind::Released { held } => self.ended(backend, "released", *held),
+            EventKind::Lost { reason, held } => {
+                let end = if **reason == LossReason::Broken { "forced" } else { "lost" };
+                counter!("distlock_losses_total", "backend" => backend, "reason" => word_for(reason)).increment(1);
+                self.ended(backend, end, *held);
+            }
+            EventKind::Waiting { .. } | EventKind::TimedOut { .. } | EventKind::Failed { .. } => {}
+        }
+    }
+
+    fn ended(&self, backend: &'static str, end: &'static str, held: std::time::Duration) {
+        self.active.end();
+        let group = self.group;
+        histogram!("distlock_hold_duration_seconds", "group" => group, "backend" => backend, "end" => end).record(held);
+    }
+}
+
+fn word_for(reason: &LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::Revoked => "revoked",
+        LossReason::Broken => "broken",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Silent => "silent",
+        LossReason::Adopted => "adopted",
+        LossReason::Closed => "closed",
+        LossReason::Unlocked => "unlocked",
+    }
+}
+
+/// Follows one acquisition; a dropped one is recorded too.
+pub(crate) struct AcquireMeter {
+    clock: Clock,
+    started: Moment,
+    backend: &'static str,
+    group: &'static str,
+    /// `None`: it is not to be recorded.
+    outcome: Option<&'static str>,
+    waiting: Counted,
+}
+
+impl AcquireMeter {
+    pub(crate) fn begin(clock: &Clock, backend: &'static str, group: Group) -> AcquireMeter {
+        let (clock, started) = (clock.clone(), clock.now());
+        AcquireMeter { clock, started, backend, group: group.0, outcome: Some("dropped"), waiting: Counted::default() }
+    }
+
+    /// Somebody else has the lock.
+    pub(crate) fn waits(&self) {
+        self.waiting.begin(gauge!("distlock_waiting", "group" => self.group, "backend" => self.backend));
+    }
+
+    pub(crate) fn ends<T>(&mut self, end: &Result<Option<T>>) {
+        self.outcome = Some(super::asked(end));
+    }
+
+    /// It goes on as another.
+    pub(crate) fn forget(&mut self) {
+        self.outcome = None;
+    }
+}
+
+impl Drop for AcquireMeter {
+    fn drop(&mut self) {
+        let AcquireMeter { backend, group, outcome: Some(outcome), .. } = *self else { return };
+        let took = self.clock.now().since(self.started);
+        histogram!(
+            "distlock_acquire_duration_seconds",
+            "group" => group,
+            "backend" => backend,
+            "outcome" => outcome
+        )
+        .record(took);
+    }
+}
+
+/// Somebody tried to release another's lock by force.
+pub(crate) fn forced(backend: &'static str, outcome: &impl Outcome) {
+    counter!("distlock_forced_releases_total", "backend" => backend, "outcome" => outcome.outcome()).increment(1);
+}
+
+/// Measures one call of an engine. One that is dropped is not recorded: it has no outcome.
+pub(crate) async fn operation<F: Future<Output: Outcome>>(
+    backend: &'static str,
+    operation: &'static str,
+    call: F,
+) -> F::Output {
+    let clock = Clock::system();
+    let started = clock.now();
+    let answer = call.await;
+    histogram!(
+        "distlock_backend_operation_duration_seconds",
+        "backend" => backend,
+        "operation" => operation,
+        "outcome" => answer.outcome()
+    )
+    .record(clock.now().since(started));
+    answer
+}

@@ -1,0 +1,17 @@
+//! The values that every ring uses. They know only each other.
+
+pub(crate) mod clock;
+pub(crate) mod error;
+pub(crate) mod event;
+pub(crate) mod finding;
+pub(crate) mod history;
+pub(crate) mod key;
+pub(crate) mod meter;
+pub(crate) mod mode;
+pub(crate) mod options;
+pub(crate) mod owner;
+pub(crate) mod span;
+pub(crate) mod sync;
+pub(crate) mod ticket;
+pub(crate) mod token;
+pub(crate) mod watchdog;

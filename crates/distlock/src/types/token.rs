@@ -1,0 +1,153 @@
+//! The two numbers of a hold: the fencing token that rises, and the attempt id that is random.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::types::error::{Error, Result};
+
+/// A number that rises with every grant of a lock, for the resource to refuse what comes late.
+///
+/// Give it along with each write; the resource keeps the highest it has seen and refuses lower ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The token with this number.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        FencingToken(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for FencingToken {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        text.parse().map(FencingToken).map_err(|e| Error::invalid("token", format_args!("{text:?}: {e}")))
+    }
+}
+
+/// The random 128-bit name of one attempt to take a lock: what makes claim, renew and release safe to repeat.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttemptId(u128);
+
+impl AttemptId {
+    /// A new random id, straight from the kernel, so that a forked or cloned process never repeats one.
+    ///
+    /// # Panics
+    /// When the kernel has no random numbers to give; there is no safe lock without them.
+    #[must_use]
+    pub fn random() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(next) = seeded::next() {
+            return AttemptId(next);
+        }
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the kernel gives random numbers");
+        AttemptId(u128::from_ne_bytes(bytes))
+    }
+
+    /// For simulations: from now on the ids that this thread makes, and all jitter with them, are those of `seed`; with
+    /// `None` they are random again.
+    #[cfg(feature = "simulation")]
+    pub fn seed(seed: Option<u64>) {
+        seeded::SEED.set(seed);
+    }
+
+    /// A number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
+    pub(crate) fn fraction(self) -> f64 {
+        f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
+    }
+}
+
+/// Ids that a seed decides.
+#[cfg(feature = "simulation")]
+mod seeded {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(super) static SEED: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn next() -> Option<u128> {
+        let half = || {
+            let state = SEED.get()?.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            SEED.set(Some(state));
+            // SplitMix64.
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            Some(u128::from(z ^ (z >> 31)))
+        };
+        Some(half()? << 64 | half()?)
+    }
+}
+
+impl fmt::Display for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for AttemptId {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let digits = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        match u128::from_str_radix(text, 16) {
+            Ok(id) if digits => Ok(AttemptId(id)),
+            _ => Err(Error::invalid("attempt id", format_args!("{text:?} is not 32 lower-case hex digits"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempt_ids_differ_and_survive_printing() {
+        let (a, b) = (AttemptId::random(), AttemptId::random());
+        assert_ne!(a, b);
+        assert_eq!(a.to_string().parse::<AttemptId>().unwrap(), a);
+        assert_eq!(AttemptId(1).to_string(), "00000000000000000000000000000001");
+    }
+
+    #[cfg(feature = "simulation")]
+    #[test]
+    fn a_seed_decides_the_ids_of_its_thread_until_it_is_taken_away() {
+        let some = || [AttemptId::random(), AttemptId::random()];
+        AttemptId::seed(Some(7));
+        let first = some();
+        AttemptId::seed(Some(7));
+        assert_eq!(some(), first);
+        assert_ne!(first[0], first[1]);
+        AttemptId::seed(None);
+        assert_ne!(some(), first);
+    }
+
+    #[test]
+    fn what_is_no_id_or_token_is_refused() {
+        for text in ["", "1", "+0000000000000000000000000000001", "0000000000000000000000000000000G"] {
+            assert!(text.parse::<AttemptId>().is_err(), "{text}");
+        }
+        for text in ["", "-1", "1.5", "18446744073709551616"] {
+            assert!(text.parse::<FencingToken>().is_err(), "{text}");
+        }
+    }
+}
