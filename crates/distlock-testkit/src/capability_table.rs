@@ -21,7 +21,7 @@ const ROWS: [Row; 13] = [
     ("delays", "`lock_delay`", |able| able.delays),
     ("amends", "`relabel`, `proclaim`", |able| able.amends),
     ("adopts", "`export` and `adopt`", |able| able.adopts),
-    ("gathers", "`lock_all` in one step", |able| able.gathers),
+    ("claim_all", "`lock_all` in one step", |able| able.claim_all),
     ("history", "`history`, `Inspect::history`", |able| able.history),
 ];
 

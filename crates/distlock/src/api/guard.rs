@@ -1,10 +1,11 @@
 //! A lock that is held.
 
+use crate::types::sync::Mutex;
 use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -233,7 +234,7 @@ impl LockGuard {
         lease.claim.record = Arc::new(Record { label: Some(label.clone()), ..Record::clone(&lease.claim.record) });
         match self.family.backend.amend(&lease).await.map_err(|error| error.with_key(hold.key()))? {
             true => {
-                *self.label.lock().unwrap_or_else(PoisonError::into_inner) = Some(label);
+                *self.label.lock() = Some(label);
                 Ok(())
             }
             false => {
@@ -251,7 +252,7 @@ impl LockGuard {
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
         let mode = claim.mode();
-        let label = self.label.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let label = self.label.lock().clone();
         HoldTicket {
             key: claim.key,
             owner: claim.record.owner.clone(),

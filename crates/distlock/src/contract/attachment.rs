@@ -32,10 +32,10 @@ pub struct Attachment {
     /// Takes losses that the engine learns of by itself.
     pub losses: Losses,
     /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
-    pub runtime: Handle,
+    pub keeper_runtime: Handle,
     /// The runtime in which the locker was made, if it was in one. Whatever is closer to the callers runs faster there,
     /// but it may block or end at any time.
-    pub home: Option<Handle>,
+    pub caller_runtime: Option<Handle>,
     /// The family's clock, which [`Term::start`](crate::backend::Term::start) is read from.
     pub clock: Clock,
     /// How much the rates of this clock and the server's may differ.
@@ -47,6 +47,12 @@ impl Attachment {
     #[must_use]
     pub fn standalone(runtime: &Handle) -> Self {
         let (losses, _) = Losses::channel();
-        Attachment { losses, runtime: runtime.clone(), home: None, clock: Clock::system(), drift: DEFAULT_DRIFT }
+        Attachment {
+            losses,
+            keeper_runtime: runtime.clone(),
+            caller_runtime: None,
+            clock: Clock::system(),
+            drift: DEFAULT_DRIFT,
+        }
     }
 }

@@ -42,7 +42,7 @@ pub struct Capabilities {
     /// A hold can be taken over by who knows its attempt id: [`crate::backend::Backend::adopt`].
     pub adopts: bool,
     /// Several locks can be taken in one step: [`crate::backend::Backend::claim_all`].
-    pub gathers: bool,
+    pub claim_all: bool,
     /// What happens to locks can be kept with them: [`crate::backend::Backend::write_history`].
     pub history: bool,
 }
@@ -64,7 +64,7 @@ impl Capabilities {
             delays: false,
             amends: false,
             adopts: false,
-            gathers: false,
+            claim_all: false,
             history: false,
         }
     }

@@ -76,7 +76,7 @@ pub(crate) async fn acquire_all(
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     family.check_caller()?;
     let _under_way = family.holds.begin()?;
-    if !family.backend.capabilities().gathers {
+    if !family.backend.capabilities().claim_all {
         return Ok(None);
     }
     for key in keys {

@@ -12,7 +12,7 @@ use crate::types::meter::HoldMeter;
 use crate::types::mode::Mode;
 use crate::types::options::Options;
 use crate::types::owner::OwnerId;
-use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::FencingToken;
 use crate::types::watchdog::{Kind, Watchdog};
 
@@ -140,7 +140,7 @@ impl Hold {
     /// Has `report` tell of the loss, if there is one; the first time only. Returns when it was told, by this call or
     /// another.
     pub(crate) fn tell_loss(&self, report: impl FnOnce(&LossReason)) {
-        let mut is_told = self.is_told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_told = self.is_told.lock();
         if let Some(reason) = self.loss().filter(|_| !*is_told) {
             *is_told = true;
             report(reason);
@@ -311,7 +311,7 @@ impl Hold {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

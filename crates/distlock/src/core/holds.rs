@@ -15,7 +15,7 @@ use crate::types::event::LossReason;
 use crate::types::key::Key;
 use crate::types::owner::OwnerId;
 use crate::types::sync::atomic::{AtomicUsize, Ordering};
-use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
 
 /// The pause before a release is tried again, to begin with.
@@ -358,7 +358,7 @@ impl Holds {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
-use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::sync::{Mutex, MutexGuard};
 
 /// How long entries gather before they are written.
 const GATHER: Duration = Duration::from_millis(100);
@@ -110,7 +110,7 @@ impl Journal {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

@@ -62,8 +62,8 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     thread::Builder::new().name("distlock-keeper".into()).spawn(run).map_err(failed)?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (losses, pushed) = Losses::channel();
-    let (handle, home, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());
-    core.backend.attach(Attachment { losses, runtime: handle, home, clock, drift: core.drift });
+    let (handle, caller_runtime, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());
+    core.backend.attach(Attachment { losses, keeper_runtime: handle, caller_runtime, clock, drift: core.drift });
     let _ = give.send((runtime, pushed));
     Ok(())
 }
@@ -73,7 +73,13 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
 fn start_here(core: &Arc<Core>) {
     let (losses, pushed) = Losses::channel();
     let (handle, clock) = (Handle::current(), core.clock.clone());
-    core.backend.attach(Attachment { losses, runtime: handle.clone(), home: Some(handle), clock, drift: core.drift });
+    core.backend.attach(Attachment {
+        losses,
+        keeper_runtime: handle.clone(),
+        caller_runtime: Some(handle),
+        clock,
+        drift: core.drift,
+    });
     let keeps = core.clone();
     tokio::spawn(async move {
         let unconfirmed = Keeper::new(keeps.clone()).run(pushed).await;

@@ -21,8 +21,8 @@
 //! # Ok(()) }
 //! ```
 
+use crate::types::sync::Mutex;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use crate::types::error::Result;
 use crate::types::token::FencingToken;
@@ -69,7 +69,7 @@ impl Fence {
     /// When the token is stale; `write` is not called.
     pub fn pass<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> std::result::Result<T, Stale> {
         // A write that panicked may have been half done; its token counts.
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         check(token, *last)?;
         *last = Some(token);
         Ok(write())

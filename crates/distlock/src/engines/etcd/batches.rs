@@ -9,8 +9,9 @@
 //! claim waits for the release for a moment and rides with it: etcd would otherwise write the one after the other, and the
 //! next one waits for both.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -274,7 +275,7 @@ fn hand_out(answer: TxnResponse, parts: Vec<Part>) {
 }
 
 fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
+    table.lock()
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Requests to the cluster: which server is asked, for how long, and as whom.
 
+use crate::types::sync::Mutex;
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
@@ -120,7 +121,7 @@ impl Client {
         }
         .inspect_err(|failure| {
             if failure.fault == Fault::Unknown
-                && let Some(route) = *asked.lock().unwrap_or_else(PoisonError::into_inner)
+                && let Some(route) = *asked.lock()
             {
                 self.leave(route);
             }
@@ -209,7 +210,7 @@ impl Client {
 
     /// Logs in anew before the next request.
     pub(super) fn forget_login(&self) {
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.token.lock() = None;
     }
 
     fn pass_over(&self, endpoint: usize) {
@@ -237,7 +238,7 @@ impl Client {
         let mut may_log_in = self.login.is_some() && path != AUTHENTICATE;
         loop {
             let (channel, route) = self.choose();
-            *asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(route);
+            *asked.lock() = Some(route);
             let failure = match self.ask(channel, path, request.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
@@ -282,7 +283,7 @@ impl Client {
         let mut request = Request::new(request);
         // A server that is cut off from the leader says so instead of keeping a stream silent.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-        if let Some(token) = &*self.token.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(token) = &*self.token.lock() {
             request.metadata_mut().insert("token", token.clone());
         }
         request
@@ -292,7 +293,7 @@ impl Client {
     async fn log_in(&self, stale: bool) -> Result<(), Failure> {
         let Some(Login { name, password }) = &self.login else { return Ok(()) };
         {
-            let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut token = self.token.lock();
             if stale {
                 *token = None;
             } else if token.is_some() {
@@ -309,7 +310,7 @@ impl Client {
             _ => failure,
         })?;
         let token = answer.token.parse().map_err(|_| Failure::new(Fault::Rejected, "etcd gave an odd token"))?;
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        *self.token.lock() = Some(token);
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! One server of the cluster and the connection to it.
 
+use crate::types::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -78,7 +78,7 @@ impl Endpoint {
 
     /// The connection and its number. It lives on `runtime`, whoever asks first.
     pub(super) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut link = self.link.lock();
         let number = link.number;
         let channel = link.channel.get_or_insert_with(|| match &self.source {
             Source::Given(channel) => channel.clone(),
@@ -93,12 +93,12 @@ impl Endpoint {
 
     /// Which connection in a row it is.
     pub(super) fn number(&self) -> u64 {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).number
+        self.link.lock().number
     }
 
     /// Gives up the connection with this number: it did not answer, and tonic never leaves a half-open one by itself.
     pub(super) fn abandon(&self, number: u64) {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut link = self.link.lock();
         if link.number == number {
             *link = Link { channel: None, number: number + 1 };
         }

@@ -1,6 +1,7 @@
 //! The lock protocol: make a key, wait for the one before it, look again, and know the token and the term.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use crate::types::sync::Mutex;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -82,7 +83,7 @@ impl Engine {
     }
 
     pub(super) fn attach(&self, attachment: Attachment) {
-        self.client.run_on(&attachment.runtime);
+        self.client.run_on(&attachment.keeper_runtime);
         let _ = self.losses.set(attachment.losses);
     }
 
@@ -401,7 +402,7 @@ impl Engine {
 
     /// Starts what runs in the background.
     pub(super) fn start(self: &Arc<Self>) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         if std::mem::replace(&mut tasks.started, true) {
             return;
         }
@@ -436,14 +437,14 @@ impl Engine {
 
     /// Runs `task` on the keeper's runtime until it is done or the engine stops.
     pub(super) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         while tasks.set.try_join_next().is_some() {}
         // tidy-allow(spawn): what must outlive a caller's future runs on the keeper's runtime
         (!tasks.stopped).then(|| tasks.set.spawn_on(task, self.client.runtime()))
     }
 
     pub(super) fn stop(&self) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         tasks.stopped = true;
         tasks.set.abort_all();
     }

@@ -1,6 +1,6 @@
 //! How far the cluster was seen to be: its revisions never go back, and it stays the same cluster.
 
-use std::sync::{Mutex, PoisonError};
+use crate::types::sync::Mutex;
 
 use super::messages::Header;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -12,7 +12,7 @@ pub(super) struct Horizon(Mutex<Header>);
 impl Horizon {
     /// What is known before a request is sent.
     pub(super) fn now(&self) -> Header {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Checks the answer to a linearizable request that was sent when the horizon was `before`. A cluster that was
@@ -26,7 +26,7 @@ impl Horizon {
         if answer.revision < before.revision {
             return refuse(format!("etcd is at revision {} and was at {} before", answer.revision, before.revision));
         }
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.0.lock();
         *seen = Header { cluster_id: answer.cluster_id, revision: seen.revision.max(answer.revision) };
         Ok(())
     }

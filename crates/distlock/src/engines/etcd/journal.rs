@@ -1,8 +1,8 @@
 //! The histories of locks: a key for each entry, on leases that end by themselves.
 
+use crate::types::sync::Mutex;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::client::{LEASE_GRANT, PATIENCE, RANGE};
@@ -33,11 +33,11 @@ pub(super) struct Journal(Mutex<Option<i64>>);
 
 impl Journal {
     fn known(&self, id: i64) -> bool {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) == Some(id)
+        *self.0.lock() == Some(id)
     }
 
     fn keep(&self, id: Option<i64>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = id;
+        *self.0.lock() = id;
     }
 }
 

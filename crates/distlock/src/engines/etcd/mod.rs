@@ -133,7 +133,7 @@ impl Backend for Etcd {
             delays: true,
             amends: true,
             adopts: true,
-            gathers: true,
+            claim_all: true,
             history: true,
             ..all
         }

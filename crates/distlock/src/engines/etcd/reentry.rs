@@ -4,8 +4,9 @@
 //! is inside keeps that lease alive, so the head stays as long as one of them lives. Each has a key of its own beside the
 //! queue, on the lease of its process; the last one out deletes the head with it.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Mark;
@@ -72,7 +73,7 @@ enum Phase {
 
 impl Inside {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether it may be inside: neither lost nor given up, and both leases are there.
@@ -166,7 +167,7 @@ impl Entries {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

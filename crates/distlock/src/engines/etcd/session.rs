@@ -4,8 +4,9 @@
 //! that; each request here opens and ends one of its own, so that an answer can only be the answer to its request, and
 //! a request that is not answered is repeated elsewhere without any state to clean up.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -389,7 +390,7 @@ fn whole_seconds(ttl: Duration) -> u64 {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! A watch that starts at a past revision is served only ten times a second until it has caught up. So a lock's watch
 //! starts at "now", the queue is read once more, and the watch stays for a while after the last one who needed it.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
@@ -237,7 +237,7 @@ impl Watches {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -328,8 +328,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::contract::place::Places;
-    use crate::contract::tests::Scratch;
+    use super::super::place::Places;
+    use super::super::tests::Scratch;
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 

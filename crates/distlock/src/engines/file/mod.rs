@@ -1,11 +1,12 @@
 //! Locks among the processes of this machine, by flock(2).
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contract::{
@@ -152,7 +153,7 @@ impl Backend for FileBackend {
     }
 
     fn attach(&self, attachment: Attachment) {
-        self.0.queue.attach(&attachment.runtime);
+        self.0.queue.attach(&attachment.keeper_runtime);
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
@@ -269,7 +270,7 @@ struct Engine {
 
 impl Engine {
     fn holds(&self) -> MutexGuard<'_, HashMap<AttemptId, Hold>> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holds.lock()
     }
 
     fn inspector(&self) -> Inspector<'_> {

@@ -1,9 +1,10 @@
 //! The waiters of this process, and what each of them listens to.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::fs::inotify::WatchFlags;
@@ -275,5 +276,5 @@ impl Ear {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,11 +1,12 @@
 //! Tells a waiter that a file it waits for was closed or removed.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::io::Interest;
@@ -88,7 +89,7 @@ struct Hub {
 
 impl Hub {
     fn listeners(&self) -> MutexGuard<'_, HashMap<i32, Vec<Arc<Notify>>>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock()
     }
 
     /// Passes on all events that are there.

@@ -40,7 +40,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
 use crate::types::history::{HistoryEntry, answer_all};
 use crate::types::key::Key;
-use crate::types::sync::{Mutex, MutexGuard, PoisonError};
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// Where the locks are: shared by every [`Memory`] on it.
@@ -86,7 +86,7 @@ impl Store {
     /// Returns the store of `mem://name`, or that of `mem://`.
     pub(crate) fn public(name: Option<&str>) -> Store {
         static STORES: LazyLock<Mutex<HashMap<Option<String>, Weak<Shared>>>> = LazyLock::new(Mutex::default);
-        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = STORES.lock();
         stores.retain(|_, store| store.strong_count() > 0);
         let name = name.map(str::to_owned);
         if let Some(store) = stores.get(&name).and_then(Weak::upgrade) {
@@ -130,11 +130,11 @@ impl Store {
     }
 
     fn journals(&self) -> MutexGuard<'_, Journals> {
-        self.0.journals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.journals.lock()
     }
 
     fn locks<T>(&self, action: impl FnOnce(&mut Locks, Moment) -> T) -> T {
-        let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.0.locks.lock();
         let done = action(&mut locks, self.0.clock.now());
         if self.0.is_public {
             LAST_TOKEN.fetch_max(locks.last_token(), Ordering::SeqCst);
@@ -202,7 +202,7 @@ impl Backend for Memory {
         let all = Capabilities::new(Scope::Process);
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, gathers: true, history: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {

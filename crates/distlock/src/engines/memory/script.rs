@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
-use crate::types::sync::{Mutex, PoisonError};
+use crate::types::sync::Mutex;
 
 /// A request that can be made to go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,7 +48,7 @@ pub(super) struct Script(Mutex<HashMap<Operation, VecDeque<Fault>>>);
 
 impl Script {
     pub(super) fn push(&self, operation: Operation, fault: Fault) {
-        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.0.lock();
         faults.entry(operation).or_default().push_back(fault);
     }
 
@@ -83,7 +83,7 @@ impl Script {
     }
 
     fn next(&self, operation: Operation) -> Option<Fault> {
-        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.0.lock();
         if faults.is_empty() {
             return None;
         }

@@ -3,10 +3,10 @@
 //! Whoever asks while nothing is under way sends its own call and waits for nobody. What is asked meanwhile gathers and
 //! goes out together: one write, one script, one answer for each.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use redis::{Arg, Cmd, Value};
@@ -192,7 +192,7 @@ impl Combiner {
     }
 
     fn lanes(&self) -> MutexGuard<'_, [Lane; 2]> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock()
     }
 }
 

@@ -3,8 +3,9 @@
 //! On a connection of its own: when a slot moves, the server ends its subscriptions unasked, which a connection with
 //! other traffic would take for an answer. So this one interprets no answers, and is opened anew when that happens.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -63,7 +64,7 @@ impl Ears {
             settled: watch::Sender::new(()),
         });
         // tidy-allow(spawn): hears on the keeper's runtime, so that a blocked application misses nothing
-        let task = attachment.runtime.spawn(board.clone().run());
+        let task = attachment.keeper_runtime.spawn(board.clone().run());
         Ears { board, task }
     }
 
@@ -108,7 +109,7 @@ impl Drop for Ears {
 
 impl Board {
     fn channels(&self) -> MutexGuard<'_, HashMap<String, Channel>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channels.lock()
     }
 
     async fn run(self: Arc<Self>) {

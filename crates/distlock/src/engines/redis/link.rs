@@ -50,11 +50,11 @@ impl Link {
         home: Handle,
     ) -> Link {
         let (state, clock) = (Arc::new(LinkState::new()), Arc::new(ServerClock::new(attachment)));
-        let (refuge, place) = (attachment.runtime.clone(), options.dialer.place.clone());
+        let (refuge, place) = (attachment.keeper_runtime.clone(), options.dialer.place.clone());
         let supervisor =
             Supervisor { options, waiting, clock: clock.clone(), home, refuge, state: Supervised(state.clone()) };
         // tidy-allow(spawn): supervises the connection on the keeper's runtime
-        Link { state, supervisor: attachment.runtime.spawn(supervisor.run()), clock, place }
+        Link { state, supervisor: attachment.keeper_runtime.spawn(supervisor.run()), clock, place }
     }
 
     /// What is known of the server's clock, over all connections so far.

@@ -1,6 +1,7 @@
 //! Whether a connection is open, and those who wait for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::types::sync::Mutex;
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 
@@ -50,11 +51,11 @@ impl LinkState {
     }
 
     pub(super) fn now(&self) -> State {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.lock().clone()
     }
 
     pub(super) fn set(&self, state: State) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.state.lock() = state;
         self.changed.notify_waiters();
     }
 
@@ -85,7 +86,7 @@ mod tests {
             let (state, woken) = (state.clone(), woken.clone());
             waiting.push(tokio::spawn(async move {
                 state.wait_for(|_| false).await;
-                woken.lock().unwrap().push(number);
+                woken.lock().push(number);
             }));
             tokio::task::yield_now().await;
         }
@@ -93,6 +94,6 @@ mod tests {
         for task in waiting {
             task.await.unwrap();
         }
-        assert_eq!(*woken.lock().unwrap(), (0..20).collect::<Vec<_>>());
+        assert_eq!(*woken.lock(), (0..20).collect::<Vec<_>>());
     }
 }

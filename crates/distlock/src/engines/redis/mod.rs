@@ -311,7 +311,7 @@ impl Backend for Redis {
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, gathers: true, history: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {

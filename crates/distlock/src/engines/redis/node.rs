@@ -83,10 +83,10 @@ pub(in crate::engines) enum Lane {
 impl Node {
     /// Begins to connect.
     pub(in crate::engines) fn start(options: &NodeOptions, attachment: &Attachment) -> Node {
-        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let home = attachment.caller_runtime.as_ref().unwrap_or(&attachment.keeper_runtime).clone();
         let waiting = Arc::new(Waiting::new(attachment));
         let main = Link::start(options.0.clone(), Some(waiting.clone()), attachment, home);
-        let reserved = Link::start(options.0.clone(), None, attachment, attachment.runtime.clone());
+        let reserved = Link::start(options.0.clone(), None, attachment, attachment.keeper_runtime.clone());
         Node { options: options.clone(), waiting, main, reserved }
     }
 

@@ -44,12 +44,12 @@ impl Pair {
         attachment: &Attachment,
     ) -> Pair {
         // The callers' runtime, if there is one. Should it end or block, the link moves to the keeper's.
-        let home = attachment.home.as_ref().unwrap_or(&attachment.runtime).clone();
+        let home = attachment.caller_runtime.as_ref().unwrap_or(&attachment.keeper_runtime).clone();
         let replicas = (options.wait_replicas > 0).then(|| {
             Replicas::new(options.wait_replicas, Link::start(options.clone(), None, attachment, home.clone()))
         });
         let main = Link::start(options.clone(), waiting, attachment, home);
-        let reserved = Link::start(options.clone(), None, attachment, attachment.runtime.clone());
+        let reserved = Link::start(options.clone(), None, attachment, attachment.keeper_runtime.clone());
         Pair { main, reserved, ears, replicas }
     }
 

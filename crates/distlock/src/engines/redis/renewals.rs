@@ -65,7 +65,7 @@ impl Renewals {
         let (asks, asked) = mpsc::unbounded_channel();
         let clock = attachment.clock.clone();
         // tidy-allow(spawn): renews on the keeper's runtime, so that a blocked application loses no lock
-        let task = attachment.runtime.spawn(run(servers.clone(), clock.clone(), asked));
+        let task = attachment.keeper_runtime.spawn(run(servers.clone(), clock.clone(), asked));
         Renewals { servers, clock, asks, task }
     }
 

@@ -108,7 +108,7 @@ impl Sentinels {
         for sentinel in &self.addresses {
             let (this, sentinel) = (self.clone(), sentinel.clone());
             // tidy-allow(spawn): listens on the keeper's runtime, so that a blocked application follows the master
-            listening.spawn_on(async move { this.follow(&sentinel).await }, &attachment.runtime);
+            listening.spawn_on(async move { this.follow(&sentinel).await }, &attachment.keeper_runtime);
         }
         listening
     }

@@ -3,8 +3,9 @@
 //! Such a request may arrive after its attempt was released over another connection. It would take the lock, or a place in
 //! the queue, for an attempt that is over. So the attempt is released again and again until no request of it can come any more.
 
+use crate::types::sync::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -44,7 +45,7 @@ struct Straggler {
 
 impl Stragglers {
     pub(super) fn new(servers: Arc<Servers>, attachment: &Attachment) -> Stragglers {
-        let (clock, runtime) = (attachment.clock.clone(), attachment.runtime.clone());
+        let (clock, runtime) = (attachment.clock.clone(), attachment.keeper_runtime.clone());
         Stragglers { servers, clock, runtime, astray: Mutex::default(), releases: Mutex::default() }
     }
 
@@ -66,7 +67,7 @@ impl Stragglers {
     /// `attempt` was released by the connection `over`, and is never claimed with again.
     pub(super) fn released(&self, names: Names, attempt: AttemptId, over: &Arc<Session>) {
         let straggler = {
-            let mut astray = self.astray.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut astray = self.astray.lock();
             // On one connection the release came after the claim.
             let may_come = |straggler: &Straggler| straggler.over.as_ptr() != Arc::as_ptr(over);
             if astray.get(&attempt).is_some_and(may_come) { astray.remove(&attempt) } else { None }
@@ -74,7 +75,7 @@ impl Stragglers {
         let Some(straggler) = straggler else { return };
         let until = straggler.sent.after(LATEST);
         let again = release_until(self.servers.clone(), self.clock.clone(), names, attempt, until);
-        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut releases = self.releases.lock();
         while releases.try_join_next().is_some() {}
         // tidy-allow(spawn): goes on beside everything else, on the keeper's runtime; ends with the engine
         releases.spawn_on(again, &self.runtime);
@@ -82,7 +83,7 @@ impl Stragglers {
 
     /// Returns when no attempt that was released can get anything any more, or after [`CLOSING`].
     pub(super) async fn settle(&self) {
-        let mut releases = std::mem::take(&mut *self.releases.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut releases = std::mem::take(&mut *self.releases.lock());
         let all = async { while releases.join_next().await.is_some() {} };
         if tokio::time::timeout(CLOSING, all).await.is_err() {
             tracing::debug!(target: "distlock", "closed while a claim may still come: its lease ends it");
@@ -90,7 +91,7 @@ impl Stragglers {
     }
 
     fn note(&self, flight: &Flight<'_>) {
-        let mut astray = self.astray.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut astray = self.astray.lock();
         for claim in flight.claims {
             if astray.len().is_power_of_two() {
                 astray.retain(|_, straggler| flight.sent.since(straggler.sent) < LATEST);

@@ -1,9 +1,10 @@
 //! The attempts of this process that wait for a lock, and the messages that tell them.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -161,7 +162,7 @@ impl Waiting {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<AttemptId, Place>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

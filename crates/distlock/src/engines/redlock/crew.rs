@@ -71,7 +71,7 @@ impl Crew {
             let (clock, leaps) = (attachment.clock.clone(), leaps.clone());
             let watch = quarantine::watch(at, member.clone(), options.node_key(), clock, leaps);
             // tidy-allow(spawn): sleeps until a clock leaps
-            watches.spawn_on(watch, &attachment.runtime);
+            watches.spawn_on(watch, &attachment.keeper_runtime);
         }
         Crew {
             nodes,
@@ -82,7 +82,7 @@ impl Crew {
             node_key: options.node_key(),
             clock: attachment.clock.clone(),
             drift: attachment.drift,
-            runtime: attachment.runtime.clone(),
+            runtime: attachment.keeper_runtime.clone(),
             late: watch::Sender::new(0),
             met: Default::default(),
             _watches: watches,

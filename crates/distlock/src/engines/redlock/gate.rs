@@ -1,7 +1,8 @@
 //! How many claims for one lock this engine has on their way at once.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -34,7 +35,7 @@ impl Gates {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Key, Arc<Semaphore>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,8 +6,9 @@
 //!
 //! A node whose clock leaps forward ends leases early, which is as bad. It knows itself how far they reached.
 
+use crate::types::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::Cmd;
@@ -119,7 +120,7 @@ impl Leaps {
 
     /// Whether so many leapt together with this one that it is our own clock that stood still.
     fn is_ours(&self, at: usize, now: Moment) -> bool {
-        let mut leaps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaps = self.0.lock();
         leaps[at] = Some(now);
         let together = leaps.iter().flatten().filter(|leap| now.since(**leap) < TOGETHER).count();
         together >= quorum_of(leaps.len())

@@ -4,9 +4,10 @@
 //! that moment have had their say. Nobody waits for another's answer, and no caller is needed for a volley to come to its
 //! end: it has a task of its own.
 
+use crate::types::sync::{Mutex, MutexGuard};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ struct Inbox {
 
 impl Asked {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     fn deliver(&self, node: usize, answer: Result<Answer>) {
@@ -200,7 +201,7 @@ struct Volley {
 
 impl Volleys {
     fn begun(&self) -> MutexGuard<'_, Begun> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+        self.begun.lock()
     }
 
     fn take(&self, number: u64) -> Vec<Arc<Asked>> {

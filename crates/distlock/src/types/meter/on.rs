@@ -1,6 +1,6 @@
 //! What is counted and measured.
 
-use std::sync::{Mutex, PoisonError};
+use crate::types::sync::Mutex;
 
 use metrics::{Gauge, counter, gauge, histogram};
 
@@ -26,11 +26,11 @@ struct Counted(Mutex<Option<Gauge>>);
 impl Counted {
     fn begin(&self, gauge: Gauge) {
         gauge.increment(1.0);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+        *self.0.lock() = Some(gauge);
     }
 
     fn end(&self) {
-        if let Some(gauge) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(gauge) = self.0.lock().take() {
             gauge.decrement(1.0);
         }
     }

@@ -23,7 +23,7 @@ impl Second {
     pub(super) fn start_in(mode: Mode, dir: &Path, key: &str, owner: &str) -> Second {
         let mode = serde_json::to_string(&mode).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["backend::file::tests::second::a_second_process_takes_its_lock", "--exact", "--nocapture"])
+            .args(["engines::file::tests::second::a_second_process_takes_its_lock", "--exact", "--nocapture"])
             .env(ORDERS, format!("{}\n{key}\n{owner}\n{mode}", dir.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
