@@ -26,6 +26,9 @@ const WAKE_POLL: Duration = Duration::from_secs(1);
 /// How often to kill again: what is forked while the others are killed is found by the next look.
 const KILL_POLL: Duration = Duration::from_millis(10);
 
+/// How long to wait for the end of what a guardian left that was killed before its first report.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(10);
+
 /// A sender that repeats INT or TERM within this time means one: timeout(1) sends it to the process and to its group.
 const REPEAT: Duration = Duration::from_secs(1);
 
@@ -94,7 +97,10 @@ pub async fn supervise<H: Hold>(
             guardian.dismiss();
             return Err(Failure::Exec(io::Error::from_raw_os_error(error)));
         }
-        _ => return Err(Failure::Internal(io::Error::other("the guardian has ended"))),
+        _ => {
+            kill_orphans(&clock).await?;
+            return Err(Failure::Internal(io::Error::other("the guardian has ended")));
+        }
     };
     let child = Child { pid, placement: policy.placement, is_reaped: false };
     notes.say(&Note::Started { pid: child.pid.as_raw_nonzero().get() });
@@ -125,6 +131,19 @@ pub async fn supervise<H: Hold>(
     };
     supervisor.on_events(Some(events.collect()))?;
     Ok(supervisor.run().await?)
+}
+
+/// Kills what a guardian that was killed before its first report has started in this session, and waits for its end.
+async fn kill_orphans(clock: &Clock) -> io::Result<()> {
+    let (me, until) = (rustix::process::getpid(), clock.now().after(ORPHAN_LIMIT));
+    loop {
+        let refused = tree::kill(me, Reach::Session);
+        while child::next_ended()?.is_some() {}
+        if tree::is_clear(me, Reach::Session, &refused) || clock.now() >= until {
+            return Ok(());
+        }
+        clock.sleep_until(clock.now().after(KILL_POLL)).await;
+    }
 }
 
 /// When the guardian kills, from now on: half a margin later than we do, who can also say so.

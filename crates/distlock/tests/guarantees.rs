@@ -81,10 +81,10 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
 fn engine(file: &str) -> &'static str {
     let has = |part: &str| file.contains(part);
     match file {
-        _ if has("redlock_faults") || has("backend/redlock") => "redlock",
-        _ if has("redis_faults") || has("backend/redis") => "redis",
-        _ if has("etcd_faults") || has("backend/etcd") => "etcd",
-        _ if has("backend/file") => "file",
+        _ if has("redlock_faults") || has("engines/redlock") => "redlock",
+        _ if has("redis_faults") || has("engines/redis") => "redis",
+        _ if has("etcd_faults") || has("engines/etcd") => "etcd",
+        _ if has("engines/file") => "file",
         _ if has("testkit/src/cases") => "all",
         _ if has("distlock-cli") => "program",
         _ => "core",

@@ -178,9 +178,17 @@ fn a_daemon_outlives_a_killed_wrapper_only_where_no_lease_ends_under_it() {
 #[test]
 fn a_killed_guardian_takes_the_command_along() {
     let machine = Machine::new();
-    let script = "echo $PPID; echo $$; sleep 60";
-    let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "job", "sh", "-c", script]));
-    let (guardian, command) = (wrapper.line_pid(), wrapper.line_pid());
+    // The rest of the session is there before the command says so: a shell that is killed starts nothing more.
+    let script = "sleep 60 >/dev/null & echo $PPID; echo $$; wait";
+    let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "--status-fd", "1", "job", "sh", "-c", script]));
+    let (mut pids, mut has_started) = (Vec::new(), false);
+    while pids.len() < 2 || !has_started {
+        let line = wrapper.line();
+        assert!(!line.is_empty(), "it ended");
+        has_started |= line.contains("\"event\":\"started\"");
+        pids.extend(line.parse().ok().and_then(Pid::from_raw));
+    }
+    let (guardian, command) = (pids[0], pids[1]);
     let name = std::fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap();
     assert_eq!(name, "distlock-guard\n");
     kill_process(guardian, Signal::KILL).unwrap();
@@ -190,6 +198,21 @@ fn a_killed_guardian_takes_the_command_along() {
     wrapper.signal(Signal::INT);
     assert_eq!(code(wrapper.wait()), 137);
     assert!(machine.is_free("job"));
+}
+
+/// Whether the guardian has reported the command's start before it is killed or not.
+#[test]
+fn a_guardian_killed_at_once_leaves_no_work_behind() {
+    let machine = Machine::new();
+    let script = "sleep 60 >/dev/null & kill -KILL $PPID; wait";
+    let words = ["run", "--status-fd", "1", "job", "sh", "-c", script];
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
+    // The wrapper's end, if the guardian was killed before it had reported the start.
+    while !matches!(wrapper.line(), line if line.is_empty() || line.contains("\"event\":\"started\"")) {}
+    wrapper.signal(Signal::TERM);
+    wrapper.signal(Signal::INT);
+    wrapper.wait();
+    assert!(machine.is_free("job"), "nothing of the command has its descriptor");
 }
 
 /// A signal that comes behind the command's end is not lost on it, however late the wrapper hears of that.

@@ -327,9 +327,9 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use super::*;
     use super::super::place::Places;
     use super::super::tests::Scratch;
+    use super::*;
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
