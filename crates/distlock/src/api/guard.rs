@@ -10,13 +10,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::api::ask::{LOOK_EVERY, asking_for};
-use crate::contract::{Claim, Lease, Release, Renewal};
+use crate::contract::{Claim, Lease, Renewal};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
-use crate::core::holds::{Chore, Left};
+use crate::core::holds::Left;
+use crate::core::release::{loss_of, release_now};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
-use crate::types::event::{EventKind, LossReason};
+use crate::types::event::LossReason;
 use crate::types::key::Key;
 use crate::types::mode::Mode;
 use crate::types::options::check_ttl;
@@ -337,7 +338,7 @@ impl LockGuard {
         match self.family.holds.leave(hold.claim.attempt, self.family.clock.now()) {
             Left::Inside if hold.is_lost(self.family.clock.now()) => Err(loss_of(&hold)),
             Left::Inside | Left::Parked => Ok(()),
-            Left::Last(hold) => release_last(&self.family, hold).await,
+            Left::Last(hold) => release_now(&self.family, hold).await,
             Left::Gone => Err(loss_of(&hold)),
         }
     }
@@ -372,61 +373,5 @@ impl fmt::Debug for LockGuard {
             out.field("key", hold.key()).field("token", &hold.token).field("state", &self.state());
         }
         out.finish_non_exhaustive()
-    }
-}
-
-fn loss_of(hold: &Hold) -> Error {
-    let reason = hold.loss().unwrap_or(&LossReason::Revoked);
-    Error::lost(reason.clone()).with_key(hold.key())
-}
-
-/// Hands the release to the keeper if the caller's future dies before the engine has answered.
-struct Releasing<'a> {
-    family: &'a Family,
-    chore: Option<Chore>,
-}
-
-impl Drop for Releasing<'_> {
-    fn drop(&mut self) {
-        if let Some(chore) = self.chore.take() {
-            self.family.holds.hand_over(chore);
-        }
-    }
-}
-
-/// Releases a hold that is out of the table, in the caller's future.
-pub(crate) async fn release_last(family: &Family, hold: Arc<Hold>) -> Result<()> {
-    let now = family.clock.now();
-    let mut releasing = Releasing { family, chore: Chore::leave(&hold, now) };
-    if releasing.chore.as_ref().is_none_or(|chore| chore.hold.is_none()) {
-        family.report_loss(&hold);
-        family.reporter.flush();
-        return Err(loss_of(&hold));
-    }
-    // Somebody may still have a guard of what is unlocked by name: it is told before the engine is.
-    hold.lose(LossReason::Unlocked, now);
-    if let Some(chore) = &mut releasing.chore {
-        // Should this future be dropped, the release may have been carried out.
-        chore.unanswered = true;
-    }
-    match family.backend.release(&hold.claim).await {
-        Ok(Release::Released) => {
-            releasing.chore = None;
-            family.report(&hold, EventKind::Released { held: now.since(hold.acquired) });
-            Ok(())
-        }
-        Ok(Release::NotOurs) => {
-            releasing.chore = None;
-            let reason = LossReason::Revoked;
-            family.report(&hold, EventKind::Lost { reason: &reason, held: now.since(hold.acquired) });
-            Err(Error::lost(reason).with_key(hold.key()))
-        }
-        Err(error) => {
-            if let Some(chore) = &mut releasing.chore {
-                chore.unanswered = error.may_be_applied();
-            }
-            let help = "releasing goes on in the background, at the latest its lease ends it";
-            Err(error.with_key(hold.key()).with_help(help))
-        }
     }
 }

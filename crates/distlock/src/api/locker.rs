@@ -13,8 +13,9 @@ use crate::api::request::{LockRequest, TryLockRequest, UnlockRequest};
 use crate::api::semaphore::Semaphore;
 use crate::contract::{Backend, Capabilities, DynBackend};
 use crate::core::acquire::adopt;
-use crate::core::family::Family;
+use crate::core::family::{Core, Family};
 use crate::core::journal::Journal;
+use crate::core::keeper;
 use crate::core::observed::{Pace, Reporter};
 use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
@@ -358,7 +359,7 @@ impl LockerBuilder {
             let message = format!("the {} engine cannot keep a history", backend.name());
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
         }
-        let family = Family::start(backend, self.clock, self.drift, reporter, journal)?;
+        let family = keeper::start(Core::new(backend, self.clock, self.drift, reporter, journal))?;
         Ok(Locker { family, owner: OwnerId::random(), options: self.options })
     }
 

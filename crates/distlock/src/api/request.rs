@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guard::{LockGuard, release_last};
+use crate::api::guard::LockGuard;
 use crate::core::acquire::acquire;
 use crate::core::family::Family;
 use crate::core::holds::Left;
+use crate::core::release::release_now;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::options::Options;
@@ -250,7 +251,7 @@ impl UnlockRequest {
         };
         match family.holds.leave(hold.claim.attempt, family.clock.now()) {
             Left::Inside | Left::Parked => Ok(()),
-            Left::Last(hold) => release_last(&family, hold).await,
+            Left::Last(hold) => release_now(&family, hold).await,
             // Between the two looks the keeper saw it lost, or another task unlocked it.
             Left::Gone => Err(Error::new(ErrorKind::NotHeld, "it has just ended").with_key(&key)),
         }

@@ -9,6 +9,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
+use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -126,6 +127,17 @@ pub trait Backend: Send + Sync + 'static {
     /// connection cannot be ruled out, so the core never claims again with an attempt that it has released, nor with one
     /// that the engine has: see [`Error::with_attempt_over`].
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
+
+    /// Returns until when a request of a released attempt may still be carried out; `None` when none can.
+    ///
+    /// # Behaviour
+    /// Called after a [`release`](Backend::release) of `claim` was answered. A claim or an adoption that was not answered may
+    /// arrive after the release, and take the lock or a place in the queue for an attempt that is over. So the keeper
+    /// repeats the release with growing pauses, for the last time at that moment. Closing waits for that, within bounds.
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        let _ = claim;
+        None
+    }
 
     /// Replaces what is stored about the holder: its record becomes `lease.claim.record`.
     ///

@@ -12,6 +12,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
+use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -33,6 +34,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn shard(&self, key: &Key) -> u64;
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> BoxFuture<'a, Vec<Result<Renewal>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
+    fn late_until(&self, claim: &Claim) -> Option<Moment>;
     fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>>;
     fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>>;
@@ -77,6 +79,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>> {
         Box::pin(operation(Backend::name(self), "release", Backend::release(self, claim)))
+    }
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        Backend::late_until(self, claim)
     }
     fn amend<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<bool>> {
         Box::pin(operation(Backend::name(self), "amend", Backend::amend(self, lease)))

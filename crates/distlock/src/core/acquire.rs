@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
-use crate::core::holds::Chore;
 use crate::core::keeper::retire;
+use crate::core::release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{EventKind, LossReason};
@@ -229,7 +229,7 @@ impl Attempt<'_> {
     /// attempt, so that this release cannot end what that one is granted.
     fn begin_anew(&mut self) {
         // Also ends what an unanswered claim of the old one may still take.
-        self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
+        self.family.holds.hand_over(PendingRelease::withdraw(&self.claim, self.family.clock.now()));
         self.claim.attempt = AttemptId::random();
         self.sent = false;
     }
@@ -238,7 +238,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.sent && self.family.check_process().is_ok() {
-            self.family.holds.hand_over(Chore::withdraw(&self.claim, self.family.clock.now()));
+            self.family.holds.hand_over(PendingRelease::withdraw(&self.claim, self.family.clock.now()));
         }
     }
 }

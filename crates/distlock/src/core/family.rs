@@ -10,7 +10,6 @@ use crate::contract::DynBackend;
 use crate::core::hold::Hold;
 use crate::core::holds::Holds;
 use crate::core::journal::Journal;
-use crate::core::keeper;
 use crate::core::observed::Reporter;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
@@ -40,27 +39,9 @@ pub(crate) struct Core {
 }
 
 impl Family {
-    /// Starts the keeper over `backend`.
-    pub(crate) fn start(
-        backend: Box<dyn DynBackend>,
-        clock: Clock,
-        drift: f64,
-        reporter: Reporter,
-        journal: Option<Journal>,
-    ) -> Result<Arc<Family>> {
-        let core = Arc::new(Core {
-            backend,
-            clock,
-            drift,
-            reporter,
-            journal,
-            holds: Holds::new(),
-            closing: SetOnce::new(),
-            closed: SetOnce::new(),
-            process: Process::current(),
-        });
-        keeper::start(&core)?;
-        Ok(Arc::new(Family(core)))
+    /// Returns the handle of a family whose keeper runs.
+    pub(crate) fn of(core: Arc<Core>) -> Arc<Family> {
+        Arc::new(Family(core))
     }
 
     /// Releases everything and stops the keeper.
@@ -100,6 +81,27 @@ impl Drop for Family {
 }
 
 impl Core {
+    /// Returns what a new family shares. Its keeper is not started.
+    pub(crate) fn new(
+        backend: Box<dyn DynBackend>,
+        clock: Clock,
+        drift: f64,
+        reporter: Reporter,
+        journal: Option<Journal>,
+    ) -> Core {
+        Core {
+            backend,
+            clock,
+            drift,
+            reporter,
+            journal,
+            holds: Holds::new(),
+            closing: SetOnce::new(),
+            closed: SetOnce::new(),
+            process: Process::current(),
+        }
+    }
+
     /// Refuses to act in a forked child: the holds, the keeper and the connections are its parent's.
     pub(crate) fn check_process(&self) -> Result<()> {
         let pid = std::process::id();
@@ -195,6 +197,7 @@ pub(crate) fn check_runtime(engine: &str) -> Result<()> {
 mod tests {
     use super::*;
     use crate::core::acquire::acquire;
+    use crate::core::keeper;
     use crate::core::observed::Pace;
     use crate::engines::memory::{Memory, Store};
     use crate::types::clock::DEFAULT_DRIFT;
@@ -206,7 +209,7 @@ mod tests {
         let store = Store::new();
         let reporter = || Reporter::new("memory", None, Pace::Inline).unwrap();
         let backend = Box::new(Memory::on(&store));
-        let family = Family::start(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None).unwrap();
+        let family = keeper::start(Core::new(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None)).unwrap();
         let ask = |family: Arc<Family>| async move {
             acquire(&family, Key::new("k").unwrap(), OwnerId::random(), &Options::default()).await
         };
@@ -215,17 +218,9 @@ mod tests {
         // The same family as a fork of its process would see it.
         let mut parent = Process::clone(&family.process);
         parent.pid += 1;
-        let child = Arc::new(Family(Arc::new(Core {
-            backend: Box::new(Memory::on(&store)),
-            clock: Clock::system(),
-            drift: DEFAULT_DRIFT,
-            reporter: reporter(),
-            journal: None,
-            holds: Holds::new(),
-            closing: SetOnce::new(),
-            closed: SetOnce::new(),
-            process: Arc::new(parent),
-        })));
+        let backend = Box::new(Memory::on(&store));
+        let core = Core::new(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None);
+        let child = Family::of(Arc::new(Core { process: Arc::new(parent), ..core }));
         let error = ask(child.clone()).await.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("after the fork"), "{error}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::contract::{Claim, SHORTEST_HEARTBEAT};
 use crate::core::hold::Hold;
+use crate::core::release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
@@ -18,52 +18,11 @@ use crate::types::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
 
-/// The pause before a release is tried again, to begin with.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How many losses of attempts that are not holds yet are remembered; a hold whose loss is forgotten learns of it by its
 /// next renewal.
 const MOST_EARLY_LOSSES: usize = 1024;
 /// How long closing waits for an engine that does not answer.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
-
-/// What the keeper does for somebody who is not there to do it: ends a hold or a dropped attempt on the engine.
-pub(crate) struct Chore {
-    pub(crate) claim: Claim,
-    /// The hold it was; `None` for an attempt that may never have become one.
-    pub(crate) hold: Option<Arc<Hold>>,
-    /// When the lease is over whatever became of the requests before: then there is nothing left to do.
-    pub(crate) until: Moment,
-    /// A release was sent before and not answered.
-    pub(crate) unanswered: bool,
-    /// How long to wait before the next try.
-    pub(crate) pause: Duration,
-}
-
-impl Chore {
-    /// Ends `hold`.
-    pub(crate) fn end(hold: &Arc<Hold>, now: Moment) -> Self {
-        let lease = hold.longest().saturating_add(hold.claim.delay);
-        let until = hold.left(now).map_or(now, |left| now.after(left)).max(now.after(lease));
-        Chore { until, hold: Some(hold.clone()), ..Chore::withdraw(&hold.claim, now) }
-    }
-
-    /// Ends what the engine may still keep of `hold`, which its owner leaves. A hold that is lost already is not reported
-    /// once more, whatever comes of the release: then the chore has no `hold`. `None`: nothing is left to end, or it is left to run out.
-    pub(crate) fn leave(hold: &Arc<Hold>, now: Moment) -> Option<Self> {
-        let chore = Chore::end(hold, now);
-        if !hold.is_lost(now) {
-            return Some(chore);
-        }
-        (!hold.is_gone() && !hold.rests(now)).then_some(Chore { hold: None, ..chore })
-    }
-
-    /// Withdraws an attempt. A request of it may still be on its way: what that does is over one lease from now, or when
-    /// its place in the queue is.
-    pub(crate) fn withdraw(claim: &Claim, now: Moment) -> Self {
-        let until = now.after(claim.lease().max(SHORTEST_HEARTBEAT));
-        Chore { claim: claim.clone(), hold: None, until, unanswered: false, pause: FIRST_PAUSE }
-    }
-}
 
 /// Every hold of a family. Acquiring and unlocking touch only this table: they wake the keeper only when it would
 /// otherwise look too late.
@@ -91,14 +50,14 @@ struct Table {
     entries: HashMap<AttemptId, Entry>,
     owned: HashMap<(OwnerId, Key), AttemptId>,
     agenda: BTreeSet<(Moment, AttemptId)>,
-    chores: Vec<Chore>,
+    releases: Vec<PendingRelease>,
     /// When the keeper looks next by itself; `None` while it is at work.
     planned: Option<Moment>,
     /// Losses that an engine pushed for attempts that are not holds yet.
     early_losses: HashMap<AttemptId, LossReason>,
     /// Set when the family closes: until when the keeper waits for the engine.
     closed_by: Option<Moment>,
-    /// The keeper is gone: chores are left to the leases.
+    /// The keeper is gone: leases end what is not released.
     finished: bool,
 }
 
@@ -112,7 +71,7 @@ struct Entry {
 
 /// What the keeper has to do now.
 pub(crate) struct Work {
-    pub(crate) chores: Vec<Chore>,
+    pub(crate) releases: Vec<PendingRelease>,
     pub(crate) due: Vec<Due>,
     /// Set when the family is closed: when to give up on what is not done by then.
     pub(crate) closed_by: Option<Moment>,
@@ -219,9 +178,9 @@ impl Holds {
         let mut table = self.table();
         // In one go with leaving, so that the keeper of a closed family does not finish in between.
         let Left::Last(hold) = self.leave_in(&mut table, attempt, now) else { return None };
-        let chore = Chore::leave(&hold, now);
-        let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
-        table.chores.extend(chore);
+        let release = PendingRelease::leave(&hold, now);
+        let is_told_later = release.as_ref().is_some_and(|release| release.hold.is_some());
+        table.releases.extend(release);
         // The caller may still have a guard of what it unlocks by name: the guard is told before the engine is.
         hold.lose(LossReason::Unlocked, now);
         self.wake.notify_one();
@@ -270,11 +229,11 @@ impl Holds {
         }
     }
 
-    /// Hands a chore to the keeper.
-    pub(crate) fn hand_over(&self, chore: Chore) {
+    /// Hands a release to the keeper.
+    pub(crate) fn hand_over(&self, release: PendingRelease) {
         let mut table = self.table();
         if !table.finished {
-            table.chores.push(chore);
+            table.releases.push(release);
             self.wake.notify_one();
         }
     }
@@ -305,7 +264,7 @@ impl Holds {
         if self.under_way.load(Ordering::SeqCst) == 0 || table.early_losses.len() > MOST_EARLY_LOSSES {
             table.early_losses.clear();
         }
-        Work { chores: std::mem::take(&mut table.chores), due, closed_by: table.closed_by }
+        Work { releases: std::mem::take(&mut table.releases), due, closed_by: table.closed_by }
     }
 
     /// When the keeper must look again. From now on whoever brings that forward wakes it.
@@ -316,7 +275,7 @@ impl Holds {
         next
     }
 
-    /// Turns every hold into a chore and takes no new ones. The guards are told before anything is released. Returns the
+    /// Turns every hold into a pending release and takes no new ones. The guards are told before anything is released. Returns the
     /// holds that were lost before, as in a process that stood still: their loss is for the caller to report.
     pub(crate) fn close(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut table = self.table();
@@ -327,9 +286,9 @@ impl Holds {
         table.owned.clear();
         holds.retain(|hold| !hold.is_parked());
         holds.retain(|hold| {
-            let chore = Chore::leave(hold, now);
-            let is_told_later = chore.as_ref().is_some_and(|chore| chore.hold.is_some());
-            table.chores.extend(chore);
+            let release = PendingRelease::leave(hold, now);
+            let is_told_later = release.as_ref().is_some_and(|release| release.hold.is_some());
+            table.releases.extend(release);
             hold.lose(LossReason::Closed, now);
             !is_told_later
         });
@@ -345,7 +304,7 @@ impl Holds {
     pub(crate) fn finish(&self, now: Moment) -> bool {
         let mut table = self.table();
         let over = table.closed_by.is_some_and(|by| now >= by);
-        table.finished = over || (table.chores.is_empty() && self.under_way.load(Ordering::SeqCst) == 0);
+        table.finished = over || (table.releases.is_empty() && self.under_way.load(Ordering::SeqCst) == 0);
         table.finished
     }
 
@@ -407,19 +366,11 @@ mod tests {
             hold.claim.delay = TTL;
             holds.insert(Arc::new(hold), START).unwrap();
             holds.close(now);
-            holds.take_work(now).chores.len()
+            holds.take_work(now).releases.len()
         };
         assert_eq!(delayed(START), 1, "held: closing releases it");
         // The keeper has not looked since the lease ended, as in a process that stood still.
         assert_eq!(delayed(START.after(TTL)), 0, "lost: it rests");
-    }
-
-    #[test]
-    fn withdrawing_outlasts_a_place_in_the_queue() {
-        let claim = Claim { ttl: Duration::from_millis(200), ..hold(&Options::default()).claim };
-        assert!(Chore::withdraw(&claim, START).until >= START.after(SHORTEST_HEARTBEAT));
-        let long = Claim { ttl: SHORTEST_HEARTBEAT * 9, ..claim };
-        assert!(Chore::withdraw(&long, START).until >= START.after(long.ttl));
     }
 
     #[test]

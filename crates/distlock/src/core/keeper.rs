@@ -16,10 +16,11 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::timeout;
 
 use crate::contract::{Attachment, Lease, Losses, Release, Renewal};
-use crate::core::family::Core;
+use crate::core::family::{Core, Family};
 use crate::core::hold::Hold;
-use crate::core::holds::{Chore, Due};
+use crate::core::holds::Due;
 use crate::core::journal::Noted;
+use crate::core::release::{self, PendingRelease};
 use crate::core::shards::Shards;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -38,13 +39,17 @@ const LATEST_ANSWER: Duration = Duration::from_secs(60);
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long adding to the histories of locks may take; when closing, [`CALL_TIMEOUT`].
 const WRITING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest pause between two tries of a release.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 
-/// Starts the keeper of `core` and attaches the engine to it.
-pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
+/// Starts a family: the keeper of `core`, with the engine attached to it.
+pub(crate) fn start(core: Core) -> Result<Arc<Family>> {
+    let core = Arc::new(core);
+    keep(&core)?;
+    Ok(Family::of(core))
+}
+
+fn keep(core: &Arc<Core>) -> Result<()> {
     #[cfg(feature = "simulation")]
     if core.clock.is_of_runtime() {
         start_here(core);
@@ -96,9 +101,9 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
         let now = core.clock.now();
         let _ = core.closing.set(());
         core.holds.close(now).iter().for_each(|hold| core.report_loss(hold));
-        let left = core.holds.take_work(now).chores;
+        let left = core.holds.take_work(now).releases;
         core.holds.finish(Moment::NEVER);
-        left.into_iter().map(|chore| leave_to_its_lease(core, chore.claim.key, chore.hold.as_deref())).collect()
+        left.into_iter().filter_map(|release| leave_to_its_lease(core, About::of(&release))).collect()
     });
     let _ = core.closed.set(unconfirmed);
 }
@@ -108,22 +113,37 @@ struct Keeper {
     /// What is to be begun.
     shards: Shards,
     renewals: JoinSet<()>,
-    /// Chores that failed, by when to try them again.
-    later: BTreeMap<(Moment, AttemptId), Chore>,
+    /// Releases that are not due yet: they failed, or a claim may arrive after them.
+    later: BTreeMap<(Moment, AttemptId), PendingRelease>,
     releases: JoinSet<Released>,
     /// The call that adds to the histories of locks, if there is one under way.
     writing: JoinSet<()>,
-    /// What `releases` are about: the lock, and the hold whose end is not reported yet.
-    releasing: HashMap<Id, (Key, Option<Arc<Hold>>)>,
+    /// What `releases` are about, for those that never end.
+    releasing: HashMap<Id, About>,
     /// Locks whose release nobody confirmed before the family had to close.
     unconfirmed: Vec<Key>,
+}
+
+/// What a release is about.
+struct About {
+    key: Key,
+    /// The hold whose end is not reported yet.
+    hold: Option<Arc<Hold>>,
+    is_confirmed: bool,
+}
+
+impl About {
+    fn of(release: &PendingRelease) -> About {
+        let PendingRelease { claim, hold, is_confirmed, .. } = release;
+        About { key: claim.key.clone(), hold: hold.clone(), is_confirmed: *is_confirmed }
+    }
 }
 
 /// What became of a release.
 enum Released {
     Answered,
     /// To be tried again.
-    Again(Chore),
+    Again(PendingRelease),
     /// Never to be tried again.
     GivenUp(Key),
 }
@@ -195,10 +215,10 @@ impl Keeper {
             }
         }
         self.start_renewals();
-        work.chores.into_iter().for_each(|chore| self.add_chore(chore));
-        while let Some(due) = self.later.first_entry().filter(|chore| chore.key().0 <= now) {
-            let chore = due.remove();
-            self.add_chore(chore);
+        work.releases.into_iter().for_each(|release| self.add_release(release, now));
+        while let Some(due) = self.later.first_entry().filter(|release| release.key().0 <= now) {
+            let release = due.remove();
+            self.add_release(release, now);
         }
         self.start_releases(now);
         self.shards.forget_idle();
@@ -207,11 +227,15 @@ impl Keeper {
     }
 
     fn is_idle(&self) -> bool {
-        !self.shards.has_chores() && self.later.is_empty() && self.releases.is_empty()
+        !self.shards.has_releases() && self.later.is_empty() && self.releases.is_empty()
     }
 
-    fn add_chore(&mut self, chore: Chore) {
-        self.shards.add_chore(self.core.backend.shard(&chore.claim.key), chore);
+    fn add_release(&mut self, release: PendingRelease, now: Moment) {
+        if release.due > now {
+            self.later.insert((release.due, release.claim.attempt), release);
+        } else {
+            self.shards.add_release(self.core.backend.shard(&release.claim.key), release);
+        }
     }
 
     fn start_renewals(&mut self) {
@@ -224,13 +248,13 @@ impl Keeper {
     }
 
     fn start_releases(&mut self, now: Moment) {
-        while let Some((chore, slot)) = self.shards.next_chore() {
-            if chore.until <= now {
-                report_end(&self.core, chore.hold.as_deref(), Some(&LossReason::Expired));
+        while let Some((pending, slot)) = self.shards.next_release() {
+            if pending.is_over(now) {
+                report_end(&self.core, pending.hold.as_deref(), Some(&LossReason::Expired));
                 continue;
             }
-            let about = (chore.claim.key.clone(), chore.hold.clone());
-            let task = self.releases.spawn(release(self.core.clone(), chore, slot));
+            let about = About::of(&pending);
+            let task = self.releases.spawn(release(self.core.clone(), pending, slot));
             self.releasing.insert(task.id(), about);
         }
     }
@@ -268,17 +292,16 @@ impl Keeper {
             Released::Answered => {}
             Released::GivenUp(key) if self.core.holds.is_closed() => self.unconfirmed.push(key),
             Released::GivenUp(_) => {}
-            Released::Again(chore) => {
-                let at = self.core.clock.now().after(chore.pause);
-                self.later.insert((at, chore.claim.attempt), chore);
+            Released::Again(release) => {
+                self.later.insert((release.due, release.claim.attempt), release);
             }
         }
     }
 
     /// Gives up a release that never ended.
     fn abandon(&mut self, task: Id) {
-        if let Some((key, hold)) = self.releasing.remove(&task) {
-            self.unconfirmed.push(leave_to_its_lease(&self.core, key, hold.as_deref()));
+        if let Some(about) = self.releasing.remove(&task) {
+            self.unconfirmed.extend(leave_to_its_lease(&self.core, about));
         }
     }
 
@@ -295,16 +318,17 @@ impl Keeper {
         for task in self.releasing.keys().copied().collect::<Vec<_>>() {
             self.abandon(task);
         }
-        for chore in self.shards.take_chores().chain(std::mem::take(&mut self.later).into_values()) {
-            self.unconfirmed.push(leave_to_its_lease(&self.core, chore.claim.key, chore.hold.as_deref()));
+        for release in self.shards.take_releases().chain(std::mem::take(&mut self.later).into_values()) {
+            self.unconfirmed.extend(leave_to_its_lease(&self.core, About::of(&release)));
         }
     }
 }
 
-/// Reports the end of a hold whose release is not confirmed before the family ends. Returns its lock.
-fn leave_to_its_lease(core: &Core, key: Key, hold: Option<&Hold>) -> Key {
-    report_end(core, hold, Some(&LossReason::Closed));
-    key
+/// Reports the end of a hold whose release is not confirmed before the family ends. Returns its lock, unless an earlier
+/// release of it was confirmed.
+fn leave_to_its_lease(core: &Core, about: About) -> Option<Key> {
+    report_end(core, about.hold.as_deref(), Some(&LossReason::Closed));
+    (!about.is_confirmed).then_some(about.key)
 }
 
 /// Takes a lost hold out of the table, tells observers, and ends what the engine may still keep of it; once.
@@ -322,9 +346,9 @@ pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
     }
     let now = core.clock.now();
     // A parked one was left by its owner long ago: this is its release.
-    let chore = if is_parked { Some(Chore::end(hold, now)) } else { Chore::leave(hold, now) };
-    if let Some(chore) = chore {
-        core.holds.hand_over(chore);
+    let release = if is_parked { Some(PendingRelease::end(hold, now)) } else { PendingRelease::leave(hold, now) };
+    if let Some(release) = release {
+        core.holds.hand_over(release);
     }
 }
 
@@ -391,24 +415,24 @@ fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
 }
 
 /// Tries a release once.
-async fn release(core: Arc<Core>, mut chore: Chore, _slot: OwnedSemaphorePermit) -> Released {
+async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphorePermit) -> Released {
     let unanswered = |_| Err(Error::unknown("the release was not answered"));
-    match timeout(CALL_TIMEOUT, core.backend.release(&chore.claim)).await.unwrap_or_else(unanswered) {
+    match timeout(CALL_TIMEOUT, release::send(&core, &pending)).await.unwrap_or_else(unanswered) {
         Ok(outcome) => {
             // After a release that was not answered, "not ours" means that it was carried out.
-            let lost = outcome == Release::NotOurs && !chore.unanswered;
-            report_end(&core, chore.hold.as_deref(), lost.then_some(&LossReason::Revoked));
+            let lost = outcome == Release::NotOurs && !pending.unanswered;
+            report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));
             Released::Answered
         }
-        Err(error) if error.is_retryable() => {
-            chore.unanswered |= error.may_be_applied();
-            let again = Chore { pause: (chore.pause * 2).min(LONGEST_PAUSE), ..chore };
-            Released::Again(again)
+        Err(error) if pending.is_confirmed && (!error.is_retryable() || core.clock.now() >= pending.until) => {
+            tracing::debug!(target: "distlock", %error, "a claim that may arrive late was not released again");
+            Released::Answered
         }
+        Err(error) if error.is_retryable() => Released::Again(pending.retry(&error, core.clock.now())),
         Err(error) => {
-            tracing::warn!(target: "distlock", { lock.name = %chore.claim.key, error = %error }, "lock left to its lease");
-            report_end(&core, chore.hold.as_deref(), Some(&LossReason::Expired));
-            Released::GivenUp(chore.claim.key)
+            tracing::warn!(target: "distlock", { lock.name = %pending.claim.key, error = %error }, "lock left to its lease");
+            report_end(&core, pending.hold.as_deref(), Some(&LossReason::Expired));
+            Released::GivenUp(pending.claim.key)
         }
     }
 }

@@ -7,4 +7,5 @@ pub(crate) mod holds;
 pub(crate) mod journal;
 pub(crate) mod keeper;
 pub(crate) mod observed;
+pub(crate) mod release;
 pub(crate) mod shards;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::core::holds::Chore;
+use crate::core::release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::token::AttemptId;
 
@@ -24,7 +24,7 @@ struct Shard {
     /// Holds to renew, the nearest end first, each with its count of unanswered renewals.
     ready: BTreeMap<(Moment, AttemptId), u32>,
     renewal_slots: Arc<Semaphore>,
-    chores: VecDeque<Chore>,
+    releases: VecDeque<PendingRelease>,
     release_slots: Arc<Semaphore>,
 }
 
@@ -33,7 +33,7 @@ impl Default for Shard {
         Shard {
             ready: BTreeMap::new(),
             renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
-            chores: VecDeque::new(),
+            releases: VecDeque::new(),
             release_slots: Arc::new(Semaphore::new(RELEASES_AT_ONCE)),
         }
     }
@@ -42,7 +42,7 @@ impl Default for Shard {
 impl Shard {
     fn is_idle(&self) -> bool {
         self.ready.is_empty()
-            && self.chores.is_empty()
+            && self.releases.is_empty()
             && self.renewal_slots.available_permits() == RENEWALS_AT_ONCE
             && self.release_slots.available_permits() == RELEASES_AT_ONCE
     }
@@ -56,12 +56,12 @@ impl Shard {
         Some((batch.map(|((_, attempt), _)| attempt).collect(), slot))
     }
 
-    fn next_chore(&mut self) -> Option<(Chore, OwnedSemaphorePermit)> {
-        if self.chores.is_empty() {
+    fn next_release(&mut self) -> Option<(PendingRelease, OwnedSemaphorePermit)> {
+        if self.releases.is_empty() {
             return None;
         }
         let slot = self.release_slots.clone().try_acquire_owned().ok()?;
-        self.chores.pop_front().map(|chore| (chore, slot))
+        self.releases.pop_front().map(|release| (release, slot))
     }
 }
 
@@ -71,9 +71,9 @@ impl Shards {
         self.0.entry(shard).or_default().ready.insert((end, attempt), unanswered);
     }
 
-    /// Has a chore done.
-    pub(crate) fn add_chore(&mut self, shard: u64, chore: Chore) {
-        self.0.entry(shard).or_default().chores.push_back(chore);
+    /// Has a release sent.
+    pub(crate) fn add_release(&mut self, shard: u64, release: PendingRelease) {
+        self.0.entry(shard).or_default().releases.push_back(release);
     }
 
     /// Returns the holds of the next renewal call to begin, and its right to be begun.
@@ -81,9 +81,9 @@ impl Shards {
         self.0.values_mut().find_map(Shard::next_batch)
     }
 
-    /// Returns the next chore to begin, and its right to be begun.
-    pub(crate) fn next_chore(&mut self) -> Option<(Chore, OwnedSemaphorePermit)> {
-        self.0.values_mut().find_map(Shard::next_chore)
+    /// Returns the next release to begin, and its right to be begun.
+    pub(crate) fn next_release(&mut self) -> Option<(PendingRelease, OwnedSemaphorePermit)> {
+        self.0.values_mut().find_map(Shard::next_release)
     }
 
     /// Forgets the servers that there is no work for: they come and go.
@@ -91,13 +91,13 @@ impl Shards {
         self.0.retain(|_, shard| !shard.is_idle());
     }
 
-    pub(crate) fn has_chores(&self) -> bool {
-        self.0.values().any(|shard| !shard.chores.is_empty())
+    pub(crate) fn has_releases(&self) -> bool {
+        self.0.values().any(|shard| !shard.releases.is_empty())
     }
 
-    /// Takes all chores that are not begun.
-    pub(crate) fn take_chores(&mut self) -> impl Iterator<Item = Chore> {
-        self.0.values_mut().flat_map(|shard| std::mem::take(&mut shard.chores))
+    /// Takes all releases that are not begun.
+    pub(crate) fn take_releases(&mut self) -> impl Iterator<Item = PendingRelease> {
+        self.0.values_mut().flat_map(|shard| std::mem::take(&mut shard.releases))
     }
 }
 
@@ -120,15 +120,15 @@ mod tests {
         shards.renew(2, START.after(TTL), other, 0);
         assert_eq!(shards.next_batch().expect("begun").0, [other]);
 
-        let chore = || Chore::withdraw(&hold(&Options::default()).claim, START);
-        (0..200).for_each(|_| shards.add_chore(1, chore()));
-        let releases: Vec<_> = std::iter::from_fn(|| shards.next_chore()).collect();
+        let release = || PendingRelease::withdraw(&hold(&Options::default()).claim, START);
+        (0..200).for_each(|_| shards.add_release(1, release()));
+        let releases: Vec<_> = std::iter::from_fn(|| shards.next_release()).collect();
         assert_eq!(releases.len(), RELEASES_AT_ONCE);
-        let last = chore();
+        let last = release();
         let attempt = last.claim.attempt;
-        shards.add_chore(2, last);
-        assert_eq!(shards.next_chore().expect("begun").0.claim.attempt, attempt);
-        assert_eq!(shards.take_chores().count(), 200 - RELEASES_AT_ONCE);
+        shards.add_release(2, last);
+        assert_eq!(shards.next_release().expect("begun").0.claim.attempt, attempt);
+        assert_eq!(shards.take_releases().count(), 200 - RELEASES_AT_ONCE);
     }
 
     #[test]
