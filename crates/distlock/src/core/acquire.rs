@@ -33,12 +33,12 @@ const LAST_REPLY: Duration = Duration::from_millis(250);
 const LONGEST_LAST_REPLY: Duration = Duration::from_secs(1);
 /// A busy reply that is younger than this is still the engine's word when the last claim is not answered in time.
 const FRESH: Duration = Duration::from_secs(1);
-/// What becomes of a claim that may have been carried out.
+/// The help for a claim that may have been carried out.
 const WITHDRAWN: &str = "the attempt is withdrawn in the background, at the latest its lease ends it";
 /// How many grants in a row may arrive after their own deadline before the engine counts as too slow for the lease.
 const STALE_GRANTS: u32 = 3;
 
-/// Takes `key` for `owner`; `None` when somebody else has it and the caller does not wait.
+/// Acquires `key` for `owner`; `None` when another owner has it and the caller does not wait.
 ///
 /// Runs in the caller's future. Dropping it at any point hands the attempt to the keeper, which withdraws it.
 pub(crate) async fn acquire(
@@ -65,10 +65,10 @@ pub(crate) async fn acquire(
     span.around(Acquire::new(family, claim, options).run()).await
 }
 
-/// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
+/// Claims all of `keys` in one step; `None` when the engine cannot do that, or one is taken and the caller waits.
 ///
 /// Runs in the caller's future. Dropping it at any point hands the attempts to the keeper, which withdraws them.
-pub(crate) async fn acquire_all(
+pub(crate) async fn claim_all(
     family: &Arc<Family>,
     keys: &BTreeSet<Key>,
     owner: &OwnerId,
@@ -94,17 +94,17 @@ pub(crate) async fn acquire_all(
     let is_over = matches!(&answer, Some(Err(error)) if error.is_attempt_over());
     let is_doubtful = !is_over && matches!(&answer, Some(Err(error)) if error.may_be_applied());
     if is_doubtful {
-        // The same claims once more: it cannot harm, and may say what became of them.
+        // An idempotent retry of the same claims may tell their outcome.
         answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     }
     let is_refused = match &answer {
         Some(Ok(ClaimedAll::Busy(..))) => true,
-        // A caller that waits asks for each lock by another attempt.
+        // A caller that waits claims each lock with a new attempt.
         Some(Err(error)) => !error.may_be_applied() || is_over && waits,
         Some(Ok(ClaimedAll::Granted(_))) | None => false,
     };
     if is_refused && !is_doubtful && !is_over {
-        // Nothing of them is there. A request that was not answered may still come: that one is withdrawn.
+        // The engine has nothing of them. A request without a reply may still arrive, so it is withdrawn.
         all.iter_mut().for_each(|acquire| acquire.attempt.sent = false);
     }
     let taken = match answer {
@@ -123,7 +123,7 @@ pub(crate) async fn acquire_all(
     };
     for acquire in &mut all {
         match &taken {
-            // Each is asked for again, and counted then.
+            // Each lock is claimed again, and counted then.
             Ok(None) => acquire.meter.forget(),
             end => acquire.meter.ends(end),
         }
@@ -134,7 +134,7 @@ pub(crate) async fn acquire_all(
     taken
 }
 
-/// Every claim was granted; should one not become a hold, none stays.
+/// Turns all grants into holds, or leaves none of them.
 fn accept_all(all: &mut [Acquire<'_>], grants: Vec<Grant>) -> Result<Vec<Arc<Hold>>> {
     let mut holds = Vec::with_capacity(all.len());
     for (acquire, grant) in all.iter_mut().zip(grants) {
@@ -152,7 +152,7 @@ fn accept_all(all: &mut [Acquire<'_>], grants: Vec<Grant>) -> Result<Vec<Arc<Hol
     Ok(holds)
 }
 
-/// Takes over the hold that `ticket` is about.
+/// Takes over the hold of `ticket`.
 ///
 /// Runs in the caller's future. Dropping it at any point hands the new attempt to the keeper, which withdraws it.
 pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &Options) -> Result<Arc<Hold>> {
@@ -178,7 +178,7 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     adopted.transpose().unwrap_or_else(|| Err(Error::lost(LossReason::Expired))).map_err(refused)
 }
 
-/// The mode to claim in. Where the engine does not know of owners, re-entry stays within the family.
+/// Returns the mode to claim in. Where the engine has no re-entry by owner, re-entry stays within the family.
 fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
     let able = family.backend.capabilities();
     match options.mode {
@@ -192,7 +192,7 @@ fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
     }
 }
 
-/// What an owner that already has the lock gets: its hold once more, or an error at once; never a self-deadlock.
+/// Returns what an owner gets that already has the lock: its hold again, or an error at once, never a self-deadlock.
 fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -> Result<Option<Arc<Hold>>> {
     // Slots of a semaphore are never found: an owner may have several.
     let now = family.clock.now();
@@ -220,15 +220,15 @@ fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -
 struct Attempt<'a> {
     family: &'a Arc<Family>,
     claim: Claim,
-    /// Whether the engine may know of it.
+    /// Whether the engine may have received a claim of it.
     sent: bool,
 }
 
 impl Attempt<'_> {
-    /// The engine has ended the attempt, and a release of it may still be on its way. The next claim is by another
-    /// attempt, so that this release cannot end what that one is granted.
+    /// Replaces the attempt after the engine has ended it. A release of the old attempt may still be on its way; it cannot
+    /// end what the new one is granted.
     fn begin_anew(&mut self) {
-        // Also ends what an unanswered claim of the old one may still take.
+        // A claim of the old attempt without a reply may still take the lock: this ends it.
         self.family.holds.hand_over(PendingRelease::withdraw(&self.claim, self.family.clock.now()));
         self.claim.attempt = AttemptId::random();
         self.sent = false;
@@ -251,11 +251,11 @@ struct Acquire<'a> {
     attempts: u32,
     failures: u32,
     stale_grants: u32,
-    /// Whether observers know that it waits.
+    /// Whether the wait was reported to observers.
     waits: bool,
     /// The last reply, when it said that another owner has the lock.
     busy: Option<BusyReply>,
-    /// The last failure, unless a reply came after it.
+    /// The last failure, unless a reply followed it.
     failure: Option<Error>,
     /// Whether a claim since the last reply may have been carried out.
     in_doubt: bool,
@@ -281,7 +281,7 @@ impl BusyReply {
     }
 }
 
-/// What to do after an answer: come to an end, or claim again.
+/// What to do after a reply: end, or claim again.
 type Step = ControlFlow<Result<Option<Arc<Hold>>>>;
 
 impl<'a> Acquire<'a> {
@@ -336,7 +336,7 @@ impl<'a> Acquire<'a> {
         match answer {
             Ok(Claimed::Granted(grant)) => self.accept(grant),
             Ok(Claimed::Busy(busy)) => {
-                // Without a queue a busy answer leaves nothing behind.
+                // Without a queue a busy reply leaves nothing behind.
                 self.attempt.sent = sent_before || self.attempt.claim.queue;
                 (self.failures, self.failure, self.in_doubt) = (0, None, false);
                 self.wait_for_turn(busy).await
@@ -352,7 +352,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Asks the engine to give a hold to this attempt; once more when it is not known whether it did.
+    /// Asks the engine to give the hold to this attempt, and again while the outcome is unknown.
     async fn adopt(&mut self, ticket: &HoldTicket) -> Result<Grant> {
         loop {
             self.attempt.sent = true;
@@ -389,10 +389,10 @@ impl<'a> Acquire<'a> {
         ControlFlow::Break(Ok(Some(hold)))
     }
 
-    /// The grant came after its own deadline. The claim is repeatable, so claiming again renews it.
+    /// Handles a grant that arrived after its own deadline. Claims are idempotent, so claiming again renews it.
     fn refuse_stale(&mut self, now: Moment) -> Step {
         self.stale_grants += 1;
-        // The holder that was seen before has left the lock.
+        // The holder that was seen before has released the lock.
         self.busy = None;
         if now >= self.until || self.is_spent() {
             return self.time_out();
@@ -410,7 +410,7 @@ impl<'a> Acquire<'a> {
         self.busy = Some(BusyReply { holder: busy.holder, at: now });
         self.stale_grants = 0;
         if self.options.wait == Some(Duration::ZERO) || now >= self.until || self.is_spent() {
-            // It may be another task of the same owner that was just faster.
+            // The holder may be another task of the same owner.
             return match self.look_inside() {
                 ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
                 ControlFlow::Continue(()) => self.time_out(),
@@ -425,13 +425,13 @@ impl<'a> Acquire<'a> {
         let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
         match wake {
             Ok(Some(Wake::Granted(grant))) => self.accept(grant),
-            // Also when the time is over: one last claim says whether the engine is there and who has the lock now.
+            // After the caller's time, too: a last claim tells whether the engine is reachable and who has the lock now.
             Ok(Some(Wake::Retry) | None) => self.look_inside(),
             Err(closed) => ControlFlow::Break(Err(closed)),
         }
     }
 
-    /// Another task of the same owner may have taken the lock in the meantime.
+    /// Checks whether another task of the same owner has taken the lock meanwhile.
     fn look_inside(&self) -> Step {
         let Claim { key, record, .. } = &self.attempt.claim;
         match enter_again(self.family(), key, &record.owner, self.options) {
@@ -440,14 +440,14 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// The engine failed: claim again after a growing pause, or give up.
+    /// Claims again after a growing pause, or gives up, when the engine has failed.
     async fn pause_after(&mut self, error: Error) -> Step {
         self.failures += 1;
         let is_try = self.options.wait == Some(Duration::ZERO);
-        // A try does not wait, but it does not leave an unknown outcome unasked either. Another attempt would not find it.
-        let is_unasked = error.may_be_applied() && !error.is_attempt_over();
-        let patience = if is_try { u32::from(is_unasked) } else { self.options.max_retries };
-        if !error.is_retryable() || self.failures > patience || self.is_spent() {
+        // A try does not wait, but retries once to learn an unknown outcome. Only the same attempt can learn it.
+        let is_unknown = error.may_be_applied() && !error.is_attempt_over();
+        let most_failures = if is_try { u32::from(is_unknown) } else { self.options.max_retries };
+        if !error.is_retryable() || self.failures > most_failures || self.is_spent() {
             return ControlFlow::Break(Err(self.give_up(error)));
         }
         if is_try {
@@ -466,8 +466,8 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Its place in the queue may have outlived the failure, and its turn may come. A hint to claim again is not followed:
-    /// the engine is spared until the pause is over.
+    /// Resolves if the lock is granted during the pause: the place in the queue may have outlived the failure. Hints to claim
+    /// again are ignored, to spare the engine until the pause has passed.
     async fn grant_in_pause(&self) -> Grant {
         let Attempt { claim, sent, .. } = &self.attempt;
         if *sent
@@ -479,7 +479,7 @@ impl<'a> Acquire<'a> {
         std::future::pending().await
     }
 
-    /// The error to end with: an outcome that is not known stays unknown, whatever failed last.
+    /// Returns the final error: an unknown outcome stays unknown, whatever failed last.
     fn give_up(&self, error: Error) -> Error {
         if self.in_doubt && !error.may_be_applied() && error.is_retryable() {
             return Error::unknown("a claim was not answered and the engine is out of reach now")
@@ -489,7 +489,7 @@ impl<'a> Acquire<'a> {
         error
     }
 
-    /// The error to end with when the time is over and the last thing known of the engine is `failure`.
+    /// Returns the error for a wait that ended while `failure` was the last thing known of the engine.
     fn out_of_reach(&self, failure: Error) -> Error {
         let waited = self.family().clock.now().since(self.started).as_secs_f64();
         let message = format!("the engine did not serve the claim within {waited:.3} s: {failure}");
@@ -500,7 +500,7 @@ impl<'a> Acquire<'a> {
         .with_source(failure)
     }
 
-    /// The time is over, and a claim that was sent at `asked` has no reply.
+    /// Ends a wait whose claim, sent at `asked`, has no reply.
     fn unanswered(&mut self, asked: Moment) -> Step {
         let now = self.family().clock.now();
         if self.failure.is_none() && self.busy.as_ref().is_some_and(|busy| now.since(busy.at) < FRESH) {
@@ -509,8 +509,7 @@ impl<'a> Acquire<'a> {
         ControlFlow::Break(Err(self.no_reply(asked)))
     }
 
-    /// The error to end with when the time is over and a claim that was sent at `asked` has no reply: it may have been
-    /// carried out.
+    /// Returns the error for a wait whose claim, sent at `asked`, has no reply and may have been carried out.
     fn no_reply(&mut self, asked: Moment) -> Error {
         let silence = self.family().clock.now().since(asked).as_secs_f64();
         self.in_doubt = true;
@@ -518,7 +517,7 @@ impl<'a> Acquire<'a> {
         self.out_of_reach(failure.unwrap_or_else(|| Error::unknown(format!("no reply for {silence:.3} s"))))
     }
 
-    /// Until when a reply counts: a little longer than the caller's time lasts.
+    /// Returns until when a reply counts: a little longer than the caller waits.
     fn last_reply_by(&self) -> Moment {
         self.until.after((self.round_trip * 2).clamp(LAST_REPLY, LONGEST_LAST_REPLY))
     }
@@ -536,7 +535,7 @@ impl<'a> Acquire<'a> {
         ControlFlow::Break(Err(Error::new(ErrorKind::Timeout, message).with_holder(holder)))
     }
 
-    /// Tells observers that asking ended because the engine could not be asked.
+    /// Reports that the acquisition ended because the engine could not be reached.
     fn report_failure(&self, error: &Error) {
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
             let waited = self.family().clock.now().since(self.started);
@@ -562,8 +561,8 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// Runs `future` until `until` at the longest (then `None`) or until the family closes: from then on the engine is not
-/// asked again, since the keeper has withdrawn the attempt.
+/// Runs `future` until `until` (then `None`) or until the family closes. A closed family sends no further request: the
+/// keeper has withdrawn the attempt.
 async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
     let mut future = pin!(future);
     let unless_closed = poll_fn(|context| match family.closing.initialized() {
@@ -578,7 +577,8 @@ async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output =
     }
 }
 
-/// Doubles from the retry interval on, with jitter, so that clients do not come back together.
+/// Returns the pause after so many failures: it doubles from the retry interval on, with jitter, so that clients do not
+/// retry at the same moment.
 fn back_off(interval: Duration, failures: u32) -> Duration {
     let full = interval.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE.max(interval));
     full.mul_f64(0.5 + 0.5 * AttemptId::random().fraction())

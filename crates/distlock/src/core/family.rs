@@ -1,4 +1,4 @@
-//! What all clones of a locker share: the engine, the holds, the clock and the keeper that looks after them.
+//! A family: all clones of a locker, which share the engine, the holds, the clock and the keeper.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,23 +18,23 @@ use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
 use crate::types::owner::Process;
 
-/// The handle that lockers and guards share; when the last is gone the keeper ends what is left and stops.
+/// The handle that lockers and guards share. When the last one is dropped, the keeper releases everything and stops.
 pub(crate) struct Family(Arc<Core>);
 
-/// What the keeper shares with the family.
+/// The state that the keeper shares with the family's handles.
 pub(crate) struct Core {
     pub(crate) backend: Box<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) drift: f64,
     pub(crate) reporter: Reporter,
-    /// Where what happens is gathered for the histories of locks; `None`: they have none.
+    /// Collects entries for the histories of locks; `None` when no history is kept.
     pub(crate) journal: Option<Journal>,
     pub(crate) holds: Holds,
-    /// Set when the family closes: whoever waits for a lock gives up.
+    /// Set when the family closes: waiters give up.
     pub(crate) closing: SetOnce<()>,
-    /// Set when the keeper has left, to the locks whose release nobody confirmed.
+    /// Set when the keeper has ended, to the locks whose release was not confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
-    /// Who made it: a forked child is somebody else.
+    /// The process that made the family. A forked child is another process.
     pub(crate) process: Arc<Process>,
 }
 
@@ -59,7 +59,7 @@ impl Family {
     }
 
     fn shut(&self) {
-        // First stop the waits, then withdraw them.
+        // Waits end before they are withdrawn.
         let _ = self.closing.set(());
         self.holds.close(self.clock.now()).iter().for_each(|hold| self.report_loss(hold));
     }
@@ -112,8 +112,8 @@ impl Core {
         Err(Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork"))
     }
 
-    /// Refuses to ask the engine where that cannot be done: in a forked child, and outside of a tokio runtime where the
-    /// engine needs one. Nothing was sent then.
+    /// Refuses a call that cannot reach the engine: in a forked child, and outside of a tokio runtime where the engine needs
+    /// one. Nothing is sent then.
     pub(crate) fn check_caller(&self) -> Result<()> {
         self.check_process()?;
         if self.backend.needs_runtime() { check_runtime(self.backend.name()) } else { Ok(()) }
@@ -131,7 +131,7 @@ impl Core {
         Ok(())
     }
 
-    /// Leaves a hold without waiting for the engine: what a dropped guard does. Never blocks, never panics.
+    /// Leaves a hold without waiting for the engine, as a dropped guard does. Never blocks, never panics.
     pub(crate) fn leave_in_background(&self, hold: &Hold) {
         if self.check_process().is_ok()
             && let Some(lost) = self.holds.leave_behind(hold.claim.attempt, self.clock.now())
@@ -140,13 +140,13 @@ impl Core {
         }
     }
 
-    /// Reports from a caller's task: when this returns, the observer has seen it.
+    /// Reports an event from a caller's task. When this returns, the observer has seen it.
     pub(crate) fn report(&self, hold: &Hold, kind: EventKind<'_>) {
         self.record(hold, &kind);
         self.reporter.emit(hold.key(), hold.owner(), Some(hold.token), kind);
     }
 
-    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    /// Reports an event without waiting for the observer: for the keeper and dropped guards.
     pub(crate) fn report_later(&self, hold: &Hold, kind: EventKind<'_>) {
         self.record(hold, &kind);
         self.reporter.emit_later(hold.key(), hold.owner(), Some(hold.token), kind);
@@ -161,7 +161,7 @@ impl Core {
         }
     }
 
-    /// Adds to a lock's history, some time later and if it can; nobody waits for it.
+    /// Queues an entry for a lock's history. The keeper writes it later, as far as it can.
     pub(crate) fn write_down(&self, key: &Key, entry: HistoryEntry) {
         if let Some(journal) = &self.journal
             && journal.add(key, entry, self.clock.now())
@@ -170,13 +170,13 @@ impl Core {
         }
     }
 
-    /// Milliseconds of the Unix epoch, for people.
+    /// Returns the milliseconds of the Unix epoch, for display.
     pub(crate) fn wall_ms(&self) -> u64 {
         let since = self.clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Tells observers that a hold is over without a release by its owner; once.
+    /// Reports the loss of a hold, once.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let held = self.clock.now().since(hold.acquired);
         hold.tell_loss(|reason| self.report_later(hold, EventKind::Lost { reason, held }));

@@ -1,4 +1,4 @@
-//! One hold of a lock: until when it lasts, when it is to be renewed, and how it was lost.
+//! One hold of a lock: its deadline, its renewals and its loss.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::FencingToken;
 use crate::types::watchdog::{Kind, Watchdog};
 
-/// How long to wait for the answer to one renewal before another is sent beside it.
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(20);
-const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
-/// Renewals begin at this many moments in the time between two of the same lock: however many locks there are, the keeper
-/// wakes no more often, and those of one moment share a call.
+/// The bounds of how long to wait for the reply to a renewal before another one is sent beside it.
+const SHORTEST_REPLY_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_REPLY_WAIT: Duration = Duration::from_secs(2);
+/// Renewals start at no more than this many moments per renewal interval: the keeper wakes no more often than that, however
+/// many locks there are, and renewals of one moment share a call.
 const ROUNDS: u32 = 64;
 
 /// One hold of a lock, shared by its guards and the keeper.
@@ -31,37 +31,37 @@ pub(crate) struct Hold {
     pub(crate) acquired: Moment,
     state: Mutex<State>,
     lost: SetOnce<LossReason>,
-    /// Whether its loss was reported. Held while that is done, so that nothing is reported of the next hold before.
+    /// Whether its loss was reported. Locked while it is reported, so that nothing of the next hold is reported before.
     is_told: Mutex<bool>,
     watchdog: Watchdog,
     renew_at: f64,
     drift: f64,
-    /// When `at_least` is over.
+    /// The end of `at_least`.
     least_end: Moment,
     pub(crate) meter: HoldMeter,
 }
 
 struct State {
-    /// What renewals ask for.
+    /// The lease that renewals ask for.
     ttl: Duration,
-    /// The longest lease that was ever asked for: the engine may have it, whatever was answered.
+    /// The longest lease that was ever asked for: the engine may have granted it, whatever it replied.
     longest: Duration,
-    /// The last answered request's start and the length that the engine gave it, which may be another: a lock that was
-    /// handed over begins with a short lease.
+    /// The start of the last request that was answered, and the lease that the engine granted. That may be shorter than
+    /// asked for: a lock that was handed over begins with a short first lease.
     term: Term,
-    /// Where the lease ends for us (rule 1). Only ever moves forward: a renewal never shortens a lease.
+    /// The local deadline of the lease (rule 1). It only moves forward: a renewal never shortens a lease.
     deadline: Moment,
-    /// Whether the lease is still the short one of a handover: it is made whole once, also without a watchdog.
+    /// Whether the lease is still the short first lease of a handoff: it is extended once, also without a watchdog.
     handed: bool,
-    /// Renewals that failed since the last one that did not.
+    /// Failed renewals since the last successful one.
     failures: u32,
-    /// Renewals begun since the last answer.
+    /// Renewals sent since the last reply.
     unanswered: u32,
-    /// When `max_hold` is over; once it is parked, when `at_least` is.
+    /// The end of `max_hold`; of a parked hold, the end of `at_least`.
     max_end: Moment,
     /// When the watchdog was fed last.
     fed: Moment,
-    /// Its owner has left it, and it is kept until `at_least` is over.
+    /// Its owner has unlocked it, and it is kept until `at_least` has passed.
     parked: bool,
 }
 
@@ -104,12 +104,12 @@ impl Hold {
         &self.claim.record.owner
     }
 
-    /// Whether others may hold it too, as readers.
+    /// Returns whether other readers may hold the lock too.
     pub(crate) fn is_shared(&self) -> bool {
         self.claim.mode() == Mode::Shared
     }
 
-    /// When the hold counts as lost unless a renewal is answered before.
+    /// Returns when the hold is lost unless a renewal is answered before.
     pub(crate) fn end(&self) -> Moment {
         self.end_of(&self.state())
     }
@@ -118,17 +118,17 @@ impl Hold {
         self.state().failures > 0
     }
 
-    /// What to ask the engine for at the next renewal.
+    /// Returns the lease to ask for at the next renewal.
     pub(crate) fn lease(&self) -> Lease {
         Lease::new(Claim { ttl: self.ttl(), ..self.claim.clone() }, self.token)
     }
 
-    /// Whether the hold was lost by the engine's own word: then there is nothing of it to release.
+    /// Returns whether the engine said that the hold is gone: then nothing is left to release.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self.loss(), Some(LossReason::Revoked | LossReason::Broken | LossReason::Adopted))
     }
 
-    /// Whether the hold is lost. Once it has been, it stays so: whoever sees the deadline passed settles it.
+    /// Returns whether the hold is lost. The first caller that sees the deadline passed makes the loss final.
     pub(crate) fn is_lost(&self, now: Moment) -> bool {
         self.settle(&self.state(), now)
     }
@@ -137,8 +137,8 @@ impl Hold {
         self.lost.get()
     }
 
-    /// Has `report` tell of the loss, if there is one; the first time only. Returns when it was told, by this call or
-    /// another.
+    /// Calls `report` with the loss, if there is one, once per hold. When this returns the loss was reported, by this call
+    /// or another.
     pub(crate) fn tell_loss(&self, report: impl FnOnce(&LossReason)) {
         let mut is_told = self.is_told.lock();
         if let Some(reason) = self.loss().filter(|_| !*is_told) {
@@ -152,7 +152,7 @@ impl Hold {
         self.lost.wait().await
     }
 
-    /// Ends the hold for `reason`, unless it was lost before.
+    /// Marks the hold as lost for `reason`, unless it was lost before.
     pub(crate) fn lose(&self, reason: LossReason, now: Moment) {
         let state = self.state();
         if !self.settle(&state, now) {
@@ -160,7 +160,7 @@ impl Hold {
         }
     }
 
-    /// The work lives. Answers whether renewal had stopped for want of a sign.
+    /// Records a sign of life. Returns whether renewal had stopped for lack of one.
     pub(crate) fn feed(&self, now: Moment) -> bool {
         let mut state = self.state();
         let was_silent = self.is_silent(&state, now);
@@ -168,8 +168,7 @@ impl Hold {
         was_silent
     }
 
-    /// Whether it is lost and nobody is to have the lock until the delay is over that was asked for: then it is not
-    /// released, but left to run out.
+    /// Returns whether the hold is lost and its lock delay must run out: then it is not released.
     pub(crate) fn rests(&self, now: Moment) -> bool {
         !self.claim.delay.is_zero() && self.is_lost(now) && !matches!(self.loss(), Some(LossReason::Closed))
     }
@@ -178,7 +177,8 @@ impl Hold {
         self.state().parked
     }
 
-    /// Its owner leaves it before `at_least` is over: it is kept until then. False when there is nothing to wait for.
+    /// Keeps a hold that its owner unlocks before `at_least` has passed until then. Returns `false` when nothing is left to
+    /// wait for.
     pub(crate) fn park(&self, now: Moment) -> bool {
         let mut state = self.state();
         if now >= self.least_end || self.settle(&state, now) {
@@ -189,7 +189,7 @@ impl Hold {
         true
     }
 
-    /// Whether the watchdog keeps it at `now`.
+    /// Returns whether the hold is to be renewed at `now`.
     pub(crate) fn is_kept(&self, now: Moment) -> bool {
         let state = self.state();
         state.parked || state.handed || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
@@ -199,19 +199,19 @@ impl Hold {
         matches!(self.watchdog.0, Kind::Fed(most) if now >= state.fed.after(most)) && !state.parked
     }
 
-    /// A renewal begins. Answers how many are unanswered before it.
+    /// Counts a renewal that begins. Returns how many before it have no reply.
     pub(crate) fn begin_renewal(&self) -> u32 {
         let mut state = self.state();
         state.unanswered += 1;
         state.unanswered - 1
     }
 
-    /// How long to wait for the answer to a renewal: a quarter of what is left, so that there is time for others.
-    pub(crate) fn patience(&self, now: Moment) -> Duration {
-        (self.end().since(now) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    /// Returns how long to wait for the reply to a renewal: a quarter of the time left, so that there is time for retries.
+    pub(crate) fn reply_wait(&self, now: Moment) -> Duration {
+        (self.end().since(now) / 4).clamp(SHORTEST_REPLY_WAIT, LONGEST_REPLY_WAIT)
     }
 
-    /// An answered renewal moves the deadline, from its own start. False when it came too late.
+    /// Moves the deadline after a renewal, counted from the renewal's own start. Returns `false` when the hold is lost.
     pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> bool {
         let mut state = self.state();
         if self.settle(&state, now) {
@@ -231,45 +231,45 @@ impl Hold {
         true
     }
 
-    /// A renewal failed. Answers how many have since the last success.
+    /// Counts a failed renewal. Returns how many have failed since the last success.
     pub(crate) fn renewal_failed(&self) -> u32 {
         let mut state = self.state();
         state.failures += 1;
         state.failures
     }
 
-    /// The engine answers, if only to refuse.
+    /// Records that the engine replies, if only to refuse.
     pub(crate) fn answered(&self) {
         self.state().unanswered = 0;
     }
 
-    /// Time until the hold counts as lost; `None` when it does not end by time.
+    /// Returns the time until the hold is lost; `None` when it does not end by time.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         Some(self.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now))
     }
 
-    /// How long the lease is that renewals ask for.
+    /// Returns the lease that renewals ask for.
     pub(crate) fn ttl(&self) -> Duration {
         self.state().ttl
     }
 
-    /// How long the lease may be that the engine has.
+    /// Returns the longest lease that the engine may have granted.
     pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }
 
-    /// A lease of `ttl` is about to be asked for.
+    /// Records that a lease of `ttl` is about to be asked for.
     pub(crate) fn ask_for(&self, ttl: Duration) {
         let mut state = self.state();
         state.longest = state.longest.max(ttl);
     }
 
-    /// Later renewals ask for `ttl`.
+    /// Sets the lease that later renewals ask for.
     pub(crate) fn set_ttl(&self, ttl: Duration) {
         self.state().ttl = ttl;
     }
 
-    /// When the keeper must look at this hold: to renew it, or to see it end.
+    /// Returns when the keeper must look at this hold, to renew it or to see it end.
     pub(crate) fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
@@ -278,7 +278,7 @@ impl Hold {
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
         let early = 1.0 - 0.1 * self.claim.attempt.fraction();
-        // An engine may answer from a session that was renewed a while ago: asking again at once would not help.
+        // An engine may reply with a shared lease that was renewed a while ago: asking again at once would not help.
         let soonest = now.after(state.term.ttl.min(end.since(now)).mul_f64(self.renew_at / 2.0));
         let interval = state.term.ttl.mul_f64(self.renew_at);
         let look = state.term.start.after(interval.mul_f64(early)).down_to(interval / ROUNDS);
@@ -288,7 +288,7 @@ impl Hold {
     fn end_of(&self, state: &State) -> Moment {
         let end = state.deadline.min(state.max_end);
         match self.watchdog.0 {
-            // Where no lease runs out, silence itself is the end.
+            // Without a lease, silence itself ends the hold.
             Kind::Fed(most) if state.deadline == Moment::NEVER && !state.parked => end.min(state.fed.after(most)),
             _ => end,
         }

@@ -1,4 +1,4 @@
-//! The holds of a locker family: what each owner has, and when the keeper must look at it next.
+//! The table of a family's holds: which owner has which lock, and when the keeper must look at each.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeSet, HashMap};
@@ -18,10 +18,10 @@ use crate::types::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
 
-/// How many losses of attempts that are not holds yet are remembered; a hold whose loss is forgotten learns of it by its
-/// next renewal.
+/// The most losses that are kept for attempts that are not holds yet. A hold whose loss was dropped learns of it by its next
+/// renewal.
 const MOST_EARLY_LOSSES: usize = 1024;
-/// How long closing waits for an engine that does not answer.
+/// How long closing waits for an engine that does not reply.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
 
 /// Every hold of a family. Acquiring and unlocking touch only this table: they wake the keeper only when it would
@@ -30,11 +30,11 @@ pub(crate) struct Holds {
     table: Mutex<Table>,
     /// Tells the keeper to look at the table now.
     pub(crate) wake: Notify,
-    /// Claims and releases that run in their callers' futures.
+    /// The number of claims and releases that run in callers' futures.
     under_way: AtomicUsize,
 }
 
-/// A claim or a release that runs in its caller's future: while there is one, the keeper does not leave.
+/// A claim or a release that runs in its caller's future. The keeper does not end before it does.
 pub(crate) struct UnderWay<'a>(&'a Holds);
 
 impl Drop for UnderWay<'_> {
@@ -51,11 +51,11 @@ struct Table {
     owned: HashMap<(OwnerId, Key), AttemptId>,
     agenda: BTreeSet<(Moment, AttemptId)>,
     releases: Vec<PendingRelease>,
-    /// When the keeper looks next by itself; `None` while it is at work.
+    /// When the keeper looks next without being woken; `None` while it is at work.
     planned: Option<Moment>,
-    /// Losses that an engine pushed for attempts that are not holds yet.
+    /// Losses that the engine pushed for attempts that are not holds yet.
     early_losses: HashMap<AttemptId, LossReason>,
-    /// Set when the family closes: until when the keeper waits for the engine.
+    /// Set when the family closes: how long the keeper waits for the engine.
     closed_by: Option<Moment>,
     /// The keeper is gone: leases end what is not released.
     finished: bool,
@@ -65,15 +65,15 @@ struct Entry {
     hold: Arc<Hold>,
     /// How many times its owner has entered.
     count: u32,
-    /// When it stands in the agenda.
+    /// Its moment in the agenda.
     look: Moment,
 }
 
-/// What the keeper has to do now.
+/// The keeper's work at one moment.
 pub(crate) struct Work {
     pub(crate) releases: Vec<PendingRelease>,
     pub(crate) due: Vec<Due>,
-    /// Set when the family is closed: when to give up on what is not done by then.
+    /// Set when the family is closed: when to give up on the rest.
     pub(crate) closed_by: Option<Moment>,
 }
 
@@ -81,14 +81,14 @@ pub(crate) struct Work {
 pub(crate) enum Due {
     /// It is lost.
     Lost(Arc<Hold>),
-    /// It wants to be renewed; so many renewals before are unanswered.
+    /// It is due for renewal; the number counts the renewals without a reply.
     Renewal(Arc<Hold>, u32),
 }
 
-/// A hold that was entered once more, or that cannot be.
+/// The hold that was re-entered, or the one that cannot be.
 type Reentry = std::result::Result<Arc<Hold>, Arc<Hold>>;
 
-/// What leaving a hold once left of it.
+/// The result of leaving a hold once.
 pub(crate) enum Left {
     /// The owner is still inside.
     Inside,
@@ -96,7 +96,7 @@ pub(crate) enum Left {
     Last(Arc<Hold>),
     /// It was the last time, and the keeper releases it when `at_least` is over.
     Parked,
-    /// The table did not have it any more.
+    /// The table no longer has it.
     Gone,
 }
 
@@ -105,19 +105,19 @@ impl Holds {
         Holds { table: Mutex::default(), wake: Notify::new(), under_way: AtomicUsize::new(0) }
     }
 
-    /// A claim or a release begins.
+    /// Registers a claim or a release that begins in a caller's future.
     ///
     /// # Errors
     /// Kind `Closed` when the family is: the keeper may be gone by now.
     pub(crate) fn begin(&self) -> Result<UnderWay<'_>> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        // Counted first and asked then: either this sees the family closed, or the keeper sees this.
+        // Count first, then check: either this call sees the family closed, or the keeper sees this call.
         let under_way = UnderWay(self);
         if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
     }
 
-    /// Takes a new hold into the keeper's care. Returns the one that its owner had of the same lock and has lost since, if
-    /// the keeper has not looked at it yet: it ends before the new one begins.
+    /// Adds a new hold. Returns an earlier hold of the same owner and lock that is lost but not retired yet: the caller
+    /// retires it, so that its end is reported before the new hold.
     pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<Option<Arc<Hold>>> {
         let mut table = self.table();
         if table.closed_by.is_some() {
@@ -130,7 +130,7 @@ impl Holds {
         }
         let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
-        // An owner may have several slots of a semaphore: none of them is the one that it has.
+        // An owner may have several slots of a semaphore, so a slot is not found by owner and key.
         let mut before = None;
         if hold.slot.is_none() {
             before = table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
@@ -142,13 +142,14 @@ impl Holds {
         Ok(before.map(|entry| entry.hold.clone()).filter(|hold| hold.is_lost(now)))
     }
 
-    /// The live hold that `owner` has of `key`.
+    /// Returns the live hold that `owner` has of `key`.
     pub(crate) fn held(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
         self.table().find(owner, key, now).map(|entry| entry.hold.clone())
     }
 
-    /// Enters the live hold that `owner` has of `key` once more, if it shares the lock as `shared` says. An error is the
-    /// hold that it cannot enter; nothing, that it has none. One look: another task may take the lock between two.
+    /// Re-enters the live hold that `owner` has of `key`, if its mode is the one that `shared` asks for. `Err` is a hold that
+    /// cannot be entered, `None` means that there is none. Lookup and entry are one step: another task may take the lock
+    /// between two.
     pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Reentry> {
         let mut table = self.table();
         let entry = table.find(owner, key, now)?;
@@ -159,7 +160,7 @@ impl Holds {
         Some(Ok(entry.hold.clone()))
     }
 
-    /// The engine says that a hold is gone. Answers it, unless it is not one yet.
+    /// Records a loss that the engine pushed. Returns the hold, unless the attempt is not a hold yet.
     pub(crate) fn lose(&self, attempt: AttemptId, reason: LossReason, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
         if let Some(entry) = table.entries.get(&attempt) {
@@ -172,16 +173,16 @@ impl Holds {
         None
     }
 
-    /// Leaves a hold once; the last time hands its release to the keeper. Returns a hold that was lost before: its loss is
-    /// for the caller to report.
+    /// Leaves a hold once; the last time hands its release to the keeper. Returns a hold that was lost before, whose loss the
+    /// caller reports.
     pub(crate) fn leave_behind(&self, attempt: AttemptId, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
-        // In one go with leaving, so that the keeper of a closed family does not finish in between.
+        // In one step with leaving, so that the keeper of a closed family does not finish in between.
         let Left::Last(hold) = self.leave_in(&mut table, attempt, now) else { return None };
         let release = PendingRelease::leave(&hold, now);
         let is_told_later = release.as_ref().is_some_and(|release| release.hold.is_some());
         table.releases.extend(release);
-        // The caller may still have a guard of what it unlocks by name: the guard is told before the engine is.
+        // The caller may still have a guard of a lock that it unlocks by name: the guard is lost before the engine is asked.
         hold.lose(LossReason::Unlocked, now);
         self.wake.notify_one();
         (!is_told_later).then_some(hold)
@@ -211,7 +212,7 @@ impl Holds {
         }
     }
 
-    /// Takes a hold out of the table however often it was entered.
+    /// Removes a hold, however often it was entered.
     pub(crate) fn remove(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
         self.table().remove(attempt)
     }
@@ -220,7 +221,7 @@ impl Holds {
         self.table().entries.get(&attempt).map(|entry| entry.hold.clone())
     }
 
-    /// Has the keeper look at a hold again: after its renewal, or after `pause` when that failed.
+    /// Schedules the keeper's next look at a hold: `at` after a failed renewal, otherwise when the next one is due.
     pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>, now: Moment) {
         let mut table = self.table();
         let look = at.unwrap_or_else(|| hold.next_look(now)).min(hold.end());
@@ -238,8 +239,8 @@ impl Holds {
         }
     }
 
-    /// The keeper's look: everything that has to be done at `now`. A hold that is to be renewed is looked at again when
-    /// the answer is late, or before by [`look_again`](Holds::look_again).
+    /// Takes everything that is due at `now`. A hold that is due for renewal is looked at again when the reply is late, or
+    /// earlier by [`look_again`](Holds::look_again).
     pub(crate) fn take_work(&self, now: Moment) -> Work {
         let mut table = self.table();
         table.planned = None;
@@ -253,21 +254,21 @@ impl Holds {
                 table.agenda.remove(&(look, attempt));
                 due.push(Due::Lost(hold));
             } else if hold.is_kept(now) {
-                table.reschedule(attempt, now.after(hold.patience(now)).min(hold.end()));
+                table.reschedule(attempt, now.after(hold.reply_wait(now)).min(hold.end()));
                 let unanswered = hold.begin_renewal();
                 due.push(Due::Renewal(hold, unanswered));
             } else {
                 table.reschedule(attempt, hold.end());
             }
         }
-        // Of an attempt that never became a hold nobody asks; where there is always one under way they would pile up.
+        // Drops the losses of attempts that never became holds. Without the bound they would pile up while claims are in flight.
         if self.under_way.load(Ordering::SeqCst) == 0 || table.early_losses.len() > MOST_EARLY_LOSSES {
             table.early_losses.clear();
         }
         Work { releases: std::mem::take(&mut table.releases), due, closed_by: table.closed_by }
     }
 
-    /// When the keeper must look again. From now on whoever brings that forward wakes it.
+    /// Returns when the keeper must look again. From now on a hold that is due earlier wakes it.
     pub(crate) fn plan(&self) -> Moment {
         let mut table = self.table();
         let next = table.agenda.first().map_or(Moment::NEVER, |(look, _)| *look);
@@ -275,8 +276,8 @@ impl Holds {
         next
     }
 
-    /// Turns every hold into a pending release and takes no new ones. The guards are told before anything is released. Returns the
-    /// holds that were lost before, as in a process that stood still: their loss is for the caller to report.
+    /// Turns every hold into a pending release and refuses new ones. Guards are lost before anything is released. Returns
+    /// the holds that were lost before, as in a process that was stopped; the caller reports their losses.
     pub(crate) fn close(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut table = self.table();
         table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
@@ -300,7 +301,7 @@ impl Holds {
         self.table().closed_by.is_some()
     }
 
-    /// The keeper leaves a closed family, unless there is still something to do.
+    /// Ends the keeper's work for a closed family, unless something is left to do. Returns whether it ended.
     pub(crate) fn finish(&self, now: Moment) -> bool {
         let mut table = self.table();
         let over = table.closed_by.is_some_and(|by| now >= by);
@@ -309,7 +310,7 @@ impl Holds {
     }
 
     fn wake_by(&self, table: &mut Table, look: Moment) {
-        // While the keeper is at work it plans anew before it sleeps.
+        // A keeper that is at work plans again before it sleeps.
         if table.planned.is_some_and(|planned| look < planned) {
             table.planned = Some(look);
             self.wake.notify_one();
@@ -334,7 +335,7 @@ impl Table {
         Some(hold)
     }
 
-    /// The owner of `hold` does not have it any more. It may have taken the lock anew after losing this one.
+    /// Removes the owner's claim on `hold`, unless the owner has taken the lock again since.
     fn disown(&mut self, hold: &Hold) {
         if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
             && *owned.get() == hold.claim.attempt

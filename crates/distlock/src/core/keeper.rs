@@ -1,8 +1,8 @@
-//! The keeper: one task, on a thread of its own, that looks after all holds of a locker family.
+//! The keeper: one task, on its own thread, that looks after all holds of a locker family.
 //!
-//! It renews in batches, nearest deadline first, each of one server; sees leases end; tells guards of their loss; and releases what dropped
-//! guards and dropped attempts leave behind. Its own thread means that an application that blocks its runtime, or shuts
-//! it down, does not lose its locks for that. This is the only file that spawns.
+//! It renews holds in batches, the nearest deadline first, one server per batch. It notices leases that end, tells guards
+//! of losses, and releases what dropped guards and dropped futures leave behind. Because it has its own thread, an
+//! application that blocks its runtime or shuts it down keeps its locks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
@@ -30,15 +30,15 @@ use crate::types::span::Span;
 use crate::types::sync::{mpsc, thread};
 use crate::types::token::AttemptId;
 
-/// How long a renewal call keeps its place among those that are begun at once: one that is slower than that is waited for
-/// beside the rest, so that it holds up no other.
-const SLOT_PATIENCE: Duration = Duration::from_millis(100);
-/// How long a late renewal call is kept: an answer counts whenever it comes before the lease ends.
-const LATEST_ANSWER: Duration = Duration::from_secs(60);
-/// How long one release, or closing the engine, may take before it counts as unanswered.
+/// How long a renewal call counts against its server's limit of concurrent calls. A slower call goes on without counting,
+/// so that it does not delay other calls.
+const RENEWAL_CALL_LIMIT: Duration = Duration::from_millis(100);
+/// How long to wait for a late reply to a renewal: it counts if it arrives before the lease ends.
+const LATE_REPLY_LIMIT: Duration = Duration::from_secs(60);
+/// How long one release, or closing the engine, may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long adding to the histories of locks may take; when closing, [`CALL_TIMEOUT`].
-const WRITING_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one write of histories may take; when closing, [`CALL_TIMEOUT`].
+const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Pushed = UnboundedReceiver<(AttemptId, LossReason)>;
 
@@ -58,7 +58,7 @@ fn keep(core: &Arc<Core>) -> Result<()> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
     let (give, given) = mpsc::channel::<(Runtime, Pushed)>();
     let keeps = core.clone();
-    // The thread is there first, to drop the runtime in: where a locker is made, that may not be allowed.
+    // The thread starts before the runtime exists and drops it: a runtime must not be dropped inside another one.
     let run = move || {
         if let Ok((runtime, pushed)) = given.recv() {
             run_on(&runtime, &keeps, pushed);
@@ -73,7 +73,7 @@ fn keep(core: &Arc<Core>) -> Result<()> {
     Ok(())
 }
 
-/// Starts it as a task of this runtime: the only place where the family's time passes.
+/// Starts the keeper as a task of this runtime, whose time is the family's.
 #[cfg(feature = "simulation")]
 fn start_here(core: &Arc<Core>) {
     let (losses, pushed) = Losses::channel();
@@ -95,7 +95,7 @@ fn start_here(core: &Arc<Core>) {
 fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
     let mut keeper = Keeper::new(core.clone());
     let end = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(keeper.run(pushed))));
-    // Without a keeper nothing is renewed: whoever holds or waits must know, and close() must not wait for ever.
+    // Without a keeper nothing is renewed: guards and waiters must be told, and close() must return.
     let unconfirmed = end.unwrap_or_else(|_| {
         tracing::error!(target: "distlock", "the keeper failed: every lock of this locker is lost");
         let now = core.clock.now();
@@ -110,21 +110,21 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
 
 struct Keeper {
     core: Arc<Core>,
-    /// What is to be begun.
+    /// Renewals and releases to start.
     shards: Shards,
     renewals: JoinSet<()>,
     /// Releases that are not due yet: they failed, or a claim may arrive after them.
     later: BTreeMap<(Moment, AttemptId), PendingRelease>,
     releases: JoinSet<Released>,
-    /// The call that adds to the histories of locks, if there is one under way.
+    /// The write of histories in flight, if there is one.
     writing: JoinSet<()>,
-    /// What `releases` are about, for those that never end.
+    /// The lock and hold of each task in `releases`, for tasks that panic or do not end.
     releasing: HashMap<Id, About>,
-    /// Locks whose release nobody confirmed before the family had to close.
+    /// Locks whose release was not confirmed before the family closed.
     unconfirmed: Vec<Key>,
 }
 
-/// What a release is about.
+/// The lock and hold that a release ends.
 struct About {
     key: Key,
     /// The hold whose end is not reported yet.
@@ -139,7 +139,7 @@ impl About {
     }
 }
 
-/// What became of a release.
+/// The outcome of one try of a release.
 enum Released {
     Answered,
     /// To be tried again.
@@ -162,7 +162,7 @@ impl Keeper {
         }
     }
 
-    /// Looks after the holds until the family closes. Answers the locks whose release nobody confirmed.
+    /// Looks after the holds until the family closes. Returns the locks whose release was not confirmed.
     async fn run(&mut self, mut pushed: Pushed) -> Vec<Key> {
         let core = self.core.clone();
         loop {
@@ -174,7 +174,7 @@ impl Keeper {
             let retry = self.later.keys().next().map_or(Moment::NEVER, |(at, _)| *at);
             let next = core.holds.plan().min(retry).min(closed_by.unwrap_or(Moment::NEVER)).min(self.next_writing());
             tokio::select! {
-                // Losses first. None can starve the others: whatever is due is begun on each way round.
+                // Losses first. They cannot starve the other branches: each iteration starts everything that is due.
                 biased;
                 Some((attempt, reason)) = pushed.recv() => {
                     if let Some(hold) = core.holds.lose(attempt, reason, core.clock.now()) {
@@ -199,7 +199,7 @@ impl Keeper {
         std::mem::take(&mut self.unconfirmed)
     }
 
-    /// Does or starts all there is to do now. Answers by when to be done if the family is closed.
+    /// Starts everything that is due. If the family is closed, returns when to give up on the rest.
     fn look(&mut self, now: Moment) -> Option<Moment> {
         let work = self.core.holds.take_work(now);
         for due in work.due {
@@ -267,13 +267,13 @@ impl Keeper {
         }
     }
 
-    /// When to write next; while a call is under way, its end tells.
+    /// Returns when to write histories next; never while a write is in flight, whose end wakes the loop.
     fn next_writing(&self) -> Moment {
         let journal = self.core.journal.as_ref().filter(|_| self.writing.is_empty());
         journal.map_or(Moment::NEVER, |journal| journal.due())
     }
 
-    /// The family is closed: what has happened is written now or never.
+    /// Writes the histories that are left when the family closes.
     async fn write_the_rest(&mut self) {
         while self.writing.join_next().await.is_some() {}
         let Some(journal) = &self.core.journal else { return };
@@ -298,14 +298,14 @@ impl Keeper {
         }
     }
 
-    /// Gives up a release that never ended.
+    /// Gives up a release whose task did not end.
     fn abandon(&mut self, task: Id) {
         if let Some(about) = self.releasing.remove(&task) {
             self.unconfirmed.extend(leave_to_its_lease(&self.core, about));
         }
     }
 
-    /// The time for closing is over: what is not done is left to the leases, and reported.
+    /// Reports the releases that were not confirmed when the time for closing is over. Their leases end them.
     async fn leave_undone(&mut self) {
         while let Ok(Some(done)) = timeout(Duration::ZERO, self.releases.join_next_with_id()).await {
             match done {
@@ -313,7 +313,7 @@ impl Keeper {
                 Err(panicked) => self.abandon(panicked.id()),
             }
         }
-        // Those that go on are aborted, so that none reports another end.
+        // Aborts the rest, so that none of them reports a second end.
         self.releases = JoinSet::new();
         for task in self.releasing.keys().copied().collect::<Vec<_>>() {
             self.abandon(task);
@@ -331,21 +331,22 @@ fn leave_to_its_lease(core: &Core, about: About) -> Option<Key> {
     (!about.is_confirmed).then_some(about.key)
 }
 
-/// Takes a lost hold out of the table, tells observers, and ends what the engine may still keep of it; once.
+/// Removes a lost hold from the table, reports the loss and releases what the engine may still keep. Does nothing if the
+/// hold was removed before.
 pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
     if core.holds.get(hold.claim.attempt).is_none() {
         return;
     }
     let is_parked = hold.is_parked();
     if !is_parked {
-        // While it is in the table: the next acquisition of the same owner finds it there, and reports it first.
+        // Reported before it is removed: the owner's next acquisition finds it in the table and reports it first.
         core.report_loss(hold);
     }
     if core.holds.remove(hold.claim.attempt).is_none() {
         return;
     }
     let now = core.clock.now();
-    // A parked one was left by its owner long ago: this is its release.
+    // The owner of a parked hold has unlocked it before: this is its release.
     let release = if is_parked { Some(PendingRelease::end(hold, now)) } else { PendingRelease::leave(hold, now) };
     if let Some(release) = release {
         core.holds.hand_over(release);
@@ -356,28 +357,28 @@ async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermi
     let leases: Vec<Lease> = batch.iter().map(|hold| hold.lease()).collect();
     let span = Span::renew(core.reporter.backend, leases.len());
     let mut call = std::pin::pin!(span.around(core.backend.renew(&leases)));
-    let answers = match timeout(SLOT_PATIENCE, &mut call).await {
-        Ok(answers) => answers,
+    let outcomes = match timeout(RENEWAL_CALL_LIMIT, &mut call).await {
+        Ok(outcomes) => outcomes,
         Err(_) => {
-            // Others need the place; yet this answer may still come in time.
+            // Frees the place for other calls; the reply still counts if it arrives in time.
             drop(slot);
             core.holds.wake.notify_one();
-            let Ok(answers) = timeout(LATEST_ANSWER, call).await else { return };
-            answers
+            let Ok(outcomes) = timeout(LATE_REPLY_LIMIT, call).await else { return };
+            outcomes
         }
     };
-    let mut answers = answers.into_iter();
+    let mut outcomes = outcomes.into_iter();
     for hold in &batch {
-        let missing = || Err(Error::new(ErrorKind::Backend, "the engine gave no answer for this lock"));
-        settle(&core, hold, answers.next().unwrap_or_else(missing));
+        let missing = || Err(Error::new(ErrorKind::Backend, "the engine returned no outcome for this lock"));
+        apply_renewal(&core, hold, outcomes.next().unwrap_or_else(missing));
     }
 }
 
-/// Applies the answer to one hold's renewal.
-fn settle(core: &Core, hold: &Arc<Hold>, answer: Result<Renewal>) {
+/// Applies the outcome of one hold's renewal.
+fn apply_renewal(core: &Core, hold: &Arc<Hold>, outcome: Result<Renewal>) {
     let now = core.clock.now();
     hold.answered();
-    match answer {
+    match outcome {
         Ok(Renewal::Renewed(term)) => {
             let margin = hold.left(now);
             if hold.renewed(term, now) {
@@ -396,7 +397,7 @@ fn settle(core: &Core, hold: &Arc<Hold>, answer: Result<Renewal>) {
     }
 }
 
-/// Counts and tells that a renewal failed. Answers how many have in a row.
+/// Counts and reports a failed renewal. Returns how many have failed in a row.
 fn report_failure(core: &Core, hold: &Hold, error: &Error) -> u32 {
     let failures = hold.renewal_failed();
     let left = hold.left(core.clock.now());
@@ -404,7 +405,7 @@ fn report_failure(core: &Core, hold: &Hold, error: &Error) -> u32 {
     failures
 }
 
-/// The first retry comes at once; then ever more often as the end comes near.
+/// The first retry follows at once; later ones are more frequent the nearer the deadline is.
 fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     match left {
@@ -419,7 +420,7 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
     let unanswered = |_| Err(Error::unknown("the release was not answered"));
     match timeout(CALL_TIMEOUT, release::send(&core, &pending)).await.unwrap_or_else(unanswered) {
         Ok(outcome) => {
-            // After a release that was not answered, "not ours" means that it was carried out.
+            // After a release without a reply, "not ours" means that it was carried out.
             let lost = outcome == Release::NotOurs && !pending.unanswered;
             report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));
             Released::Answered
@@ -437,22 +438,23 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
     }
 }
 
-/// Adds to the histories of locks.
+/// Writes a batch of histories.
 async fn write(core: Arc<Core>, batch: Vec<Noted>) {
     let Some(journal) = &core.journal else { return };
     let call = core.backend.write_history(&batch, journal.most);
     let unanswered = |_| batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
-    let answers = timeout(WRITING_TIMEOUT, call).await.unwrap_or_else(unanswered);
+    let answers = timeout(HISTORY_TIMEOUT, call).await.unwrap_or_else(unanswered);
     journal.written(batch, answers, core.clock.now());
 }
 
-/// Tells observers how a hold ended that was not lost when its owner left it: it was released, or `lost` meanwhile.
+/// Reports the end of a hold that its owner left before it was lost: `lost` says how it was lost since, `None` that it was
+/// released.
 fn report_end(core: &Core, hold: Option<&Hold>, lost: Option<&LossReason>) {
     let Some(hold) = hold else { return };
     let held = core.clock.now().since(hold.acquired);
     match (lost, hold.loss()) {
         (None, _) => core.report_later(hold, EventKind::Released { held }),
-        // What its guards were told when the locker was closed.
+        // The reason that the guards were given when the locker was closed.
         (Some(_), Some(reason @ LossReason::Closed)) | (Some(reason), _) => {
             core.report_later(hold, EventKind::Lost { reason, held });
         }

@@ -1,4 +1,4 @@
-//! What the keeper has to do, by the server that it concerns: a server that hangs holds up only its own work.
+//! The keeper's renewals and releases, grouped by server: a server that hangs delays only its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::types::token::AttemptId;
 
 /// How many holds one renewal call carries.
 const BATCH: usize = 256;
-/// How many renewal calls are begun at once on one server.
+/// How many renewal calls are in flight to one server.
 const RENEWALS_AT_ONCE: usize = 4;
-/// How many releases are under way at once on one server.
+/// How many releases are in flight to one server.
 const RELEASES_AT_ONCE: usize = 64;
 
 /// The work of each server, by the number that [`Backend::shard`](crate::backend::Backend::shard) returns.
@@ -21,7 +21,7 @@ const RELEASES_AT_ONCE: usize = 64;
 pub(crate) struct Shards(BTreeMap<u64, Shard>);
 
 struct Shard {
-    /// Holds to renew, the nearest end first, each with its count of unanswered renewals.
+    /// Holds to renew, the nearest end first, each with its count of renewals without a reply.
     ready: BTreeMap<(Moment, AttemptId), u32>,
     renewal_slots: Arc<Semaphore>,
     releases: VecDeque<PendingRelease>,
@@ -50,7 +50,8 @@ impl Shard {
     fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
         let (_, &unanswered) = self.ready.first_key_value()?;
         let slot = self.renewal_slots.clone().try_acquire_owned().ok()?;
-        // What was not answered is asked for in ever smaller calls: one part of a server that hangs costs only its own locks.
+        // Renewals without a reply are retried in smaller and smaller calls: if one part of a server hangs, it costs only its
+        // own locks.
         let size = (BATCH >> (2 * unanswered).min(8)).max(1);
         let batch = std::iter::from_fn(|| self.ready.pop_first()).take(size);
         Some((batch.map(|((_, attempt), _)| attempt).collect(), slot))
@@ -66,27 +67,27 @@ impl Shard {
 }
 
 impl Shards {
-    /// Has a hold renewed that ends at `end`; so many renewals before are unanswered. Asked for twice, it is renewed once.
+    /// Adds a hold that ends at `end`, with its count of renewals without a reply. Added twice, it is renewed once.
     pub(crate) fn renew(&mut self, shard: u64, end: Moment, attempt: AttemptId, unanswered: u32) {
         self.0.entry(shard).or_default().ready.insert((end, attempt), unanswered);
     }
 
-    /// Has a release sent.
+    /// Adds a release.
     pub(crate) fn add_release(&mut self, shard: u64, release: PendingRelease) {
         self.0.entry(shard).or_default().releases.push_back(release);
     }
 
-    /// Returns the holds of the next renewal call to begin, and its right to be begun.
+    /// Returns the holds of the next renewal call, and its permit.
     pub(crate) fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
         self.0.values_mut().find_map(Shard::next_batch)
     }
 
-    /// Returns the next release to begin, and its right to be begun.
+    /// Returns the next release, and its permit.
     pub(crate) fn next_release(&mut self) -> Option<(PendingRelease, OwnedSemaphorePermit)> {
         self.0.values_mut().find_map(Shard::next_release)
     }
 
-    /// Forgets the servers that there is no work for: they come and go.
+    /// Drops servers without work: they come and go.
     pub(crate) fn forget_idle(&mut self) {
         self.0.retain(|_, shard| !shard.is_idle());
     }
@@ -95,7 +96,7 @@ impl Shards {
         self.0.values().any(|shard| !shard.releases.is_empty())
     }
 
-    /// Takes all releases that are not begun.
+    /// Takes all releases that are not in flight.
     pub(crate) fn take_releases(&mut self) -> impl Iterator<Item = PendingRelease> {
         self.0.values_mut().flat_map(|shard| std::mem::take(&mut shard.releases))
     }
