@@ -181,7 +181,7 @@ impl IntoFuture for LockRequest {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let granted = self.0.acquire().await?;
-            granted.ok_or_else(|| Error::new(ErrorKind::Timeout, "somebody else has it"))
+            granted.ok_or_else(|| Error::new(ErrorKind::Timeout, "another owner has it"))
         })
     }
 }

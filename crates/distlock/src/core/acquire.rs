@@ -111,7 +111,7 @@ pub(crate) async fn claim_all(
         Some(Ok(ClaimedAll::Granted(grants))) => accept_all(&mut all, grants).map(Some),
         Some(Ok(ClaimedAll::Busy(..))) if waits => Ok(None),
         Some(Ok(ClaimedAll::Busy(key, holder))) => {
-            Err(Error::new(ErrorKind::Timeout, "somebody else has it").with_holder(holder).with_key(&key))
+            Err(Error::new(ErrorKind::Timeout, "another owner has it").with_holder(holder).with_key(&key))
         }
         Some(Err(error)) if is_refused && (error.is_retryable() || error.kind() == ErrorKind::Unsupported) => Ok(None),
         Some(Err(error)) if error.may_be_applied() => {
@@ -527,7 +527,7 @@ impl<'a> Acquire<'a> {
         let waited = now.since(self.started);
         self.report(EventKind::TimedOut { waited });
         let message = match (self.options.wait, self.attempts) {
-            (Some(Duration::ZERO), _) => "somebody else has it".to_owned(),
+            (Some(Duration::ZERO), _) => "another owner has it".to_owned(),
             (_, 1) => format!("not granted within {:.3} s (1 attempt)", waited.as_secs_f64()),
             (_, attempts) => format!("not granted within {:.3} s ({attempts} attempts)", waited.as_secs_f64()),
         };

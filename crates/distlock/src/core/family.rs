@@ -54,7 +54,7 @@ impl Family {
             return Ok(());
         }
         let names: Vec<_> = unconfirmed.iter().map(Key::as_str).collect();
-        Err(Error::unknown(format!("closed, but nobody confirmed the release of {names:?}"))
+        Err(Error::unknown(format!("closed, but the release of {names:?} was not confirmed"))
             .with_help("they become free when their leases end"))
     }
 

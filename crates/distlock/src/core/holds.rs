@@ -261,7 +261,7 @@ impl Holds {
                 table.reschedule(attempt, hold.end());
             }
         }
-        // Drops the losses of attempts that never became holds. Without the bound they would pile up while claims are in flight.
+        // Drops the losses of attempts that never became holds. Without the bound the map grows while claims are in flight.
         if self.under_way.load(Ordering::SeqCst) == 0 || table.early_losses.len() > MOST_EARLY_LOSSES {
             table.early_losses.clear();
         }

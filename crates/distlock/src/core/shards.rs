@@ -50,7 +50,7 @@ impl Shard {
     fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
         let (_, &unanswered) = self.ready.first_key_value()?;
         let slot = self.renewal_slots.clone().try_acquire_owned().ok()?;
-        // Renewals without a reply are retried in smaller and smaller calls: if one part of a server hangs, it costs only its
+        // Renewals without a reply are retried in smaller and smaller calls: a part of a server that hangs costs only its
         // own locks.
         let size = (BATCH >> (2 * unanswered).min(8)).max(1);
         let batch = std::iter::from_fn(|| self.ready.pop_first()).take(size);
