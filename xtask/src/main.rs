@@ -1,10 +1,11 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | chaos | soak | simulate | fuzz`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | chaos | soak | simulate | fuzz`.
 //!
 //! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
 mod cmd;
 mod deny;
 mod manifest;
+mod matrix;
 mod tally;
 mod test;
 mod tidy;
@@ -21,6 +22,7 @@ The project's own commands.
   cargo xtask tidy                 layering and habits
   cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
   cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
+  cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
   cargo xtask chaos ENGINE [--seconds N] [--seed S]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
                                    them fails
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         ["tidy"] => exit_code(tidy::run()),
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
+        ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
         ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
         ["soak", rest @ ..] => exit_code(chaos(&["soak"]).args(rest).succeeds()),
         ["simulate", rest @ ..] => exit_code(simulate(rest).succeeds()),

@@ -3,7 +3,7 @@
 //! Every step runs, whatever failed before it, so that one run shows all there is to repair.
 
 mod conformance;
-mod counts;
+pub(crate) mod counts;
 mod examples;
 mod features;
 mod names;
@@ -18,7 +18,9 @@ use std::time::Instant;
 
 use crate::cmd::Cmd;
 use crate::tally::Tally;
-use crate::tidy;
+use crate::{matrix, tidy};
+
+pub(crate) use suite::target_directory;
 
 /// What became of a step.
 struct Outcome {
@@ -53,6 +55,7 @@ const STEPS: &[Step] = &[
     Step { name: "tidy", run: || Outcome::new(Tally::one(tidy::run()), "cargo xtask tidy") },
     Step { name: "tests", run: suite::tests },
     Step { name: "conformance", run: conformance::run },
+    Step { name: "versions", run: || Outcome::new(matrix::short(), "cargo xtask test versions") },
     Step { name: "doctests", run: suite::doc_tests },
     Step { name: "examples", run: examples::run },
     Step { name: "features", run: features::run },

@@ -3,7 +3,7 @@
 use crate::tally::Tally;
 
 /// The numbers of a line `Summary [ 0.2s] 12 tests run: 10 passed (1 slow), 2 failed, 3 skipped` of nextest.
-pub(super) fn of_nextest(line: &str) -> Option<Tally> {
+pub(crate) fn of_nextest(line: &str) -> Option<Tally> {
     let (head, numbers) = line.split_once(" run: ")?;
     if !head.trim_start().starts_with("Summary [") {
         return None;

@@ -80,7 +80,7 @@ fn left_out(lacking: &[&Need]) -> Vec<String> {
     all.iter().filter_map(|name| Some(format!("{name}: {}", why(name)?))).collect()
 }
 
-pub(super) fn target_directory() -> PathBuf {
+pub(crate) fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from)
 }
 

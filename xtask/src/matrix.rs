@@ -1,0 +1,108 @@
+//! `cargo xtask matrix`: conformance and fault tests on every server version of a table.
+//!
+//! Newer servers are packages of other Debian suites. They are unpacked with their own libraries into the target directory;
+//! nothing is installed. A version whose suite cannot be reached is skipped by name.
+
+mod archive;
+mod page;
+mod version;
+
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::cmd::Cmd;
+use crate::tally::Tally;
+use crate::test::{self, counts};
+use page::Row;
+use version::{Product, VERSIONS, Version};
+
+/// How much of the tests to run on a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Conformance on one set-up of the product.
+    Short,
+    /// Conformance on all set-ups of the product, and the fault tests.
+    Whole,
+}
+
+/// Runs all versions, or those whose names contain one of `wanted`, and writes the page.
+pub(crate) fn run(wanted: &[&str]) -> bool {
+    let is_wanted = |version: &&Version| wanted.is_empty() || wanted.iter().any(|name| version.name.contains(name));
+    let chosen: Vec<&Version> = VERSIONS.iter().filter(is_wanted).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = VERSIONS.iter().map(|version| version.name).collect();
+        eprintln!("no version has such a name; the versions are {}", names.join(", "));
+        return false;
+    }
+    let mut rows = Vec::new();
+    for (number, version) in (1..).zip(&chosen) {
+        println!("[{number}/{}] {} …", chosen.len(), version.name);
+        let start = Instant::now();
+        match try_version(version, Extent::Whole) {
+            Some((shown, tally)) => {
+                println!("[{number}/{}] {}: {tally}, {} s", chosen.len(), version.name, start.elapsed().as_secs());
+                rows.push(Row::new(version.name, &shown, tally, today(), &commit()));
+            }
+            None => println!("[{number}/{}] skipped: {}: its package cannot be had", chosen.len(), version.name),
+        }
+    }
+    if let Err(error) = page::write(&rows) {
+        eprintln!("{} cannot be written: {error}", page::PATH);
+        return false;
+    }
+    rows.iter().all(|row| row.failed == 0)
+}
+
+/// Runs the short form on the newer versions that `cargo xtask test` covers. Skipped versions are counted.
+pub(crate) fn short() -> Tally {
+    let mut total = Tally::default();
+    for version in VERSIONS.iter().filter(|version| version.is_in_short_form) {
+        match try_version(version, Extent::Short) {
+            Some((shown, tally)) => {
+                println!("{} ({shown}): {tally}", version.name);
+                total += tally;
+            }
+            None => {
+                println!("skipped: {}: its package cannot be had", version.name);
+                total.skipped += 1;
+            }
+        }
+    }
+    total
+}
+
+/// Runs the tests on one version. Returns what the server says of its version, and the counts; `None` when the version
+/// cannot be had.
+fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
+    let programs = archive::provide(version)?;
+    let shown = version.product.ask_version(&programs)?;
+    Some((shown, tests(version.product, extent, &programs)))
+}
+
+fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let filter = product.filter(extent);
+    let cmd = Cmd::cargo(&["nextest", "run", "-p", "distlock", "--all-features", "--no-fail-fast", "-E", &filter])
+        .hidden_env("PATH", &format!("{}:{path}", programs.display()));
+    let mut tally = Tally::default();
+    let good = cmd.stream(|line| tally += counts::of_nextest(line).unwrap_or_default());
+    // The tests that the filter leaves out are not skipped: they are no part of this run.
+    Tally { skipped: 0, ..tally.of_run(good) }
+}
+
+fn commit() -> String {
+    let head = Cmd::new("git").args(&["rev-parse", "--short=10", "HEAD"]).read();
+    head.map_or_else(|| "unknown".into(), |text| text.trim().to_owned())
+}
+
+/// Returns the day as year-month-day.
+fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    page::day(seconds / 86_400)
+}
+
+/// Returns where unpacked servers are kept.
+fn cache() -> std::path::PathBuf {
+    let target = test::target_directory();
+    std::path::absolute(&target).unwrap_or(target).join("matrix")
+}

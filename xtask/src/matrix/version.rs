@@ -1,0 +1,136 @@
+//! The server versions that the engines are tested on.
+
+use std::path::Path;
+
+use super::Extent;
+use crate::cmd::Cmd;
+
+/// What a server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Product {
+    /// Redis and Valkey: the engines redis and redlock.
+    Redis,
+    /// The engine etcd.
+    Etcd,
+}
+
+impl Product {
+    /// Returns the name under which the test kit looks for the server.
+    pub(super) fn program(self) -> &'static str {
+        match self {
+            Product::Redis => "redis-server",
+            Product::Etcd => "etcd",
+        }
+    }
+
+    /// Returns the tests to run, as a filter of nextest.
+    pub(super) fn filter(self, extent: Extent) -> String {
+        match (self, extent) {
+            (Product::Redis, Extent::Short) => "binary(conformance) and test(/^redis::/)".into(),
+            (Product::Etcd, Extent::Short) => "binary(conformance) and test(/^etcd::/)".into(),
+            (Product::Redis, Extent::Whole) => {
+                "binary(conformance) and test(/^red(is|lock)/) or binary(redis_faults) or binary(redlock_faults)".into()
+            }
+            // The set-ups with `3_5` have a server of their own.
+            (Product::Etcd, Extent::Whole) => {
+                "binary(conformance) and test(/^etcd/) and not test(/3_5/) or binary(etcd_faults)".into()
+            }
+        }
+    }
+
+    /// Returns the first line that says which version the server in `programs` is.
+    pub(super) fn ask_version(self, programs: &Path) -> Option<String> {
+        let program = programs.join(self.program());
+        let text = Cmd::new(&program.to_string_lossy()).args(&["--version"]).read()?;
+        short_version(text.lines().next()?)
+    }
+}
+
+/// Returns name and number of `Valkey server v=8.1.1 sha=…`, `Redis server v=7.0.15 …` or `etcd Version: 3.5.16`.
+fn short_version(line: &str) -> Option<String> {
+    let name = line.split_whitespace().next()?;
+    let number = line.split_whitespace().find_map(|word| {
+        let number = word.strip_prefix("v=").unwrap_or(word);
+        number.starts_with(|c: char| c.is_ascii_digit()).then_some(number)
+    })?;
+    Some(format!("{name} {number}"))
+}
+
+/// Where a server comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The one that is installed on this machine.
+    Machine,
+    /// A package of a Debian suite, and the program in it.
+    Suite { suite: &'static str, package: &'static str, program: &'static str },
+}
+
+/// One server version.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Version {
+    /// Its name in the page, and for the command line.
+    pub(super) name: &'static str,
+    pub(super) product: Product,
+    pub(super) source: Source,
+    /// Whether `cargo xtask test` runs conformance on it.
+    pub(super) is_in_short_form: bool,
+}
+
+const fn of_suite(
+    name: &'static str,
+    product: Product,
+    suite: &'static str,
+    package: &'static str,
+    program: &'static str,
+) -> Version {
+    Version { name, product, source: Source::Suite { suite, package, program }, is_in_short_form: false }
+}
+
+const fn in_short_form(version: Version) -> Version {
+    Version { is_in_short_form: true, ..version }
+}
+
+/// The versions, one line each.
+pub(super) const VERSIONS: &[Version] = &[
+    Version { name: "redis-7.0", product: Product::Redis, source: Source::Machine, is_in_short_form: false },
+    of_suite("redis-8.0", Product::Redis, "trixie", "redis-server", "redis-server"),
+    of_suite("redis-8.0-sid", Product::Redis, "sid", "redis-server", "redis-server"),
+    of_suite("valkey-8.0", Product::Redis, "bookworm-backports", "valkey-server", "valkey-server"),
+    in_short_form(of_suite("valkey-8.1", Product::Redis, "trixie", "valkey-server", "valkey-server")),
+    of_suite("valkey-9.1", Product::Redis, "sid", "valkey-server", "valkey-server"),
+    Version { name: "etcd-3.4", product: Product::Etcd, source: Source::Machine, is_in_short_form: false },
+    in_short_form(of_suite("etcd-3.5.16", Product::Etcd, "trixie", "etcd-server", "etcd")),
+    of_suite("etcd-3.5.30", Product::Etcd, "sid", "etcd-server", "etcd"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = VERSIONS.iter().map(|version| version.name).collect();
+        assert_eq!(names.len(), VERSIONS.len());
+    }
+
+    #[test]
+    fn the_short_form_has_a_newer_server_of_each_product() {
+        for product in [Product::Redis, Product::Etcd] {
+            let chosen = VERSIONS.iter().filter(|version| version.is_in_short_form && version.product == product);
+            assert!(chosen.clone().count() == 1 && chosen.clone().all(|version| version.source != Source::Machine));
+        }
+    }
+
+    #[test]
+    fn a_version_is_read_from_what_servers_print() {
+        let cases = [
+            ("Valkey server v=8.1.1 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "Valkey 8.1.1"),
+            ("Redis server v=7.0.15 sha=00000000:0", "Redis 7.0.15"),
+            ("etcd Version: 3.5.16", "etcd 3.5.16"),
+        ];
+        for (line, version) in cases {
+            assert_eq!(short_version(line).as_deref(), Some(version));
+        }
+        assert_eq!(short_version("Usage: etcd"), None);
+    }
+}
