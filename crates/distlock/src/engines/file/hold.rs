@@ -11,6 +11,7 @@ use super::ledger::{Content, Entry, Ledger};
 use super::lock_file::{Links, LockFile, Obstacle};
 use super::place::Place;
 use crate::contract::{Claim, Grant, Release};
+use crate::engines::shared::admission;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::mode::Mode;
@@ -56,7 +57,7 @@ impl Hold {
     ///
     /// Killed anywhere in here, the kernel frees what was locked; a raised counter only leaves a gap in the tokens.
     pub(super) fn take(claim: &Claim, place: &Place, file: LockFile, clock: &Clock) -> Result<Taking> {
-        let is_alone = matches!(claim.mode(), Mode::Exclusive | Mode::Reentrant);
+        let is_alone = admission::is_alone(claim.mode());
         let lock = |file: &LockFile| if is_alone { file.try_lock() } else { file.try_share() };
         let tried = match is_alone && !claim.queue {
             // Who waits comes again in any case.

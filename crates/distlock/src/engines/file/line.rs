@@ -19,6 +19,7 @@ use super::fault::fault;
 use super::folder;
 use super::ledger::{self, LONGEST_ENTRY};
 use super::lock_file::{Links, LockFile};
+use crate::engines::shared::admission;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::mode::Mode;
@@ -70,7 +71,7 @@ impl Line {
         for (place, ticket) in before.iter().enumerate().rev() {
             if !living.has(ticket.session) {
                 self.discard(&ticket.to_string());
-            } else if [mode, ticket.mode] != [Mode::Shared; 2] && !stuck(*ticket) {
+            } else if admission::waits_behind(mode, ticket.mode) && !stuck(*ticket) {
                 return Ok(Standing::Behind(*ticket, place + 1));
             }
         }

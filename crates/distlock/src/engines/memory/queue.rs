@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
+use crate::engines::shared::admission::{self, Admission, Claimant, Occupant};
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::event::LossReason;
@@ -90,12 +91,12 @@ impl Locks {
             held.expires = held.expires.max(now.after(claim.lease()));
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
-        if let Some(mode) = lock.modes().find(|mode| !mode.agrees_with(claim.mode())) {
-            return Err(claim.mode().disagrees(mode));
+        if let Some(other) = admission::disagreement(claim.mode(), lock.modes()) {
+            return Err(claim.mode().disagrees(other));
         }
-        // Somebody who waits would have been let in if the lock were free for it.
-        if lock.is_free_for(claim) && (lock.queue.is_empty() || lock.is_of_owner(claim)) {
-            let held = lock.let_in(claim.clone(), sender.losses, now, &mut self.last_token);
+        let ahead = lock.queue.iter().take_while(|waiter| waiter.claim.attempt != claim.attempt).count();
+        if let Some(admission) = lock.admission(claim, ahead) {
+            let held = lock.let_in(claim.clone(), admission, sender.losses, now, &mut self.last_token);
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
         Ok(Claimed::Busy(lock.busy(claim, sender, now)))
@@ -119,7 +120,11 @@ impl Locks {
         let place = lock.held.iter().position(|held| held.is(claim.attempt));
         let held = match place {
             Some(place) => &mut lock.held[place],
-            None => lock.let_in(claim.clone(), sender.losses.clone(), now, &mut self.last_token),
+            None => {
+                // A free lock admits every claim; only the slot is to be found.
+                let admission = lock.admission(claim, 0).unwrap_or_default();
+                lock.let_in(claim.clone(), admission, sender.losses.clone(), now, &mut self.last_token)
+            }
         };
         held.expires = held.expires.max(now.after(claim.lease()));
         held.grant(sender.sent, claim.ttl)
@@ -278,55 +283,38 @@ impl Lock {
         self.admit(now, last_token);
     }
 
-    /// Lets in whoever may enter now and tells each: the head of the queue as long as there is room for it, and claims
-    /// of the owner that is inside wherever they stand.
+    /// Grants the lock to every waiter that may enter now, and notifies it.
     fn admit(&mut self, now: Moment, last_token: &mut u64) {
-        while let Some(place) = self.next_to_enter()
+        while let Some((place, admission)) = self.next_to_enter()
             && let Some(Waiter { claim, sender, answered, turn, .. }) = self.queue.remove(place)
         {
             turn.notify_one();
-            let held = self.let_in(claim, sender.losses, now, last_token);
+            let held = self.let_in(claim, admission, sender.losses, now, last_token);
             held.handed = Some(Handed { sent: sender.sent, answered, turn });
         }
     }
 
-    fn next_to_enter(&self) -> Option<usize> {
-        if self.queue.front().is_some_and(|head| self.is_free_for(&head.claim)) {
-            return Some(0);
-        }
-        self.queue.iter().position(|waiter| self.is_of_owner(&waiter.claim))
+    fn next_to_enter(&self) -> Option<(usize, Admission)> {
+        let mut queue = self.queue.iter().enumerate();
+        queue.find_map(|(place, waiter)| Some((place, self.admission(&waiter.claim, place)?)))
     }
 
-    /// Whether `claim` may hold the lock beside those who do.
-    fn is_free_for(&self, claim: &Claim) -> bool {
-        let mode = claim.mode();
-        self.held.is_empty()
-            || match mode {
-                Mode::Exclusive => false,
-                Mode::Reentrant => self.is_of_owner(claim),
-                Mode::Shared | Mode::Slot { .. } => {
-                    self.held.len() < mode.most_holders() && self.held.iter().all(|held| held.mode() == Some(mode))
-                }
-            }
+    /// Returns how `claim` enters the lock when the first `ahead` waiters came before it; `None`: it has to wait.
+    fn admission(&self, claim: &Claim, ahead: usize) -> Option<Admission> {
+        let inside = self.held.iter().map(Held::occupant);
+        admission::admit(claimant(claim), inside, self.queue.iter().take(ahead).map(|waiter| waiter.claim.mode()))
     }
 
-    /// Whether the owner of `claim` is inside and lets itself in again.
-    fn is_of_owner(&self, claim: &Claim) -> bool {
-        let holder = self.held.first().and_then(|held| held.claim.as_ref());
-        holder.is_some_and(|held| {
-            [held.mode(), claim.mode()] == [Mode::Reentrant; 2] && held.record.owner == claim.record.owner
-        })
-    }
-
-    fn let_in(&mut self, claim: Claim, losses: Option<Losses>, now: Moment, last_token: &mut u64) -> &mut Held {
-        let token = match self.held.first() {
-            Some(first) if claim.mode() == Mode::Reentrant => first.token,
-            _ => next(last_token),
-        };
-        let slot = match claim.mode() {
-            Mode::Slot { of } => (0..of).find(|slot| self.held.iter().all(|held| held.slot != Some(*slot))),
-            _ => None,
-        };
+    fn let_in(
+        &mut self,
+        claim: Claim,
+        admission: Admission,
+        losses: Option<Losses>,
+        now: Moment,
+        last_token: &mut u64,
+    ) -> &mut Held {
+        let Admission { slot, reentered } = admission;
+        let token = reentered.unwrap_or_else(|| next(last_token));
         let expires = now.after(claim.lease());
         if self.held.is_empty() {
             // Most locks have one holder, and there may be many locks.
@@ -378,6 +366,10 @@ impl Held {
         self.claim.as_ref().map(Claim::mode)
     }
 
+    fn occupant(&self) -> Occupant<'_> {
+        Occupant { claimant: self.claim.as_ref().map(claimant), token: self.token, slot: self.slot }
+    }
+
     fn grant(&self, start: Moment, ttl: Duration) -> Grant {
         Grant { token: self.token, term: Some(Term { start, ttl }), slot: self.slot }
     }
@@ -387,6 +379,10 @@ impl Held {
             .with_ttl_left(Some(self.expires.since(now)))
             .with_held_for(Some(now.since(self.since)))
     }
+}
+
+fn claimant(claim: &Claim) -> Claimant<'_> {
+    Claimant { mode: claim.mode(), owner: &claim.record.owner }
 }
 
 fn next(last_token: &mut u64) -> FencingToken {
