@@ -3,9 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::home::is_in_tmp;
-use super::lock_file::NFS;
-use super::mount::private_mount;
+use super::protocol::lock_directory::is_in_tmp;
+use super::wire::lock_file::NFS;
+use super::wire::mount::private_mount;
 use crate::types::finding::Finding;
 
 const OTHERS_WRITE: u32 = 0o002;

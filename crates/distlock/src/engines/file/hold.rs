@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::fault::fault;
-use super::inside::{Inside, Number, Slot};
-use super::ledger::{Content, Entry, Ledger};
-use super::lock_file::{Links, LockFile, Obstacle};
-use super::place::Place;
+use super::error::fault;
+use super::protocol::lock_contents::{Content, Entry, Ledger};
+use super::protocol::lock_paths::Place;
+use super::protocol::shared_holders::{Inside, Number, Slot};
+use super::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile, Obstacle};
 use crate::contract::{Claim, Grant, Release};
 use crate::engines::shared::admission;
 use crate::types::clock::Clock;
@@ -271,7 +271,7 @@ fn side(place: &Place, file: &LockFile) -> Result<Side> {
         refuse_foreign(place, file)?;
         return Err(Error::new(ErrorKind::Foreign, format!("{} cannot be written to", place.lock.display())));
     };
-    for _ in 0..super::TRIES {
+    for _ in 0..CHANGED_FILE_TRIES {
         let side = LockFile::open(path, Links::Refuse).map_err(|error| fault("create lock file", path, error))?;
         if !side.try_lock().map_err(|error| fault("lock", path, error))? {
             return Ok(Side::Busy);
@@ -328,7 +328,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use super::super::place::Places;
+    use super::super::protocol::lock_paths::Places;
     use super::super::tests::Scratch;
     use super::*;
     use crate::types::key::Key;

@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, test_kill_process};
 
-use super::fault::{fault, is_about_the_file};
-use super::inside::Inside;
-use super::kernel_locks::KernelLocks;
-use super::ledger::{Entry, Ledger};
-use super::line::Line;
-use super::lock_file::{Links, LockFile};
-use super::name;
-use super::place::{Place, Places};
+use super::error::{fault, is_about_the_file};
+use super::protocol::lock_contents::{Entry, Ledger};
+use super::protocol::lock_names;
+use super::protocol::lock_paths::{Place, Places};
+use super::protocol::shared_holders::Inside;
+use super::protocol::ticket_queue::Line;
+use super::wire::kernel_locks::KernelLocks;
+use super::wire::lock_file::{Links, LockFile};
 use crate::contract::LockInfo;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -265,11 +265,11 @@ fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
         let entry = entry.map_err(broken)?;
         let path = inside.join(entry.file_name());
         if entry.file_type().map_err(broken)?.is_dir() {
-            if name::goes_on(&entry.file_name()) {
+            if lock_names::goes_on(&entry.file_name()) {
                 unless_odd(collect(dir, &path, keys))?;
             }
         } else {
-            keys.extend(name::key_of(&path));
+            keys.extend(lock_names::key_of(&path));
         }
     }
     Ok(())

@@ -19,40 +19,28 @@ use crate::types::history::{HistoryEntry, answer_all, by_lock};
 use crate::types::key::Key;
 use crate::types::owner::Holder;
 use crate::types::token::{AttemptId, FencingToken};
-use fault::fault;
+use error::fault;
 use hold::{Hold, Taking};
 use inspect::Inspector;
-use line::{Line, Standing};
-use lock_file::Obstacle;
-use place::{Place, Places};
-use waiter::{Queue, Waiter, seems_stuck};
+use protocol::lock_paths::{Place, Places};
+use protocol::ticket_queue::{Line, Standing};
+use waiters::{Queue, Waiter, seems_stuck};
+use wire::lock_file::{CHANGED_FILE_TRIES, Obstacle};
 
 mod doctor;
-mod fault;
-mod folder;
+mod error;
+mod history;
 mod hold;
-mod home;
-mod inside;
 mod inspect;
-mod journal;
-mod kernel_locks;
-mod ledger;
-mod line;
-mod lock_file;
-mod mount;
-mod name;
-mod place;
+mod protocol;
 #[cfg(test)]
 mod tests;
-mod waiter;
-mod watcher;
+mod waiters;
+mod wire;
 
 pub(crate) use doctor::examine;
-pub use home::default_dir;
-pub use mount::private_mount;
-
-/// How often to begin again when a file or a ticket changes under our hands. Each time somebody else gets on.
-const TRIES: usize = 64;
+pub use protocol::lock_directory::default_dir;
+pub use wire::mount::private_mount;
 
 /// When to look again without a hint: only the first in the queue can get the lock.
 const FIRST_POLL: Duration = Duration::from_millis(100);
@@ -242,7 +230,7 @@ impl Backend for FileBackend {
     }
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
-        journal::read(&self.0.places.find(key)?.journal, most)
+        history::read(&self.0.places.find(key)?.journal, most)
     }
 
     async fn close(&self) -> Result<()> {
@@ -280,7 +268,7 @@ impl Engine {
     async fn write_history(&self, key: &Key, entries: impl Iterator<Item = &HistoryEntry>, most: u32) -> Result<()> {
         let place = self.places.find(key)?;
         let lines = entries.map(|entry| Ok(entry.to_line()? + "\n")).collect::<Result<String>>()?;
-        journal::append(&place.journal, &lines, most).await
+        history::append(&place.journal, &lines, most).await
     }
 
     /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.
@@ -310,7 +298,7 @@ impl Engine {
         }
         let place = self.places.find(&claim.key)?;
         let line = Line::at(&place.line);
-        for _ in 0..TRIES {
+        for _ in 0..CHANGED_FILE_TRIES {
             if let Some(claimed) = self.step(claim, &place, &line)? {
                 return Ok(claimed);
             }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::fault::fault;
-use super::lock_file::FileId;
+use crate::engines::file::error::fault;
+use crate::engines::file::wire::lock_file::FileId;
 use crate::types::error::Result;
 
 /// A look at `/proc/locks`.
@@ -11,7 +11,7 @@ use crate::types::error::Result;
 /// A process in another container is not shown there, and some file systems (btrfs, overlayfs) number their devices
 /// differently in `stat`: that a lock is missing here does not prove that nobody has it.
 #[derive(Debug, Default)]
-pub(super) struct KernelLocks(Vec<Flock>);
+pub(crate) struct KernelLocks(Vec<Flock>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Flock {
@@ -22,7 +22,7 @@ struct Flock {
 }
 
 impl KernelLocks {
-    pub(super) fn read() -> Result<KernelLocks> {
+    pub(crate) fn read() -> Result<KernelLocks> {
         let path = Path::new("/proc/locks");
         let text = std::fs::read_to_string(path).map_err(|error| fault("read", path, error))?;
         Ok(KernelLocks::parse(&text))
@@ -33,7 +33,7 @@ impl KernelLocks {
     }
 
     /// The processes that took the flock on this file; more than one when it is shared.
-    pub(super) fn pids(&self, file: FileId) -> Vec<u32> {
+    pub(crate) fn pids(&self, file: FileId) -> Vec<u32> {
         self.0.iter().filter(|lock| file.is(lock.major, lock.minor, lock.ino)).map(|lock| lock.pid).collect()
     }
 }

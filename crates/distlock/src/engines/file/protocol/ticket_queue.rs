@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
 
-use super::fault::fault;
-use super::folder;
-use super::ledger::{self, LONGEST_ENTRY};
-use super::lock_file::{Links, LockFile};
+use crate::engines::file::error::fault;
+use crate::engines::file::protocol::lock_contents::{self, LONGEST_ENTRY};
+use crate::engines::file::protocol::own_directory;
+use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile};
 use crate::engines::shared::admission;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
@@ -28,18 +28,15 @@ use crate::types::token::AttemptId;
 
 const LIVE: &str = ".live";
 
-/// How often to begin again when others take away what we are about to use. Each time one of them gets on.
-const TRIES: usize = 64;
-
 /// The queue of one lock.
 #[derive(Debug, Clone)]
-pub(super) struct Line {
+pub(crate) struct Line {
     dir: PathBuf,
 }
 
 /// Where a claim stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// No live waiter is before it that it has to wait for.
     First,
     /// The nearest live waiter before it that must have its turn first, and how many tickets are before it.
@@ -49,13 +46,13 @@ pub(super) enum Standing {
 }
 
 impl Line {
-    pub(super) fn at(dir: &Path) -> Line {
+    pub(crate) fn at(dir: &Path) -> Line {
         Line { dir: dir.to_owned() }
     }
 
     /// Where the claim in `mode` with the ticket `mine` stands, or one that has none yet. Removes what the dead left on
     /// the way, and passes over whoever lives but is `stuck`. Readers do not wait for readers.
-    pub(super) fn standing(
+    pub(crate) fn standing(
         &self,
         mine: Option<TicketName>,
         mode: Mode,
@@ -85,7 +82,7 @@ impl Line {
     }
 
     /// How a live waiter other than `attempt` uses the lock that does not agree with `mode`.
-    pub(super) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
+    pub(crate) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
         let mut living = Living::new(self, None);
         let others = self.listed()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
         let mut against = others.filter(|ticket| !ticket.mode.agrees_with(mode));
@@ -93,13 +90,13 @@ impl Line {
     }
 
     /// Whether both tickets are there and the process of the one before lives.
-    pub(super) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
+    pub(crate) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
         let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
         is_there(mine) && is_there(before) && (mine.session == before.session || self.is_live(before.session))
     }
 
     /// The live waiters, the next one first, in their own words. Changes nothing.
-    pub(super) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
+    pub(crate) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
         let listed = self.listed()?;
         let mut living = Living::new(self, None);
         let live = listed.tickets.into_iter().filter(|ticket| living.has(ticket.session));
@@ -111,20 +108,20 @@ impl Line {
     /// more is read than a record can be.
     fn record(&self, ticket: TicketName) -> Option<Record> {
         let file = LockFile::look(&self.ticket_path(ticket), Links::Refuse).ok()??;
-        let json = ledger::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
+        let json = lock_contents::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
         serde_json::from_slice(&json).ok()
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    pub(super) fn ticket_path(&self, ticket: TicketName) -> PathBuf {
+    pub(crate) fn ticket_path(&self, ticket: TicketName) -> PathBuf {
         self.dir.join(ticket.to_string())
     }
 
     /// When the waiter last showed that it goes on, by its own clock; `None` when it has left.
-    pub(super) fn beat(&self, ticket: TicketName) -> Option<Moment> {
+    pub(crate) fn beat(&self, ticket: TicketName) -> Option<Moment> {
         let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
         let seconds = u64::try_from(stat.st_mtime).ok()?;
         Some(Moment::from_nanos(
@@ -132,13 +129,13 @@ impl Line {
         ))
     }
 
-    pub(super) fn session_path(&self, session: AttemptId) -> PathBuf {
+    pub(crate) fn session_path(&self, session: AttemptId) -> PathBuf {
         self.dir.join(session_name(session))
     }
 
     fn listed(&self) -> Result<Listed> {
         let mut listed = Listed::default();
-        let entries = match folder::read(&self.dir) {
+        let entries = match own_directory::read(&self.dir) {
             // Where we may not look we cannot queue either: there we are as blind as flock(1).
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(listed);
@@ -203,16 +200,16 @@ impl<'a> Living<'a> {
 
 /// The name of a waiter's file: sorted, the names are the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct TicketName {
+pub(crate) struct TicketName {
     number: u64,
     attempt: AttemptId,
-    pub(super) session: AttemptId,
+    pub(crate) session: AttemptId,
     mode: Mode,
 }
 
 impl TicketName {
     /// When it was taken, or a little later.
-    pub(super) fn taken(self) -> Moment {
+    pub(crate) fn taken(self) -> Moment {
         Moment::from_nanos(self.number)
     }
 
@@ -266,7 +263,7 @@ fn number_in<N: FromStr<Err: fmt::Display>>(text: &str) -> Result<N> {
 
 /// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     line: Line,
     id: AttemptId,
     file: LockFile,
@@ -275,9 +272,9 @@ pub(super) struct Session {
 impl Session {
     /// # Errors
     /// As the file system says; without the right to write there, there is no queue to stand in.
-    pub(super) fn open(line: &Line) -> io::Result<Session> {
-        for _ in 0..TRIES {
-            folder::make(&line.dir)?;
+    pub(crate) fn open(line: &Line) -> io::Result<Session> {
+        for _ in 0..CHANGED_FILE_TRIES {
+            own_directory::make(&line.dir)?;
             let id = AttemptId::random();
             let path = line.session_path(id);
             let file = match LockFile::open(&path, Links::Refuse) {
@@ -295,7 +292,7 @@ impl Session {
     }
 
     /// Whether others can still see that it lives.
-    pub(super) fn is_intact(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         self.file.is_linked()
     }
 }
@@ -309,7 +306,7 @@ impl Drop for Session {
 
 /// A place in the queue. Dropping it gives the place up.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     name: TicketName,
     session: Arc<Session>,
 }
@@ -319,7 +316,7 @@ impl Ticket {
     ///
     /// The number is the machine's clock, which all processes share; where somebody is ahead of that, one more than the
     /// highest.
-    pub(super) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
+    pub(crate) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
         let last = session.line.listed()?.tickets.last().map_or(0, |last| last.number);
         let number = now.as_nanos().max(last.saturating_add(1));
         let name = TicketName { number, attempt, session: session.id, mode: record.mode };
@@ -331,12 +328,12 @@ impl Ticket {
         Ok(ticket)
     }
 
-    pub(super) fn name(&self) -> TicketName {
+    pub(crate) fn name(&self) -> TicketName {
         self.name
     }
 
     /// Shows that the waiter goes on: that its process lives does not say so.
-    pub(super) fn beat(&self, now: Moment) {
+    pub(crate) fn beat(&self, now: Moment) {
         let (seconds, nanos) = (now.as_nanos() / 1_000_000_000, now.as_nanos() % 1_000_000_000);
         // Both fit: the first is less than 2^35.
         let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
@@ -347,7 +344,7 @@ impl Ticket {
     }
 
     /// Gives the place up now, though somebody may still look at the ticket.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.session.line.discard(&self.name.to_string());
     }
 }
@@ -366,8 +363,8 @@ fn session_name(session: AttemptId) -> String {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
     use crate::types::clock::Clock;
     use crate::types::owner::OwnerId;
     use crate::types::owner::Process;

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::fault::fault;
-use super::folder;
-use super::home::Home;
-use super::lock_file::{Links, LockFile};
-use super::name;
+use crate::engines::file::error::fault;
+use crate::engines::file::protocol::lock_directory::Home;
+use crate::engines::file::protocol::lock_names;
+use crate::engines::file::protocol::own_directory;
+use crate::engines::file::wire::lock_file::{Links, LockFile};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 
@@ -19,27 +19,27 @@ const PATHS: &str = "paths";
 
 /// Where the files of one lock are.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The file whose flock is the lock.
-    pub(super) lock: PathBuf,
+    pub(crate) lock: PathBuf,
     /// Counter and holder, when the lock's file has other contents; `None` in our directory, where only our files belong.
-    pub(super) side: Option<PathBuf>,
+    pub(crate) side: Option<PathBuf>,
     /// The directory of those who wait.
-    pub(super) line: PathBuf,
+    pub(crate) line: PathBuf,
     /// The directory of those who hold the lock beside others.
-    pub(super) inside: PathBuf,
+    pub(crate) inside: PathBuf,
     /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
     /// this one keeps the next out. `None` for paths too long to have one, and where a link is in its way.
-    pub(super) anchor: Option<PathBuf>,
+    pub(crate) anchor: Option<PathBuf>,
     /// What has happened to the lock.
-    pub(super) journal: PathBuf,
-    pub(super) links: Links,
+    pub(crate) journal: PathBuf,
+    pub(crate) links: Links,
     home: Arc<Home>,
 }
 
 impl Place {
     /// Opens the lock's file, and makes it if it is not there.
-    pub(super) fn open(&self) -> Result<LockFile> {
+    pub(crate) fn open(&self) -> Result<LockFile> {
         if self.side.is_none() {
             return self.home.open(&self.lock);
         }
@@ -47,12 +47,12 @@ impl Place {
     }
 
     /// Opens the lock's file for reading if it is there.
-    pub(super) fn look(&self) -> Result<Option<LockFile>> {
+    pub(crate) fn look(&self) -> Result<Option<LockFile>> {
         LockFile::look(&self.lock, self.links).map_err(|error| fault("read lock file", &self.lock, error))
     }
 
     /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
-    pub(super) fn open_anchor(&self) -> Option<LockFile> {
+    pub(crate) fn open_anchor(&self) -> Option<LockFile> {
         let path = self.anchor.as_ref()?;
         self.home
             .open(path)
@@ -63,19 +63,19 @@ impl Place {
     }
 
     /// Whether `file` is still the anchor.
-    pub(super) fn has_anchor(&self, file: &LockFile) -> bool {
+    pub(crate) fn has_anchor(&self, file: &LockFile) -> bool {
         self.anchor.as_ref().is_some_and(|path| file.is_at(path).unwrap_or(false))
     }
 
     /// Whether `file` is still the lock's file.
-    pub(super) fn has(&self, file: &LockFile) -> Result<bool> {
+    pub(crate) fn has(&self, file: &LockFile) -> Result<bool> {
         file.is_at(&self.lock).map_err(|error| fault("look at", &self.lock, error))
     }
 }
 
 /// Which key is which file.
 #[derive(Debug, Clone)]
-pub(super) struct Places {
+pub(crate) struct Places {
     home: Arc<Home>,
     /// A key with a slash is the path of its file.
     paths: bool,
@@ -85,7 +85,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub(super) fn new(dir: PathBuf, paths: bool) -> Places {
+    pub(crate) fn new(dir: PathBuf, paths: bool) -> Places {
         let start = std::env::current_dir().ok();
         let dir = match &start {
             Some(start) => start.join(dir),
@@ -94,22 +94,23 @@ impl Places {
         Places { home: Arc::new(Home::new(dir)), paths, start }
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.home.path()
     }
 
     /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
-    pub(super) fn find(&self, key: &Key) -> Result<Place> {
+    pub(crate) fn find(&self, key: &Key) -> Result<Place> {
         if self.paths && key.as_str().contains('/') {
             return self.at_path(key);
         }
-        let inside_dir = name::path_of(key);
+        let inside_dir = lock_names::path_of(key);
         let lock = self.dir().join(&inside_dir);
-        folder::refuse_links(self.dir(), &inside_dir).map_err(|error| fault("reach", &lock, error).with_key(key))?;
-        let line = ending(&lock, name::LOCK, name::LINE);
-        let inside = ending(&lock, name::LOCK, name::INSIDE);
-        let anchor = Some(ending(&lock, name::LOCK, name::ANCHOR));
-        let journal = ending(&lock, name::LOCK, name::JOURNAL);
+        own_directory::refuse_links(self.dir(), &inside_dir)
+            .map_err(|error| fault("reach", &lock, error).with_key(key))?;
+        let line = ending(&lock, lock_names::LOCK, lock_names::LINE);
+        let inside = ending(&lock, lock_names::LOCK, lock_names::INSIDE);
+        let anchor = Some(ending(&lock, lock_names::LOCK, lock_names::ANCHOR));
+        let journal = ending(&lock, lock_names::LOCK, lock_names::JOURNAL);
         Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse, home: self.home.clone() })
     }
 
@@ -130,10 +131,10 @@ impl Places {
         let inside = ending(&real, "", ".distlock.in");
         let journal = ending(&real, "", ".distlock.log");
         let anchor = Key::escape(real.as_os_str().as_bytes())
-            .map(|path| Path::new(PATHS).join(name::path_of(&path)))
+            .map(|path| Path::new(PATHS).join(lock_names::path_of(&path)))
             .ok()
-            .filter(|path| folder::refuse_links(self.dir(), path).is_ok())
-            .map(|path| ending(&self.dir().join(path), name::LOCK, name::ANCHOR));
+            .filter(|path| own_directory::refuse_links(self.dir(), path).is_ok())
+            .map(|path| ending(&self.dir().join(path), lock_names::LOCK, lock_names::ANCHOR));
         Ok(Place {
             lock,
             side: Some(side),

@@ -13,10 +13,9 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::TRIES;
-use super::folder;
-use super::ledger::Entry;
-use super::lock_file::{Links, LockFile, Obstacle};
+use crate::engines::file::protocol::lock_contents::Entry;
+use crate::engines::file::protocol::own_directory;
+use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile, Obstacle};
 use crate::types::mode::Mode;
 use crate::types::token::FencingToken;
 
@@ -25,7 +24,7 @@ const SWEPT: usize = 64;
 
 /// What was in the directory when it was read.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(crate) struct Inside {
     dir: PathBuf,
     numbers: Vec<u64>,
     slots: Vec<SlotName>,
@@ -33,16 +32,16 @@ pub(super) struct Inside {
 
 /// One who is inside, or was when its process ended.
 #[derive(Debug)]
-pub(super) struct Occupant {
-    pub(super) entry: Entry,
-    pub(super) is_live: bool,
+pub(crate) struct Occupant {
+    pub(crate) entry: Entry,
+    pub(crate) is_live: bool,
 }
 
 impl Inside {
     /// Where there is nothing, or nothing that we may look at, nobody is inside.
-    pub(super) fn read(dir: &Path) -> io::Result<Inside> {
+    pub(crate) fn read(dir: &Path) -> io::Result<Inside> {
         let mut inside = Inside { dir: dir.to_owned(), numbers: Vec::new(), slots: Vec::new() };
-        let entries = match folder::read(dir) {
+        let entries = match own_directory::read(dir) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(inside);
             }
@@ -62,12 +61,12 @@ impl Inside {
     }
 
     /// The least token that may follow those that were given out here.
-    pub(super) fn floor(&self) -> u64 {
+    pub(crate) fn floor(&self) -> u64 {
         self.numbers.last().map_or(0, |last| last.saturating_add(1))
     }
 
     /// Whether somebody is inside.
-    pub(super) fn is_occupied(&self) -> io::Result<bool> {
+    pub(crate) fn is_occupied(&self) -> io::Result<bool> {
         for path in self.paths() {
             if is_locked(&path)? {
                 return Ok(true);
@@ -77,7 +76,7 @@ impl Inside {
     }
 
     /// How somebody inside uses the lock that does not agree with `mode`.
-    pub(super) fn disagreeing(&self, mode: Mode) -> io::Result<Option<Mode>> {
+    pub(crate) fn disagreeing(&self, mode: Mode) -> io::Result<Option<Mode>> {
         for slot in self.slots.iter().filter(|slot| !mode.agrees_with(slot.mode())) {
             if is_locked(&self.dir.join(slot.to_string()))? {
                 return Ok(Some(slot.mode()));
@@ -92,7 +91,7 @@ impl Inside {
     }
 
     /// Those who are inside, and those who died there, the one that came first first.
-    pub(super) fn occupants(&self) -> io::Result<Vec<Occupant>> {
+    pub(crate) fn occupants(&self) -> io::Result<Vec<Occupant>> {
         let mut occupants = Vec::new();
         for path in self.paths() {
             let Some(file) = LockFile::look(&path, Links::Refuse)? else { continue };
@@ -105,7 +104,7 @@ impl Inside {
     }
 
     /// Removes everything, for one who has the lock alone and has counted on from the highest number.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         if !self.numbers.is_empty() || !self.slots.is_empty() {
             // What cannot be removed is found again by the next one.
             self.paths().for_each(|path| drop(std::fs::remove_file(path)));
@@ -121,7 +120,7 @@ impl Inside {
 
 /// A fencing token of one who is not alone. Dropping it takes its owner's name away.
 #[derive(Debug)]
-pub(super) struct Number {
+pub(crate) struct Number {
     dir: PathBuf,
     value: u64,
     file: LockFile,
@@ -134,9 +133,9 @@ impl Number {
     /// is inside.
     ///
     /// Nothing is locked while it is chosen: whoever makes the file has the number.
-    pub(super) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<Number> {
-        for _ in 0..TRIES {
-            folder::make(dir)?;
+    pub(crate) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<Number> {
+        for _ in 0..CHANGED_FILE_TRIES {
+            own_directory::make(dir)?;
             let inside = Inside::read(dir)?;
             let value = floor.max(inside.floor()).max(1);
             if value == u64::MAX {
@@ -159,22 +158,22 @@ impl Number {
         Err(ErrorKind::ResourceBusy.into())
     }
 
-    pub(super) fn token(&self) -> FencingToken {
+    pub(crate) fn token(&self) -> FencingToken {
         FencingToken::new(self.value)
     }
 
     /// Says who is inside.
-    pub(super) fn sign(&self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn sign(&self, entry: &Entry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
     /// Whether those who want the lock alone can see it.
-    pub(super) fn is_in_place(&self) -> bool {
+    pub(crate) fn is_in_place(&self) -> bool {
         self.file.is_at(&self.path()).unwrap_or(true)
     }
 
     /// Leaves the name there when this is dropped: a child has the lock then.
-    pub(super) fn stay(&self) {
+    pub(crate) fn stay(&self) {
         self.stays.store(true, Ordering::Relaxed);
     }
 
@@ -209,7 +208,7 @@ impl Inside {
 
 /// A slot of a semaphore that is ours. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     path: PathBuf,
     number: u32,
     file: LockFile,
@@ -218,7 +217,7 @@ pub(super) struct Slot {
 impl Slot {
     /// Takes the lowest of `of` slots that is free. The obstacle is `Sharers` when a slot is kept by nothing but a look at
     /// it: no holder shares a slot otherwise.
-    pub(super) fn take(dir: &Path, of: u32) -> io::Result<Result<Slot, Obstacle>> {
+    pub(crate) fn take(dir: &Path, of: u32) -> io::Result<Result<Slot, Obstacle>> {
         let mut obstacle = Obstacle::Holder;
         for number in 0..of {
             match Slot::take_one(dir, SlotName { number, of })? {
@@ -232,10 +231,10 @@ impl Slot {
 
     fn take_one(dir: &Path, name: SlotName) -> io::Result<Result<Slot, Obstacle>> {
         let path = dir.join(name.to_string());
-        for _ in 0..TRIES {
+        for _ in 0..CHANGED_FILE_TRIES {
             let file = match LockFile::open(&path, Links::Refuse) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    folder::make(dir)?;
+                    own_directory::make(dir)?;
                     continue;
                 }
                 opened => opened?,
@@ -251,21 +250,21 @@ impl Slot {
         Err(ErrorKind::ResourceBusy.into())
     }
 
-    pub(super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
     /// Says who has it.
-    pub(super) fn sign(&self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn sign(&self, entry: &Entry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
     /// Whether it still keeps others out.
-    pub(super) fn is_in_place(&self) -> io::Result<bool> {
+    pub(crate) fn is_in_place(&self) -> io::Result<bool> {
         self.file.is_at(&self.path)
     }
 
-    pub(super) fn file(&self) -> &LockFile {
+    pub(crate) fn file(&self) -> &LockFile {
         &self.file
     }
 }

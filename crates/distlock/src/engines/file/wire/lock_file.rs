@@ -10,11 +10,14 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 /// What NFS calls itself in `statfs`.
-pub(super) const NFS: u64 = 0x6969;
+pub(crate) const NFS: u64 = 0x6969;
+
+/// How often an operation begins again when a file changes under its hands. Each time another process has made progress.
+pub(crate) const CHANGED_FILE_TRIES: usize = 64;
 
 /// Which file it is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileId {
+pub(crate) struct FileId {
     dev: u64,
     ino: u64,
 }
@@ -25,14 +28,14 @@ impl FileId {
     }
 
     /// Whether the kernel would show it with these numbers.
-    pub(super) fn is(self, major: u32, minor: u32, ino: u64) -> bool {
+    pub(crate) fn is(self, major: u32, minor: u32, ino: u64) -> bool {
         (rustix::fs::major(self.dev), rustix::fs::minor(self.dev), self.ino) == (major, minor, ino)
     }
 }
 
 /// What to do about a symbolic link at the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Links {
+pub(crate) enum Links {
     /// The link's target is meant, as with flock(1).
     Follow,
     /// Where only our own files belong, a link is a trap.
@@ -41,7 +44,7 @@ pub(super) enum Links {
 
 /// What keeps a file from being locked alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Obstacle {
+pub(crate) enum Obstacle {
     /// Another descriptor has it alone.
     Holder,
     /// Other descriptors share it: readers, or a look at it, which lasts for a moment.
@@ -50,7 +53,7 @@ pub(super) enum Obstacle {
 
 /// An open file whose flock is the lock. Dropping it frees the lock.
 #[derive(Debug)]
-pub(super) struct LockFile {
+pub(crate) struct LockFile {
     file: File,
     id: FileId,
     owner: u32,
@@ -61,13 +64,13 @@ pub(super) struct LockFile {
 
 impl LockFile {
     /// Opens the file, and makes it if it is not there. A file or directory that we may only read is opened for that.
-    pub(super) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
+    pub(crate) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
         // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
         Self::find(path, links)?.map_or_else(|| Self::create(path, links), Ok)
     }
 
     /// The same if it is there.
-    pub(super) fn find(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    pub(crate) fn find(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDWR) {
             Err(Errno::NOENT) => Ok(None),
             opened => Self::or_readable(path, links, opened).map(Some),
@@ -75,7 +78,7 @@ impl LockFile {
     }
 
     /// The same whether it is there or not.
-    pub(super) fn create(path: &Path, links: Links) -> io::Result<LockFile> {
+    pub(crate) fn create(path: &Path, links: Links) -> io::Result<LockFile> {
         Self::or_readable(path, links, Self::open_with(path, links, OFlags::RDWR | OFlags::CREATE))
     }
 
@@ -90,13 +93,13 @@ impl LockFile {
     }
 
     /// Makes the file. One that is there already is an error, and stays as it is.
-    pub(super) fn create_new(path: &Path) -> io::Result<LockFile> {
+    pub(crate) fn create_new(path: &Path) -> io::Result<LockFile> {
         let access = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         Self::open_with(path, Links::Refuse, access).map_err(io::Error::from)
     }
 
     /// Opens the file for reading if it is there.
-    pub(super) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    pub(crate) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDONLY) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -120,31 +123,31 @@ impl LockFile {
         })
     }
 
-    pub(super) fn id(&self) -> FileId {
+    pub(crate) fn id(&self) -> FileId {
         self.id
     }
 
     /// The user to whom the file belongs.
-    pub(super) fn owner(&self) -> u32 {
+    pub(crate) fn owner(&self) -> u32 {
         self.owner
     }
 
     /// The file, to read and write its contents.
-    pub(super) fn contents(&self) -> &File {
+    pub(crate) fn contents(&self) -> &File {
         &self.file
     }
 
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
 
     /// Takes the lock if it is free.
-    pub(super) fn try_lock(&self) -> io::Result<bool> {
+    pub(crate) fn try_lock(&self) -> io::Result<bool> {
         answer(self.file.try_lock())
     }
 
     /// Takes the lock if it is free, and returns what is in the way otherwise. `None`: it is taken.
-    pub(super) fn try_alone(&self) -> io::Result<Option<Obstacle>> {
+    pub(crate) fn try_alone(&self) -> io::Result<Option<Obstacle>> {
         if self.try_lock()? {
             return Ok(None);
         }
@@ -160,19 +163,19 @@ impl LockFile {
     }
 
     /// Takes the lock together with all who share it, unless somebody has it alone.
-    pub(super) fn try_share(&self) -> io::Result<bool> {
+    pub(crate) fn try_share(&self) -> io::Result<bool> {
         answer(self.file.try_lock_shared())
     }
 
     /// Whether nobody has the lock alone. For the blink of an eye it is ours, shared: others may find it busy.
-    pub(super) fn probe(&self) -> io::Result<bool> {
+    pub(crate) fn probe(&self) -> io::Result<bool> {
         let free = self.try_share()?;
         self.file.unlock()?;
         Ok(free)
     }
 
     /// Whether `path` still names this file. A lock on a file that was removed or replaced excludes nobody.
-    pub(super) fn is_at(&self, path: &Path) -> io::Result<bool> {
+    pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
         match rustix::fs::stat(path) {
             Ok(stat) => Ok(FileId::of(&stat) == self.id),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
@@ -181,29 +184,29 @@ impl LockFile {
     }
 
     /// Whether the file still has a name.
-    pub(super) fn is_linked(&self) -> bool {
+    pub(crate) fn is_linked(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
     /// A copy of the descriptor for a child to inherit; the lock is then free when the last copy is closed.
-    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn copy(&self) -> io::Result<OwnedFd> {
         let copy = self.file.try_clone()?;
         self.inherited.store(true, Ordering::Relaxed);
         Ok(copy.into())
     }
 
-    pub(super) fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.inherited.load(Ordering::Relaxed)
     }
 
     /// Whether the file is on NFS, where flock reaches as far as the server's lock daemon and may be lost with it.
-    pub(super) fn is_on_nfs(&self) -> bool {
+    pub(crate) fn is_on_nfs(&self) -> bool {
         #[allow(clippy::unnecessary_cast, reason = "the field's type differs between machines")]
         rustix::fs::fstatfs(&self.file).is_ok_and(|system| system.f_type as u64 == NFS)
     }
 
     /// Frees the lock now, for every copy of the descriptor.
-    pub(super) fn unlock(&self) {
+    pub(crate) fn unlock(&self) {
         // Closing does it too, but later: a child between fork and exec has a copy, and inotify tells of a close a
         // moment before the lock is free.
         let _ = self.file.unlock();

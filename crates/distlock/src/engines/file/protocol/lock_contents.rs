@@ -23,11 +23,11 @@ const ENTRY: usize = 3 * SLOT;
 /// Checksum and length.
 const ENTRY_HEAD: usize = 23;
 /// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
-pub(super) const LONGEST_ENTRY: usize = 8 * 1024;
+pub(crate) const LONGEST_ENTRY: usize = 8 * 1024;
 
 /// What is in a file that may be a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     Nothing,
     Ours,
     Foreign,
@@ -35,21 +35,21 @@ pub(super) enum Content {
 
 /// The holder, in its own words.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Entry {
-    pub(super) token: u64,
+pub(crate) struct Entry {
+    pub(crate) token: u64,
     attempt: String,
     /// When the lock was granted, in milliseconds of the Unix epoch.
-    pub(super) granted_ms: u64,
-    pub(super) record: Record,
+    pub(crate) granted_ms: u64,
+    pub(crate) record: Record,
 }
 
 impl Entry {
-    pub(super) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> Entry {
+    pub(crate) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> Entry {
         Entry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
     }
 
     /// Writes it into `file`, over what is there.
-    pub(super) fn write_at(&self, file: &File, offset: usize) -> io::Result<()> {
+    pub(crate) fn write_at(&self, file: &File, offset: usize) -> io::Result<()> {
         let json = serde_json::to_string(self)?;
         let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
         // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
@@ -58,21 +58,21 @@ impl Entry {
     }
 
     /// Reads it from `file`; `None` when there is none, or not all of it.
-    pub(super) fn read_at(file: &File, offset: usize) -> io::Result<Option<Entry>> {
+    pub(crate) fn read_at(file: &File, offset: usize) -> io::Result<Option<Entry>> {
         Ok(parse_entry(&read_at(file, offset, LONGEST_ENTRY)?))
     }
 }
 
 /// The contents of an open file, read and written in place.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ledger<'a>(&'a File);
+pub(crate) struct Ledger<'a>(&'a File);
 
 impl<'a> Ledger<'a> {
-    pub(super) fn of(file: &'a File) -> Self {
+    pub(crate) fn of(file: &'a File) -> Self {
         Ledger(file)
     }
 
-    pub(super) fn content(self) -> io::Result<Content> {
+    pub(crate) fn content(self) -> io::Result<Content> {
         if !self.0.metadata()?.is_file() {
             return Ok(Content::Foreign);
         }
@@ -87,7 +87,7 @@ impl<'a> Ledger<'a> {
     /// Raises the counter to at least `floor` and returns it.
     ///
     /// Killed anywhere in here, the next one reads what was there before or the new value, never a lower one.
-    pub(super) fn advance(self, floor: u64) -> io::Result<FencingToken> {
+    pub(crate) fn advance(self, floor: u64) -> io::Result<FencingToken> {
         if self.content()? == Content::Nothing {
             let mut start = HEADER.to_vec();
             start.extend(slot(floor.max(1)));
@@ -106,7 +106,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The last token that was given out, as far as this file knows.
-    pub(super) fn counter(self) -> io::Result<u64> {
+    pub(crate) fn counter(self) -> io::Result<u64> {
         if self.content()? != Content::Ours {
             return Ok(0);
         }
@@ -114,12 +114,12 @@ impl<'a> Ledger<'a> {
     }
 
     /// Writes down who holds the lock.
-    pub(super) fn enter(self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn enter(self, entry: &Entry) -> io::Result<()> {
         entry.write_at(self.0, ENTRY)
     }
 
     /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
-    pub(super) fn strike(self, attempt: AttemptId) -> io::Result<()> {
+    pub(crate) fn strike(self, attempt: AttemptId) -> io::Result<()> {
         if self.entry()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
             self.0.write_all_at(format!("{:ENTRY_HEAD$}", "free").as_bytes(), ENTRY as u64)?;
         }
@@ -127,7 +127,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// Who holds the lock, if somebody does: after a crash the entry stays behind.
-    pub(super) fn entry(self) -> io::Result<Option<Entry>> {
+    pub(crate) fn entry(self) -> io::Result<Option<Entry>> {
         if self.content()? != Content::Ours {
             return Ok(None);
         }
@@ -142,7 +142,7 @@ impl<'a> Ledger<'a> {
 }
 
 /// What is in `file` from `offset` on, `length` bytes at the most.
-pub(super) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
     while filled < length {
@@ -186,8 +186,8 @@ fn checksum(bytes: &[u8]) -> u64 {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
     use crate::types::owner::OwnerId;
     use crate::types::owner::Process;
 

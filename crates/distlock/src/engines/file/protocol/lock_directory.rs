@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::types::error::{Error, ErrorKind, Result};
 
-use super::fault::fault;
-use super::lock_file::{Links, LockFile};
+use crate::engines::file::error::fault;
+use crate::engines::file::wire::lock_file::{Links, LockFile};
 
 const RUN: &str = "/run/distlock";
 const TMP: &str = "/tmp";
@@ -18,7 +18,7 @@ const TMP: &str = "/tmp";
 ///
 /// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where `/run` is not ours to
 /// write. Variables of the session never matter: cron and a login shell must meet at the same locks. A service with
-/// `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](super::private_mount) tells.
+/// `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](crate::backend::file::private_mount) tells.
 ///
 /// # Errors
 /// Kind `Config` when `DISTLOCK_LOCK_DIR` is not an absolute path. Kind `Auth` when one of the other two is not a
@@ -54,7 +54,7 @@ fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
 }
 
 /// Whether `dir` is the default directory of this user in `/tmp`, which a service may have a private one of.
-pub(super) fn is_in_tmp(dir: &Path) -> bool {
+pub(crate) fn is_in_tmp(dir: &Path) -> bool {
     let [_, in_tmp] = private_dirs(Path::new(RUN), Path::new(TMP), rustix::process::geteuid().as_raw());
     dir == in_tmp
 }
@@ -106,25 +106,25 @@ fn refused(what: &str, path: &Path, problem: &str) -> Error {
 /// in its place. So one that is to be ours alone is looked at again, but only when a file is made in it: that somebody
 /// else made a file is known from the file.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(crate) struct Home {
     path: PathBuf,
     /// Whose directory it must be; `None` where it may be anybody's.
     owner: Option<u32>,
 }
 
 impl Home {
-    pub(super) fn new(path: PathBuf) -> Home {
+    pub(crate) fn new(path: PathBuf) -> Home {
         let uid = rustix::process::geteuid().as_raw();
         let is_private = private_dirs(Path::new(RUN), Path::new(TMP), uid).contains(&path);
         Home { path, owner: is_private.then_some(uid) }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
-    pub(super) fn open(&self, path: &Path) -> Result<LockFile> {
+    pub(crate) fn open(&self, path: &Path) -> Result<LockFile> {
         let failed = |error| fault("create lock file", path, error);
         let file = match LockFile::find(path, Links::Refuse).map_err(failed)? {
             Some(file) => file,
@@ -159,8 +159,8 @@ impl Home {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
 
     fn uid() -> u32 {
         rustix::process::geteuid().as_raw()

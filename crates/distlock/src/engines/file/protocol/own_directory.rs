@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 /// Makes the directory unless it is there.
-pub(super) fn make(dir: &Path) -> io::Result<()> {
+pub(crate) fn make(dir: &Path) -> io::Result<()> {
     match std::fs::create_dir(dir) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => match refuse_link(dir) {
             // Somebody took it away again; whoever needs it finds that out.
@@ -17,13 +17,13 @@ pub(super) fn make(dir: &Path) -> io::Result<()> {
 }
 
 /// What is in the directory.
-pub(super) fn read(dir: &Path) -> io::Result<ReadDir> {
+pub(crate) fn read(dir: &Path) -> io::Result<ReadDir> {
     refuse_link(dir)?;
     std::fs::read_dir(dir)
 }
 
 /// Fails unless every directory on the way from `dir` to `inside` it is one, or not there yet.
-pub(super) fn refuse_links(dir: &Path, inside: &Path) -> io::Result<()> {
+pub(crate) fn refuse_links(dir: &Path, inside: &Path) -> io::Result<()> {
     let mut folder = dir.to_owned();
     for piece in inside.parent().into_iter().flatten() {
         folder.push(piece);

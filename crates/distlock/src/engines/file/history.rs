@@ -5,9 +5,9 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use super::fault::fault;
-use super::ledger::read_at;
-use super::lock_file::{Links, LockFile};
+use super::error::fault;
+use super::protocol::lock_contents::read_at;
+use super::wire::lock_file::{Links, LockFile};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
 use crate::types::token::AttemptId;

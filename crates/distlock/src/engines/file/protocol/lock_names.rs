@@ -7,15 +7,15 @@ use std::path::{Component, Path, PathBuf};
 use crate::types::key::Key;
 
 /// How a lock file's name ends. Queues and directories end otherwise, so that no lock's name can collide with them.
-pub(super) const LOCK: &str = ".lock";
+pub(crate) const LOCK: &str = ".lock";
 /// How the name of a lock's queue ends.
-pub(super) const LINE: &str = ".q";
+pub(crate) const LINE: &str = ".q";
 /// How the name of a lock's anchor ends.
-pub(super) const ANCHOR: &str = ".held";
+pub(crate) const ANCHOR: &str = ".held";
 /// How the name of a lock's history ends.
-pub(super) const JOURNAL: &str = ".log";
+pub(crate) const JOURNAL: &str = ".log";
 /// How the directory of those who hold a lock beside others ends.
-pub(super) const INSIDE: &str = ".in";
+pub(crate) const INSIDE: &str = ".in";
 /// How the directory ends that holds the rest of a long name.
 const MORE: &str = ".d";
 
@@ -26,7 +26,7 @@ const PIECE: usize = 200;
 ///
 /// Letters, digits and `_ - : @ + = , .` stay, the rest becomes `%XX`; a name too long for one component goes on inside
 /// a directory. Unlike a hash, that cannot collide and can be read back.
-pub(super) fn path_of(key: &Key) -> PathBuf {
+pub(crate) fn path_of(key: &Key) -> PathBuf {
     let name = escape(key.as_str());
     let mut path = PathBuf::new();
     let mut rest = name;
@@ -44,7 +44,7 @@ pub(super) fn path_of(key: &Key) -> PathBuf {
 }
 
 /// The lock whose file is at `path` below the lock directory; `None` when no lock's file is.
-pub(super) fn key_of(path: &Path) -> Option<Key> {
+pub(crate) fn key_of(path: &Path) -> Option<Key> {
     let mut name = String::new();
     let mut components = path.components().peekable();
     while let Some(Component::Normal(component)) = components.next() {
@@ -57,7 +57,7 @@ pub(super) fn key_of(path: &Path) -> Option<Key> {
 }
 
 /// Whether a directory of this name may hold the rest of long names.
-pub(super) fn goes_on(directory: &OsStr) -> bool {
+pub(crate) fn goes_on(directory: &OsStr) -> bool {
     directory.to_str().is_some_and(|name| name.ends_with(MORE))
 }
 

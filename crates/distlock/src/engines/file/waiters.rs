@@ -12,10 +12,10 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::inspect;
-use super::line::{Line, Session, Ticket, TicketName};
-use super::lock_file::{FileId, LockFile};
-use super::place::Place;
-use super::watcher::{Subscription, Watcher};
+use super::protocol::lock_paths::Place;
+use super::protocol::ticket_queue::{Line, Session, Ticket, TicketName};
+use super::wire::inotify::{Subscription, Watcher};
+use super::wire::lock_file::{FileId, LockFile};
 use crate::contract::Claim;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;

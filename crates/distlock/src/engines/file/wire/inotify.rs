@@ -17,14 +17,14 @@ use tokio::task::AbortHandle;
 
 /// One inotify instance for all waiters of a process: a user may have only 128 of them.
 #[derive(Debug)]
-pub(super) struct Watcher {
+pub(crate) struct Watcher {
     hub: Arc<Hub>,
     pump: AbortHandle,
 }
 
 impl Watcher {
     /// Begins to listen, on the runtime of `keeper`.
-    pub(super) fn start(keeper: &Handle) -> io::Result<Watcher> {
+    pub(crate) fn start(keeper: &Handle) -> io::Result<Watcher> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let hub = Arc::new(Hub { inotify, listeners: Mutex::default() });
         // tidy-allow(spawn): on the keeper's runtime, one task for all waiters of the engine.
@@ -33,12 +33,12 @@ impl Watcher {
     }
 
     /// Whether somebody still listens: the runtime may have ended.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         !self.pump.is_finished()
     }
 
     /// Notifies `listener` of every event of `events` on the file that is at `path` now, until dropped.
-    pub(super) fn subscribe(
+    pub(crate) fn subscribe(
         &self,
         path: &Path,
         events: WatchFlags,
@@ -60,7 +60,7 @@ impl Drop for Watcher {
 
 /// What a waiter listens to, until dropped.
 #[derive(Debug)]
-pub(super) struct Subscription {
+pub(crate) struct Subscription {
     hub: Arc<Hub>,
     watch: i32,
     listener: Arc<Notify>,
@@ -142,8 +142,8 @@ async fn pump(hub: Arc<Hub>) {
 mod tests {
     use std::fs::File;
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
 
     #[tokio::test]
     async fn a_close_is_told_to_all_who_listen_and_to_nobody_else() {
