@@ -11,7 +11,7 @@ use crate::types::error::{Error, ErrorKind};
 ///
 /// What may pass by itself is `Unavailable`; what this file system cannot do is `Unsupported`; the rest, a missing right
 /// or a path that cannot be, is `Backend`. The source is always the `io::Error`.
-pub(super) fn fault(doing: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+pub(super) fn file_error(doing: &str, path: &Path, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let kind = match Errno::from_io_error(&error) {
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT | Errno::INTR | Errno::AGAIN) => {
@@ -40,9 +40,9 @@ mod tests {
 
     #[test]
     fn what_may_pass_by_itself_is_retryable_and_the_source_is_kept() {
-        let full = fault("write", Path::new("/x"), Errno::NOSPC);
+        let full = file_error("write", Path::new("/x"), Errno::NOSPC);
         assert!(full.is_retryable());
-        let denied = fault("create lock file", Path::new("/x"), Errno::ACCESS);
+        let denied = file_error("create lock file", Path::new("/x"), Errno::ACCESS);
         assert_eq!(denied.kind(), ErrorKind::Backend);
         assert!(denied.to_string().starts_with("cannot create lock file /x: "), "{denied}");
         let source = denied.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("an io::Error");

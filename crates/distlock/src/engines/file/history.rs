@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::fault;
+use super::error::file_error;
 use super::protocol::lock_contents::read_at;
 use super::wire::lock_file::{Links, LockFile};
 use crate::types::error::{Error, ErrorKind, Result};
@@ -13,17 +13,17 @@ use crate::types::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
 use crate::types::token::AttemptId;
 
 /// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
-const ROOM: u64 = 512;
+const BYTES_PER_ENTRY: u64 = 512;
 /// How every line of ours begins, whatever its version.
 const MARK: &[u8] = br#"{"at_ms":"#;
 /// How often, and after which pause, to try a file that somebody else is writing to.
-const TRIES: usize = 20;
-const PAUSE: Duration = Duration::from_millis(5);
+const WRITE_TRIES: usize = 20;
+const WRITE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Adds lines, each with its line end, to the file at `path`, which then keeps its last `most`.
 pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
-    let failed = |error| fault("write history", path, error);
-    for _ in 0..TRIES {
+    let failed = |error| file_error("write history", path, error);
+    for _ in 0..WRITE_TRIES {
         {
             let file = LockFile::open(path, Links::Refuse).map_err(failed)?;
             refuse_foreign(path, &file)?;
@@ -32,14 +32,14 @@ pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
             }
         }
         // Never waited for by the kernel's means: a writer that stands still would stop this one too.
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(WRITE_PAUSE).await;
     }
     Err(Error::unavailable(format!("somebody else is writing to {}", path.display())))
 }
 
 /// A lock may be called as another program is, whose log lies in the same directory.
 fn refuse_foreign(path: &Path, file: &LockFile) -> Result<()> {
-    if is_ours(file.contents()).map_err(|error| fault("read history", path, error))? {
+    if is_ours(file.contents()).map_err(|error| file_error("read history", path, error))? {
         return Ok(());
     }
     let message = format!("{} is not a history of locks, and stays as it is", path.display());
@@ -63,7 +63,7 @@ fn try_append(path: &Path, file: &LockFile, lines: &str, most: u32) -> io::Resul
     let glue = if is_whole { "" } else { "\n" };
     contents.seek(SeekFrom::End(0))?;
     contents.write_all([glue, lines].concat().as_bytes())?;
-    if end + lines.len() as u64 > u64::from(most) * ROOM {
+    if end + lines.len() as u64 > u64::from(most) * BYTES_PER_ENTRY {
         shorten(path, contents, most)?;
     }
     Ok(true)
@@ -97,7 +97,7 @@ fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
 
 /// The last entries in the file at `path`, at most `most`.
 pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
-    let failed = |error| fault("read history", path, error);
+    let failed = |error| file_error("read history", path, error);
     let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
     refuse_foreign(path, &file)?;
     let text = tail(file.contents(), most).map_err(failed)?;

@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, test_kill_process};
 
-use super::error::{fault, is_about_the_file};
-use super::protocol::lock_contents::{Entry, Ledger};
+use super::error::{file_error, is_about_the_file};
+use super::protocol::lock_contents::{HolderEntry, LockContents};
 use super::protocol::lock_names;
-use super::protocol::lock_paths::{Place, Places};
-use super::protocol::shared_holders::Inside;
-use super::protocol::ticket_queue::Line;
+use super::protocol::lock_paths::{LockPaths, PathLayout};
+use super::protocol::shared_holders::SharedHolders;
+use super::protocol::ticket_queue::TicketQueue;
 use super::wire::kernel_locks::KernelLocks;
 use super::wire::lock_file::{Links, LockFile};
 use crate::contract::LockInfo;
@@ -25,20 +25,20 @@ use crate::types::token::FencingToken;
 
 /// Looks at the locks of an engine.
 pub(super) struct Inspector<'a> {
-    places: &'a Places,
+    layout: &'a PathLayout,
     clock: &'a Clock,
 }
 
 /// A lock whose queue was read.
 struct Queued {
     key: Key,
-    place: Place,
+    paths: LockPaths,
     waiters: Vec<Arc<Record>>,
 }
 
 impl<'a> Inspector<'a> {
-    pub(super) fn new(places: &'a Places, clock: &'a Clock) -> Self {
-        Inspector { places, clock }
+    pub(super) fn new(layout: &'a PathLayout, clock: &'a Clock) -> Self {
+        Inspector { layout, clock }
     }
 
     pub(super) fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -50,7 +50,7 @@ impl<'a> Inspector<'a> {
     /// may write, an odd file of one must not hide the locks of all.
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let mut keys = Vec::new();
-        collect(self.places.dir(), Path::new(""), &mut keys)?;
+        collect(self.layout.dir(), Path::new(""), &mut keys)?;
         keys.retain(|key| key.as_str().starts_with(prefix));
         keys.sort_unstable();
         let mut queues = Vec::new();
@@ -67,7 +67,7 @@ impl<'a> Inspector<'a> {
     }
 
     pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {
-        let file = self.places.find(key)?.look()?;
+        let file = self.layout.find(key)?.look()?;
         file.map_or(Ok(Vec::new()), |file| Ok(KernelLocks::read()?.pids(file.id())))
     }
 
@@ -98,11 +98,11 @@ impl<'a> Inspector<'a> {
 
     /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives. Of several, the
     /// one that came first.
-    pub(super) fn probable_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(place) {
+    pub(super) fn probable_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
+        if let Some(occupant) = self.first_inside(paths) {
             return Some(occupant);
         }
-        let entry = entry(place, file).ok()?;
+        let entry = entry(paths, file).ok()?;
         if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
             return Some(self.holder(entry));
         }
@@ -111,53 +111,54 @@ impl<'a> Inspector<'a> {
     }
 
     /// The same without the kernel's list.
-    pub(super) fn recorded_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(place) {
+    pub(super) fn recorded_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
+        if let Some(occupant) = self.first_inside(paths) {
             return Some(occupant);
         }
-        let entry = entry(place, file).ok()??;
+        let entry = entry(paths, file).ok()??;
         is_alive(&entry.record.process).then(|| self.holder(&entry))
     }
 
-    fn first_inside(&self, place: &Place) -> Option<Holder> {
-        let occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).ok()?;
+    fn first_inside(&self, paths: &LockPaths) -> Option<Holder> {
+        let occupants = SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.list()).ok()?;
         occupants.iter().find(|occupant| occupant.is_live).map(|occupant| self.holder(&occupant.entry))
     }
 
     /// How a holder uses the lock that does not agree with `mode`. `file` is the lock's, if it is open already.
     pub(super) fn disagreeing_holder(
         &self,
-        place: &Place,
+        paths: &LockPaths,
         file: Option<&LockFile>,
         mode: Mode,
     ) -> Result<Option<Mode>> {
-        let broken = |error| fault("read lock file", &place.lock, error);
-        let inside = Inside::read(&place.inside).and_then(|inside| inside.disagreeing(mode)).map_err(broken)?;
+        let broken = |error| file_error("read lock file", &paths.lock, error);
+        let inside =
+            SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.disagreeing(mode)).map_err(broken)?;
         if inside.is_some() || mode.agrees_with(Mode::Exclusive) {
             return Ok(inside);
         }
-        let opened = if file.is_some() { None } else { place.look()? };
+        let opened = if file.is_some() { None } else { paths.look()? };
         let Some(file) = file.or(opened.as_ref()) else { return Ok(None) };
         // What one who crashed wrote about itself counts for nothing, whoever has its process id now.
         if file.probe().map_err(broken)? {
             return Ok(None);
         }
-        let entry = entry(place, file).map_err(broken)?;
+        let entry = entry(paths, file).map_err(broken)?;
         Ok(entry.filter(|entry| is_alive(&entry.record.process)).map(|entry| entry.record.mode))
     }
 
     fn queued(&self, key: Key) -> Result<Queued> {
-        let place = self.places.find(&key)?;
-        let waiters = Line::at(&place.line).waiters()?;
-        Ok(Queued { key, place, waiters })
+        let paths = self.layout.find(&key)?;
+        let waiters = TicketQueue::at(&paths.queue).waiters()?;
+        Ok(Queued { key, paths, waiters })
     }
 
     /// The lock, if somebody holds it or waits for it. `locks` were read after its queue.
     fn info(&self, queued: Queued, locks: &KernelLocks) -> Result<Option<LockInfo>> {
-        let Queued { key, place, mut waiters } = queued;
-        let mut holders = self.sharing_now(&place, locks)?;
+        let Queued { key, paths, mut waiters } = queued;
+        let mut holders = self.sharing_now(&paths, locks)?;
         if holders.is_empty() {
-            holders.extend(self.holder_now(&place, locks)?);
+            holders.extend(self.holder_now(&paths, locks)?);
         }
         waiters.retain(|waiter| holders.iter().all(|holder| holder.record.as_ref() != Some(waiter)));
         let is_in_use = !holders.is_empty() || !waiters.is_empty();
@@ -165,13 +166,14 @@ impl<'a> Inspector<'a> {
     }
 
     /// Those who hold the lock beside each other, ours and strangers. Empty when nobody of ours does.
-    fn sharing_now(&self, place: &Place, locks: &KernelLocks) -> Result<Vec<Holder>> {
-        let broken = |error| fault("read lock file", &place.inside, error);
-        let mut occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).map_err(broken)?;
+    fn sharing_now(&self, paths: &LockPaths, locks: &KernelLocks) -> Result<Vec<Holder>> {
+        let broken = |error| file_error("read lock file", &paths.shared_holders, error);
+        let mut occupants =
+            SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.list()).map_err(broken)?;
         if occupants.is_empty() {
             return Ok(Vec::new());
         }
-        let pids = place.look()?.map_or(Vec::new(), |file| locks.pids(file.id()));
+        let pids = paths.look()?.map_or(Vec::new(), |file| locks.pids(file.id()));
         // A child may go on as a reader after the process that took the lock has died.
         occupants.retain(|occupant| occupant.is_live || pids.contains(&occupant.entry.record.process.pid));
         let is_stranger = |pid: &&u32| !occupants.iter().any(|occupant| can_be(&occupant.entry, &[**pid]));
@@ -180,10 +182,10 @@ impl<'a> Inspector<'a> {
         Ok(ours.chain((0..strangers).map(|_| Holder::new(None, None))).collect())
     }
 
-    fn holder_now(&self, place: &Place, locks: &KernelLocks) -> Result<Option<Holder>> {
-        let Some(file) = place.look()? else { return Ok(None) };
-        let broken = |error| fault("read lock file", &place.lock, error);
-        let entry = entry(place, &file).map_err(broken)?;
+    fn holder_now(&self, paths: &LockPaths, locks: &KernelLocks) -> Result<Option<Holder>> {
+        let Some(file) = paths.look()? else { return Ok(None) };
+        let broken = |error| file_error("read lock file", &paths.lock, error);
+        let entry = entry(paths, &file).map_err(broken)?;
         let pids = locks.pids(file.id());
         // The kernel does not show the processes of other containers. To try the lock could make somebody else find it
         // busy for a moment, so that is done only where an entry says that there is a holder.
@@ -199,12 +201,12 @@ impl<'a> Inspector<'a> {
     }
 
     /// The entry's author, if the lock can be its; otherwise somebody of whom we know nothing.
-    fn who(&self, entry: Option<&Entry>, pids: &[u32]) -> Option<Holder> {
+    fn who(&self, entry: Option<&HolderEntry>, pids: &[u32]) -> Option<Holder> {
         let author = entry.filter(|entry| can_be(entry, pids)).map(|entry| self.holder(entry));
         author.or_else(|| (!pids.is_empty()).then(|| Holder::new(None, None)))
     }
 
-    fn holder(&self, entry: &Entry) -> Holder {
+    fn holder(&self, entry: &HolderEntry) -> Holder {
         let granted = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(entry.granted_ms));
         let held = granted.and_then(|granted| self.clock.wall().duration_since(granted).ok());
         let token = FencingToken::new(entry.token);
@@ -213,23 +215,25 @@ impl<'a> Inspector<'a> {
 }
 
 /// Whether the entry's author can be the one who has the lock, when the kernel names these processes.
-fn can_be(entry: &Entry, pids: &[u32]) -> bool {
+fn can_be(entry: &HolderEntry, pids: &[u32]) -> bool {
     let process = &entry.record.process;
     pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
 }
 
 /// Whether one of our own clients has the lock's own file open for writing.
 pub(super) fn is_held_by_us(file: &LockFile) -> bool {
-    Ledger::of(file.contents()).entry().is_ok_and(|entry| entry.is_some_and(|entry| is_alive(&entry.record.process)))
+    LockContents::of(file.contents())
+        .holder()
+        .is_ok_and(|entry| entry.is_some_and(|entry| is_alive(&entry.record.process)))
 }
 
-fn entry(place: &Place, file: &LockFile) -> io::Result<Option<Entry>> {
-    if let Some(entry) = Ledger::of(file.contents()).entry()? {
+fn entry(paths: &LockPaths, file: &LockFile) -> io::Result<Option<HolderEntry>> {
+    if let Some(entry) = LockContents::of(file.contents()).holder()? {
         return Ok(Some(entry));
     }
-    let Some(path) = &place.side else { return Ok(None) };
+    let Some(path) = &paths.side else { return Ok(None) };
     let side = LockFile::look(path, Links::Refuse)?;
-    side.map_or(Ok(None), |side| Ledger::of(side.contents()).entry())
+    side.map_or(Ok(None), |side| LockContents::of(side.contents()).holder())
 }
 
 fn is_alive(process: &Process) -> bool {
@@ -256,7 +260,7 @@ fn unless_odd<T>(outcome: Result<T>) -> Result<Option<T>> {
 
 /// The keys of all lock files below `dir`, where `inside` is the way from the lock directory.
 fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
-    let broken = |error| fault("read lock directory", dir, error);
+    let broken = |error| file_error("read lock directory", dir, error);
     let entries = match std::fs::read_dir(dir.join(inside)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(broken)?,

@@ -19,12 +19,12 @@ use crate::types::history::{HistoryEntry, answer_all, by_lock};
 use crate::types::key::Key;
 use crate::types::owner::Holder;
 use crate::types::token::{AttemptId, FencingToken};
-use error::fault;
-use hold::{Hold, Taking};
+use error::file_error;
+use hold::{FileHold, TakeOutcome};
 use inspect::Inspector;
-use protocol::lock_paths::{Place, Places};
-use protocol::ticket_queue::{Line, Standing};
-use waiters::{Queue, Waiter, seems_stuck};
+use protocol::lock_paths::{LockPaths, PathLayout};
+use protocol::ticket_queue::{Position, TicketQueue};
+use waiters::{Waiter, Waiters, seems_stuck};
 use wire::lock_file::{CHANGED_FILE_TRIES, Obstacle};
 
 mod doctor;
@@ -46,11 +46,11 @@ pub use wire::mount::private_mount;
 const FIRST_POLL: Duration = Duration::from_millis(100);
 const OTHERS_POLL: Duration = Duration::from_secs(1);
 /// The same where no hint will come.
-const UNTOLD_FIRST_POLL: Duration = Duration::from_millis(20);
-const UNTOLD_OTHERS_POLL: Duration = Duration::from_millis(200);
+const UNNOTIFIED_FIRST_POLL: Duration = Duration::from_millis(20);
+const UNNOTIFIED_OTHERS_POLL: Duration = Duration::from_millis(200);
 
 /// inotify tells of a close a moment before the kernel frees the lock: how long to wait before each new try after a hint.
-const AFTER_A_HINT: [Duration; 5] = [
+const HINT_RETRY_PAUSES: [Duration; 5] = [
     Duration::from_millis(1),
     Duration::from_millis(1),
     Duration::from_millis(2),
@@ -60,7 +60,7 @@ const AFTER_A_HINT: [Duration; 5] = [
 
 /// A look at a lock shares its file for a moment. A claim that is not to wait and meets nothing else looks again, after
 /// each of these pauses: a quarter of a second in all, for a look that the scheduler interrupted.
-const AFTER_SHARERS: [Duration; 20] = {
+const SHARERS_RETRY_PAUSES: [Duration; 20] = {
     let mut pauses = [Duration::from_millis(16); 20];
     (pauses[0], pauses[1], pauses[2]) = (Duration::ZERO, Duration::from_millis(1), Duration::from_millis(2));
     (pauses[3], pauses[4]) = (Duration::from_millis(4), Duration::from_millis(8));
@@ -85,8 +85,8 @@ impl FileBackend {
     pub fn in_dir(dir: impl Into<PathBuf>) -> Result<FileBackend> {
         let dir = dir.into();
         let made = std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize());
-        let dir = made.map_err(|error| fault("create lock directory", &dir, error))?;
-        Ok(FileBackend::build(Places::new(dir, false), Clock::system()))
+        let dir = made.map_err(|error| file_error("create lock directory", &dir, error))?;
+        Ok(FileBackend::build(PathLayout::new(dir, false), Clock::system()))
     }
 
     /// A key with a `/` is the path of its lock file, so that `flock PATH` and we exclude each other; any other key is a
@@ -97,7 +97,7 @@ impl FileBackend {
     /// when this is called.
     #[must_use]
     pub fn host(dir: impl Into<PathBuf>) -> FileBackend {
-        FileBackend::build(Places::new(dir.into(), true), Clock::system())
+        FileBackend::build(PathLayout::new(dir.into(), true), Clock::system())
     }
 
     /// Reads time from `clock`. To be called before anything else.
@@ -106,9 +106,9 @@ impl FileBackend {
         FileBackend::build(self.0.places.clone(), clock)
     }
 
-    fn build(places: Places, clock: Clock) -> FileBackend {
-        let queue = Queue::new(clock.clone());
-        FileBackend(Arc::new(Engine { places, clock, queue, holds: Mutex::default() }))
+    fn build(places: PathLayout, clock: Clock) -> FileBackend {
+        let waiters = Waiters::new(clock.clone());
+        FileBackend(Arc::new(Engine { places, clock, waiters, holds: Mutex::default() }))
     }
 
     /// The processes that hold `key`'s file by flock(2), whoever they are.
@@ -141,11 +141,11 @@ impl Backend for FileBackend {
     }
 
     fn attach(&self, attachment: Attachment) {
-        self.0.queue.attach(&attachment.keeper_runtime);
+        self.0.waiters.attach(&attachment.keeper_runtime);
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        let waiter = self.0.queue.waiter(claim.attempt);
+        let waiter = self.0.waiters.waiter(claim.attempt);
         waiter.iter().for_each(|waiter| waiter.beat(self.0.clock.now()));
         let claimed = match self.0.attempt_again(claim).await {
             Ok(Outcome::Granted(grant)) => Ok(Claimed::Granted(grant)),
@@ -158,7 +158,7 @@ impl Backend for FileBackend {
         claimed.map_err(|error| {
             // What failed was not carried out: not even a place in the queue is left. One that was there before stays.
             if waiter.is_none() {
-                self.0.queue.leave(claim.attempt);
+                self.0.waiters.leave(claim.attempt);
             }
             error.with_key(&claim.key)
         })
@@ -178,9 +178,9 @@ impl Backend for FileBackend {
                 tokio::time::sleep(*pause).await;
                 continue;
             }
-            let Some(waiter) = self.0.queue.waiter(claim.attempt) else { return pending().await };
+            let Some(waiter) = self.0.waiters.waiter(claim.attempt) else { return pending().await };
             waiter.hint().await;
-            pauses = AFTER_A_HINT.iter();
+            pauses = HINT_RETRY_PAUSES.iter();
         }
     }
 
@@ -197,13 +197,13 @@ impl Backend for FileBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.0.queue.leave(claim.attempt);
+        self.0.waiters.leave(claim.attempt);
         let hold = self.0.holds().remove(&claim.attempt);
-        Ok(hold.map_or(Release::NotOurs, Hold::end))
+        Ok(hold.map_or(Release::NotOurs, FileHold::end))
     }
 
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
-        self.0.holds().get(&claim.attempt).map(Hold::descriptor).transpose()
+        self.0.holds().get(&claim.attempt).map(FileHold::descriptor).transpose()
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -230,11 +230,11 @@ impl Backend for FileBackend {
     }
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
-        history::read(&self.0.places.find(key)?.journal, most)
+        history::read(&self.0.places.find(key)?.history, most)
     }
 
     async fn close(&self) -> Result<()> {
-        self.0.queue.close();
+        self.0.waiters.close();
         for (_, hold) in self.0.holds().drain() {
             hold.end();
         }
@@ -250,14 +250,14 @@ enum Outcome {
 }
 
 struct Engine {
-    places: Places,
+    places: PathLayout,
     clock: Clock,
-    queue: Queue,
-    holds: Mutex<HashMap<AttemptId, Hold>>,
+    waiters: Waiters,
+    holds: Mutex<HashMap<AttemptId, FileHold>>,
 }
 
 impl Engine {
-    fn holds(&self) -> MutexGuard<'_, HashMap<AttemptId, Hold>> {
+    fn holds(&self) -> MutexGuard<'_, HashMap<AttemptId, FileHold>> {
         self.holds.lock()
     }
 
@@ -268,7 +268,7 @@ impl Engine {
     async fn write_history(&self, key: &Key, entries: impl Iterator<Item = &HistoryEntry>, most: u32) -> Result<()> {
         let place = self.places.find(key)?;
         let lines = entries.map(|entry| Ok(entry.to_line()? + "\n")).collect::<Result<String>>()?;
-        history::append(&place.journal, &lines, most).await
+        history::append(&place.history, &lines, most).await
     }
 
     /// Looks, and once more where the holder seems a stranger: it may be one of ours that has not written its name yet.
@@ -277,16 +277,16 @@ impl Engine {
         if found.iter().all(|info| info.holders.iter().all(|holder| holder.record.is_some())) {
             return Ok(found);
         }
-        tokio::time::sleep(AFTER_A_HINT[0]).await;
+        tokio::time::sleep(HINT_RETRY_PAUSES[0]).await;
         look(self.inspector())
     }
 
     /// Tries to take the lock; again if the claim is not to wait and nothing but a look at the lock seems to be in the way.
     async fn attempt_again(&self, claim: &Claim) -> Result<Outcome> {
-        let mut pauses = AFTER_SHARERS.iter().filter(|_| !claim.queue);
+        let mut pauses = SHARERS_RETRY_PAUSES.iter().filter(|_| !claim.queue);
         loop {
             match (self.attempt(claim)?, pauses.next()) {
-                (Outcome::Busy(_, Obstacle::Sharers), Some(pause)) => self.queue.pause(*pause).await,
+                (Outcome::Busy(_, Obstacle::Sharers), Some(pause)) => self.waiters.pause(*pause).await,
                 (outcome, _) => return Ok(outcome),
             }
         }
@@ -297,9 +297,9 @@ impl Engine {
             return Ok(granted);
         }
         let place = self.places.find(&claim.key)?;
-        let line = Line::at(&place.line);
+        let tickets = TicketQueue::at(&place.queue);
         for _ in 0..CHANGED_FILE_TRIES {
-            if let Some(claimed) = self.step(claim, &place, &line)? {
+            if let Some(claimed) = self.step(claim, &place, &tickets)? {
                 return Ok(claimed);
             }
         }
@@ -319,42 +319,42 @@ impl Engine {
     }
 
     /// One try; `None` when something changed meanwhile and it is worth another.
-    fn step(&self, claim: &Claim, place: &Place, line: &Line) -> Result<Option<Outcome>> {
-        let waiter = self.queue.waiter(claim.attempt);
+    fn step(&self, claim: &Claim, place: &LockPaths, tickets: &TicketQueue) -> Result<Option<Outcome>> {
+        let waiter = self.waiters.waiter(claim.attempt);
         let stuck = |before| match &waiter {
-            Some(mine) => mine.finds_stuck(before, line.beat(before), self.clock.now()),
-            None => seems_stuck(before, line.beat(before), self.clock.now()),
+            Some(mine) => mine.finds_stuck(before, tickets.beat(before), self.clock.now()),
+            None => seems_stuck(before, tickets.beat(before), self.clock.now()),
         };
         // Whoever is still behind the same waiter need not read the whole queue to know.
         if let Some(waiter) = &waiter
             && let Some(before) = waiter.follows().or_else(|| waiter.stood_behind(self.clock.now()))
-            && line.is_behind(waiter.name(), before)
+            && tickets.is_behind(waiter.name(), before)
             && !stuck(before)
         {
-            let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
+            let poll = if waiter.is_notified() { OTHERS_POLL } else { UNNOTIFIED_OTHERS_POLL };
             return Ok(Some(Outcome::Busy(Some(poll), Obstacle::Holder)));
         }
-        match (line.standing(waiter.as_ref().map(|waiter| waiter.name()), claim.mode(), stuck)?, waiter) {
-            (Standing::Gone, _) => {
-                self.queue.leave(claim.attempt);
+        match (tickets.position(waiter.as_ref().map(|waiter| waiter.name()), claim.mode(), stuck)?, waiter) {
+            (Position::Gone, _) => {
+                self.waiters.leave(claim.attempt);
                 Ok(None)
             }
-            (Standing::First, waiter) => self.try_to_take(claim, place, line, waiter.as_deref()),
-            (Standing::Behind(..), None) if claim.queue => {
-                if self.queue.enter(claim, line, None)? {
+            (Position::First, waiter) => self.try_to_take(claim, place, tickets, waiter.as_deref()),
+            (Position::Behind(..), None) if claim.queue => {
+                if self.waiters.enter(claim, tickets, None)? {
                     return Ok(None);
                 }
                 // Without the right to queue we are as flock(1) is.
-                self.try_to_take(claim, place, line, None)
+                self.try_to_take(claim, place, tickets, None)
             }
-            (Standing::Behind(..), None) => Ok(Some(Outcome::Busy(None, Obstacle::Holder))),
-            (Standing::Behind(before, ahead), Some(waiter)) => {
+            (Position::Behind(..), None) => Ok(Some(Outcome::Busy(None, Obstacle::Holder))),
+            (Position::Behind(before, ahead), Some(waiter)) => {
                 waiter.stands_behind(before, self.clock.now());
-                if self.queue.follow(&waiter, line, before, ahead) {
+                if self.waiters.follow(&waiter, tickets, before, ahead) {
                     // It may have gone before we listened.
                     return Ok(None);
                 }
-                let poll = if waiter.is_told() { OTHERS_POLL } else { UNTOLD_OTHERS_POLL };
+                let poll = if waiter.is_notified() { OTHERS_POLL } else { UNNOTIFIED_OTHERS_POLL };
                 Ok(Some(Outcome::Busy(Some(poll), Obstacle::Holder)))
             }
         }
@@ -363,8 +363,8 @@ impl Engine {
     fn try_to_take(
         &self,
         claim: &Claim,
-        place: &Place,
-        line: &Line,
+        place: &LockPaths,
+        tickets: &TicketQueue,
         waiter: Option<&Waiter>,
     ) -> Result<Option<Outcome>> {
         let kept = waiter.and_then(|waiter| waiter.file().take());
@@ -373,25 +373,25 @@ impl Engine {
             _ => place.open()?,
         };
         if let Some(waiter) = waiter {
-            self.queue.listen(waiter, place, &file);
+            self.waiters.listen(waiter, place, &file);
         }
-        match Hold::take(claim, place, file, &self.clock)? {
-            Taking::Taken(hold) => {
+        match FileHold::take(claim, place, file, &self.clock)? {
+            TakeOutcome::Taken(hold) => {
                 let grant = hold.grant();
                 self.holds().insert(claim.attempt, hold);
-                self.queue.leave(claim.attempt);
+                self.waiters.leave(claim.attempt);
                 Ok(Some(Outcome::Granted(grant)))
             }
-            Taking::Moved => Ok(None),
-            Taking::Busy(file, obstacle) => match waiter {
+            TakeOutcome::Moved => Ok(None),
+            TakeOutcome::Busy(file, obstacle) => match waiter {
                 Some(waiter) => {
                     *waiter.file() = Some(file);
-                    let poll = if waiter.is_told() { FIRST_POLL } else { UNTOLD_FIRST_POLL };
+                    let poll = if waiter.is_notified() { FIRST_POLL } else { UNNOTIFIED_FIRST_POLL };
                     Ok(Some(Outcome::Busy(Some(poll), obstacle)))
                 }
                 None if !claim.queue => Ok(Some(Outcome::Busy(None, obstacle))),
-                None if self.queue.enter(claim, line, Some(file))? => Ok(None),
-                None => Ok(Some(Outcome::Busy(Some(UNTOLD_FIRST_POLL), obstacle))),
+                None if self.waiters.enter(claim, tickets, Some(file))? => Ok(None),
+                None => Ok(Some(Outcome::Busy(Some(UNNOTIFIED_FIRST_POLL), obstacle))),
             },
         }
     }
@@ -400,7 +400,7 @@ impl Engine {
     /// in the queue and not the first agreed with them all when it came.
     fn refuse_disagreement(&self, claim: &Claim, is_new: bool) -> Result<()> {
         let (place, mode) = (self.places.find(&claim.key)?, claim.mode());
-        let waiter = self.queue.waiter(claim.attempt);
+        let waiter = self.waiters.waiter(claim.attempt);
         let against = {
             let kept = waiter.as_ref().map(|waiter| waiter.file());
             match kept.as_ref().and_then(|kept| kept.as_ref()) {
@@ -409,7 +409,7 @@ impl Engine {
             }
         };
         let against = match against {
-            None if is_new => Line::at(&place.line).disagreeing(mode, claim.attempt)?,
+            None if is_new => TicketQueue::at(&place.queue).disagreeing(mode, claim.attempt)?,
             against => against,
         };
         against.map_or(Ok(()), |other| Err(mode.disagrees(other)))
@@ -418,7 +418,7 @@ impl Engine {
     fn probable_holder(&self, claim: &Claim) -> Option<Holder> {
         let place = self.places.find(&claim.key).ok()?;
         // The first in the queue has the file open already; to open and close it again would be a hint to itself.
-        let waiter = self.queue.waiter(claim.attempt);
+        let waiter = self.waiters.waiter(claim.attempt);
         let kept = waiter.as_ref().map(|waiter| waiter.file());
         match kept.as_ref().and_then(|kept| kept.as_ref()) {
             Some(file) => self.inspector().probable_holder(&place, file),

@@ -12,9 +12,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::inspect;
-use super::protocol::lock_paths::Place;
-use super::protocol::ticket_queue::{Line, Session, Ticket, TicketName};
-use super::wire::inotify::{Subscription, Watcher};
+use super::protocol::lock_paths::LockPaths;
+use super::protocol::ticket_queue::{LivenessFile, Ticket, TicketName, TicketQueue};
+use super::wire::inotify::{Inotify, Subscription};
 use super::wire::lock_file::{FileId, LockFile};
 use crate::contract::Claim;
 use crate::types::clock::{Clock, Moment};
@@ -22,32 +22,32 @@ use crate::types::error::Result;
 use crate::types::token::AttemptId;
 
 /// From this place on a process that has no inotify instance yet polls: a user has only 128 of them, for everything.
-const LAST_TOLD: usize = 64;
+const LAST_NOTIFIED: usize = 64;
 
 /// A waiter that did not claim again for so long is suspended or hangs, and is passed over until it does. It would have
 /// polled ten times.
-const STUCK: Duration = Duration::from_secs(10);
+const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// How often who is not told of changes reads the whole queue.
-const REREAD: Duration = Duration::from_secs(2);
+const REREAD_AFTER: Duration = Duration::from_secs(2);
 
 /// The waiters of this process.
-pub(super) struct Queue {
+pub(super) struct Waiters {
     clock: Clock,
     keeper: OnceLock<Handle>,
-    watcher: Mutex<Option<Arc<Watcher>>>,
+    inotify: Mutex<Option<Arc<Inotify>>>,
     waiters: Mutex<HashMap<AttemptId, Arc<Waiter>>>,
-    sessions: Mutex<HashMap<PathBuf, Weak<Session>>>,
+    liveness_files: Mutex<HashMap<PathBuf, Weak<LivenessFile>>>,
 }
 
-impl Queue {
-    pub(super) fn new(clock: Clock) -> Queue {
-        Queue {
+impl Waiters {
+    pub(super) fn new(clock: Clock) -> Waiters {
+        Waiters {
             clock,
             keeper: OnceLock::new(),
-            watcher: Mutex::default(),
+            inotify: Mutex::default(),
             waiters: Mutex::default(),
-            sessions: Mutex::default(),
+            liveness_files: Mutex::default(),
         }
     }
 
@@ -69,23 +69,23 @@ impl Queue {
     }
 
     /// Takes a place behind all others. False: we may not write there.
-    pub(super) fn enter(&self, claim: &Claim, line: &Line, file: Option<LockFile>) -> Result<bool> {
-        let session = match self.session(line) {
-            Ok(session) => session,
+    pub(super) fn enter(&self, claim: &Claim, queue: &TicketQueue, file: Option<LockFile>) -> Result<bool> {
+        let liveness = match self.liveness(queue) {
+            Ok(liveness) => liveness,
             Err(error) => {
                 tracing::debug!(target: "distlock", %error, "no place in the queue of a lock; polling");
                 return Ok(false);
             }
         };
         let now = self.clock.now();
-        let ticket = Ticket::take(session, claim.attempt, now, &claim.record)?;
+        let ticket = Ticket::take(liveness, claim.attempt, now, &claim.record)?;
         ticket.beat(now);
         let waiter = Waiter {
             ticket,
             hint: Arc::default(),
-            ear: Mutex::default(),
+            listening: Mutex::default(),
             file: Mutex::new(file),
-            place: Mutex::default(),
+            last_read: Mutex::default(),
             seen: Mutex::default(),
         };
         locked(&self.waiters).insert(claim.attempt, Arc::new(waiter));
@@ -104,56 +104,56 @@ impl Queue {
     pub(super) fn close(&self) {
         let all: Vec<AttemptId> = locked(&self.waiters).keys().copied().collect();
         all.into_iter().for_each(|attempt| self.leave(attempt));
-        *locked(&self.watcher) = None;
+        *locked(&self.inotify) = None;
     }
 
     /// Listens for the one before to go, by itself or with its process. True: only since now.
-    pub(super) fn follow(&self, waiter: &Waiter, line: &Line, before: TicketName, ahead: usize) -> bool {
-        let Some(watcher) = self.watcher(ahead) else { return false };
-        let (ticket, session) = (line.ticket_path(before), line.session_path(before.session));
+    pub(super) fn follow(&self, waiter: &Waiter, queue: &TicketQueue, before: TicketName, ahead: usize) -> bool {
+        let Some(inotify) = self.inotify(ahead) else { return false };
+        let (ticket, liveness) = (queue.ticket_path(before), queue.liveness_path(before.liveness));
         // Who looks at a session opens it only for reading; for writing it is open in its own process alone.
-        let paths = [(ticket.as_path(), WatchFlags::DELETE_SELF), (session.as_path(), WatchFlags::CLOSE_WRITE)];
-        waiter.listen_to(&watcher, Target::Before(before), &paths)
+        let paths = [(ticket.as_path(), WatchFlags::DELETE_SELF), (liveness.as_path(), WatchFlags::CLOSE_WRITE)];
+        waiter.listen_to(&inotify, Target::Before(before), &paths)
     }
 
     /// Listens for the lock's file to be closed, removed or replaced.
-    pub(super) fn listen(&self, waiter: &Waiter, place: &Place, file: &LockFile) {
-        let Some(watcher) = self.watcher(0) else { return };
+    pub(super) fn listen(&self, waiter: &Waiter, paths: &LockPaths, file: &LockFile) {
+        let Some(inotify) = self.inotify(0) else { return };
         // Our own clients hold the lock open for writing. Anybody else's last close may be one for reading, but so is
         // each look at the file: those hints we take only when they are needed.
         let ours = inspect::is_held_by_us(file);
         let closed = if ours { WatchFlags::CLOSE_WRITE } else { WatchFlags::CLOSE };
         let events = closed | WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
-        waiter.listen_to(&watcher, Target::Lock(file.id(), ours), &[(&place.lock, events)]);
+        waiter.listen_to(&inotify, Target::Lock(file.id(), ours), &[(&paths.lock, events)]);
     }
 
-    fn watcher(&self, ahead: usize) -> Option<Arc<Watcher>> {
-        let mut watcher = locked(&self.watcher);
-        if watcher.as_ref().is_some_and(|watcher| !watcher.is_alive()) {
-            *watcher = None;
+    fn inotify(&self, ahead: usize) -> Option<Arc<Inotify>> {
+        let mut inotify = locked(&self.inotify);
+        if inotify.as_ref().is_some_and(|inotify| !inotify.is_alive()) {
+            *inotify = None;
         }
-        if watcher.is_none() && ahead < LAST_TOLD {
-            let started = Watcher::start(self.keeper.get()?);
-            *watcher = started
+        if inotify.is_none() && ahead < LAST_NOTIFIED {
+            let started = Inotify::start(self.keeper.get()?);
+            *inotify = started
                 .map(Arc::new)
                 .inspect_err(|error| {
                     tracing::debug!(target: "distlock", %error, "no inotify; polling");
                 })
                 .ok();
         }
-        watcher.clone()
+        inotify.clone()
     }
 
-    fn session(&self, line: &Line) -> io::Result<Arc<Session>> {
-        let mut sessions = locked(&self.sessions);
-        let open = sessions.get(line.dir()).and_then(Weak::upgrade).filter(|session| session.is_intact());
-        if let Some(session) = open {
-            return Ok(session);
+    fn liveness(&self, queue: &TicketQueue) -> io::Result<Arc<LivenessFile>> {
+        let mut liveness_files = locked(&self.liveness_files);
+        let open = liveness_files.get(queue.dir()).and_then(Weak::upgrade).filter(|liveness| liveness.is_intact());
+        if let Some(liveness) = open {
+            return Ok(liveness);
         }
-        let session = Arc::new(Session::open(line)?);
-        sessions.retain(|_, session| session.strong_count() > 0);
-        sessions.insert(line.dir().to_owned(), Arc::downgrade(&session));
-        Ok(session)
+        let liveness = Arc::new(LivenessFile::open(queue)?);
+        liveness_files.retain(|_, liveness| liveness.strong_count() > 0);
+        liveness_files.insert(queue.dir().to_owned(), Arc::downgrade(&liveness));
+        Ok(liveness)
     }
 }
 
@@ -162,20 +162,20 @@ impl Queue {
 pub(super) struct Waiter {
     ticket: Ticket,
     hint: Arc<Notify>,
-    ear: Mutex<Option<Ear>>,
+    listening: Mutex<Option<Listening>>,
     /// The lock's file, once this waiter is the first: trying again must not close it.
     file: Mutex<Option<LockFile>>,
     /// The waiter before it when the queue was last read, and when that was.
-    place: Mutex<Option<(TicketName, Moment)>>,
+    last_read: Mutex<Option<(TicketName, Moment)>>,
     /// The last beat of those before it, and when that was first seen.
     seen: Mutex<HashMap<TicketName, (Moment, Moment)>>,
 }
 
 /// What a waiter listens to.
 #[derive(Debug)]
-struct Ear {
+struct Listening {
     target: Target,
-    watcher: Weak<Watcher>,
+    inotify: Weak<Inotify>,
     _subscriptions: Vec<Subscription>,
 }
 
@@ -190,8 +190,8 @@ enum Target {
 pub(super) fn seems_stuck(ticket: TicketName, beat: Option<Moment>, now: Moment) -> bool {
     let Some(beat) = beat else { return false };
     // One that has not come to its first beat has the wall clock's time, which is ahead of all beats.
-    let beat = if beat > now.after(STUCK) { ticket.taken() } else { beat };
-    now.since(beat) >= STUCK
+    let beat = if beat > now.after(STUCK_AFTER) { ticket.taken() } else { beat };
+    now.since(beat) >= STUCK_AFTER
 }
 
 impl Waiter {
@@ -212,7 +212,7 @@ impl Waiter {
         if *last != beat {
             (*last, *since) = (beat, now);
         }
-        now.since(*since) >= STUCK
+        now.since(*since) >= STUCK_AFTER
     }
 
     /// Returns when something happened to what the waiter listens to, also if it happened before this call.
@@ -221,13 +221,13 @@ impl Waiter {
     }
 
     /// Whether hints will come.
-    pub(super) fn is_told(&self) -> bool {
-        locked(&self.ear).as_ref().is_some_and(Ear::hears)
+    pub(super) fn is_notified(&self) -> bool {
+        locked(&self.listening).as_ref().is_some_and(Listening::is_alive)
     }
 
     /// The waiter before it, when it listens to that one.
     pub(super) fn follows(&self) -> Option<TicketName> {
-        match locked(&self.ear).as_ref().filter(|ear| ear.hears())?.target {
+        match locked(&self.listening).as_ref().filter(|listening| listening.is_alive())?.target {
             Target::Before(before) => Some(before),
             Target::Lock(..) => None,
         }
@@ -235,14 +235,14 @@ impl Waiter {
 
     /// The queue was read: `before` is the one before it.
     pub(super) fn stands_behind(&self, before: TicketName, now: Moment) {
-        *locked(&self.place) = Some((before, now));
+        *locked(&self.last_read) = Some((before, now));
     }
 
     /// The waiter before it, when the queue was read a moment ago. To read it for each poll would cost as much as there
     /// are waiters, for each of them; never to read it would be never to hear that it is short enough for a watcher.
     pub(super) fn stood_behind(&self, now: Moment) -> Option<TicketName> {
-        let (before, read) = (*locked(&self.place))?;
-        (now.since(read) < REREAD).then_some(before)
+        let (before, read) = (*locked(&self.last_read))?;
+        (now.since(read) < REREAD_AFTER).then_some(before)
     }
 
     /// The lock's file, which the first in the queue keeps open.
@@ -251,16 +251,17 @@ impl Waiter {
     }
 
     /// True when it did not listen to this before, or cannot.
-    fn listen_to(&self, watcher: &Arc<Watcher>, target: Target, paths: &[(&Path, WatchFlags)]) -> bool {
-        let mut ear = locked(&self.ear);
-        if ear.as_ref().is_some_and(|ear| ear.target == target && ear.hears()) {
+    fn listen_to(&self, inotify: &Arc<Inotify>, target: Target, paths: &[(&Path, WatchFlags)]) -> bool {
+        let mut listening = locked(&self.listening);
+        if listening.as_ref().is_some_and(|listening| listening.target == target && listening.is_alive()) {
             return false;
         }
-        *ear = None;
-        let subscribed = paths.iter().map(|(path, events)| watcher.subscribe(path, *events, &self.hint));
+        *listening = None;
+        let subscribed = paths.iter().map(|(path, events)| inotify.subscribe(path, *events, &self.hint));
         match subscribed.collect::<io::Result<Vec<_>>>() {
             Ok(subscriptions) => {
-                *ear = Some(Ear { target, watcher: Arc::downgrade(watcher), _subscriptions: subscriptions });
+                *listening =
+                    Some(Listening { target, inotify: Arc::downgrade(inotify), _subscriptions: subscriptions });
                 true
             }
             // Gone already: that is news too. Anything else, a limit: the waiter polls.
@@ -269,9 +270,9 @@ impl Waiter {
     }
 }
 
-impl Ear {
-    fn hears(&self) -> bool {
-        self.watcher.upgrade().is_some_and(|watcher| watcher.is_alive())
+impl Listening {
+    fn is_alive(&self) -> bool {
+        self.inotify.upgrade().is_some_and(|inotify| inotify.is_alive())
     }
 }
 

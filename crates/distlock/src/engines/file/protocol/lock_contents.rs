@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::types::owner::Record;
 use crate::types::token::{AttemptId, FencingToken};
 
-const HEADER: &[u8; SLOT] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
-const SLOT: usize = 64;
-const ENTRY: usize = 3 * SLOT;
+const HEADER: &[u8; BLOCK] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
+const BLOCK: usize = 64;
+const ENTRY: usize = 3 * BLOCK;
 /// Checksum and length.
 const ENTRY_HEAD: usize = 23;
 /// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
@@ -27,15 +27,15 @@ pub(crate) const LONGEST_ENTRY: usize = 8 * 1024;
 
 /// What is in a file that may be a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
-    Nothing,
+pub(crate) enum ContentKind {
+    Empty,
     Ours,
     Foreign,
 }
 
 /// The holder, in its own words.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct HolderEntry {
     pub(crate) token: u64,
     attempt: String,
     /// When the lock was granted, in milliseconds of the Unix epoch.
@@ -43,9 +43,9 @@ pub(crate) struct Entry {
     pub(crate) record: Record,
 }
 
-impl Entry {
-    pub(crate) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> Entry {
-        Entry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
+impl HolderEntry {
+    pub(crate) fn new(attempt: AttemptId, token: FencingToken, granted_ms: u64, record: &Record) -> HolderEntry {
+        HolderEntry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
     }
 
     /// Writes it into `file`, over what is there.
@@ -58,29 +58,29 @@ impl Entry {
     }
 
     /// Reads it from `file`; `None` when there is none, or not all of it.
-    pub(crate) fn read_at(file: &File, offset: usize) -> io::Result<Option<Entry>> {
+    pub(crate) fn read_at(file: &File, offset: usize) -> io::Result<Option<HolderEntry>> {
         Ok(parse_entry(&read_at(file, offset, LONGEST_ENTRY)?))
     }
 }
 
 /// The contents of an open file, read and written in place.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ledger<'a>(&'a File);
+pub(crate) struct LockContents<'a>(&'a File);
 
-impl<'a> Ledger<'a> {
+impl<'a> LockContents<'a> {
     pub(crate) fn of(file: &'a File) -> Self {
-        Ledger(file)
+        LockContents(file)
     }
 
-    pub(crate) fn content(self) -> io::Result<Content> {
+    pub(crate) fn content(self) -> io::Result<ContentKind> {
         if !self.0.metadata()?.is_file() {
-            return Ok(Content::Foreign);
+            return Ok(ContentKind::Foreign);
         }
-        let start = read_at(self.0, 0, SLOT)?;
+        let start = read_at(self.0, 0, BLOCK)?;
         Ok(match start.as_slice() {
-            [] => Content::Nothing,
-            start if start == HEADER => Content::Ours,
-            _ => Content::Foreign,
+            [] => ContentKind::Empty,
+            start if start == HEADER => ContentKind::Ours,
+            _ => ContentKind::Foreign,
         })
     }
 
@@ -88,56 +88,56 @@ impl<'a> Ledger<'a> {
     ///
     /// Killed anywhere in here, the next one reads what was there before or the new value, never a lower one.
     pub(crate) fn advance(self, floor: u64) -> io::Result<FencingToken> {
-        if self.content()? == Content::Nothing {
+        if self.content()? == ContentKind::Empty {
             let mut start = HEADER.to_vec();
-            start.extend(slot(floor.max(1)));
-            start.extend(slot(0));
+            start.extend(block(floor.max(1)));
+            start.extend(block(0));
             self.0.write_all_at(&start, 0)?;
             return Ok(FencingToken::new(floor.max(1)));
         }
-        let slots = self.slots()?;
-        let last = slots.into_iter().flatten().max().unwrap_or(0);
+        let blocks = self.blocks()?;
+        let last = blocks.into_iter().flatten().max().unwrap_or(0);
         let exhausted = || io::Error::other("the fencing counter is exhausted");
         let next = last.checked_add(1).ok_or_else(exhausted)?.max(floor);
         // A slot that cannot be read is the one to lose; `None` is less than any value.
-        let turn = if slots[0] <= slots[1] { 1 } else { 2 };
-        self.0.write_all_at(&slot(next), (turn * SLOT) as u64)?;
+        let older = if blocks[0] <= blocks[1] { 1 } else { 2 };
+        self.0.write_all_at(&block(next), (older * BLOCK) as u64)?;
         Ok(FencingToken::new(next))
     }
 
     /// The last token that was given out, as far as this file knows.
     pub(crate) fn counter(self) -> io::Result<u64> {
-        if self.content()? != Content::Ours {
+        if self.content()? != ContentKind::Ours {
             return Ok(0);
         }
-        Ok(self.slots()?.into_iter().flatten().max().unwrap_or(0))
+        Ok(self.blocks()?.into_iter().flatten().max().unwrap_or(0))
     }
 
     /// Writes down who holds the lock.
-    pub(crate) fn enter(self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn write_holder(self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.0, ENTRY)
     }
 
     /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
-    pub(crate) fn strike(self, attempt: AttemptId) -> io::Result<()> {
-        if self.entry()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
+    pub(crate) fn erase_holder(self, attempt: AttemptId) -> io::Result<()> {
+        if self.holder()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
             self.0.write_all_at(format!("{:ENTRY_HEAD$}", "free").as_bytes(), ENTRY as u64)?;
         }
         Ok(())
     }
 
     /// Who holds the lock, if somebody does: after a crash the entry stays behind.
-    pub(crate) fn entry(self) -> io::Result<Option<Entry>> {
-        if self.content()? != Content::Ours {
+    pub(crate) fn holder(self) -> io::Result<Option<HolderEntry>> {
+        if self.content()? != ContentKind::Ours {
             return Ok(None);
         }
-        Entry::read_at(self.0, ENTRY)
+        HolderEntry::read_at(self.0, ENTRY)
     }
 
-    fn slots(self) -> io::Result<[Option<u64>; 2]> {
-        let bytes = read_at(self.0, SLOT, 2 * SLOT)?;
-        let (first, second) = bytes.split_at(bytes.len().min(SLOT));
-        Ok([parse_slot(first), parse_slot(second)])
+    fn blocks(self) -> io::Result<[Option<u64>; 2]> {
+        let bytes = read_at(self.0, BLOCK, 2 * BLOCK)?;
+        let (first, second) = bytes.split_at(bytes.len().min(BLOCK));
+        Ok([parse_block(first), parse_block(second)])
     }
 }
 
@@ -157,17 +157,17 @@ pub(crate) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<V
     Ok(bytes)
 }
 
-fn slot(counter: u64) -> Vec<u8> {
+fn block(counter: u64) -> Vec<u8> {
     let digits = format!("{counter:020}");
     format!("{digits} {:016x}{:26}\n", checksum(digits.as_bytes()), "").into_bytes()
 }
 
-fn parse_slot(bytes: &[u8]) -> Option<u64> {
+fn parse_block(bytes: &[u8]) -> Option<u64> {
     let counter = std::str::from_utf8(bytes.get(..20)?).ok()?.parse().ok()?;
-    (slot(counter) == bytes).then_some(counter)
+    (block(counter) == bytes).then_some(counter)
 }
 
-fn parse_entry(bytes: &[u8]) -> Option<Entry> {
+fn parse_entry(bytes: &[u8]) -> Option<HolderEntry> {
     let (head, rest) = (std::str::from_utf8(bytes.get(..ENTRY_HEAD)?).ok()?, bytes.get(ENTRY_HEAD..)?);
     let [sum, length, ""] = head.split(' ').collect::<Vec<_>>()[..] else { return None };
     let json = rest.get(..length.parse().ok()?)?;
@@ -196,16 +196,16 @@ mod tests {
         File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
     }
 
-    fn entry(attempt: AttemptId, label: &str) -> Entry {
+    fn entry(attempt: AttemptId, label: &str) -> HolderEntry {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), Some(label.into()), SystemTime::now());
-        Entry::new(attempt, FencingToken::new(7), 1, &record)
+        HolderEntry::new(attempt, FencingToken::new(7), 1, &record)
     }
 
     #[test]
     fn the_counter_rises_by_one_or_to_the_floor() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        let raise = |floor| Ledger::of(&file).advance(floor).unwrap().get();
+        let raise = |floor| LockContents::of(&file).advance(floor).unwrap().get();
         assert_eq!([raise(0), raise(0), raise(10), raise(3), raise(3)], [1, 2, 10, 11, 12]);
         assert_eq!(file.metadata().unwrap().len(), ENTRY as u64);
     }
@@ -214,52 +214,52 @@ mod tests {
     fn a_write_cut_short_at_any_byte_never_lowers_the_counter() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        let ledger = Ledger::of(&file);
+        let contents = LockContents::of(&file);
         let mut highest = 0;
-        for cut in 0..=SLOT {
-            highest = ledger.advance(0).unwrap().get();
-            let slots = ledger.slots().unwrap();
-            let turn = if slots[0] <= slots[1] { 1 } else { 2 };
-            file.write_all_at(&slot(highest + 1)[..cut], (turn * SLOT) as u64).unwrap();
-            let next = ledger.advance(0).unwrap().get();
+        for cut in 0..=BLOCK {
+            highest = contents.advance(0).unwrap().get();
+            let blocks = contents.blocks().unwrap();
+            let older = if blocks[0] <= blocks[1] { 1 } else { 2 };
+            file.write_all_at(&block(highest + 1)[..cut], (older * BLOCK) as u64).unwrap();
+            let next = contents.advance(0).unwrap().get();
             assert!(next > highest, "{cut}: {next} after {highest}");
             highest = next;
         }
-        assert!(highest >= SLOT as u64);
+        assert!(highest >= BLOCK as u64);
     }
 
     #[test]
     fn an_exhausted_counter_is_an_error_and_never_wraps() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        assert_eq!(Ledger::of(&file).advance(u64::MAX).unwrap().get(), u64::MAX);
-        assert!(Ledger::of(&file).advance(5).unwrap_err().to_string().contains("exhausted"));
+        assert_eq!(LockContents::of(&file).advance(u64::MAX).unwrap().get(), u64::MAX);
+        assert!(LockContents::of(&file).advance(5).unwrap_err().to_string().contains("exhausted"));
     }
 
     #[test]
     fn an_entry_is_struck_out_only_by_its_own_attempt() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        let ledger = Ledger::of(&file);
-        ledger.advance(0).unwrap();
+        let contents = LockContents::of(&file);
+        contents.advance(0).unwrap();
         let attempt = AttemptId::random();
-        ledger.enter(&entry(attempt, &"x".repeat(200))).unwrap();
-        ledger.enter(&entry(attempt, "short after long")).unwrap();
-        ledger.strike(AttemptId::random()).unwrap();
-        let found = ledger.entry().unwrap().expect("still there");
+        contents.write_holder(&entry(attempt, &"x".repeat(200))).unwrap();
+        contents.write_holder(&entry(attempt, "short after long")).unwrap();
+        contents.erase_holder(AttemptId::random()).unwrap();
+        let found = contents.holder().unwrap().expect("still there");
         assert_eq!((found.token, found.record.label.as_deref()), (7, Some("short after long")));
-        ledger.strike(attempt).unwrap();
-        assert!(ledger.entry().unwrap().is_none());
-        assert_eq!(ledger.advance(0).unwrap().get(), 2, "the counter stays");
+        contents.erase_holder(attempt).unwrap();
+        assert!(contents.holder().unwrap().is_none());
+        assert_eq!(contents.advance(0).unwrap().get(), 2, "the counter stays");
     }
 
     #[test]
     fn a_torn_entry_is_nobody() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        let ledger = Ledger::of(&file);
-        ledger.advance(0).unwrap();
-        ledger.enter(&entry(AttemptId::random(), "label")).unwrap();
+        let contents = LockContents::of(&file);
+        contents.advance(0).unwrap();
+        contents.write_holder(&entry(AttemptId::random(), "label")).unwrap();
         let whole = read_at(&file, ENTRY, LONGEST_ENTRY).unwrap();
         for cut in 0..whole.len() - 1 {
             assert!(parse_entry(&whole[..cut]).is_none(), "{cut}");
@@ -275,20 +275,20 @@ mod tests {
     fn what_is_not_a_ledger_is_foreign() {
         let scratch = Scratch::new();
         let file = open(&scratch);
-        assert_eq!(Ledger::of(&file).content().unwrap(), Content::Nothing);
+        assert_eq!(LockContents::of(&file).content().unwrap(), ContentKind::Empty);
         for foreign in [&b"d"[..], b"distlock 1", &[0; 200], &[b'x'; 64]] {
             file.set_len(0).unwrap();
             file.write_all_at(foreign, 0).unwrap();
-            assert_eq!(Ledger::of(&file).content().unwrap(), Content::Foreign, "{foreign:?}");
+            assert_eq!(LockContents::of(&file).content().unwrap(), ContentKind::Foreign, "{foreign:?}");
         }
         let directory = File::open(scratch.path()).unwrap();
-        assert_eq!(Ledger::of(&directory).content().unwrap(), Content::Foreign);
+        assert_eq!(LockContents::of(&directory).content().unwrap(), ContentKind::Foreign);
     }
 
     #[test]
     fn fuzz_what_others_wrote_into_the_file() {
         distlock_testkit::fuzz("file_record.txt", |input| {
-            let _ = (parse_entry(input), parse_slot(input));
+            let _ = (parse_entry(input), parse_block(input));
             // With the right sum and length, so that what is behind it is reached too.
             let framed = [format!("{:016x} {:05} ", checksum(input), input.len()).as_bytes(), input].concat();
             distlock_testkit::assert_in_proportion(input, &parse_entry(&framed));

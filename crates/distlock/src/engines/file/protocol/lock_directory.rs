@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::types::error::{Error, ErrorKind, Result};
 
-use crate::engines::file::error::fault;
+use crate::engines::file::error::file_error;
 use crate::engines::file::wire::lock_file::{Links, LockFile};
 
 const RUN: &str = "/run/distlock";
@@ -34,7 +34,7 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
             let message = format!("DISTLOCK_LOCK_DIR: {} is not an absolute path", dir.display());
             return Err(Error::new(ErrorKind::Config, message));
         }
-        std::fs::create_dir_all(&dir).map_err(|error| fault("create lock directory", &dir, error))?;
+        std::fs::create_dir_all(&dir).map_err(|error| file_error("create lock directory", &dir, error))?;
         return Ok(dir);
     }
     let uid = rustix::process::geteuid().as_raw();
@@ -42,9 +42,9 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
     match make(&in_run) {
         Ok(()) => return private(&in_run, uid).map(|()| in_run),
         Err(error) if is_out_of_reach(&error) => {}
-        Err(error) => return Err(fault("create lock directory", &in_run, error)),
+        Err(error) => return Err(file_error("create lock directory", &in_run, error)),
     }
-    make(&in_tmp).map_err(|error| fault("create lock directory", &in_tmp, error))?;
+    make(&in_tmp).map_err(|error| file_error("create lock directory", &in_tmp, error))?;
     private(&in_tmp, uid).map(|()| in_tmp)
 }
 
@@ -82,7 +82,7 @@ fn is_out_of_reach(error: &io::Error) -> bool {
 
 /// Refuses a directory that somebody else may have put there, or may write to.
 fn private(dir: &Path, uid: u32) -> Result<()> {
-    let found = std::fs::symlink_metadata(dir).map_err(|error| fault("look at", dir, error))?;
+    let found = std::fs::symlink_metadata(dir).map_err(|error| file_error("look at", dir, error))?;
     let problem = if !found.is_dir() {
         "is not a directory".to_owned()
     } else if found.uid() != uid {
@@ -106,17 +106,17 @@ fn refused(what: &str, path: &Path, problem: &str) -> Error {
 /// in its place. So one that is to be ours alone is looked at again, but only when a file is made in it: that somebody
 /// else made a file is known from the file.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct LockDirectory {
     path: PathBuf,
     /// Whose directory it must be; `None` where it may be anybody's.
     owner: Option<u32>,
 }
 
-impl Home {
-    pub(crate) fn new(path: PathBuf) -> Home {
+impl LockDirectory {
+    pub(crate) fn new(path: PathBuf) -> LockDirectory {
         let uid = rustix::process::geteuid().as_raw();
         let is_private = private_dirs(Path::new(RUN), Path::new(TMP), uid).contains(&path);
-        Home { path, owner: is_private.then_some(uid) }
+        LockDirectory { path, owner: is_private.then_some(uid) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -125,7 +125,7 @@ impl Home {
 
     /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
     pub(crate) fn open(&self, path: &Path) -> Result<LockFile> {
-        let failed = |error| fault("create lock file", path, error);
+        let failed = |error| file_error("create lock file", path, error);
         let file = match LockFile::find(path, Links::Refuse).map_err(failed)? {
             Some(file) => file,
             None => self.create(path)?,
@@ -141,7 +141,7 @@ impl Home {
 
     fn create(&self, path: &Path) -> Result<LockFile> {
         if let Some(uid) = self.owner {
-            make(&self.path).map_err(|error| fault("create lock directory", &self.path, error))?;
+            make(&self.path).map_err(|error| file_error("create lock directory", &self.path, error))?;
             private(&self.path, uid)?;
         }
         let create = || LockFile::create(path, Links::Refuse);
@@ -151,7 +151,7 @@ impl Home {
             }
             created => created,
         };
-        created.map_err(|error| fault("create lock file", path, error))
+        created.map_err(|error| file_error("create lock file", path, error))
     }
 }
 
@@ -218,22 +218,22 @@ mod tests {
         let scratch = Scratch::new();
         let (run, moved) = (scratch.path().join("run"), scratch.path().join("moved"));
         let dir = run.join("home");
-        let home = Home { path: dir.clone(), owner: Some(uid()) };
+        let directory = LockDirectory { path: dir.clone(), owner: Some(uid()) };
         let [file, long] = [dir.join("a.lock"), dir.join("b.d/b.lock")];
         for path in [&file, &long, &file] {
-            home.open(path).unwrap();
+            directory.open(path).unwrap();
             assert_eq!(dir.metadata().unwrap().mode() & 0o777, 0o700, "{}", path.display());
             std::fs::remove_dir_all(&run).unwrap();
         }
         std::fs::create_dir(&run).unwrap();
         symlink(&moved, &dir).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
         std::fs::create_dir(&moved).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to a directory");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to a directory");
         std::fs::remove_file(&dir).unwrap();
         std::fs::create_dir(&dir).unwrap();
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "others may write to it");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "others may write to it");
         assert_eq!(std::fs::read_dir(&dir).unwrap().count() + std::fs::read_dir(&moved).unwrap().count(), 0);
     }
 
@@ -245,16 +245,16 @@ mod tests {
         // To us that is as if somebody else had put the directory and the file there.
         let stranger = rustix::fs::chown(&path, Some(rustix::fs::Uid::from_raw(uid() + 1)), None).is_ok();
         let owner = if stranger { uid() } else { uid() + 1 };
-        let home = |owner| Home { path: scratch.path().to_owned(), owner };
-        let error = home(Some(owner)).open(&path).unwrap_err();
+        let directory = |owner| LockDirectory { path: scratch.path().to_owned(), owner };
+        let error = directory(Some(owner)).open(&path).unwrap_err();
         assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("belongs to uid"), "{error}");
-        assert!(home(None).open(&path).is_ok());
+        assert!(directory(None).open(&path).is_ok());
     }
 
     #[test]
     fn only_the_directories_that_nobody_named_are_private() {
         let [run, tmp] = private_dirs(Path::new(RUN), Path::new(TMP), uid());
-        let private = [run, tmp, "/var/lib/locks".into()].map(|dir| Home::new(dir).owner);
+        let private = [run, tmp, "/var/lib/locks".into()].map(|dir| LockDirectory::new(dir).owner);
         assert_eq!(private, [Some(uid()), Some(uid()), None]);
     }
 }

@@ -9,13 +9,13 @@ use crate::types::key::Key;
 /// How a lock file's name ends. Queues and directories end otherwise, so that no lock's name can collide with them.
 pub(crate) const LOCK: &str = ".lock";
 /// How the name of a lock's queue ends.
-pub(crate) const LINE: &str = ".q";
+pub(crate) const QUEUE: &str = ".q";
 /// How the name of a lock's anchor ends.
 pub(crate) const ANCHOR: &str = ".held";
 /// How the name of a lock's history ends.
-pub(crate) const JOURNAL: &str = ".log";
+pub(crate) const HISTORY: &str = ".log";
 /// How the directory of those who hold a lock beside others ends.
-pub(crate) const INSIDE: &str = ".in";
+pub(crate) const SHARED_HOLDERS: &str = ".in";
 /// How the directory ends that holds the rest of a long name.
 const MORE: &str = ".d";
 

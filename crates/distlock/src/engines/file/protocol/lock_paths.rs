@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::engines::file::error::fault;
-use crate::engines::file::protocol::lock_directory::Home;
+use crate::engines::file::error::file_error;
+use crate::engines::file::protocol::lock_directory::LockDirectory;
 use crate::engines::file::protocol::lock_names;
 use crate::engines::file::protocol::own_directory;
 use crate::engines::file::wire::lock_file::{Links, LockFile};
@@ -19,42 +19,42 @@ const PATHS: &str = "paths";
 
 /// Where the files of one lock are.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct LockPaths {
     /// The file whose flock is the lock.
     pub(crate) lock: PathBuf,
     /// Counter and holder, when the lock's file has other contents; `None` in our directory, where only our files belong.
     pub(crate) side: Option<PathBuf>,
     /// The directory of those who wait.
-    pub(crate) line: PathBuf,
+    pub(crate) queue: PathBuf,
     /// The directory of those who hold the lock beside others.
-    pub(crate) inside: PathBuf,
+    pub(crate) shared_holders: PathBuf,
     /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
     /// this one keeps the next out. `None` for paths too long to have one, and where a link is in its way.
     pub(crate) anchor: Option<PathBuf>,
     /// What has happened to the lock.
-    pub(crate) journal: PathBuf,
+    pub(crate) history: PathBuf,
     pub(crate) links: Links,
-    home: Arc<Home>,
+    directory: Arc<LockDirectory>,
 }
 
-impl Place {
+impl LockPaths {
     /// Opens the lock's file, and makes it if it is not there.
     pub(crate) fn open(&self) -> Result<LockFile> {
         if self.side.is_none() {
-            return self.home.open(&self.lock);
+            return self.directory.open(&self.lock);
         }
-        LockFile::open(&self.lock, self.links).map_err(|error| fault("create lock file", &self.lock, error))
+        LockFile::open(&self.lock, self.links).map_err(|error| file_error("create lock file", &self.lock, error))
     }
 
     /// Opens the lock's file for reading if it is there.
     pub(crate) fn look(&self) -> Result<Option<LockFile>> {
-        LockFile::look(&self.lock, self.links).map_err(|error| fault("read lock file", &self.lock, error))
+        LockFile::look(&self.lock, self.links).map_err(|error| file_error("read lock file", &self.lock, error))
     }
 
     /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
     pub(crate) fn open_anchor(&self) -> Option<LockFile> {
         let path = self.anchor.as_ref()?;
-        self.home
+        self.directory
             .open(path)
             .inspect_err(|error| {
                 tracing::debug!(target: "distlock", %error, "a lock without an anchor");
@@ -69,81 +69,90 @@ impl Place {
 
     /// Whether `file` is still the lock's file.
     pub(crate) fn has(&self, file: &LockFile) -> Result<bool> {
-        file.is_at(&self.lock).map_err(|error| fault("look at", &self.lock, error))
+        file.is_at(&self.lock).map_err(|error| file_error("look at", &self.lock, error))
     }
 }
 
 /// Which key is which file.
 #[derive(Debug, Clone)]
-pub(crate) struct Places {
-    home: Arc<Home>,
+pub(crate) struct PathLayout {
+    directory: Arc<LockDirectory>,
     /// A key with a slash is the path of its file.
-    paths: bool,
+    keys_are_paths: bool,
     /// Where relative paths start: the directory in which the process was when the engine was made. It may go elsewhere
     /// while it holds a lock, and then ask for the history of the same one. `None` where that directory is gone.
-    start: Option<PathBuf>,
+    started_in: Option<PathBuf>,
 }
 
-impl Places {
-    pub(crate) fn new(dir: PathBuf, paths: bool) -> Places {
-        let start = std::env::current_dir().ok();
-        let dir = match &start {
-            Some(start) => start.join(dir),
+impl PathLayout {
+    pub(crate) fn new(dir: PathBuf, keys_are_paths: bool) -> PathLayout {
+        let started_in = std::env::current_dir().ok();
+        let dir = match &started_in {
+            Some(started_in) => started_in.join(dir),
             None => dir,
         };
-        Places { home: Arc::new(Home::new(dir)), paths, start }
+        PathLayout { directory: Arc::new(LockDirectory::new(dir)), keys_are_paths, started_in }
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        self.home.path()
+        self.directory.path()
     }
 
     /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
-    pub(crate) fn find(&self, key: &Key) -> Result<Place> {
-        if self.paths && key.as_str().contains('/') {
+    pub(crate) fn find(&self, key: &Key) -> Result<LockPaths> {
+        if self.keys_are_paths && key.as_str().contains('/') {
             return self.at_path(key);
         }
         let inside_dir = lock_names::path_of(key);
         let lock = self.dir().join(&inside_dir);
         own_directory::refuse_links(self.dir(), &inside_dir)
-            .map_err(|error| fault("reach", &lock, error).with_key(key))?;
-        let line = ending(&lock, lock_names::LOCK, lock_names::LINE);
-        let inside = ending(&lock, lock_names::LOCK, lock_names::INSIDE);
+            .map_err(|error| file_error("reach", &lock, error).with_key(key))?;
+        let queue = ending(&lock, lock_names::LOCK, lock_names::QUEUE);
+        let shared_holders = ending(&lock, lock_names::LOCK, lock_names::SHARED_HOLDERS);
         let anchor = Some(ending(&lock, lock_names::LOCK, lock_names::ANCHOR));
-        let journal = ending(&lock, lock_names::LOCK, lock_names::JOURNAL);
-        Ok(Place { lock, side: None, line, inside, anchor, journal, links: Links::Refuse, home: self.home.clone() })
+        let history = ending(&lock, lock_names::LOCK, lock_names::HISTORY);
+        Ok(LockPaths {
+            lock,
+            side: None,
+            queue,
+            shared_holders,
+            anchor,
+            history,
+            links: Links::Refuse,
+            directory: self.directory.clone(),
+        })
     }
 
-    fn at_path(&self, key: &Key) -> Result<Place> {
+    fn at_path(&self, key: &Key) -> Result<LockPaths> {
         let named = Path::new(key.as_str());
-        let started = self.start.as_ref().map_or_else(|| named.to_owned(), |start| start.join(named));
-        let lock = std::path::absolute(started).map_err(|error| fault("find", named, error))?;
+        let started = self.started_in.as_ref().map_or_else(|| named.to_owned(), |started_in| started_in.join(named));
+        let lock = std::path::absolute(started).map_err(|error| file_error("find", named, error))?;
         // Through a symbolic link or not, the same file must have the same counter and the same queue.
         let real = match lock.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
             found => found,
         };
-        let real = real.map_err(|error| fault("create lock file", &lock, error))?;
+        let real = real.map_err(|error| file_error("create lock file", &lock, error))?;
         if real.file_name().is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
         }
-        let (side, line) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
-        let inside = ending(&real, "", ".distlock.in");
-        let journal = ending(&real, "", ".distlock.log");
+        let (side, queue) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
+        let shared_holders = ending(&real, "", ".distlock.in");
+        let history = ending(&real, "", ".distlock.log");
         let anchor = Key::escape(real.as_os_str().as_bytes())
             .map(|path| Path::new(PATHS).join(lock_names::path_of(&path)))
             .ok()
             .filter(|path| own_directory::refuse_links(self.dir(), path).is_ok())
             .map(|path| ending(&self.dir().join(path), lock_names::LOCK, lock_names::ANCHOR));
-        Ok(Place {
+        Ok(LockPaths {
             lock,
             side: Some(side),
-            line,
-            inside,
+            queue,
+            shared_holders,
             anchor,
-            journal,
+            history,
             links: Links::Follow,
-            home: self.home.clone(),
+            directory: self.directory.clone(),
         })
     }
 }

@@ -13,37 +13,37 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::engines::file::protocol::lock_contents::Entry;
+use crate::engines::file::protocol::lock_contents::HolderEntry;
 use crate::engines::file::protocol::own_directory;
 use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile, Obstacle};
 use crate::types::mode::Mode;
 use crate::types::token::FencingToken;
 
 /// How many numbers of those who are gone are looked for, each time a new one is given out.
-const SWEPT: usize = 64;
+const SWEPT_AT_ONCE: usize = 64;
 
 /// What was in the directory when it was read.
 #[derive(Debug)]
-pub(crate) struct Inside {
+pub(crate) struct SharedHolders {
     dir: PathBuf,
-    numbers: Vec<u64>,
+    tokens: Vec<u64>,
     slots: Vec<SlotName>,
 }
 
 /// One who is inside, or was when its process ended.
 #[derive(Debug)]
-pub(crate) struct Occupant {
-    pub(crate) entry: Entry,
+pub(crate) struct SharedHolder {
+    pub(crate) entry: HolderEntry,
     pub(crate) is_live: bool,
 }
 
-impl Inside {
+impl SharedHolders {
     /// Where there is nothing, or nothing that we may look at, nobody is inside.
-    pub(crate) fn read(dir: &Path) -> io::Result<Inside> {
-        let mut inside = Inside { dir: dir.to_owned(), numbers: Vec::new(), slots: Vec::new() };
+    pub(crate) fn read(dir: &Path) -> io::Result<SharedHolders> {
+        let mut holders = SharedHolders { dir: dir.to_owned(), tokens: Vec::new(), slots: Vec::new() };
         let entries = match own_directory::read(dir) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
-                return Ok(inside);
+                return Ok(holders);
             }
             entries => entries?,
         };
@@ -51,18 +51,18 @@ impl Inside {
             let name = entry?.file_name();
             let Some(name) = name.to_str() else { continue };
             if let Some(slot) = SlotName::parse(name) {
-                inside.slots.push(slot);
-            } else if let Some(number) = name.parse().ok().filter(|number| number_name(*number) == name) {
-                inside.numbers.push(number);
+                holders.slots.push(slot);
+            } else if let Some(number) = name.parse().ok().filter(|number| token_name(*number) == name) {
+                holders.tokens.push(number);
             }
         }
-        inside.numbers.sort_unstable();
-        Ok(inside)
+        holders.tokens.sort_unstable();
+        Ok(holders)
     }
 
     /// The least token that may follow those that were given out here.
     pub(crate) fn floor(&self) -> u64 {
-        self.numbers.last().map_or(0, |last| last.saturating_add(1))
+        self.tokens.last().map_or(0, |last| last.saturating_add(1))
     }
 
     /// Whether somebody is inside.
@@ -82,8 +82,8 @@ impl Inside {
                 return Ok(Some(slot.mode()));
             }
         }
-        for number in self.numbers.iter().filter(|_| !mode.agrees_with(Mode::Shared)) {
-            if is_locked(&self.dir.join(number_name(*number)))? {
+        for number in self.tokens.iter().filter(|_| !mode.agrees_with(Mode::Shared)) {
+            if is_locked(&self.dir.join(token_name(*number)))? {
                 return Ok(Some(Mode::Shared));
             }
         }
@@ -91,21 +91,21 @@ impl Inside {
     }
 
     /// Those who are inside, and those who died there, the one that came first first.
-    pub(crate) fn occupants(&self) -> io::Result<Vec<Occupant>> {
-        let mut occupants = Vec::new();
+    pub(crate) fn list(&self) -> io::Result<Vec<SharedHolder>> {
+        let mut list = Vec::new();
         for path in self.paths() {
             let Some(file) = LockFile::look(&path, Links::Refuse)? else { continue };
-            if let Some(entry) = Entry::read_at(file.contents(), 0)? {
-                occupants.push(Occupant { entry, is_live: !file.probe()? });
+            if let Some(entry) = HolderEntry::read_at(file.contents(), 0)? {
+                list.push(SharedHolder { entry, is_live: !file.probe()? });
             }
         }
-        occupants.sort_by_key(|occupant| occupant.entry.token);
-        Ok(occupants)
+        list.sort_by_key(|occupant| occupant.entry.token);
+        Ok(list)
     }
 
     /// Removes everything, for one who has the lock alone and has counted on from the highest number.
     pub(crate) fn clear(&self) {
-        if !self.numbers.is_empty() || !self.slots.is_empty() {
+        if !self.tokens.is_empty() || !self.slots.is_empty() {
             // What cannot be removed is found again by the next one.
             self.paths().for_each(|path| drop(std::fs::remove_file(path)));
             let _ = std::fs::remove_dir(&self.dir);
@@ -113,35 +113,35 @@ impl Inside {
     }
 
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        let names = self.slots.iter().map(SlotName::to_string).chain(self.numbers.iter().copied().map(number_name));
+        let names = self.slots.iter().map(SlotName::to_string).chain(self.tokens.iter().copied().map(token_name));
         names.map(|name| self.dir.join(name))
     }
 }
 
 /// A fencing token of one who is not alone. Dropping it takes its owner's name away.
 #[derive(Debug)]
-pub(crate) struct Number {
+pub(crate) struct TokenFile {
     dir: PathBuf,
     value: u64,
     file: LockFile,
     /// Somebody else goes on under this name.
-    stays: AtomicBool,
+    is_inherited: AtomicBool,
 }
 
-impl Number {
+impl TokenFile {
     /// A number of nobody else, at least `floor` and higher than all before. Locked when it is to show that somebody
     /// is inside.
     ///
     /// Nothing is locked while it is chosen: whoever makes the file has the number.
-    pub(crate) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<Number> {
+    pub(crate) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<TokenFile> {
         for _ in 0..CHANGED_FILE_TRIES {
             own_directory::make(dir)?;
-            let inside = Inside::read(dir)?;
-            let value = floor.max(inside.floor()).max(1);
+            let holders = SharedHolders::read(dir)?;
+            let value = floor.max(holders.floor()).max(1);
             if value == u64::MAX {
                 return Err(io::Error::other("the fencing counter is exhausted"));
             }
-            let path = dir.join(number_name(value));
+            let path = dir.join(token_name(value));
             let file = match LockFile::create_new(&path) {
                 // Somebody else was faster, or the last one who was here alone cleared the directory away.
                 Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => continue,
@@ -152,8 +152,8 @@ impl Number {
                 let _ = std::fs::remove_file(path);
                 continue;
             }
-            inside.sweep();
-            return Ok(Number { dir: dir.to_owned(), value, file, stays: AtomicBool::new(false) });
+            holders.sweep();
+            return Ok(TokenFile { dir: dir.to_owned(), value, file, is_inherited: AtomicBool::new(false) });
         }
         Err(ErrorKind::ResourceBusy.into())
     }
@@ -163,7 +163,7 @@ impl Number {
     }
 
     /// Says who is inside.
-    pub(crate) fn sign(&self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn write_holder(&self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
@@ -173,22 +173,22 @@ impl Number {
     }
 
     /// Leaves the name there when this is dropped: a child has the lock then.
-    pub(crate) fn stay(&self) {
-        self.stays.store(true, Ordering::Relaxed);
+    pub(crate) fn leave_to_child(&self) {
+        self.is_inherited.store(true, Ordering::Relaxed);
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.join(number_name(self.value))
+        self.dir.join(token_name(self.value))
     }
 }
 
-impl Drop for Number {
+impl Drop for TokenFile {
     fn drop(&mut self) {
-        if self.stays.load(Ordering::Relaxed) {
+        if self.is_inherited.load(Ordering::Relaxed) {
             return;
         }
         // Only one that has a higher one behind it may go: the highest is the counter.
-        if Inside::read(&self.dir).is_ok_and(|inside| inside.floor() > self.value.saturating_add(1)) {
+        if SharedHolders::read(&self.dir).is_ok_and(|holders| holders.floor() > self.value.saturating_add(1)) {
             let _ = std::fs::remove_file(self.path());
         } else {
             let _ = self.file.contents().set_len(0);
@@ -196,10 +196,10 @@ impl Drop for Number {
     }
 }
 
-impl Inside {
+impl SharedHolders {
     /// Removes the numbers of those who are gone. To be called by one who has a higher one.
     fn sweep(&self) {
-        let paths = self.numbers.iter().take(SWEPT).map(|number| self.dir.join(number_name(*number)));
+        let paths = self.tokens.iter().take(SWEPT_AT_ONCE).map(|number| self.dir.join(token_name(*number)));
         paths.filter(|path| is_locked(path).is_ok_and(|locked| !locked)).for_each(|path| {
             let _ = std::fs::remove_file(path);
         });
@@ -208,19 +208,19 @@ impl Inside {
 
 /// A slot of a semaphore that is ours. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct SlotFile {
     path: PathBuf,
     number: u32,
     file: LockFile,
 }
 
-impl Slot {
+impl SlotFile {
     /// Takes the lowest of `of` slots that is free. The obstacle is `Sharers` when a slot is kept by nothing but a look at
     /// it: no holder shares a slot otherwise.
-    pub(crate) fn take(dir: &Path, of: u32) -> io::Result<Result<Slot, Obstacle>> {
+    pub(crate) fn take(dir: &Path, of: u32) -> io::Result<Result<SlotFile, Obstacle>> {
         let mut obstacle = Obstacle::Holder;
         for number in 0..of {
-            match Slot::take_one(dir, SlotName { number, of })? {
+            match SlotFile::take_one(dir, SlotName { number, of })? {
                 Ok(slot) => return Ok(Ok(slot)),
                 Err(Obstacle::Sharers) => obstacle = Obstacle::Sharers,
                 Err(Obstacle::Holder) => {}
@@ -229,7 +229,7 @@ impl Slot {
         Ok(Err(obstacle))
     }
 
-    fn take_one(dir: &Path, name: SlotName) -> io::Result<Result<Slot, Obstacle>> {
+    fn take_one(dir: &Path, name: SlotName) -> io::Result<Result<SlotFile, Obstacle>> {
         let path = dir.join(name.to_string());
         for _ in 0..CHANGED_FILE_TRIES {
             let file = match LockFile::open(&path, Links::Refuse) {
@@ -244,7 +244,7 @@ impl Slot {
             }
             // Whoever had it removed the file as it left, and another may have made a new one.
             if file.is_at(&path)? {
-                return Ok(Ok(Slot { path, number: name.number, file }));
+                return Ok(Ok(SlotFile { path, number: name.number, file }));
             }
         }
         Err(ErrorKind::ResourceBusy.into())
@@ -255,7 +255,7 @@ impl Slot {
     }
 
     /// Says who has it.
-    pub(crate) fn sign(&self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn write_holder(&self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
@@ -269,7 +269,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for SlotFile {
     fn drop(&mut self) {
         // Removed before it is unlocked: who gets the lock then finds that the file is no slot any more. A child that
         // has the descriptor goes on under our name.
@@ -303,7 +303,7 @@ impl fmt::Display for SlotName {
     }
 }
 
-fn number_name(number: u64) -> String {
+fn token_name(number: u64) -> String {
     format!("{number:020}")
 }
 

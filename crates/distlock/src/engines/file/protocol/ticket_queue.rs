@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
 
-use crate::engines::file::error::fault;
+use crate::engines::file::error::file_error;
 use crate::engines::file::protocol::lock_contents::{self, LONGEST_ENTRY};
 use crate::engines::file::protocol::own_directory;
 use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile};
@@ -30,13 +30,13 @@ const LIVE: &str = ".live";
 
 /// The queue of one lock.
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct TicketQueue {
     dir: PathBuf,
 }
 
 /// Where a claim stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Position {
     /// No live waiter is before it that it has to wait for.
     First,
     /// The nearest live waiter before it that must have its turn first, and how many tickets are before it.
@@ -45,61 +45,61 @@ pub(crate) enum Standing {
     Gone,
 }
 
-impl Line {
-    pub(crate) fn at(dir: &Path) -> Line {
-        Line { dir: dir.to_owned() }
+impl TicketQueue {
+    pub(crate) fn at(dir: &Path) -> TicketQueue {
+        TicketQueue { dir: dir.to_owned() }
     }
 
     /// Where the claim in `mode` with the ticket `mine` stands, or one that has none yet. Removes what the dead left on
     /// the way, and passes over whoever lives but is `stuck`. Readers do not wait for readers.
-    pub(crate) fn standing(
+    pub(crate) fn position(
         &self,
         mine: Option<TicketName>,
         mode: Mode,
         stuck: impl Fn(TicketName) -> bool,
-    ) -> Result<Standing> {
-        let listed = self.listed()?;
+    ) -> Result<Position> {
+        let listed = self.list()?;
         if mine.is_some_and(|mine| listed.tickets.binary_search(&mine).is_err()) {
-            return Ok(Standing::Gone);
+            return Ok(Position::Gone);
         }
         let before = listed.tickets.iter().take_while(|ticket| mine.is_none_or(|mine| **ticket < mine));
         let before: Vec<TicketName> = before.copied().collect();
-        let mut living = Living::new(self, mine);
-        for (place, ticket) in before.iter().enumerate().rev() {
-            if !living.has(ticket.session) {
+        let mut live = LiveProcesses::new(self, mine);
+        for (index, ticket) in before.iter().enumerate().rev() {
+            if !live.has(ticket.liveness) {
                 self.discard(&ticket.to_string());
             } else if admission::waits_behind(mode, ticket.mode) && !stuck(*ticket) {
-                return Ok(Standing::Behind(*ticket, place + 1));
+                return Ok(Position::Behind(*ticket, index + 1));
             }
         }
-        for session in listed.sessions.into_iter().filter(|session| !living.has(*session)) {
-            self.discard(&session_name(session));
+        for liveness in listed.liveness.into_iter().filter(|liveness| !live.has(*liveness)) {
+            self.discard(&liveness_name(liveness));
         }
         if mine.is_none() {
-            self.vanish();
+            self.remove_if_empty();
         }
-        Ok(Standing::First)
+        Ok(Position::First)
     }
 
     /// How a live waiter other than `attempt` uses the lock that does not agree with `mode`.
     pub(crate) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
-        let mut living = Living::new(self, None);
-        let others = self.listed()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
+        let mut live = LiveProcesses::new(self, None);
+        let others = self.list()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
         let mut against = others.filter(|ticket| !ticket.mode.agrees_with(mode));
-        Ok(against.find(|ticket| living.has(ticket.session)).map(|ticket| ticket.mode))
+        Ok(against.find(|ticket| live.has(ticket.liveness)).map(|ticket| ticket.mode))
     }
 
     /// Whether both tickets are there and the process of the one before lives.
     pub(crate) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
         let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
-        is_there(mine) && is_there(before) && (mine.session == before.session || self.is_live(before.session))
+        is_there(mine) && is_there(before) && (mine.liveness == before.liveness || self.is_live(before.liveness))
     }
 
     /// The live waiters, the next one first, in their own words. Changes nothing.
     pub(crate) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
-        let listed = self.listed()?;
-        let mut living = Living::new(self, None);
-        let live = listed.tickets.into_iter().filter(|ticket| living.has(ticket.session));
+        let listed = self.list()?;
+        let mut live = LiveProcesses::new(self, None);
+        let live = listed.tickets.into_iter().filter(|ticket| live.has(ticket.liveness));
         // One that left since, or has not written its record yet, is left out.
         Ok(live.filter_map(|ticket| self.record(ticket)).map(Arc::new).collect())
     }
@@ -129,25 +129,25 @@ impl Line {
         ))
     }
 
-    pub(crate) fn session_path(&self, session: AttemptId) -> PathBuf {
-        self.dir.join(session_name(session))
+    pub(crate) fn liveness_path(&self, liveness: AttemptId) -> PathBuf {
+        self.dir.join(liveness_name(liveness))
     }
 
-    fn listed(&self) -> Result<Listed> {
-        let mut listed = Listed::default();
+    fn list(&self) -> Result<Listing> {
+        let mut listed = Listing::default();
         let entries = match own_directory::read(&self.dir) {
             // Where we may not look we cannot queue either: there we are as blind as flock(1).
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(listed);
             }
-            entries => entries.map_err(|error| fault("read the queue", &self.dir, error))?,
+            entries => entries.map_err(|error| file_error("read the queue", &self.dir, error))?,
         };
         for entry in entries {
-            let entry = entry.map_err(|error| fault("read the queue", &self.dir, error))?;
+            let entry = entry.map_err(|error| file_error("read the queue", &self.dir, error))?;
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            if let Some(session) = name.strip_suffix(LIVE).and_then(|id| id.parse().ok()) {
-                listed.sessions.push(session);
+            if let Some(liveness) = name.strip_suffix(LIVE).and_then(|id| id.parse().ok()) {
+                listed.liveness.push(liveness);
             } else if let Ok(ticket) = name.parse() {
                 listed.tickets.push(ticket);
             }
@@ -157,8 +157,8 @@ impl Line {
     }
 
     /// A session lives while its file is locked. One that we cannot look at counts as alive: nobody is passed over.
-    fn is_live(&self, session: AttemptId) -> bool {
-        match LockFile::look(&self.session_path(session), Links::Refuse) {
+    fn is_live(&self, liveness: AttemptId) -> bool {
+        match LockFile::look(&self.liveness_path(liveness), Links::Refuse) {
             Ok(Some(file)) => !file.probe().unwrap_or(false),
             Ok(None) => false,
             Err(_) => true,
@@ -171,30 +171,30 @@ impl Line {
     }
 
     /// Removes the directory if nothing is in it.
-    fn vanish(&self) {
+    fn remove_if_empty(&self) {
         let _ = std::fs::remove_dir(&self.dir);
     }
 }
 
 #[derive(Debug, Default)]
-struct Listed {
+struct Listing {
     tickets: Vec<TicketName>,
-    sessions: Vec<AttemptId>,
+    liveness: Vec<AttemptId>,
 }
 
 /// Which sessions live, each looked at once.
-struct Living<'a> {
-    line: &'a Line,
+struct LiveProcesses<'a> {
+    queue: &'a TicketQueue,
     known: HashMap<AttemptId, bool>,
 }
 
-impl<'a> Living<'a> {
-    fn new(line: &'a Line, mine: Option<TicketName>) -> Self {
-        Living { line, known: mine.map(|mine| (mine.session, true)).into_iter().collect() }
+impl<'a> LiveProcesses<'a> {
+    fn new(queue: &'a TicketQueue, mine: Option<TicketName>) -> Self {
+        LiveProcesses { queue, known: mine.map(|mine| (mine.liveness, true)).into_iter().collect() }
     }
 
-    fn has(&mut self, session: AttemptId) -> bool {
-        *self.known.entry(session).or_insert_with(|| self.line.is_live(session))
+    fn has(&mut self, liveness: AttemptId) -> bool {
+        *self.known.entry(liveness).or_insert_with(|| self.queue.is_live(liveness))
     }
 }
 
@@ -203,7 +203,7 @@ impl<'a> Living<'a> {
 pub(crate) struct TicketName {
     number: u64,
     attempt: AttemptId,
-    pub(crate) session: AttemptId,
+    pub(crate) liveness: AttemptId,
     mode: Mode,
 }
 
@@ -214,7 +214,7 @@ impl TicketName {
     }
 
     fn order(&self) -> (u64, AttemptId, AttemptId) {
-        (self.number, self.attempt, self.session)
+        (self.number, self.attempt, self.liveness)
     }
 }
 
@@ -232,7 +232,7 @@ impl PartialOrd for TicketName {
 
 impl fmt::Display for TicketName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.session)?;
+        write!(f, "{:020}-{}-{}", self.number, self.attempt, self.liveness)?;
         match self.mode {
             Mode::Exclusive | Mode::Reentrant => Ok(()),
             Mode::Shared => f.write_str("-s"),
@@ -245,14 +245,14 @@ impl FromStr for TicketName {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let parts: Vec<&str> = text.split('-').collect();
-        let (number, attempt, session, mode) = match parts[..] {
-            [number, attempt, session] => (number, attempt, session, Mode::Exclusive),
-            [number, attempt, session, "s"] => (number, attempt, session, Mode::Shared),
-            [number, attempt, session, of] => (number, attempt, session, Mode::Slot { of: number_in(of)? }),
+        let (number, attempt, liveness, mode) = match parts[..] {
+            [number, attempt, liveness] => (number, attempt, liveness, Mode::Exclusive),
+            [number, attempt, liveness, "s"] => (number, attempt, liveness, Mode::Shared),
+            [number, attempt, liveness, of] => (number, attempt, liveness, Mode::Slot { of: number_in(of)? }),
             _ => return Err(Error::invalid("ticket", text)),
         };
         let name =
-            TicketName { number: number_in(number)?, attempt: attempt.parse()?, session: session.parse()?, mode };
+            TicketName { number: number_in(number)?, attempt: attempt.parse()?, liveness: liveness.parse()?, mode };
         if name.to_string() == text { Ok(name) } else { Err(Error::invalid("ticket", text)) }
     }
 }
@@ -263,20 +263,20 @@ fn number_in<N: FromStr<Err: fmt::Display>>(text: &str) -> Result<N> {
 
 /// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
 #[derive(Debug)]
-pub(crate) struct Session {
-    line: Line,
+pub(crate) struct LivenessFile {
+    queue: TicketQueue,
     id: AttemptId,
     file: LockFile,
 }
 
-impl Session {
+impl LivenessFile {
     /// # Errors
     /// As the file system says; without the right to write there, there is no queue to stand in.
-    pub(crate) fn open(line: &Line) -> io::Result<Session> {
+    pub(crate) fn open(queue: &TicketQueue) -> io::Result<LivenessFile> {
         for _ in 0..CHANGED_FILE_TRIES {
-            own_directory::make(&line.dir)?;
+            own_directory::make(&queue.dir)?;
             let id = AttemptId::random();
-            let path = line.session_path(id);
+            let path = queue.liveness_path(id);
             let file = match LockFile::open(&path, Links::Refuse) {
                 // The last one who left took the directory along.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -284,7 +284,7 @@ impl Session {
             };
             // Before it was locked it looked dead, and somebody may have removed it, or be just about to.
             if file.try_lock()? && file.is_linked() {
-                return Ok(Session { line: line.clone(), id, file });
+                return Ok(LivenessFile { queue: queue.clone(), id, file });
             }
             let _ = std::fs::remove_file(path);
         }
@@ -297,10 +297,10 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for LivenessFile {
     fn drop(&mut self) {
-        self.line.discard(&session_name(self.id));
-        self.line.vanish();
+        self.queue.discard(&liveness_name(self.id));
+        self.queue.remove_if_empty();
     }
 }
 
@@ -308,7 +308,7 @@ impl Drop for Session {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     name: TicketName,
-    session: Arc<Session>,
+    liveness: Arc<LivenessFile>,
 }
 
 impl Ticket {
@@ -316,15 +316,20 @@ impl Ticket {
     ///
     /// The number is the machine's clock, which all processes share; where somebody is ahead of that, one more than the
     /// highest.
-    pub(crate) fn take(session: Arc<Session>, attempt: AttemptId, now: Moment, record: &Record) -> Result<Ticket> {
-        let last = session.line.listed()?.tickets.last().map_or(0, |last| last.number);
+    pub(crate) fn take(
+        liveness: Arc<LivenessFile>,
+        attempt: AttemptId,
+        now: Moment,
+        record: &Record,
+    ) -> Result<Ticket> {
+        let last = liveness.queue.list()?.tickets.last().map_or(0, |last| last.number);
         let number = now.as_nanos().max(last.saturating_add(1));
-        let name = TicketName { number, attempt, session: session.id, mode: record.mode };
-        let path = session.line.ticket_path(name);
+        let name = TicketName { number, attempt, liveness: liveness.id, mode: record.mode };
+        let path = liveness.queue.ticket_path(name);
         let json = serde_json::to_vec(record).unwrap_or_default();
-        let ticket = Ticket { name, session };
+        let ticket = Ticket { name, liveness };
         let written = File::create_new(&path).and_then(|mut file| file.write_all(&json));
-        written.map_err(|error| fault("queue at", &path, error))?;
+        written.map_err(|error| file_error("queue at", &path, error))?;
         Ok(ticket)
     }
 
@@ -338,14 +343,14 @@ impl Ticket {
         // Both fit: the first is less than 2^35.
         let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
         let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
-        let path = self.session.line.ticket_path(self.name);
+        let path = self.liveness.queue.ticket_path(self.name);
         // One who cannot seems to stand still since it came, and may be passed over.
         let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
     /// Gives the place up now, though somebody may still look at the ticket.
     pub(crate) fn give_up(&self) {
-        self.session.line.discard(&self.name.to_string());
+        self.liveness.queue.discard(&self.name.to_string());
     }
 }
 
@@ -355,8 +360,8 @@ impl Drop for Ticket {
     }
 }
 
-fn session_name(session: AttemptId) -> String {
-    format!("{session}{LIVE}")
+fn liveness_name(liveness: AttemptId) -> String {
+    format!("{liveness}{LIVE}")
 }
 
 #[cfg(test)]
@@ -369,75 +374,75 @@ mod tests {
     use crate::types::owner::OwnerId;
     use crate::types::owner::Process;
 
-    fn ticket(session: &Arc<Session>, owner: &str) -> Ticket {
+    fn ticket(liveness: &Arc<LivenessFile>, owner: &str) -> Ticket {
         let record = Record::new(OwnerId::new(owner).unwrap(), Process::current(), None, SystemTime::now());
-        Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+        Ticket::take(liveness.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
     }
 
-    fn line(scratch: &Scratch) -> (Line, Arc<Session>) {
-        let line = Line::at(&scratch.path().join("a.q"));
-        let session = Arc::new(Session::open(&line).unwrap());
-        (line, session)
+    fn queue(scratch: &Scratch) -> (TicketQueue, Arc<LivenessFile>) {
+        let queue = TicketQueue::at(&scratch.path().join("a.q"));
+        let liveness = Arc::new(LivenessFile::open(&queue).unwrap());
+        (queue, liveness)
     }
 
     #[test]
     fn each_stands_behind_the_one_who_came_before_and_nothing_is_left() {
         let scratch = Scratch::new();
-        let (line, session) = line(&scratch);
-        let other = Arc::new(Session::open(&line).unwrap());
-        let (a, b, c) = (ticket(&session, "a"), ticket(&other, "b"), ticket(&session, "c"));
-        assert_eq!(line.standing(Some(a.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
-        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(b.name(), 2));
-        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::Behind(c.name(), 3));
-        let owners: Vec<_> = line.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
+        let (queue, liveness) = queue(&scratch);
+        let other = Arc::new(LivenessFile::open(&queue).unwrap());
+        let (a, b, c) = (ticket(&liveness, "a"), ticket(&other, "b"), ticket(&liveness, "c"));
+        assert_eq!(queue.position(Some(a.name()), Mode::Exclusive, |_| false).unwrap(), Position::First);
+        assert_eq!(queue.position(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Position::Behind(b.name(), 2));
+        assert_eq!(queue.position(None, Mode::Exclusive, |_| false).unwrap(), Position::Behind(c.name(), 3));
+        let owners: Vec<_> = queue.waiters().unwrap().iter().map(|record| record.owner.to_string()).collect();
         assert_eq!(owners, ["a", "b", "c"]);
         drop((b, other));
-        assert_eq!(line.standing(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Behind(a.name(), 1));
-        drop((a, c, session));
-        assert!(!line.dir.exists());
+        assert_eq!(queue.position(Some(c.name()), Mode::Exclusive, |_| false).unwrap(), Position::Behind(a.name(), 1));
+        drop((a, c, liveness));
+        assert!(!queue.dir.exists());
     }
 
     #[test]
     fn the_dead_are_skipped_and_swept_away() {
         let scratch = Scratch::new();
-        let (line, session) = line(&scratch);
-        let (dead, mine) = (ticket(&session, "dead"), ticket(&Arc::new(Session::open(&line).unwrap()), "mine"));
+        let (queue, liveness) = queue(&scratch);
+        let (dead, mine) = (ticket(&liveness, "dead"), ticket(&Arc::new(LivenessFile::open(&queue).unwrap()), "mine"));
         // What the kernel does when the process is killed: the lock goes, the files stay.
-        session.file.unlock();
+        liveness.file.unlock();
         std::mem::forget(dead);
-        assert_eq!(line.waiters().unwrap().len(), 1);
-        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::First);
+        assert_eq!(queue.waiters().unwrap().len(), 1);
+        assert_eq!(queue.position(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Position::First);
         drop(mine);
-        assert!(!line.dir.exists());
+        assert!(!queue.dir.exists());
     }
 
     #[test]
     fn a_newcomer_alone_clears_away_what_the_dead_left() {
         let scratch = Scratch::new();
-        let (line, session) = line(&scratch);
-        session.file.unlock();
-        std::mem::forget(ticket(&session, "dead"));
-        assert_eq!(line.standing(None, Mode::Exclusive, |_| false).unwrap(), Standing::First);
-        assert!(!line.dir.exists());
+        let (queue, liveness) = queue(&scratch);
+        liveness.file.unlock();
+        std::mem::forget(ticket(&liveness, "dead"));
+        assert_eq!(queue.position(None, Mode::Exclusive, |_| false).unwrap(), Position::First);
+        assert!(!queue.dir.exists());
     }
 
     #[test]
     fn a_ticket_that_somebody_removed_is_noticed() {
         let scratch = Scratch::new();
-        let (line, session) = line(&scratch);
-        let mine = ticket(&session, "mine");
-        std::fs::remove_dir_all(&line.dir).unwrap();
-        assert_eq!(line.standing(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Standing::Gone);
-        assert!(!session.is_intact());
+        let (queue, liveness) = queue(&scratch);
+        let mine = ticket(&liveness, "mine");
+        std::fs::remove_dir_all(&queue.dir).unwrap();
+        assert_eq!(queue.position(Some(mine.name()), Mode::Exclusive, |_| false).unwrap(), Position::Gone);
+        assert!(!liveness.is_intact());
     }
 
     #[test]
     fn numbers_rise_even_when_the_clock_stands_still() {
         let scratch = Scratch::new();
-        let (_line, session) = line(&scratch);
+        let (_line, liveness) = queue(&scratch);
         let (clock, _hand) = Clock::manual();
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::now());
-        let take = || Ticket::take(session.clone(), AttemptId::random(), clock.now(), &record).unwrap();
+        let take = || Ticket::take(liveness.clone(), AttemptId::random(), clock.now(), &record).unwrap();
         let (a, b) = (take(), take());
         assert!(a.name().number < b.name().number);
     }
@@ -445,7 +450,7 @@ mod tests {
     #[test]
     fn only_names_as_we_write_them_are_tickets() {
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { of: 3 }] {
-            let name = TicketName { number: 7, attempt: AttemptId::random(), session: AttemptId::random(), mode };
+            let name = TicketName { number: 7, attempt: AttemptId::random(), liveness: AttemptId::random(), mode };
             assert_eq!(name.to_string().parse::<TicketName>().unwrap(), name);
             let text = name.to_string();
             for bad in ["", "7", "x-y-z", &text[1..], &format!("{text}-x"), &format!("{text}-03"), &format!("{text}-")]
@@ -458,24 +463,24 @@ mod tests {
     #[test]
     fn readers_pass_by_readers_and_nobody_else() {
         let scratch = Scratch::new();
-        let (line, session) = line(&scratch);
+        let (queue, liveness) = queue(&scratch);
         let take = |mode| {
             let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::now()).with_mode(mode);
-            Ticket::take(session.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
+            Ticket::take(liveness.clone(), AttemptId::random(), Clock::system().now(), &record).unwrap()
         };
         let (first, second) = (take(Mode::Shared), take(Mode::Shared));
         let (writer, late) = (take(Mode::Exclusive), take(Mode::Shared));
-        let standing = |ticket: &Ticket| line.standing(Some(ticket.name()), ticket.name().mode, |_| false).unwrap();
-        assert_eq!((standing(&first), standing(&second)), (Standing::First, Standing::First));
-        assert_eq!(standing(&writer), Standing::Behind(second.name(), 2));
-        assert_eq!(standing(&late), Standing::Behind(writer.name(), 3));
-        assert_eq!(line.standing(None, Mode::Shared, |_| false).unwrap(), Standing::Behind(writer.name(), 3));
+        let position = |ticket: &Ticket| queue.position(Some(ticket.name()), ticket.name().mode, |_| false).unwrap();
+        assert_eq!((position(&first), position(&second)), (Position::First, Position::First));
+        assert_eq!(position(&writer), Position::Behind(second.name(), 2));
+        assert_eq!(position(&late), Position::Behind(writer.name(), 3));
+        assert_eq!(queue.position(None, Mode::Shared, |_| false).unwrap(), Position::Behind(writer.name(), 3));
         let slots = Mode::Slot { of: 2 };
-        assert_eq!(line.disagreeing(slots, AttemptId::random()).unwrap(), Some(Mode::Shared));
-        assert_eq!(line.disagreeing(Mode::Shared, AttemptId::random()).unwrap(), None);
+        assert_eq!(queue.disagreeing(slots, AttemptId::random()).unwrap(), Some(Mode::Shared));
+        assert_eq!(queue.disagreeing(Mode::Shared, AttemptId::random()).unwrap(), None);
         drop((first, second, writer));
-        assert_eq!(standing(&late), Standing::First);
-        assert_eq!(line.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
+        assert_eq!(position(&late), Position::First);
+        assert_eq!(queue.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
     }
 
     #[test]

@@ -56,7 +56,7 @@ async fn a_try_that_meets_who_stays_is_busy_in_bounded_time() {
 
     let _stranger = looked_at(&scratch.file("a.lock"));
     busy(engine.claim(&try_claim(&key, "us")).await);
-    let most = AFTER_SHARERS.iter().sum::<Duration>() + Duration::from_millis(AFTER_SHARERS.len() as u64);
+    let most = SHARERS_RETRY_PAUSES.iter().sum::<Duration>() + Duration::from_millis(SHARERS_RETRY_PAUSES.len() as u64);
     assert!(asked.elapsed() <= most, "{:?}", asked.elapsed());
     busy(engine.claim(&claim(&key, "waiter")).await);
     assert!(asked.elapsed() <= most, "who waits has its place in the queue meanwhile");

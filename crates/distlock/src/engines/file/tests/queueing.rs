@@ -158,7 +158,7 @@ async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone(
     for claim in &claims {
         busy(engine.claim(claim).await);
     }
-    let waiters = claims.each_ref().map(|claim| engine.0.queue.waiter(claim.attempt).unwrap());
+    let waiters = claims.each_ref().map(|claim| engine.0.waiters.waiter(claim.attempt).unwrap());
     let hinted = async |number: usize| timeout(Duration::from_millis(30), waiters[number].hint()).await.is_ok();
     engine.release(&holder).await.unwrap();
     timeout(AT_LAST, waiters[0].hint()).await.expect("a hint to the first");
@@ -178,8 +178,8 @@ async fn without_hints_a_waiter_gets_it_by_polling() {
     let key = Key::new("a").unwrap();
     let (holder, first, second) = (claim(&key, "holder"), claim(&key, "first"), claim(&key, "second"));
     granted(engine.claim(&holder).await);
-    assert_eq!(busy(engine.claim(&first).await).poll_after, Some(UNTOLD_FIRST_POLL));
-    assert_eq!(busy(engine.claim(&second).await).poll_after, Some(UNTOLD_OTHERS_POLL));
+    assert_eq!(busy(engine.claim(&first).await).poll_after, Some(UNNOTIFIED_FIRST_POLL));
+    assert_eq!(busy(engine.claim(&second).await).poll_after, Some(UNNOTIFIED_OTHERS_POLL));
     let waiting = acquire_in_background(&engine, &first).await;
     engine.release(&holder).await.unwrap();
     waiting.await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::engines::file::error::fault;
+use crate::engines::file::error::file_error;
 use crate::engines::file::wire::lock_file::FileId;
 use crate::types::error::Result;
 
@@ -24,7 +24,7 @@ struct Flock {
 impl KernelLocks {
     pub(crate) fn read() -> Result<KernelLocks> {
         let path = Path::new("/proc/locks");
-        let text = std::fs::read_to_string(path).map_err(|error| fault("read", path, error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| file_error("read", path, error))?;
         Ok(KernelLocks::parse(&text))
     }
 

@@ -33,7 +33,7 @@ fn real(path: &Path) -> Option<PathBuf> {
 
 /// Where a path is, in words that mean the same to all processes.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct MountedPath {
     /// Major and minor number of the file system.
     device: Vec<u8>,
     /// The directory of the file system that is mounted.
@@ -42,7 +42,7 @@ struct Place {
     rest: PathBuf,
 }
 
-impl Place {
+impl MountedPath {
     fn identity(&self) -> (&[u8], PathBuf) {
         (&self.device, self.from.join(&self.rest))
     }
@@ -53,17 +53,17 @@ impl Place {
 }
 
 /// Finds the mount that `path` lies on: of all that could be, the last one covers the others.
-fn place_in(mountinfo: &[u8], path: &Path) -> Option<Place> {
+fn place_in(mountinfo: &[u8], path: &Path) -> Option<MountedPath> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(|line| place_on(line, path)).next_back()
 }
 
 /// Reads a line such as `36 35 98:0 /from /mount rw,noatime master:1 - ext3 /dev/root rw`; `None` when `path` is not below
 /// that mount.
-fn place_on(line: &[u8], path: &Path) -> Option<Place> {
+fn place_on(line: &[u8], path: &Path) -> Option<MountedPath> {
     let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let (device, from, point) = (fields.next()?, fields.next()?, fields.next()?);
     let rest = path.strip_prefix(unescaped(point)).ok()?.to_owned();
-    Some(Place { device: device.to_owned(), from: unescaped(from), rest })
+    Some(MountedPath { device: device.to_owned(), from: unescaped(from), rest })
 }
 
 /// Resolves the `\040` that the kernel writes for a space, and its like.
