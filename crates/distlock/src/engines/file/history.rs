@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use super::error::file_error;
 use super::protocol::lock_contents::read_at;
+use super::state::State;
 use super::wire::lock_file::{Links, LockFile};
+use crate::engines::shared::history::{group_by_lock, outcomes_of_entries};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
+use crate::types::key::Key;
 use crate::types::token::AttemptId;
 
 /// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
@@ -20,8 +23,29 @@ const MARK: &[u8] = br#"{"at_ms":"#;
 const WRITE_TRIES: usize = 20;
 const WRITE_PAUSE: Duration = Duration::from_millis(5);
 
+/// Adds entries to the histories of their locks, each of which then keeps its last `most`.
+pub(super) async fn write(state: &State, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+    let groups = group_by_lock(entries);
+    let mut outcomes = Vec::with_capacity(groups.len());
+    for group in &groups {
+        outcomes.push(write_to_lock(state, group.key, &group.entries, most).await);
+    }
+    outcomes_of_entries(&groups, outcomes)
+}
+
+async fn write_to_lock(state: &State, key: &Key, entries: &[&HistoryEntry], most: u32) -> Result<()> {
+    let paths = state.layout.find(key)?;
+    let lines = entries.iter().map(|entry| Ok(entry.to_line()? + "\n")).collect::<Result<String>>()?;
+    append(&paths.history, &lines, most).await
+}
+
+/// Returns the last entries of a lock's history, at most `most`.
+pub(super) fn read(state: &State, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+    read_file(&state.layout.find(key)?.history, most)
+}
+
 /// Adds lines, each with its line end, to the file at `path`, which then keeps its last `most`.
-pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
+async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
     let failed = |error| file_error("write history", path, error);
     for _ in 0..WRITE_TRIES {
         {
@@ -95,10 +119,9 @@ fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
     moved
 }
 
-/// The last entries in the file at `path`, at most `most`.
-pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
+fn read_file(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
     let failed = |error| file_error("read history", path, error);
-    let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
+    let Some(file) = LockFile::open_to_read(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
     refuse_foreign(path, &file)?;
     let text = tail(file.contents(), most).map_err(failed)?;
     Ok(last_lines(&text, most).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())

@@ -316,7 +316,7 @@ fn floor_of_other_counter(paths: &LockPaths, file: &LockFile, in_side_file: bool
         LockContents::of(file.contents()).counter().map_err(|error| file_error("read", &paths.lock, error))?
     } else {
         let Some(path) = &paths.side else { return Ok(0) };
-        let side = LockFile::look(path, Links::Refuse);
+        let side = LockFile::open_to_read(path, Links::Refuse);
         let counter = side.and_then(|side| side.map_or(Ok(0), |side| LockContents::of(side.contents()).counter()));
         counter.map_err(|error| file_error("read", path, error))?
     };

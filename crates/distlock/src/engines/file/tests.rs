@@ -10,8 +10,13 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::*;
+use crate::contract::{Busy, Grant};
+use crate::types::clock::Clock;
 use crate::types::error::ErrorKind;
+use crate::types::event::LossReason;
 use crate::types::owner::{OwnerId, Process, Record};
+use crate::types::token::AttemptId;
+use hold::{FileHold, TakeOutcome};
 use second::{Second, Shell};
 
 mod looking;
@@ -267,8 +272,8 @@ async fn tokens_rise_when_the_counter_moves_into_the_file_or_out_of_it() {
     // One who may only read the file has its counter beside it.
     ledger_at("both");
     let key = scratch.key("both");
-    let place = engine.0.places.find(&key).unwrap();
-    let file = place.look().unwrap().unwrap();
+    let place = engine.0.layout.find(&key).unwrap();
+    let file = place.open_to_read().unwrap().unwrap();
     let taken = FileHold::take(&claim(&key, "us"), &place, file, &Clock::system()).unwrap();
     let TakeOutcome::Taken(hold) = taken else { panic!("{taken:?}") };
     assert!(hold.grant().token.get() > AHEAD);

@@ -11,7 +11,7 @@ use rustix::fs::inotify::WatchFlags;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::inspect;
+use super::protocol::lock_contents::LockContents;
 use super::protocol::lock_paths::LockPaths;
 use super::protocol::ticket_queue::{LivenessFile, Ticket, TicketName, TicketQueue};
 use super::wire::inotify::{Inotify, Subscription};
@@ -64,7 +64,7 @@ impl Waiters {
         sleep.await;
     }
 
-    pub(super) fn waiter(&self, attempt: AttemptId) -> Option<Arc<Waiter>> {
+    pub(super) fn get(&self, attempt: AttemptId) -> Option<Arc<Waiter>> {
         locked(&self.waiters).get(&attempt).cloned()
     }
 
@@ -121,7 +121,7 @@ impl Waiters {
         let Some(inotify) = self.inotify(0) else { return };
         // Our own clients hold the lock open for writing. Anybody else's last close may be one for reading, but so is
         // each look at the file: those hints we take only when they are needed.
-        let ours = inspect::is_held_by_us(file);
+        let ours = LockContents::of(file.contents()).has_live_holder();
         let closed = if ours { WatchFlags::CLOSE_WRITE } else { WatchFlags::CLOSE };
         let events = closed | WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
         waiter.listen_to(&inotify, Target::Lock(file.id(), ours), &[(&paths.lock, events)]);

@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::engines::file::wire::process;
 use crate::types::owner::Record;
 use crate::types::token::{AttemptId, FencingToken};
 
@@ -132,6 +133,11 @@ impl<'a> LockContents<'a> {
             return Ok(None);
         }
         HolderEntry::read_at(self.0, ENTRY)
+    }
+
+    /// Whether the process of the holder that is written here lives: the holder has this very file open for writing.
+    pub(crate) fn has_live_holder(self) -> bool {
+        self.holder().is_ok_and(|entry| entry.is_some_and(|entry| process::is_alive(&entry.record.process)))
     }
 
     fn blocks(self) -> io::Result<[Option<u64>; 2]> {

@@ -126,7 +126,7 @@ impl LockDirectory {
     /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
     pub(crate) fn open(&self, path: &Path) -> Result<LockFile> {
         let failed = |error| file_error("create lock file", path, error);
-        let file = match LockFile::find(path, Links::Refuse).map_err(failed)? {
+        let file = match LockFile::open_existing(path, Links::Refuse).map_err(failed)? {
             Some(file) => file,
             None => self.create(path)?,
         };

@@ -47,8 +47,8 @@ impl LockPaths {
     }
 
     /// Opens the lock's file for reading if it is there.
-    pub(crate) fn look(&self) -> Result<Option<LockFile>> {
-        LockFile::look(&self.lock, self.links).map_err(|error| file_error("read lock file", &self.lock, error))
+    pub(crate) fn open_to_read(&self) -> Result<Option<LockFile>> {
+        LockFile::open_to_read(&self.lock, self.links).map_err(|error| file_error("read lock file", &self.lock, error))
     }
 
     /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.

@@ -94,7 +94,7 @@ impl SharedHolders {
     pub(crate) fn list(&self) -> io::Result<Vec<SharedHolder>> {
         let mut list = Vec::new();
         for path in self.paths() {
-            let Some(file) = LockFile::look(&path, Links::Refuse)? else { continue };
+            let Some(file) = LockFile::open_to_read(&path, Links::Refuse)? else { continue };
             if let Some(entry) = HolderEntry::read_at(file.contents(), 0)? {
                 list.push(SharedHolder { entry, is_live: !file.probe()? });
             }
@@ -308,5 +308,5 @@ fn token_name(number: u64) -> String {
 }
 
 fn is_locked(path: &Path) -> io::Result<bool> {
-    LockFile::look(path, Links::Refuse)?.map_or(Ok(false), |file| Ok(!file.probe()?))
+    LockFile::open_to_read(path, Links::Refuse)?.map_or(Ok(false), |file| Ok(!file.probe()?))
 }

@@ -107,7 +107,7 @@ impl TicketQueue {
     /// What a waiter says of itself. Whatever somebody may have put there: no link is followed, no pipe waited for, and no
     /// more is read than a record can be.
     fn record(&self, ticket: TicketName) -> Option<Record> {
-        let file = LockFile::look(&self.ticket_path(ticket), Links::Refuse).ok()??;
+        let file = LockFile::open_to_read(&self.ticket_path(ticket), Links::Refuse).ok()??;
         let json = lock_contents::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
         serde_json::from_slice(&json).ok()
     }
@@ -158,7 +158,7 @@ impl TicketQueue {
 
     /// A session lives while its file is locked. One that we cannot look at counts as alive: nobody is passed over.
     fn is_live(&self, liveness: AttemptId) -> bool {
-        match LockFile::look(&self.liveness_path(liveness), Links::Refuse) {
+        match LockFile::open_to_read(&self.liveness_path(liveness), Links::Refuse) {
             Ok(Some(file)) => !file.probe().unwrap_or(false),
             Ok(None) => false,
             Err(_) => true,

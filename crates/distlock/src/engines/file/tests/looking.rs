@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 
 use super::*;
+use crate::engines::file::claim::SHARERS_RETRY_PAUSES;
 use crate::types::mode::Mode;
 
 fn try_in_mode(mode: Mode, key: &Key) -> Claim {

@@ -3,6 +3,7 @@
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::engines::file::claim::{UNNOTIFIED_FIRST_POLL, UNNOTIFIED_OTHERS_POLL};
 
 fn waiters(info: Option<LockInfo>) -> Vec<String> {
     info.map_or(Vec::new(), |info| info.waiters.iter().map(|record| record.owner.to_string()).collect())
@@ -158,7 +159,7 @@ async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone(
     for claim in &claims {
         busy(engine.claim(claim).await);
     }
-    let waiters = claims.each_ref().map(|claim| engine.0.waiters.waiter(claim.attempt).unwrap());
+    let waiters = claims.each_ref().map(|claim| engine.0.waiters.get(claim.attempt).unwrap());
     let hinted = async |number: usize| timeout(Duration::from_millis(30), waiters[number].hint()).await.is_ok();
     engine.release(&holder).await.unwrap();
     timeout(AT_LAST, waiters[0].hint()).await.expect("a hint to the first");

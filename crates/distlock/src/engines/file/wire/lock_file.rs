@@ -66,11 +66,11 @@ impl LockFile {
     /// Opens the file, and makes it if it is not there. A file or directory that we may only read is opened for that.
     pub(crate) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
         // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
-        Self::find(path, links)?.map_or_else(|| Self::create(path, links), Ok)
+        Self::open_existing(path, links)?.map_or_else(|| Self::create(path, links), Ok)
     }
 
     /// The same if it is there.
-    pub(crate) fn find(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    pub(crate) fn open_existing(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDWR) {
             Err(Errno::NOENT) => Ok(None),
             opened => Self::or_readable(path, links, opened).map(Some),
@@ -99,7 +99,7 @@ impl LockFile {
     }
 
     /// Opens the file for reading if it is there.
-    pub(crate) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    pub(crate) fn open_to_read(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDONLY) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -143,7 +143,7 @@ impl LockFile {
 
     /// Takes the lock if it is free.
     pub(crate) fn try_lock(&self) -> io::Result<bool> {
-        answer(self.file.try_lock())
+        is_locked(self.file.try_lock())
     }
 
     /// Takes the lock if it is free, and returns what is in the way otherwise. `None`: it is taken.
@@ -164,7 +164,7 @@ impl LockFile {
 
     /// Takes the lock together with all who share it, unless somebody has it alone.
     pub(crate) fn try_share(&self) -> io::Result<bool> {
-        answer(self.file.try_lock_shared())
+        is_locked(self.file.try_lock_shared())
     }
 
     /// Whether nobody has the lock alone. For the blink of an eye it is ours, shared: others may find it busy.
@@ -221,7 +221,7 @@ impl Drop for LockFile {
     }
 }
 
-fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
+fn is_locked(tried: Result<(), TryLockError>) -> io::Result<bool> {
     match tried {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

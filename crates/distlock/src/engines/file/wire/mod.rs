@@ -4,3 +4,4 @@ pub(super) mod inotify;
 pub(super) mod kernel_locks;
 pub(super) mod lock_file;
 pub(super) mod mount;
+pub(super) mod process;
