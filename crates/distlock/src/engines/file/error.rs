@@ -1,4 +1,4 @@
-//! What a failed file operation means to the one who asked for a lock.
+//! What a failed file operation means to a claim: the kind of its error.
 
 use std::io;
 use std::path::Path;
@@ -7,10 +7,10 @@ use rustix::io::Errno;
 
 use crate::types::error::{Error, ErrorKind};
 
-/// `error` came when the engine tried to `doing` the file at `path`.
+/// Returns the error of an engine that failed to `doing` the file at `path`.
 ///
-/// What may pass by itself is `Unavailable`; what this file system cannot do is `Unsupported`; the rest, a missing right
-/// or a path that cannot be, is `Backend`. The source is always the `io::Error`.
+/// A condition that may pass by itself is `Unavailable`; what this file system cannot do is `Unsupported`; the rest,
+/// such as a missing right or an impossible path, is `Backend`. The source is always the `io::Error`.
 pub(super) fn file_error(doing: &str, path: &Path, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let kind = match Errno::from_io_error(&error) {
@@ -23,7 +23,8 @@ pub(super) fn file_error(doing: &str, path: &Path, error: impl Into<io::Error>) 
     Error::new(kind, format!("cannot {doing} {}: {error}", path.display())).with_source(error)
 }
 
-/// Whether `error` is about the one file, which is not as it should be or not ours to read: another file may do.
+/// Whether `error` is about the one file, which is odd or not readable for this user, so that other files may still
+/// work.
 pub(super) fn is_about_the_file(error: &Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, PermissionDenied};
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());

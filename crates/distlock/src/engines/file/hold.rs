@@ -1,4 +1,4 @@
-//! A lock that is ours.
+//! A lock that this client holds.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,50 +17,51 @@ use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::mode::Mode;
 use crate::types::token::{AttemptId, FencingToken};
 
-/// A lock that is ours. Dropping it frees the lock.
+/// A lock that this client holds. Dropping it frees the lock.
 #[derive(Debug)]
 pub(super) struct FileHold {
     attempt: AttemptId,
     token: FencingToken,
     paths: LockPaths,
-    // Freed before the lock itself: the next one needs all, and waits for the lock.
+    // Dropped before the lock's file: the next holder needs all three, and waits for that file.
     part: Part,
     anchor: Option<LockFile>,
     file: LockFile,
 }
 
-/// How much of the lock is ours.
+/// The part of the lock that is held.
 #[derive(Debug)]
 enum Part {
-    /// All of it. The file beside the lock's file, where that is used.
+    /// The whole lock, with the side file where one is used.
     Whole(Option<LockFile>),
-    /// What every reader has.
+    /// A reader's part.
     Reader(TokenFile),
-    /// A slot of a semaphore. The number only has to last as long as the slot.
+    /// A slot of a semaphore. Its token file only has to last as long as the slot.
     Slot(SlotFile, #[expect(dead_code, reason = "dropped with the slot")] TokenFile),
 }
 
-/// What became of a try.
+/// The outcome of a try.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it lives for a moment, and a hold is moved once")]
 pub(super) enum TakeOutcome {
     Taken(FileHold),
-    /// It is not free: what is in the way, and the file, to try again without closing it. A close would wake the process
-    /// that watches it, ourselves too.
+    /// The lock is not free. The file is returned, to try again without closing it: a close would notify every
+    /// process that watches it, this one included.
     Busy(LockFile, Obstacle),
-    /// The file is not the lock's any more.
+    /// The file was removed or replaced.
     Moved,
 }
 
 impl FileHold {
     /// Takes the lock if it is free for the claim.
     ///
-    /// Killed anywhere in here, the kernel frees what was locked; a raised counter only leaves a gap in the tokens.
+    /// If the process is killed anywhere in here, the kernel frees what was locked; a raised counter only leaves a
+    /// gap in the tokens.
     pub(super) fn take(claim: &Claim, paths: &LockPaths, file: LockFile, clock: &Clock) -> Result<TakeOutcome> {
         let is_alone = admission::is_alone(claim.mode());
         let lock = |file: &LockFile| if is_alone { file.try_lock() } else { file.try_share() };
         let tried = match is_alone && !claim.queue {
-            // Who waits comes again in any case.
+            // A claim that waits tries again in any case.
             false => lock(&file).map(|locked| (!locked).then_some(Obstacle::Holder)),
             true => file.try_alone(),
         };
@@ -70,7 +71,7 @@ impl FileHold {
             return Ok(TakeOutcome::Moved);
         }
         if let Some(obstacle) = obstacle {
-            // Those who are inside share the file for as long as they hold the lock; a look at it is over in a moment.
+            // Shared holders share the file for as long as they hold the lock; an inspection shares it for a moment.
             let is_occupied = || {
                 SharedHolders::read(&paths.shared_holders).is_ok_and(|holders| holders.is_occupied().unwrap_or(true))
             };
@@ -81,7 +82,7 @@ impl FileHold {
         let anchor = paths.open_anchor();
         if let Some(anchor) = &anchor {
             if !lock(anchor).map_err(|error| file_error("lock the anchor of", &paths.lock, error))? {
-                // Somebody removed the lock's file under its holder, who goes on in the old one.
+                // The lock's file was removed while held; the holder goes on with the old file.
                 file.unlock();
                 return Ok(TakeOutcome::Busy(file, Obstacle::Holder));
             }
@@ -109,8 +110,8 @@ impl FileHold {
         Grant { slot, ..Grant::new(self.token, None) }
     }
 
-    /// Whether the lock still keeps others out: one of the files that we have locked must still be in its place. Only
-    /// its own file keeps the others out of a slot.
+    /// Whether the hold still excludes others: one of its locked files must still be in its place. A slot is
+    /// protected by its own file alone.
     pub(super) fn is_intact(&self) -> Result<bool> {
         let broken = |error| file_error("look at", &self.paths.shared_holders, error);
         let by_name = match &self.part {
@@ -122,7 +123,7 @@ impl FileHold {
         Ok(by_name || self.paths.has(&self.file)? || self.anchor.as_ref().is_some_and(is_anchored))
     }
 
-    /// What keeps our part of the lock as long as a copy is open.
+    /// Returns a copy of the descriptor that keeps the held part as long as a copy is open.
     pub(super) fn descriptor(&self) -> Result<OwnedFd> {
         let file = match &self.part {
             Part::Slot(slot, _) => slot.file(),
@@ -140,19 +141,19 @@ impl FileHold {
         if !self.is_intact().unwrap_or(true) {
             return Release::NotOurs;
         }
-        // A child that has the descriptor goes on as the holder, under our name.
+        // A child that has the descriptor goes on as the holder, under this client's name.
         if let Part::Whole(side) = &self.part
             && !self.file.is_inherited()
         {
             let written = side.as_ref().unwrap_or(&self.file).contents();
-            // Should that fail, the kernel still knows that nobody holds the lock.
+            // If this fails, the kernel still knows that the lock is free.
             let _ = LockContents::of(written).erase_holder(self.attempt);
         }
         Release::Released
     }
 }
 
-/// One who has the lock's file and the anchor locked, and wants its part of the lock.
+/// A claim that has locked the lock's file and the anchor, and takes its part of the lock.
 struct Entering<'a> {
     claim: &'a Claim,
     paths: &'a LockPaths,
@@ -161,10 +162,10 @@ struct Entering<'a> {
 }
 
 impl Entering<'_> {
-    /// Takes the lock alone, unless another holder is inside though the lock's file is ours.
+    /// Takes the whole lock, unless there is a shared holder although the lock's file was free.
     fn take_whole(&self) -> Result<Result<(Part, FencingToken), Obstacle>> {
         let holders = self.shared_holders()?;
-        // As with the anchor: its file was removed, or a child goes on in a slot.
+        // As with the anchor: the lock's file was removed under a shared holder, or a child goes on in a slot.
         if holders.is_occupied().map_err(|error| self.broken(error))? {
             return Ok(Err(Obstacle::Holder));
         }
@@ -205,7 +206,7 @@ impl Entering<'_> {
         let token_file =
             TokenFile::take(&self.paths.shared_holders, floor, slot.is_none()).map_err(|error| self.broken(error))?;
         let token = token_file.token();
-        // Who entered at the same moment and does not agree sees us by now, or we see it.
+        // Of two claims that enter at the same moment and disagree, at least one sees the other's files by now.
         self.refuse_disagreement()?;
         let entry = self.entry(token);
         let part = match slot {
@@ -241,7 +242,8 @@ impl Entering<'_> {
         self.clock.wall().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
     }
 
-    /// The clock as floor lets tokens rise also when the file was removed, and the counter with it.
+    /// Returns the wall clock as the least token, so that tokens rise even when the file was removed with its
+    /// counter.
     fn clock_floor(&self) -> u64 {
         u64::try_from(self.now().as_micros()).unwrap_or(0)
     }
@@ -252,7 +254,7 @@ impl Entering<'_> {
     }
 }
 
-/// The lock is ours all the same when that failed; others will not see whose it is.
+/// Logs that the holder's name could not be written. The lock is held all the same; others do not see by whom.
 fn log_unwritten(written: io::Result<()>) {
     if let Err(error) = written {
         tracing::debug!(target: "distlock", %error, "the holder of a lock could not be written down");
@@ -265,10 +267,10 @@ enum SideFile {
     Busy,
 }
 
-/// The file beside a lock's file whose contents are not ours.
+/// Locks the side file of a lock's file that has foreign contents or may not be written to.
 ///
-/// It is locked as well: when the lock's file is removed while held, this one still keeps the next holder out, and the
-/// counter is never written by two.
+/// When the lock's file is removed while held, the locked side file still excludes the next holder, and the counter
+/// never has two writers.
 fn side(paths: &LockPaths, file: &LockFile) -> Result<SideFile> {
     let content =
         LockContents::of(file.contents()).content().map_err(|error| file_error("read", &paths.lock, error))?;
@@ -288,7 +290,9 @@ fn side(paths: &LockPaths, file: &LockFile) -> Result<SideFile> {
             continue;
         }
         return match LockContents::of(side.contents()).content() {
-            Ok(ContentKind::Foreign) => Err(Error::new(ErrorKind::Foreign, format!("{} is not ours", path.display()))),
+            Ok(ContentKind::Foreign) => {
+                Err(Error::new(ErrorKind::Foreign, format!("{} is not a file of distlock", path.display())))
+            }
             Ok(_) if !side.is_writable() => Err(file_error("write to", path, rustix::io::Errno::ACCESS)),
             Ok(_) => Ok(SideFile::Locked(side)),
             Err(error) => Err(file_error("read", path, error)),
@@ -297,11 +301,11 @@ fn side(paths: &LockPaths, file: &LockFile) -> Result<SideFile> {
     Err(Error::unavailable(format!("{} keeps changing", path.display())))
 }
 
-/// Where only our files belong, one with other contents is not ours to use.
+/// Refuses a file with foreign contents where only distlock's files belong.
 fn refuse_foreign(paths: &LockPaths, file: &LockFile) -> Result<()> {
     match LockContents::of(file.contents()).content() {
         Ok(ContentKind::Foreign) => {
-            let message = format!("{} has contents that are not ours", paths.lock.display());
+            let message = format!("{} has contents that are not distlock's", paths.lock.display());
             Err(Error::new(ErrorKind::Foreign, message))
         }
         Ok(_) => Ok(()),
@@ -309,8 +313,8 @@ fn refuse_foreign(paths: &LockPaths, file: &LockFile) -> Result<()> {
     }
 }
 
-/// The least token that the other counter allows: whether the file or the one beside it has the counter depends on the
-/// file's contents and on who asks, and both change.
+/// Returns the least token that the other counter allows. Whether the lock's file or the side file has the counter
+/// depends on the file's contents and on the user's rights, and both change.
 fn floor_of_other_counter(paths: &LockPaths, file: &LockFile, in_side_file: bool) -> Result<u64> {
     let last = if in_side_file {
         LockContents::of(file.contents()).counter().map_err(|error| file_error("read", &paths.lock, error))?

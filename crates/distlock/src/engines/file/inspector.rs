@@ -1,4 +1,4 @@
-//! Who holds what, read without taking anything.
+//! Reads who holds a lock and who waits for it, without taking anything.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
 use crate::types::token::FencingToken;
 
-/// Looks at the locks of an engine.
+/// Reads the locks of an engine.
 pub(super) struct Inspector<'a>(&'a State);
 
 /// A lock whose queue was read.
@@ -42,8 +42,8 @@ impl<'a> Inspector<'a> {
         self.info(queued, &KernelLocks::read()?)
     }
 
-    /// The locks in the directory; one that is a path of its own is not listed, nor one that cannot be read: where several
-    /// may write, an odd file of one must not hide the locks of all.
+    /// Returns the locks in the directory. A lock at a path of its own is not listed. Nor is one that cannot be read:
+    /// in a directory of several users, an odd file of one must not hide the locks of all.
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let mut keys = Vec::new();
         collect(self.0.layout.dir(), Path::new(""), &mut keys)?;
@@ -53,7 +53,7 @@ impl<'a> Inspector<'a> {
         for key in keys {
             queues.extend(unless_odd(self.queued(key))?);
         }
-        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
+        // Read after the queues: a waiter that left a queue by then has the lock, and is seen here.
         let locks = KernelLocks::read()?;
         let mut infos = Vec::new();
         for queued in queues {
@@ -67,14 +67,14 @@ impl<'a> Inspector<'a> {
         file.map_or(Ok(Vec::new()), |file| Ok(KernelLocks::read()?.pids(file.id())))
     }
 
-    /// Why the lock cannot be taken from its holder.
+    /// Returns the error that says why the lock cannot be taken from its holder.
     pub(super) fn refuse_to_break(&self, key: &Key, token: FencingToken) -> Result<()> {
         let mut holders = self.get(key)?.map(|info| info.holders).unwrap_or_default();
         if let Some(meant) = holders.iter().position(|holder| holder.token == Some(token)) {
             holders.swap(0, meant);
         }
         let first = holders.into_iter().next();
-        let Some(holder) = first else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
+        let Some(holder) = first else { return Err(Error::new(ErrorKind::NotHeld, "it is not held")) };
         let (kind, message) = match (holder.token, &holder.record) {
             (Some(held), _) if held != token => {
                 (ErrorKind::NotHeld, format!("it is held with token {held}, not {token}"))
@@ -92,8 +92,8 @@ impl<'a> Inspector<'a> {
         Err(if kind == ErrorKind::NotHeld { error } else { error.with_help("the lock is free when that process ends") })
     }
 
-    /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives. Of several, the
-    /// one that came first.
+    /// Returns the holder of a lock that was just found busy; of several, the first. To be cheap, it believes an
+    /// entry whose process lives.
     pub(super) fn probable_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
         if let Some(occupant) = self.first_inside(paths) {
             return Some(occupant);
@@ -103,10 +103,10 @@ impl<'a> Inspector<'a> {
             return Some(self.holder(entry));
         }
         let pids = KernelLocks::read().unwrap_or_default().pids(file.id());
-        self.who(entry.as_ref(), &pids)
+        self.holder_among(entry.as_ref(), &pids)
     }
 
-    /// The same without the kernel's list.
+    /// Returns the same without reading the kernel's list.
     pub(super) fn recorded_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
         if let Some(occupant) = self.first_inside(paths) {
             return Some(occupant);
@@ -120,7 +120,7 @@ impl<'a> Inspector<'a> {
         occupants.iter().find(|occupant| occupant.is_live).map(|occupant| self.holder(&occupant.entry))
     }
 
-    /// How a holder uses the lock that does not agree with `mode`. `file` is the lock's, if it is open already.
+    /// Returns the mode of a holder that disagrees with `mode`. `file` is the lock's, if it is open already.
     pub(super) fn disagreeing_holder(
         &self,
         paths: &LockPaths,
@@ -135,7 +135,7 @@ impl<'a> Inspector<'a> {
         }
         let opened = if file.is_some() { None } else { paths.open_to_read()? };
         let Some(file) = file.or(opened.as_ref()) else { return Ok(None) };
-        // What one who crashed wrote about itself counts for nothing, whoever has its process id now.
+        // The entry of a crashed holder does not count, even if another process has its process id now.
         if file.probe().map_err(broken)? {
             return Ok(None);
         }
@@ -149,7 +149,7 @@ impl<'a> Inspector<'a> {
         Ok(Queued { key, paths, waiters })
     }
 
-    /// The lock, if somebody holds it or waits for it. `locks` were read after its queue.
+    /// Returns the lock, if it has a holder or a waiter. `locks` were read after its queue.
     fn info(&self, queued: Queued, locks: &KernelLocks) -> Result<Option<LockInfo>> {
         let Queued { key, paths, mut waiters } = queued;
         let mut holders = self.sharing_now(&paths, locks)?;
@@ -161,7 +161,7 @@ impl<'a> Inspector<'a> {
         Ok(is_in_use.then(|| LockInfo::new(key, holders, waiters)))
     }
 
-    /// Those who hold the lock beside each other, ours and strangers. Empty when nobody of ours does.
+    /// Returns the shared holders, foreign ones included. Empty when none of them is a client of distlock.
     fn sharing_now(&self, paths: &LockPaths, locks: &KernelLocks) -> Result<Vec<Holder>> {
         let broken = |error| file_error("read lock file", &paths.shared_holders, error);
         let mut occupants =
@@ -170,7 +170,7 @@ impl<'a> Inspector<'a> {
             return Ok(Vec::new());
         }
         let pids = paths.open_to_read()?.map_or(Vec::new(), |file| locks.pids(file.id()));
-        // A child may go on as a reader after the process that took the lock has died.
+        // A child may go on as a reader after the process that took the lock has ended.
         occupants.retain(|occupant| occupant.is_live || pids.contains(&occupant.entry.record.process.pid));
         let is_stranger = |pid: &&u32| !occupants.iter().any(|occupant| can_be(&occupant.entry, &[**pid]));
         let strangers = if occupants.is_empty() { 0 } else { pids.iter().filter(is_stranger).count() };
@@ -183,21 +183,21 @@ impl<'a> Inspector<'a> {
         let broken = |error| file_error("read lock file", &paths.lock, error);
         let entry = entry(paths, &file).map_err(broken)?;
         let pids = locks.pids(file.id());
-        // The kernel does not show the processes of other containers. To try the lock could make somebody else find it
-        // busy for a moment, so that is done only where an entry says that there is a holder.
+        // The kernel does not show the processes of other containers. A probe could make another claim find the lock
+        // busy for a moment, so the lock is probed only where an entry names a holder.
         if pids.is_empty() && (entry.is_none() || file.probe().map_err(broken)?) {
             return Ok(None);
         }
         if entry.as_ref().is_some_and(|entry| !can_be(entry, &pids)) {
-            // A stale entry of one who crashed, or the lock changed hands between the two looks.
+            // The entry is a crashed holder's, or the lock changed hands between the two reads.
             let pids = KernelLocks::read()?.pids(file.id());
-            return Ok(self.who(entry.as_ref(), &pids));
+            return Ok(self.holder_among(entry.as_ref(), &pids));
         }
-        Ok(self.who(entry.as_ref(), &pids))
+        Ok(self.holder_among(entry.as_ref(), &pids))
     }
 
-    /// The entry's author, if the lock can be its; otherwise somebody of whom we know nothing.
-    fn who(&self, entry: Option<&HolderEntry>, pids: &[u32]) -> Option<Holder> {
+    /// Returns the entry's author, if it can be the holder; otherwise a foreign holder, if there is a process.
+    fn holder_among(&self, entry: Option<&HolderEntry>, pids: &[u32]) -> Option<Holder> {
         let author = entry.filter(|entry| can_be(entry, pids)).map(|entry| self.holder(entry));
         author.or_else(|| (!pids.is_empty()).then(|| Holder::new(None, None)))
     }
@@ -210,7 +210,7 @@ impl<'a> Inspector<'a> {
     }
 }
 
-/// Whether the entry's author can be the one who has the lock, when the kernel names these processes.
+/// Whether the entry's author can be the holder, when the kernel names these processes.
 fn can_be(entry: &HolderEntry, pids: &[u32]) -> bool {
     let process = &entry.record.process;
     pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
@@ -225,7 +225,7 @@ fn entry(paths: &LockPaths, file: &LockFile) -> io::Result<Option<HolderEntry>> 
     side.map_or(Ok(None), |side| LockContents::of(side.contents()).holder())
 }
 
-/// Leaves out what fails by itself.
+/// Returns `None` for a lock whose own files are at fault.
 fn unless_odd<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Err(error) if is_about_the_file(&error) => {
@@ -236,7 +236,7 @@ fn unless_odd<T>(outcome: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The keys of all lock files below `dir`, where `inside` is the way from the lock directory.
+/// Collects the keys of all lock files in the directory `inside` of the lock directory `dir`, and below.
 fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
     let broken = |error| file_error("read lock directory", dir, error);
     let entries = match std::fs::read_dir(dir.join(inside)) {

@@ -21,14 +21,15 @@ use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::token::AttemptId;
 
-/// From this place on a process that has no inotify instance yet polls: a user has only 128 of them, for everything.
+/// From this position in the queue on, a process that has no inotify instance yet polls: a user has only 128
+/// instances, for all programs.
 const LAST_NOTIFIED: usize = 64;
 
-/// A waiter that did not claim again for so long is suspended or hangs, and is passed over until it does. It would have
-/// polled ten times.
+/// A waiter that did not claim again for so long is suspended or hangs, and is passed over until it does. By then it
+/// would have polled ten times.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-/// How often who is not told of changes reads the whole queue.
+/// How often a waiter that is not notified of changes reads the whole queue.
 const REREAD_AFTER: Duration = Duration::from_secs(2);
 
 /// The waiters of this process.
@@ -55,7 +56,7 @@ impl Waiters {
         let _ = self.keeper.set(keeper.clone());
     }
 
-    /// Waits for so long, by the keeper's timer: the caller's runtime may have none.
+    /// Sleeps for `length` on the keeper's timer: the caller's runtime may have none.
     pub(super) async fn pause(&self, length: Duration) {
         let sleep = {
             let _inside = self.keeper.get().map(Handle::enter);
@@ -65,10 +66,10 @@ impl Waiters {
     }
 
     pub(super) fn get(&self, attempt: AttemptId) -> Option<Arc<Waiter>> {
-        locked(&self.waiters).get(&attempt).cloned()
+        self.waiters.lock().get(&attempt).cloned()
     }
 
-    /// Takes a place behind all others. False: we may not write there.
+    /// Takes a place behind all other waiters. Returns false when this process may not write to the queue.
     pub(super) fn enter(&self, claim: &Claim, queue: &TicketQueue, file: Option<LockFile>) -> Result<bool> {
         let liveness = match self.liveness(queue) {
             Ok(liveness) => liveness,
@@ -88,30 +89,31 @@ impl Waiters {
             last_read: Mutex::default(),
             seen: Mutex::default(),
         };
-        locked(&self.waiters).insert(claim.attempt, Arc::new(waiter));
+        self.waiters.lock().insert(claim.attempt, Arc::new(waiter));
         Ok(true)
     }
 
-    /// Gives up the place, if there is one.
+    /// Gives up the place of `attempt`, if it has one.
     pub(super) fn leave(&self, attempt: AttemptId) {
-        let waiter = locked(&self.waiters).remove(&attempt);
-        // A wait that is still there must not keep the place.
+        let waiter = self.waiters.lock().remove(&attempt);
+        // A pending wait still has the waiter, and must not keep the place.
         if let Some(waiter) = waiter {
             waiter.ticket.give_up();
         }
     }
 
     pub(super) fn close(&self) {
-        let all: Vec<AttemptId> = locked(&self.waiters).keys().copied().collect();
+        let all: Vec<AttemptId> = self.waiters.lock().keys().copied().collect();
         all.into_iter().for_each(|attempt| self.leave(attempt));
-        *locked(&self.inotify) = None;
+        *self.inotify.lock() = None;
     }
 
-    /// Listens for the one before to go, by itself or with its process. True: only since now.
+    /// Listens for the waiter `before` to leave, by itself or with its process. Returns true when it listens only
+    /// since this call.
     pub(super) fn follow(&self, waiter: &Waiter, queue: &TicketQueue, before: TicketName, ahead: usize) -> bool {
         let Some(inotify) = self.inotify(ahead) else { return false };
         let (ticket, liveness) = (queue.ticket_path(before), queue.liveness_path(before.liveness));
-        // Who looks at a session opens it only for reading; for writing it is open in its own process alone.
+        // Other processes open a liveness file only for reading; only its own process has it open for writing.
         let paths = [(ticket.as_path(), WatchFlags::DELETE_SELF), (liveness.as_path(), WatchFlags::CLOSE_WRITE)];
         waiter.listen_to(&inotify, Target::Before(before), &paths)
     }
@@ -119,8 +121,9 @@ impl Waiters {
     /// Listens for the lock's file to be closed, removed or replaced.
     pub(super) fn listen(&self, waiter: &Waiter, paths: &LockPaths, file: &LockFile) {
         let Some(inotify) = self.inotify(0) else { return };
-        // Our own clients hold the lock open for writing. Anybody else's last close may be one for reading, but so is
-        // each look at the file: those hints we take only when they are needed.
+        // Clients of distlock hold the lock's file open for writing. The last close of another holder may be one for
+        // reading, but so is the close of each inspection: those notifications are subscribed to only when they are
+        // needed.
         let ours = LockContents::of(file.contents()).has_live_holder();
         let closed = if ours { WatchFlags::CLOSE_WRITE } else { WatchFlags::CLOSE };
         let events = closed | WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
@@ -128,7 +131,7 @@ impl Waiters {
     }
 
     fn inotify(&self, ahead: usize) -> Option<Arc<Inotify>> {
-        let mut inotify = locked(&self.inotify);
+        let mut inotify = self.inotify.lock();
         if inotify.as_ref().is_some_and(|inotify| !inotify.is_alive()) {
             *inotify = None;
         }
@@ -145,7 +148,7 @@ impl Waiters {
     }
 
     fn liveness(&self, queue: &TicketQueue) -> io::Result<Arc<LivenessFile>> {
-        let mut liveness_files = locked(&self.liveness_files);
+        let mut liveness_files = self.liveness_files.lock();
         let open = liveness_files.get(queue.dir()).and_then(Weak::upgrade).filter(|liveness| liveness.is_intact());
         if let Some(liveness) = open {
             return Ok(liveness);
@@ -157,17 +160,18 @@ impl Waiters {
     }
 }
 
-/// One who waits. Dropping it gives its place up.
+/// A waiter of this process. Dropping it gives up its place.
 #[derive(Debug)]
 pub(super) struct Waiter {
     ticket: Ticket,
     hint: Arc<Notify>,
     listening: Mutex<Option<Listening>>,
-    /// The lock's file, once this waiter is the first: trying again must not close it.
+    /// The lock's file, once this waiter is the first: another try must not close it, which would notify the waiter
+    /// itself.
     file: Mutex<Option<LockFile>>,
-    /// The waiter before it when the queue was last read, and when that was.
+    /// The waiter before this one when the queue was last read, and when that was.
     last_read: Mutex<Option<(TicketName, Moment)>>,
-    /// The last beat of those before it, and when that was first seen.
+    /// The last beat of each waiter before this one, and when it was first seen.
     seen: Mutex<HashMap<TicketName, (Moment, Moment)>>,
 }
 
@@ -185,11 +189,12 @@ enum Target {
     Lock(FileId, bool),
 }
 
-/// Whether one whose last beat is `beat` has shown nothing for too long, to somebody who has not watched it. The clock of
-/// all processes of a machine is one; who has set its own apart passes over others, or waits for them, without need.
+/// Whether the waiter of `ticket` is stuck, judged by its last beat alone, for a claim that has not watched it. All
+/// processes of a machine share one clock; a process whose clock was set apart passes over waiters, or waits for
+/// them, without need.
 pub(super) fn seems_stuck(ticket: TicketName, beat: Option<Moment>, now: Moment) -> bool {
     let Some(beat) = beat else { return false };
-    // One that has not come to its first beat has the wall clock's time, which is ahead of all beats.
+    // Before the first beat, the file's time is the wall clock's, which is ahead of all beats.
     let beat = if beat > now.after(STUCK_AFTER) { ticket.taken() } else { beat };
     now.since(beat) >= STUCK_AFTER
 }
@@ -199,15 +204,15 @@ impl Waiter {
         self.ticket.name()
     }
 
-    /// Shows to those behind that it goes on.
+    /// Shows to the waiters behind that this one goes on.
     pub(super) fn beat(&self, now: Moment) {
         self.ticket.beat(now);
     }
 
-    /// Whether one before it, whose last beat is `beat`, has shown nothing for too long, by our own clock alone.
+    /// Whether the waiter `before`, whose last beat is `beat`, is stuck. Only this process's clock counts.
     pub(super) fn finds_stuck(&self, before: TicketName, beat: Option<Moment>, now: Moment) -> bool {
         let Some(beat) = beat else { return false };
-        let mut seen = locked(&self.seen);
+        let mut seen = self.seen.lock();
         let (last, since) = seen.entry(before).or_insert((beat, now));
         if *last != beat {
             (*last, *since) = (beat, now);
@@ -215,44 +220,44 @@ impl Waiter {
         now.since(*since) >= STUCK_AFTER
     }
 
-    /// Returns when something happened to what the waiter listens to, also if it happened before this call.
+    /// Returns when an event came from what the waiter listens to, also if it came before this call.
     pub(super) async fn hint(&self) {
         self.hint.notified().await;
     }
 
-    /// Whether hints will come.
+    /// Whether the waiter will be notified of changes.
     pub(super) fn is_notified(&self) -> bool {
-        locked(&self.listening).as_ref().is_some_and(Listening::is_alive)
+        self.listening.lock().as_ref().is_some_and(Listening::is_alive)
     }
 
-    /// The waiter before it, when it listens to that one.
+    /// Returns the waiter before this one, if this one listens to it.
     pub(super) fn follows(&self) -> Option<TicketName> {
-        match locked(&self.listening).as_ref().filter(|listening| listening.is_alive())?.target {
+        match self.listening.lock().as_ref().filter(|listening| listening.is_alive())?.target {
             Target::Before(before) => Some(before),
             Target::Lock(..) => None,
         }
     }
 
-    /// The queue was read: `before` is the one before it.
+    /// Records that `before` was the waiter before this one when the queue was read.
     pub(super) fn stands_behind(&self, before: TicketName, now: Moment) {
-        *locked(&self.last_read) = Some((before, now));
+        *self.last_read.lock() = Some((before, now));
     }
 
-    /// The waiter before it, when the queue was read a moment ago. To read it for each poll would cost as much as there
-    /// are waiters, for each of them; never to read it would be never to hear that it is short enough for a watcher.
+    /// Returns the waiter before this one, if the queue was read a moment ago. To read the queue for each poll would
+    /// cost a time quadratic in its length; never to read it would miss that it has become short enough for inotify.
     pub(super) fn stood_behind(&self, now: Moment) -> Option<TicketName> {
-        let (before, read) = (*locked(&self.last_read))?;
+        let (before, read) = (*self.last_read.lock())?;
         (now.since(read) < REREAD_AFTER).then_some(before)
     }
 
-    /// The lock's file, which the first in the queue keeps open.
+    /// Returns the lock's file, which the first in the queue keeps open.
     pub(super) fn file(&self) -> MutexGuard<'_, Option<LockFile>> {
-        locked(&self.file)
+        self.file.lock()
     }
 
-    /// True when it did not listen to this before, or cannot.
+    /// Returns true when the waiter did not listen to `target` before, or when a file is gone already.
     fn listen_to(&self, inotify: &Arc<Inotify>, target: Target, paths: &[(&Path, WatchFlags)]) -> bool {
-        let mut listening = locked(&self.listening);
+        let mut listening = self.listening.lock();
         if listening.as_ref().is_some_and(|listening| listening.target == target && listening.is_alive()) {
             return false;
         }
@@ -264,7 +269,7 @@ impl Waiter {
                     Some(Listening { target, inotify: Arc::downgrade(inotify), _subscriptions: subscriptions });
                 true
             }
-            // Gone already: that is news too. Anything else, a limit: the waiter polls.
+            // A file that is gone already is a change, too. Any other error is a limit: the waiter polls.
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
@@ -274,8 +279,4 @@ impl Listening {
     fn is_alive(&self) -> bool {
         self.inotify.upgrade().is_some_and(|inotify| inotify.is_alive())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

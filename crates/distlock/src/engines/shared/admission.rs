@@ -59,7 +59,7 @@ fn reenters(claim: Claimant<'_>, holder: &Occupant<'_>) -> bool {
     holder.claimant.is_some_and(|held| [held.mode, claim.mode] == [Mode::Reentrant; 2] && held.owner == claim.owner)
 }
 
-/// Whether a claim in `mode` of an owner that is not inside may hold the lock beside those who are.
+/// Whether a claim in `mode`, of an owner that does not hold the lock, may enter beside the holders.
 fn has_room<'a>(mode: Mode, inside: impl Iterator<Item = Occupant<'a>>) -> bool {
     let room = room(mode);
     let mut held = 0;

@@ -1,12 +1,12 @@
-//! What is written in a lock's file: the fencing counter, and who holds the lock.
+//! The contents of a lock's file: the fencing counter, and the holder.
 //!
 //! ```text
 //!   0  header      64 bytes, always the same
-//!  64  counter     two slots of 64 bytes, written in turn, each with its checksum
+//!  64  counter     two blocks of 64 bytes, written in turn, each with its checksum
 //! 192  entry       checksum, length and JSON while the lock is held, `free` before the rest when it was released
 //! ```
-//! Only the holder of the lock writes; anybody may read at any time. A write that was cut short leaves a wrong checksum:
-//! the older slot counts, and the holder is unknown.
+//! Only the holder of the lock writes; every process may read at any time. A torn write leaves a wrong checksum: the older
+//! block counts, and the holder is unknown.
 
 use std::fs::File;
 use std::io;
@@ -23,10 +23,10 @@ const BLOCK: usize = 64;
 const ENTRY: usize = 3 * BLOCK;
 /// Checksum and length.
 const ENTRY_HEAD: usize = 23;
-/// No entry is longer: owner and label have at most 256 bytes each, six times that when escaped.
+/// The most bytes of an entry: owner and label have at most 256 bytes each, six times that when escaped.
 pub(crate) const LONGEST_ENTRY: usize = 8 * 1024;
 
-/// What is in a file that may be a ledger.
+/// What kind of contents a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentKind {
     Empty,
@@ -34,7 +34,7 @@ pub(crate) enum ContentKind {
     Foreign,
 }
 
-/// The holder, in its own words.
+/// The holder, as it describes itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HolderEntry {
     pub(crate) token: u64,
@@ -49,16 +49,16 @@ impl HolderEntry {
         HolderEntry { token: token.get(), attempt: attempt.to_string(), granted_ms, record: record.clone() }
     }
 
-    /// Writes it into `file`, over what is there.
+    /// Writes the entry into `file`, over the previous one.
     pub(crate) fn write_at(&self, file: &File, offset: usize) -> io::Result<()> {
         let json = serde_json::to_string(self)?;
         let line = format!("{:016x} {:05} {json}\n", checksum(json.as_bytes()), json.len());
-        // What is left of a longer one stays behind it: the length says where to stop, and truncating takes longer than
-        // all the rest.
+        // The rest of a longer entry stays behind this one: the length says where to stop, and truncating would take
+        // longer than everything else.
         file.write_all_at(line.as_bytes(), offset as u64)
     }
 
-    /// Reads it from `file`; `None` when there is none, or not all of it.
+    /// Reads an entry from `file`; `None` when there is none, or only a part of one.
     pub(crate) fn read_at(file: &File, offset: usize) -> io::Result<Option<HolderEntry>> {
         Ok(parse_entry(&read_at(file, offset, LONGEST_ENTRY)?))
     }
@@ -87,7 +87,8 @@ impl<'a> LockContents<'a> {
 
     /// Raises the counter to at least `floor` and returns it.
     ///
-    /// Killed anywhere in here, the next one reads what was there before or the new value, never a lower one.
+    /// If the process is killed anywhere in here, the next holder reads the previous value or the new one, never a
+    /// lower one.
     pub(crate) fn advance(self, floor: u64) -> io::Result<FencingToken> {
         if self.content()? == ContentKind::Empty {
             let mut start = HEADER.to_vec();
@@ -100,13 +101,13 @@ impl<'a> LockContents<'a> {
         let last = blocks.into_iter().flatten().max().unwrap_or(0);
         let exhausted = || io::Error::other("the fencing counter is exhausted");
         let next = last.checked_add(1).ok_or_else(exhausted)?.max(floor);
-        // A slot that cannot be read is the one to lose; `None` is less than any value.
+        // A block that cannot be read is overwritten: `None` is less than any value.
         let older = if blocks[0] <= blocks[1] { 1 } else { 2 };
         self.0.write_all_at(&block(next), (older * BLOCK) as u64)?;
         Ok(FencingToken::new(next))
     }
 
-    /// The last token that was given out, as far as this file knows.
+    /// Returns the last token that this file knows of.
     pub(crate) fn counter(self) -> io::Result<u64> {
         if self.content()? != ContentKind::Ours {
             return Ok(0);
@@ -114,12 +115,12 @@ impl<'a> LockContents<'a> {
         Ok(self.blocks()?.into_iter().flatten().max().unwrap_or(0))
     }
 
-    /// Writes down who holds the lock.
+    /// Writes the holder's entry.
     pub(crate) fn write_holder(self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.0, ENTRY)
     }
 
-    /// Strikes out the entry of `attempt`, unless the file has become something else in the meantime.
+    /// Erases the entry of `attempt`, unless another program has overwritten the file meanwhile.
     pub(crate) fn erase_holder(self, attempt: AttemptId) -> io::Result<()> {
         if self.holder()?.is_some_and(|entry| entry.attempt == attempt.to_string()) {
             self.0.write_all_at(format!("{:ENTRY_HEAD$}", "free").as_bytes(), ENTRY as u64)?;
@@ -127,7 +128,7 @@ impl<'a> LockContents<'a> {
         Ok(())
     }
 
-    /// Who holds the lock, if somebody does: after a crash the entry stays behind.
+    /// Returns the holder's entry. After a crash it stays behind, so it does not prove that the lock is held.
     pub(crate) fn holder(self) -> io::Result<Option<HolderEntry>> {
         if self.content()? != ContentKind::Ours {
             return Ok(None);
@@ -147,7 +148,7 @@ impl<'a> LockContents<'a> {
     }
 }
 
-/// What is in `file` from `offset` on, `length` bytes at the most.
+/// Reads at most `length` bytes of `file` from `offset` on.
 pub(crate) fn read_at(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
@@ -183,7 +184,7 @@ fn parse_entry(bytes: &[u8]) -> Option<HolderEntry> {
     serde_json::from_slice(json).ok()
 }
 
-/// FNV-1a: it finds a torn write, it does not keep out an enemy, who could write to the file anyway.
+/// Returns the FNV-1a hash. It detects a torn write; an attacker who can write to the file needs no collision.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -295,7 +296,7 @@ mod tests {
     fn fuzz_what_others_wrote_into_the_file() {
         distlock_testkit::fuzz("file_record.txt", |input| {
             let _ = (parse_entry(input), parse_block(input));
-            // With the right sum and length, so that what is behind it is reached too.
+            // With the right checksum and length, so that the JSON is parsed too.
             let framed = [format!("{:016x} {:05} ", checksum(input), input.len()).as_bytes(), input].concat();
             distlock_testkit::assert_in_proportion(input, &parse_entry(&framed));
         });

@@ -1,4 +1,4 @@
-//! The lock directory, and where it is when nobody says otherwise.
+//! The lock directory, and where it is by default.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -14,15 +14,16 @@ use crate::engines::file::wire::lock_file::{Links, LockFile};
 const RUN: &str = "/run/distlock";
 const TMP: &str = "/tmp";
 
-/// The directory of this user's locks, made if it is not there.
+/// Returns the directory of this user's locks, which is made if it is not there.
 ///
-/// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where `/run` is not ours to
-/// write. Variables of the session never matter: cron and a login shell must meet at the same locks. A service with
-/// `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](crate::backend::file::private_mount) tells.
+/// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where this user may not
+/// write to `/run`. Variables of the login session never matter: cron and a login shell must meet at the same locks.
+/// A service with `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](crate::backend::file::private_mount)
+/// detects.
 ///
 /// # Errors
 /// Kind `Config` when `DISTLOCK_LOCK_DIR` is not an absolute path. Kind `Auth` when one of the other two is not a
-/// directory of this user alone: somebody else could then take locks away. Kind `Backend`, with the [`io::Error`] as
+/// directory of this user alone: another user could then remove locks. Kind `Backend`, with the [`io::Error`] as
 /// source, when the directory cannot be made.
 pub fn default_dir() -> Result<PathBuf> {
     choose(std::env::var_os("DISTLOCK_LOCK_DIR"), Path::new(RUN), Path::new(TMP))
@@ -48,12 +49,12 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
     private(&in_tmp, uid).map(|()| in_tmp)
 }
 
-/// The directories that are a user's alone, where he names none.
+/// Returns the default directories of a user, which must be the user's alone.
 fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
     [run.join(uid.to_string()), tmp.join(format!("distlock-{uid}"))]
 }
 
-/// Whether `dir` is the default directory of this user in `/tmp`, which a service may have a private one of.
+/// Whether `dir` is the default directory of this user in `/tmp`; a service may have a private `/tmp`.
 pub(crate) fn is_in_tmp(dir: &Path) -> bool {
     let [_, in_tmp] = private_dirs(Path::new(RUN), Path::new(TMP), rustix::process::geteuid().as_raw());
     dir == in_tmp
@@ -66,7 +67,7 @@ fn make(dir: &Path) -> io::Result<()> {
     };
     match create() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // Only a superuser can make the parent; for everybody else the package or tmpfiles.d does it. Somebody may
+            // Only root can make the parent; for other users the package or tmpfiles.d does it. Another process may
             // have made it just now.
             let _ = dir.parent().map(|parent| DirBuilder::new().mode(0o755).create(parent));
             create()
@@ -80,7 +81,7 @@ fn is_out_of_reach(error: &io::Error) -> bool {
     matches!(error.kind(), NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem)
 }
 
-/// Refuses a directory that somebody else may have put there, or may write to.
+/// Refuses a directory that another user may have put there, or may write to.
 fn private(dir: &Path, uid: u32) -> Result<()> {
     let found = std::fs::symlink_metadata(dir).map_err(|error| file_error("look at", dir, error))?;
     let problem = if !found.is_dir() {
@@ -100,15 +101,15 @@ fn refused(what: &str, path: &Path, problem: &str) -> Error {
     Error::new(ErrorKind::Auth, message).with_help("remove it, or name another one in DISTLOCK_LOCK_DIR")
 }
 
-/// The directory in which an engine's locks are.
+/// The directory with an engine's locks.
 ///
-/// It may be taken away while the engine runs, by whoever cleans `/tmp` up, and somebody else may then put one of his own
-/// in its place. So one that is to be ours alone is looked at again, but only when a file is made in it: that somebody
-/// else made a file is known from the file.
+/// A cleaner of `/tmp` may remove it while the engine runs, and another user may then put one of their own in its
+/// place. So a private directory is checked again, but only when a file is made in it: an existing file shows by
+/// itself who made it.
 #[derive(Debug)]
 pub(crate) struct LockDirectory {
     path: PathBuf,
-    /// Whose directory it must be; `None` where it may be anybody's.
+    /// The user whose directory it must be; `None` where it may be any user's.
     owner: Option<u32>,
 }
 
@@ -123,14 +124,14 @@ impl LockDirectory {
         &self.path
     }
 
-    /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
+    /// Opens the file at `path` in this directory; makes both if they are not there.
     pub(crate) fn open(&self, path: &Path) -> Result<LockFile> {
         let failed = |error| file_error("create lock file", path, error);
         let file = match LockFile::open_existing(path, Links::Refuse).map_err(failed)? {
             Some(file) => file,
             None => self.create(path)?,
         };
-        // What root made is no worse than what root could do anyway.
+        // A file of root is no risk: root could change every file anyway.
         match self.owner.filter(|owner| ![*owner, 0].contains(&file.owner())) {
             None => Ok(file),
             Some(uid) => {
@@ -242,7 +243,7 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path().join("a.lock");
         std::fs::write(&path, "").unwrap();
-        // To us that is as if somebody else had put the directory and the file there.
+        // To the engine that looks as if another user had put the directory and the file there.
         let stranger = rustix::fs::chown(&path, Some(rustix::fs::Uid::from_raw(uid() + 1)), None).is_ok();
         let owner = if stranger { uid() } else { uid() + 1 };
         let directory = |owner| LockDirectory { path: scratch.path().to_owned(), owner };

@@ -1,4 +1,4 @@
-//! Where the files of one lock are.
+//! The paths of the files of one lock.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,31 +14,31 @@ use crate::engines::file::wire::lock_file::{Links, LockFile};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 
-/// Where the anchors of locks at paths of their own are. No lock's name gives this: it has no ending.
+/// The directory of the anchors of locks at paths of their own. It has no suffix, so no key's file has this name.
 const PATHS: &str = "paths";
 
-/// Where the files of one lock are.
+/// The paths of the files of one lock.
 #[derive(Debug, Clone)]
 pub(crate) struct LockPaths {
     /// The file whose flock is the lock.
     pub(crate) lock: PathBuf,
-    /// Counter and holder, when the lock's file has other contents; `None` in our directory, where only our files belong.
+    /// The side file: counter and holder, when the lock's file has foreign contents. `None` in the lock directory,
+    /// where only distlock's files belong.
     pub(crate) side: Option<PathBuf>,
-    /// The directory of those who wait.
+    /// The directory of the tickets.
     pub(crate) queue: PathBuf,
-    /// The directory of those who hold the lock beside others.
+    /// The directory of the shared holders.
     pub(crate) shared_holders: PathBuf,
-    /// A second file that a holder locks, in our own directory: should somebody remove the lock's file while it is held,
-    /// this one keeps the next out. `None` for paths too long to have one, and where a link is in its way.
+    /// A second file that a holder locks, in the lock directory: if the lock's file is removed while held, this one
+    /// excludes the next holder. `None` for paths too long to have one, and where a link is in its way.
     pub(crate) anchor: Option<PathBuf>,
-    /// What has happened to the lock.
     pub(crate) history: PathBuf,
     pub(crate) links: Links,
     directory: Arc<LockDirectory>,
 }
 
 impl LockPaths {
-    /// Opens the lock's file, and makes it if it is not there.
+    /// Opens the lock's file; makes it if it is not there.
     pub(crate) fn open(&self) -> Result<LockFile> {
         if self.side.is_none() {
             return self.directory.open(&self.lock);
@@ -51,7 +51,7 @@ impl LockPaths {
         LockFile::open_to_read(&self.lock, self.links).map_err(|error| file_error("read lock file", &self.lock, error))
     }
 
-    /// Opens the anchor. `None` where it cannot be: then the lock is as safe from removal as flock(1) is.
+    /// Opens the anchor. `None` where that fails: then the lock is as safe from removal of its file as flock(1) is.
     pub(crate) fn open_anchor(&self) -> Option<LockFile> {
         let path = self.anchor.as_ref()?;
         self.directory
@@ -73,14 +73,15 @@ impl LockPaths {
     }
 }
 
-/// Which key is which file.
+/// Maps keys to paths.
 #[derive(Debug, Clone)]
 pub(crate) struct PathLayout {
     directory: Arc<LockDirectory>,
     /// A key with a slash is the path of its file.
     keys_are_paths: bool,
-    /// Where relative paths start: the directory in which the process was when the engine was made. It may go elsewhere
-    /// while it holds a lock, and then ask for the history of the same one. `None` where that directory is gone.
+    /// Where relative paths start: the working directory of the process when the engine was made. The process may
+    /// change it while it holds a lock, and then read the history of the same one. `None` where that directory is
+    /// gone.
     started_in: Option<PathBuf>,
 }
 
@@ -98,7 +99,7 @@ impl PathLayout {
         self.directory.path()
     }
 
-    /// Where the files of `key` are. Nothing is made. An error where somebody has put a link in the way.
+    /// Returns the paths of `key`'s files. Makes no file. Fails where a symbolic link is in the way.
     pub(crate) fn find(&self, key: &Key) -> Result<LockPaths> {
         if self.keys_are_paths && key.as_str().contains('/') {
             return self.at_path(key);
@@ -127,7 +128,7 @@ impl PathLayout {
         let named = Path::new(key.as_str());
         let started = self.started_in.as_ref().map_or_else(|| named.to_owned(), |started_in| started_in.join(named));
         let lock = std::path::absolute(started).map_err(|error| file_error("find", named, error))?;
-        // Through a symbolic link or not, the same file must have the same counter and the same queue.
+        // Opened through a symbolic link or not, the same file must have the same counter and the same queue.
         let real = match lock.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => not_there_yet(&lock),
             found => found,
@@ -159,13 +160,13 @@ impl PathLayout {
 
 fn not_there_yet(path: &Path) -> io::Result<PathBuf> {
     let dir = path.parent().unwrap_or(Path::new("/"));
-    // A link into the void: opening it makes its target.
+    // To open a link whose target is missing makes the target.
     let target = std::fs::read_link(path).map_or_else(|_| path.to_owned(), |target| dir.join(target));
     let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(target.parent().unwrap_or(Path::new("/")).canonicalize()?.join(name))
 }
 
-/// `path` with the ending `old` of its name replaced by `new`.
+/// Returns `path` with the suffix `old` of its name replaced by `new`.
 fn ending(path: &Path, old: &str, new: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let stem = name.strip_suffix(old.as_bytes()).unwrap_or(name);

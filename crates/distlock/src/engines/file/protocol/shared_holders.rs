@@ -1,12 +1,12 @@
-//! Who holds a lock beside others: readers, and those who have a slot of a semaphore.
+//! The shared holders of a lock: readers, and holders of a semaphore's slots.
 //!
 //! A directory beside the lock:
-//! - `<number>`: a fencing token that was given out. A reader's file is locked as long as it is inside, and says who it
-//!   is. The highest number is the counter, so it stays until one who has the lock alone has counted on from it.
-//! - `slot-<number>-of-<slots>`: locked by whoever has the slot, and says who that is.
+//! - `<number>`: a fencing token that was granted. A reader's file is flocked as long as the reader holds the lock,
+//!   and names it. The highest number is the counter, so it stays until an exclusive holder has continued from it.
+//! - `slot-<number>-of-<slots>`: flocked by the holder of the slot, and names it.
 //!
-//! Nobody makes a file here without sharing the lock's own file, and nobody clears the directory away without having
-//! that file alone. The kernel frees what a killed process had locked; what it wrote then counts for nothing.
+//! A client makes a file here only while it shares the lock's own file, and clears the directory only while it has
+//! that file exclusively. The kernel frees what a killed process had locked; its entries then no longer count.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -19,10 +19,10 @@ use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile,
 use crate::types::mode::Mode;
 use crate::types::token::FencingToken;
 
-/// How many numbers of those who are gone are looked for, each time a new one is given out.
+/// How many token files are checked for dead readers, each time a new one is made.
 const SWEPT_AT_ONCE: usize = 64;
 
-/// What was in the directory when it was read.
+/// The contents of the directory when it was read.
 #[derive(Debug)]
 pub(crate) struct SharedHolders {
     dir: PathBuf,
@@ -30,7 +30,7 @@ pub(crate) struct SharedHolders {
     slots: Vec<SlotName>,
 }
 
-/// One who is inside, or was when its process ended.
+/// A holder, or one that was when its process ended.
 #[derive(Debug)]
 pub(crate) struct SharedHolder {
     pub(crate) entry: HolderEntry,
@@ -38,7 +38,7 @@ pub(crate) struct SharedHolder {
 }
 
 impl SharedHolders {
-    /// Where there is nothing, or nothing that we may look at, nobody is inside.
+    /// Reads the directory. Where it is missing or not readable, there are no shared holders.
     pub(crate) fn read(dir: &Path) -> io::Result<SharedHolders> {
         let mut holders = SharedHolders { dir: dir.to_owned(), tokens: Vec::new(), slots: Vec::new() };
         let entries = match own_directory::read(dir) {
@@ -60,12 +60,12 @@ impl SharedHolders {
         Ok(holders)
     }
 
-    /// The least token that may follow those that were given out here.
+    /// Returns the least token that may follow those that were granted here.
     pub(crate) fn floor(&self) -> u64 {
         self.tokens.last().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// Whether somebody is inside.
+    /// Whether there is a live shared holder.
     pub(crate) fn is_occupied(&self) -> io::Result<bool> {
         for path in self.paths() {
             if is_locked(&path)? {
@@ -75,7 +75,7 @@ impl SharedHolders {
         Ok(false)
     }
 
-    /// How somebody inside uses the lock that does not agree with `mode`.
+    /// Returns the mode of a live shared holder that disagrees with `mode`.
     pub(crate) fn disagreeing(&self, mode: Mode) -> io::Result<Option<Mode>> {
         for slot in self.slots.iter().filter(|slot| !mode.agrees_with(slot.mode())) {
             if is_locked(&self.dir.join(slot.to_string()))? {
@@ -90,7 +90,7 @@ impl SharedHolders {
         Ok(None)
     }
 
-    /// Those who are inside, and those who died there, the one that came first first.
+    /// Returns the live and the dead holders, in the order of their tokens.
     pub(crate) fn list(&self) -> io::Result<Vec<SharedHolder>> {
         let mut list = Vec::new();
         for path in self.paths() {
@@ -103,10 +103,10 @@ impl SharedHolders {
         Ok(list)
     }
 
-    /// Removes everything, for one who has the lock alone and has counted on from the highest number.
+    /// Removes all files, for an exclusive holder that has continued from the highest token.
     pub(crate) fn clear(&self) {
         if !self.tokens.is_empty() || !self.slots.is_empty() {
-            // What cannot be removed is found again by the next one.
+            // The next exclusive holder tries again to remove what cannot be removed now.
             self.paths().for_each(|path| drop(std::fs::remove_file(path)));
             let _ = std::fs::remove_dir(&self.dir);
         }
@@ -118,21 +118,21 @@ impl SharedHolders {
     }
 }
 
-/// A fencing token of one who is not alone. Dropping it takes its owner's name away.
+/// The fencing token of a shared holder. Dropping it removes the holder's name.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
     dir: PathBuf,
     value: u64,
     file: LockFile,
-    /// Somebody else goes on under this name.
+    /// A child goes on under this name.
     is_inherited: AtomicBool,
 }
 
 impl TokenFile {
-    /// A number of nobody else, at least `floor` and higher than all before. Locked when it is to show that somebody
-    /// is inside.
+    /// Makes a unique token, at least `floor` and higher than all before. Its file is locked when it is to show a
+    /// live holder.
     ///
-    /// Nothing is locked while it is chosen: whoever makes the file has the number.
+    /// Nothing is locked while it is chosen: the process that makes the file has the token.
     pub(crate) fn take(dir: &Path, floor: u64, locked: bool) -> io::Result<TokenFile> {
         for _ in 0..CHANGED_FILE_TRIES {
             own_directory::make(dir)?;
@@ -143,11 +143,11 @@ impl TokenFile {
             }
             let path = dir.join(token_name(value));
             let file = match LockFile::create_new(&path) {
-                // Somebody else was faster, or the last one who was here alone cleared the directory away.
+                // Another claim was faster, or an exclusive holder cleared the directory.
                 Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => continue,
                 made => made?,
             };
-            // Before it was locked it looked dead, and somebody may have removed it, or be just looking at it.
+            // Before it was locked it looked dead: another process may have removed it, or be probing it.
             if locked && !(file.try_lock()? && file.is_linked()) {
                 let _ = std::fs::remove_file(path);
                 continue;
@@ -162,17 +162,17 @@ impl TokenFile {
         FencingToken::new(self.value)
     }
 
-    /// Says who is inside.
+    /// Writes the holder's entry.
     pub(crate) fn write_holder(&self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
-    /// Whether those who want the lock alone can see it.
+    /// Whether exclusive claims can see it.
     pub(crate) fn is_in_place(&self) -> bool {
         self.file.is_at(&self.path()).unwrap_or(true)
     }
 
-    /// Leaves the name there when this is dropped: a child has the lock then.
+    /// Keeps the entry when this is dropped: a child has the lock then.
     pub(crate) fn leave_to_child(&self) {
         self.is_inherited.store(true, Ordering::Relaxed);
     }
@@ -187,7 +187,7 @@ impl Drop for TokenFile {
         if self.is_inherited.load(Ordering::Relaxed) {
             return;
         }
-        // Only one that has a higher one behind it may go: the highest is the counter.
+        // The highest token is the counter and stays; only a lower one may be removed.
         if SharedHolders::read(&self.dir).is_ok_and(|holders| holders.floor() > self.value.saturating_add(1)) {
             let _ = std::fs::remove_file(self.path());
         } else {
@@ -197,7 +197,7 @@ impl Drop for TokenFile {
 }
 
 impl SharedHolders {
-    /// Removes the numbers of those who are gone. To be called by one who has a higher one.
+    /// Removes the token files of dead readers. To be called by a holder of a higher token.
     fn sweep(&self) {
         let paths = self.tokens.iter().take(SWEPT_AT_ONCE).map(|number| self.dir.join(token_name(*number)));
         paths.filter(|path| is_locked(path).is_ok_and(|locked| !locked)).for_each(|path| {
@@ -206,7 +206,7 @@ impl SharedHolders {
     }
 }
 
-/// A slot of a semaphore that is ours. Dropping it frees the slot.
+/// A held slot of a semaphore. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct SlotFile {
     path: PathBuf,
@@ -215,8 +215,8 @@ pub(crate) struct SlotFile {
 }
 
 impl SlotFile {
-    /// Takes the lowest of `of` slots that is free. The obstacle is `Sharers` when a slot is kept by nothing but a look at
-    /// it: no holder shares a slot otherwise.
+    /// Takes the lowest free one of `of` slots. The obstacle is `Sharers` when nothing but an inspection keeps a
+    /// slot: holders never share one.
     pub(crate) fn take(dir: &Path, of: u32) -> io::Result<Result<SlotFile, Obstacle>> {
         let mut obstacle = Obstacle::Holder;
         for number in 0..of {
@@ -242,7 +242,7 @@ impl SlotFile {
             if let Some(obstacle) = file.try_alone()? {
                 return Ok(Err(obstacle));
             }
-            // Whoever had it removed the file as it left, and another may have made a new one.
+            // The previous holder may have removed the file as it left, and another claim may have made a new one.
             if file.is_at(&path)? {
                 return Ok(Ok(SlotFile { path, number: name.number, file }));
             }
@@ -254,12 +254,12 @@ impl SlotFile {
         self.number
     }
 
-    /// Says who has it.
+    /// Writes the holder's entry.
     pub(crate) fn write_holder(&self, entry: &HolderEntry) -> io::Result<()> {
         entry.write_at(self.file.contents(), 0)
     }
 
-    /// Whether it still keeps others out.
+    /// Whether it still excludes others.
     pub(crate) fn is_in_place(&self) -> io::Result<bool> {
         self.file.is_at(&self.path)
     }
@@ -271,8 +271,8 @@ impl SlotFile {
 
 impl Drop for SlotFile {
     fn drop(&mut self) {
-        // Removed before it is unlocked: who gets the lock then finds that the file is no slot any more. A child that
-        // has the descriptor goes on under our name.
+        // Removed before it is unlocked: a claim that locks the file then finds that it is no slot any more. A child
+        // that has the descriptor goes on under this holder's name.
         if !self.file.is_inherited() && self.file.is_at(&self.path).unwrap_or(false) {
             let _ = std::fs::remove_file(&self.path);
         }

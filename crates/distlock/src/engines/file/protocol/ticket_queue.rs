@@ -1,8 +1,8 @@
-//! Who waits for a lock, in the order in which they came, over all processes.
+//! The queue of a lock's waiters in all processes, in the order in which they came.
 //!
-//! A directory beside the lock: a file for each waiter, whose name begins with its number, and a file for each process
-//! (a session), whose flock shows that the process lives. When a process is killed the kernel frees that flock, and
-//! with it all its tickets are void at once. One descriptor per process and lock, however many tasks wait.
+//! A directory beside the lock: a ticket for each waiter, whose file name begins with its number, and a liveness file
+//! for each process, whose flock shows that the process lives. When a process is killed the kernel frees that flock,
+//! and all its tickets are void at once. That costs one descriptor per process and lock, however many tasks wait.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -34,14 +34,14 @@ pub(crate) struct TicketQueue {
     dir: PathBuf,
 }
 
-/// Where a claim stands.
+/// Where a claim stands in the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// No live waiter is before it that it has to wait for.
+    /// The claim has to wait for no live waiter.
     First,
-    /// The nearest live waiter before it that must have its turn first, and how many tickets are before it.
+    /// The nearest live waiter that it has to wait for, and how many tickets there are up to that one.
     Behind(TicketName, usize),
-    /// Somebody removed its ticket.
+    /// The claim's ticket was removed.
     Gone,
 }
 
@@ -50,8 +50,8 @@ impl TicketQueue {
         TicketQueue { dir: dir.to_owned() }
     }
 
-    /// Where the claim in `mode` with the ticket `mine` stands, or one that has none yet. Removes what the dead left on
-    /// the way, and passes over whoever lives but is `stuck`. Readers do not wait for readers.
+    /// Returns the position of a claim in `mode` with the ticket `mine`, or with none yet. Removes the files of dead
+    /// processes on the way, and passes over waiters that live but are `stuck`.
     pub(crate) fn position(
         &self,
         mine: Option<TicketName>,
@@ -81,7 +81,7 @@ impl TicketQueue {
         Ok(Position::First)
     }
 
-    /// How a live waiter other than `attempt` uses the lock that does not agree with `mode`.
+    /// Returns the mode of a live waiter other than `attempt` that disagrees with `mode`.
     pub(crate) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
         let mut live = LiveProcesses::new(self, None);
         let others = self.list()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
@@ -89,23 +89,23 @@ impl TicketQueue {
         Ok(against.find(|ticket| live.has(ticket.liveness)).map(|ticket| ticket.mode))
     }
 
-    /// Whether both tickets are there and the process of the one before lives.
+    /// Whether both tickets are there and the process of `before` lives.
     pub(crate) fn is_behind(&self, mine: TicketName, before: TicketName) -> bool {
         let is_there = |ticket| rustix::fs::lstat(self.ticket_path(ticket)).is_ok();
         is_there(mine) && is_there(before) && (mine.liveness == before.liveness || self.is_live(before.liveness))
     }
 
-    /// The live waiters, the next one first, in their own words. Changes nothing.
+    /// Returns the records of the live waiters, the next one first. Changes nothing.
     pub(crate) fn waiters(&self) -> Result<Vec<Arc<Record>>> {
         let listed = self.list()?;
         let mut live = LiveProcesses::new(self, None);
         let live = listed.tickets.into_iter().filter(|ticket| live.has(ticket.liveness));
-        // One that left since, or has not written its record yet, is left out.
+        // A waiter that left since, or has not written its record yet, is left out.
         Ok(live.filter_map(|ticket| self.record(ticket)).map(Arc::new).collect())
     }
 
-    /// What a waiter says of itself. Whatever somebody may have put there: no link is followed, no pipe waited for, and no
-    /// more is read than a record can be.
+    /// Returns a waiter's record. The file may be another user's: no link is followed, no pipe waited for, and no
+    /// more is read than a record can have.
     fn record(&self, ticket: TicketName) -> Option<Record> {
         let file = LockFile::open_to_read(&self.ticket_path(ticket), Links::Refuse).ok()??;
         let json = lock_contents::read_at(file.contents(), 0, LONGEST_ENTRY).ok()?;
@@ -120,7 +120,7 @@ impl TicketQueue {
         self.dir.join(ticket.to_string())
     }
 
-    /// When the waiter last showed that it goes on, by its own clock; `None` when it has left.
+    /// Returns the waiter's last beat, by its own clock; `None` when it has left.
     pub(crate) fn beat(&self, ticket: TicketName) -> Option<Moment> {
         let stat = rustix::fs::lstat(self.ticket_path(ticket)).ok()?;
         let seconds = u64::try_from(stat.st_mtime).ok()?;
@@ -136,7 +136,7 @@ impl TicketQueue {
     fn list(&self) -> Result<Listing> {
         let mut listed = Listing::default();
         let entries = match own_directory::read(&self.dir) {
-            // Where we may not look we cannot queue either: there we are as blind as flock(1).
+            // A process that may not read the queue cannot write to it either: it competes as flock(1) does.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return Ok(listed);
             }
@@ -156,7 +156,8 @@ impl TicketQueue {
         Ok(listed)
     }
 
-    /// A session lives while its file is locked. One that we cannot look at counts as alive: nobody is passed over.
+    /// Whether a process lives: its liveness file is locked. A file that cannot be opened counts as locked, so that
+    /// no live waiter is passed over.
     fn is_live(&self, liveness: AttemptId) -> bool {
         match LockFile::open_to_read(&self.liveness_path(liveness), Links::Refuse) {
             Ok(Some(file)) => !file.probe().unwrap_or(false),
@@ -165,7 +166,7 @@ impl TicketQueue {
         }
     }
 
-    /// Names are never used twice, so what was found dead is dead.
+    /// Removes a file that was found dead. Names are never reused, so it stays dead.
     fn discard(&self, name: &str) {
         let _ = std::fs::remove_file(self.dir.join(name));
     }
@@ -182,7 +183,7 @@ struct Listing {
     liveness: Vec<AttemptId>,
 }
 
-/// Which sessions live, each looked at once.
+/// Which processes live; each is probed once.
 struct LiveProcesses<'a> {
     queue: &'a TicketQueue,
     known: HashMap<AttemptId, bool>,
@@ -198,7 +199,7 @@ impl<'a> LiveProcesses<'a> {
     }
 }
 
-/// The name of a waiter's file: sorted, the names are the queue.
+/// The name of a ticket. Sorted, the names are the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TicketName {
     number: u64,
@@ -208,7 +209,7 @@ pub(crate) struct TicketName {
 }
 
 impl TicketName {
-    /// When it was taken, or a little later.
+    /// Returns when it was taken, or a little later.
     pub(crate) fn taken(self) -> Moment {
         Moment::from_nanos(self.number)
     }
@@ -261,7 +262,7 @@ fn number_in<N: FromStr<Err: fmt::Display>>(text: &str) -> Result<N> {
     text.parse().map_err(|error| Error::invalid("ticket", error))
 }
 
-/// Shows that this process lives, to whoever waits for the same lock. Ends when the last ticket has gone.
+/// Shows to the waiters of a lock that this process lives. Removed when the last ticket of the process is gone.
 #[derive(Debug)]
 pub(crate) struct LivenessFile {
     queue: TicketQueue,
@@ -271,18 +272,18 @@ pub(crate) struct LivenessFile {
 
 impl LivenessFile {
     /// # Errors
-    /// As the file system says; without the right to write there, there is no queue to stand in.
+    /// Those of the file system; without the right to write there, the process cannot queue.
     pub(crate) fn open(queue: &TicketQueue) -> io::Result<LivenessFile> {
         for _ in 0..CHANGED_FILE_TRIES {
             own_directory::make(&queue.dir)?;
             let id = AttemptId::random();
             let path = queue.liveness_path(id);
             let file = match LockFile::open(&path, Links::Refuse) {
-                // The last one who left took the directory along.
+                // The last waiter that left removed the directory.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 opened => opened?,
             };
-            // Before it was locked it looked dead, and somebody may have removed it, or be just about to.
+            // Before it was locked it looked dead: another process may have removed it, or be about to.
             if file.try_lock()? && file.is_linked() {
                 return Ok(LivenessFile { queue: queue.clone(), id, file });
             }
@@ -291,7 +292,7 @@ impl LivenessFile {
         Err(ErrorKind::ResourceBusy.into())
     }
 
-    /// Whether others can still see that it lives.
+    /// Whether other processes can still see it.
     pub(crate) fn is_intact(&self) -> bool {
         self.file.is_linked()
     }
@@ -304,7 +305,7 @@ impl Drop for LivenessFile {
     }
 }
 
-/// A place in the queue. Dropping it gives the place up.
+/// A place in the queue. Dropping it gives up the place.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     name: TicketName,
@@ -312,10 +313,10 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// A place behind all that can be seen.
+    /// Takes a place behind all visible tickets.
     ///
-    /// The number is the machine's clock, which all processes share; where somebody is ahead of that, one more than the
-    /// highest.
+    /// The number is the machine's clock, which all processes share; where a ticket is ahead of that, one more than
+    /// the highest.
     pub(crate) fn take(
         liveness: Arc<LivenessFile>,
         attempt: AttemptId,
@@ -337,18 +338,18 @@ impl Ticket {
         self.name
     }
 
-    /// Shows that the waiter goes on: that its process lives does not say so.
+    /// Shows that the waiter goes on: a live process may have a waiter that hangs.
     pub(crate) fn beat(&self, now: Moment) {
         let (seconds, nanos) = (now.as_nanos() / 1_000_000_000, now.as_nanos() % 1_000_000_000);
-        // Both fit: the first is less than 2^35.
+        // Both fit: the seconds are less than 2^35.
         let now = Timespec { tv_sec: seconds as i64, tv_nsec: nanos as i64 };
         let times = Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification: now };
         let path = self.liveness.queue.ticket_path(self.name);
-        // One who cannot seems to stand still since it came, and may be passed over.
+        // A waiter that cannot beat seems stuck since it came, and may be passed over.
         let _ = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
-    /// Gives the place up now, though somebody may still look at the ticket.
+    /// Gives up the place now, though a pending wait may still have the ticket.
     pub(crate) fn give_up(&self) {
         self.liveness.queue.discard(&self.name.to_string());
     }
@@ -407,7 +408,7 @@ mod tests {
         let scratch = Scratch::new();
         let (queue, liveness) = queue(&scratch);
         let (dead, mine) = (ticket(&liveness, "dead"), ticket(&Arc::new(LivenessFile::open(&queue).unwrap()), "mine"));
-        // What the kernel does when the process is killed: the lock goes, the files stay.
+        // As when the process is killed: the flock is freed, the files stay.
         liveness.file.unlock();
         std::mem::forget(dead);
         assert_eq!(queue.waiters().unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! Tells a waiter that a file it waits for was closed or removed.
+//! Notifies a waiter when a file it waits for is closed or removed.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(crate) struct Inotify {
 }
 
 impl Inotify {
-    /// Begins to listen, on the runtime of `keeper`.
+    /// Starts to read events, on the runtime of `keeper`.
     pub(crate) fn start(keeper: &Handle) -> io::Result<Inotify> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let instance = Arc::new(Instance { descriptor: inotify, listeners: Mutex::default() });
@@ -32,7 +32,7 @@ impl Inotify {
         Ok(Inotify { instance, reader })
     }
 
-    /// Whether somebody still listens: the runtime may have ended.
+    /// Whether events are still read: the runtime may have ended.
     pub(crate) fn is_alive(&self) -> bool {
         !self.reader.is_finished()
     }
@@ -44,7 +44,8 @@ impl Inotify {
         events: WatchFlags,
         listener: &Arc<Notify>,
     ) -> io::Result<Subscription> {
-        // The kernel's calls are made under the lock, so that nobody removes the watch that another just joined.
+        // The kernel's calls are made under the mutex, so that no subscriber removes the watch that another just
+        // joined.
         let mut listeners = self.instance.listeners();
         let watch = inotify::add_watch(&self.instance.descriptor, path, events | WatchFlags::MASK_ADD)?;
         listeners.entry(watch).or_default().push(listener.clone());
@@ -58,7 +59,7 @@ impl Drop for Inotify {
     }
 }
 
-/// What a waiter listens to, until dropped.
+/// A listener's watch of a file, until dropped.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     instance: Arc<Instance>,
@@ -92,7 +93,7 @@ impl Instance {
         self.listeners.lock()
     }
 
-    /// Passes on all events that are there.
+    /// Notifies the listeners of all pending events.
     fn drain(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = Reader::new(&self.descriptor, &mut buffer);
@@ -129,7 +130,7 @@ async fn reader(instance: Arc<Instance>) {
         reason = "what replaces it is unsafe; the source owns its descriptor, which is all that asks for"
     )]
     let Ok(source) = AsyncFd::with_interest(Source(instance), Interest::READABLE) else { return };
-    // Any failure ends it; the waiters poll then.
+    // Any failure ends the task; the waiters poll then.
     while let Ok(mut ready) = source.readable().await {
         if source.get_ref().0.drain().is_err() {
             return;

@@ -1,4 +1,4 @@
-//! What the kernel says about who holds which flock, without touching any of them.
+//! The kernel's list of flocks, read without touching any of them.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use crate::engines::file::error::file_error;
 use crate::engines::file::wire::lock_file::FileId;
 use crate::types::error::Result;
 
-/// A look at `/proc/locks`.
+/// The contents of `/proc/locks`.
 ///
 /// A process in another container is not shown there, and some file systems (btrfs, overlayfs) number their devices
-/// differently in `stat`: that a lock is missing here does not prove that nobody has it.
+/// differently in `stat`: a lock that is missing here may still be held.
 #[derive(Debug, Default)]
 pub(crate) struct KernelLocks(Vec<Flock>);
 
@@ -32,13 +32,14 @@ impl KernelLocks {
         KernelLocks(text.lines().filter_map(flock).collect())
     }
 
-    /// The processes that took the flock on this file; more than one when it is shared.
+    /// Returns the processes that hold the flock on this file; more than one when it is shared.
     pub(crate) fn pids(&self, file: FileId) -> Vec<u32> {
         self.0.iter().filter(|lock| file.is(lock.major, lock.minor, lock.ino)).map(|lock| lock.pid).collect()
     }
 }
 
-/// One line: `3: FLOCK  ADVISORY  WRITE 8758 fe:00:10133507 0 EOF`. One that waits has `->` before its type.
+/// Parses a line such as `3: FLOCK  ADVISORY  WRITE 8758 fe:00:10133507 0 EOF`. A waiter's line has `->` before the
+/// type.
 fn flock(line: &str) -> Option<Flock> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [number, "FLOCK", "ADVISORY", "READ" | "WRITE", pid, inode, "0", "EOF"] = fields[..] else { return None };
