@@ -95,8 +95,8 @@ impl<'a> Inspector<'a> {
     /// Returns the holder of a lock that was just found busy; of several, the first. To be cheap, it believes an
     /// entry whose process lives.
     pub(super) fn probable_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(paths) {
-            return Some(occupant);
+        if let Some(holder) = self.first_inside(paths) {
+            return Some(holder);
         }
         let entry = entry(paths, file).ok()?;
         if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
@@ -108,16 +108,16 @@ impl<'a> Inspector<'a> {
 
     /// Returns the same without reading the kernel's list.
     pub(super) fn recorded_holder(&self, paths: &LockPaths, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(paths) {
-            return Some(occupant);
+        if let Some(holder) = self.first_inside(paths) {
+            return Some(holder);
         }
         let entry = entry(paths, file).ok()??;
         is_alive(&entry.record.process).then(|| self.holder(&entry))
     }
 
     fn first_inside(&self, paths: &LockPaths) -> Option<Holder> {
-        let occupants = SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.list()).ok()?;
-        occupants.iter().find(|occupant| occupant.is_live).map(|occupant| self.holder(&occupant.entry))
+        let holders = SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.list()).ok()?;
+        holders.iter().find(|holder| holder.is_live).map(|holder| self.holder(&holder.entry))
     }
 
     /// Returns the mode of a holder that disagrees with `mode`. `file` is the lock's, if it is open already.
@@ -164,17 +164,17 @@ impl<'a> Inspector<'a> {
     /// Returns the shared holders, foreign ones included. Empty when none of them is a client of distlock.
     fn sharing_now(&self, paths: &LockPaths, locks: &KernelLocks) -> Result<Vec<Holder>> {
         let broken = |error| file_error("read lock file", &paths.shared_holders, error);
-        let mut occupants =
+        let mut holders =
             SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.list()).map_err(broken)?;
-        if occupants.is_empty() {
+        if holders.is_empty() {
             return Ok(Vec::new());
         }
         let pids = paths.open_to_read()?.map_or(Vec::new(), |file| locks.pids(file.id()));
         // A child may go on as a reader after the process that took the lock has ended.
-        occupants.retain(|occupant| occupant.is_live || pids.contains(&occupant.entry.record.process.pid));
-        let is_stranger = |pid: &&u32| !occupants.iter().any(|occupant| can_be(&occupant.entry, &[**pid]));
-        let strangers = if occupants.is_empty() { 0 } else { pids.iter().filter(is_stranger).count() };
-        let ours = occupants.iter().map(|occupant| self.holder(&occupant.entry));
+        holders.retain(|holder| holder.is_live || pids.contains(&holder.entry.record.process.pid));
+        let is_stranger = |pid: &&u32| !holders.iter().any(|holder| can_be(&holder.entry, &[**pid]));
+        let strangers = if holders.is_empty() { 0 } else { pids.iter().filter(is_stranger).count() };
+        let ours = holders.iter().map(|holder| self.holder(&holder.entry));
         Ok(ours.chain((0..strangers).map(|_| Holder::new(None, None))).collect())
     }
 

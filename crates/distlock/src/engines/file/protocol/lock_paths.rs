@@ -108,19 +108,16 @@ impl PathLayout {
         let lock = self.dir().join(&inside_dir);
         own_directory::refuse_links(self.dir(), &inside_dir)
             .map_err(|error| file_error("reach", &lock, error).with_key(key))?;
-        let queue = ending(&lock, lock_names::LOCK, lock_names::QUEUE);
-        let shared_holders = ending(&lock, lock_names::LOCK, lock_names::SHARED_HOLDERS);
-        let anchor = Some(ending(&lock, lock_names::LOCK, lock_names::ANCHOR));
-        let history = ending(&lock, lock_names::LOCK, lock_names::HISTORY);
+        let beside = |suffix| with_suffix(&lock, lock_names::LOCK, suffix);
         Ok(LockPaths {
-            lock,
             side: None,
-            queue,
-            shared_holders,
-            anchor,
-            history,
+            queue: beside(lock_names::QUEUE),
+            shared_holders: beside(lock_names::SHARED_HOLDERS),
+            anchor: Some(beside(lock_names::ANCHOR)),
+            history: beside(lock_names::HISTORY),
             links: Links::Refuse,
             directory: self.directory.clone(),
+            lock,
         })
     }
 
@@ -137,21 +134,19 @@ impl PathLayout {
         if real.file_name().is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "key: the root directory cannot be a lock").with_key(key));
         }
-        let (side, queue) = (ending(&real, "", ".distlock"), ending(&real, "", ".distlock.q"));
-        let shared_holders = ending(&real, "", ".distlock.in");
-        let history = ending(&real, "", ".distlock.log");
         let anchor = Key::escape(real.as_os_str().as_bytes())
             .map(|path| Path::new(PATHS).join(lock_names::path_of(&path)))
             .ok()
             .filter(|path| own_directory::refuse_links(self.dir(), path).is_ok())
-            .map(|path| ending(&self.dir().join(path), lock_names::LOCK, lock_names::ANCHOR));
+            .map(|path| with_suffix(&self.dir().join(path), lock_names::LOCK, lock_names::ANCHOR));
+        let beside = |suffix| with_suffix(&real, "", suffix);
         Ok(LockPaths {
             lock,
-            side: Some(side),
-            queue,
-            shared_holders,
+            side: Some(beside(".distlock")),
+            queue: beside(".distlock.q"),
+            shared_holders: beside(".distlock.in"),
             anchor,
-            history,
+            history: beside(".distlock.log"),
             links: Links::Follow,
             directory: self.directory.clone(),
         })
@@ -167,7 +162,7 @@ fn not_there_yet(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Returns `path` with the suffix `old` of its name replaced by `new`.
-fn ending(path: &Path, old: &str, new: &str) -> PathBuf {
+fn with_suffix(path: &Path, old: &str, new: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let stem = name.strip_suffix(old.as_bytes()).unwrap_or(name);
     path.with_file_name(OsStr::from_bytes(&[stem, new.as_bytes()].concat()))

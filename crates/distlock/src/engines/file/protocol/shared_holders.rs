@@ -99,7 +99,7 @@ impl SharedHolders {
                 list.push(SharedHolder { entry, is_live: !file.probe()? });
             }
         }
-        list.sort_by_key(|occupant| occupant.entry.token);
+        list.sort_by_key(|holder| holder.entry.token);
         Ok(list)
     }
 
