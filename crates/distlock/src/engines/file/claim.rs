@@ -21,8 +21,8 @@ const OTHERS_POLL: Duration = Duration::from_secs(1);
 pub(super) const UNNOTIFIED_FIRST_POLL: Duration = Duration::from_millis(20);
 pub(super) const UNNOTIFIED_OTHERS_POLL: Duration = Duration::from_millis(200);
 
-/// An inspection shares a lock's file for a moment. A claim that does not wait and meets nothing but sharers tries again
-/// after each of these pauses: a quarter of a second in all, for an inspection that the scheduler interrupted.
+/// An inspection shares a lock's file for a moment. A claim that does not wait and meets nothing but sharers tries
+/// again after each of these pauses: a quarter of a second in all, for an inspection that the scheduler interrupted.
 pub(super) const SHARERS_RETRY_PAUSES: [Duration; 20] = {
     let mut pauses = [Duration::from_millis(16); 20];
     (pauses[0], pauses[1], pauses[2]) = (Duration::ZERO, Duration::from_millis(1), Duration::from_millis(2));
@@ -181,8 +181,8 @@ fn busy_behind(waiter: &Waiter) -> Attempted {
     Attempted::Busy(Some(poll), Obstacle::Holder)
 }
 
-/// Refuses a claim that has to wait and whose mode disagrees with a holder's or a waiter's. A waiter that is not the first
-/// in the queue agreed with them all when it came.
+/// Refuses a claim that has to wait and whose mode disagrees with a holder's or a waiter's. A waiter that is not the
+/// first in the queue agreed with them all when it came.
 fn refuse_disagreement(state: &State, claim: &Claim, is_new: bool) -> Result<()> {
     let (paths, mode) = (state.layout.find(&claim.key)?, claim.mode());
     let waiter = state.waiters.get(claim.attempt);

@@ -34,8 +34,8 @@ impl FileBackend {
         Ok(FileBackend::build(PathLayout::new(dir, false), Clock::system()))
     }
 
-    /// Returns an engine for which a key with a `/` is the path of its lock file, so that `flock PATH` and the engine exclude
-    /// each other. Any other key is a file in `dir`, which is made when it is first needed.
+    /// Returns an engine for which a key with a `/` is the path of its lock file, so that `flock PATH` and the engine
+    /// exclude each other. Any other key is a file in `dir`, which is made when it is first needed.
     ///
     /// A file with contents of its own is only ever locked; counter and holder are then in `PATH.distlock`. An empty
     /// file takes them itself. A relative path, of a key or `dir`, starts at the directory in which the process is

@@ -1,7 +1,7 @@
 //! Locks among the processes of this machine, by flock(2).
 //!
-//! Below the verbs, `protocol/` says what the files of a lock are called and what is in them, and `wire/` makes the system
-//! calls.
+//! Below the verbs, `protocol/` says what the files of a lock are called and what is in them, and `wire/` makes the
+//! system calls.
 
 mod claim;
 mod config;

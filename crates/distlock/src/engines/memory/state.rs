@@ -138,9 +138,9 @@ impl LockTable {
         queued.or_else(handed).cloned()
     }
 
-    /// Returns the grant that was handed to `claim` while it waited. On the store's clock its lease began at the handoff. On
-    /// the client's clock it began no later than the notification came, and no later than the last claim plus the time that
-    /// passed on the store's clock between the reply to that claim and the handoff.
+    /// Returns the grant that was handed to `claim` while it waited. On the store's clock its lease began at the
+    /// handoff. On the client's clock it began no later than the notification came, and no later than the last claim
+    /// plus the time that passed on the store's clock between the reply to that claim and the handoff.
     pub(super) fn take_handover(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
         let lock = self.locks.get_mut(&claim.key)?;
         lock.settle(now, &mut self.last_token);

@@ -26,8 +26,8 @@ struct Inner {
     is_public: bool,
 }
 
-/// The highest token of all public stores that this process has had. A new public store starts above it, so tokens do not
-/// fall when the last client of a store goes and another store of the name is made.
+/// The highest token of all public stores that this process has had. A new public store starts above it, so tokens do
+/// not fall when the last client of a store goes and another store of the name is made.
 static LAST_TOKEN: AtomicU64 = AtomicU64::new(0);
 
 impl Store {
@@ -45,8 +45,8 @@ impl Store {
 
     /// Returns the store that has this name in this process: the one of `mem://name`.
     ///
-    /// It lasts as long as a client of it does. Then its locks and histories are gone; the tokens of the next store of any
-    /// name are still higher.
+    /// It lasts as long as a client of it does. Then its locks and histories are gone; the tokens of the next store of
+    /// any name are still higher.
     #[must_use]
     pub fn named(name: &str) -> Store {
         Store::public(Some(name))

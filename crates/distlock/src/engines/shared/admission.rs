@@ -1,7 +1,8 @@
 //! The admission rules: which claim may enter a lock, in which mode.
 //!
-//! Pure functions over modes and owners: no I/O, no clock, no engine's types. An engine that knows all holders and waiters
-//! of a lock calls [`admit`]; one that knows only a part of the queue applies the rules that [`admit`] is made of.
+//! Pure functions over modes and owners: no I/O, no clock, no engine's types. An engine that knows all holders and
+//! waiters of a lock calls [`admit`]; one that knows only a part of the queue applies the rules that [`admit`] is made
+//! of.
 
 use crate::types::mode::Mode;
 use crate::types::owner::OwnerId;
@@ -87,8 +88,8 @@ pub(crate) fn is_alone(mode: Mode) -> bool {
     matches!(mode, Mode::Exclusive | Mode::Reentrant)
 }
 
-/// Whether a claim in `mode` lets a waiter that came before it have the lock first. Only a reader passes a reader: a run
-/// of readers enters together, and one behind a waiting writer waits, so that readers never starve a writer.
+/// Whether a claim in `mode` lets a waiter that came before it have the lock first. Only a reader passes a reader: a
+/// run of readers enters together, and one behind a waiting writer waits, so that readers never starve a writer.
 pub(crate) fn waits_behind(mode: Mode, ahead: Mode) -> bool {
     [mode, ahead] != [Mode::Shared; 2]
 }
@@ -114,7 +115,8 @@ mod tests {
     const RE: Mode = Mode::Reentrant;
     const S2: Mode = Mode::Slot { of: 2 };
 
-    /// Admits a claim of the owner `us`. A holder is its mode, its owner and its slot; its token is its place from 1 on.
+    /// Admits a claim of the owner `us`. A holder is its mode, its owner and its slot; its token is its place from 1
+    /// on.
     fn decide(mode: Mode, inside: &[(Option<Mode>, &str, Option<u32>)], ahead: &[Mode]) -> Option<Admission> {
         let owners: Vec<OwnerId> = inside.iter().map(|(_, owner, _)| OwnerId::new(owner).unwrap()).collect();
         let occupants = inside.iter().zip(&owners).zip(1..).map(|((&(mode, _, slot), owner), token)| Occupant {

@@ -5,8 +5,8 @@
 //!  64  counter     two blocks of 64 bytes, written in turn, each with its checksum
 //! 192  entry       checksum, length and JSON while the lock is held, `free` before the rest when it was released
 //! ```
-//! Only the holder of the lock writes; every process may read at any time. A torn write leaves a wrong checksum: the older
-//! block counts, and the holder is unknown.
+//! Only the holder of the lock writes; every process may read at any time. A torn write leaves a wrong checksum: the
+//! older block counts, and the holder is unknown.
 
 use std::fs::File;
 use std::io;

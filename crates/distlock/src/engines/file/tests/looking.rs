@@ -89,8 +89,8 @@ fn a_thousand_tries_among_listings_never_fail_falsely() {
                     Claimed::Granted(_) => {
                         let held = fs::read(scratch.file("a.lock")).unwrap();
                         engine.release(&ours).await.unwrap();
-                        // As one leaves it who crashes: an entry whose author the kernel's list does not show. Who lists
-                        // the locks then has to try the lock itself.
+                        // As one leaves it who crashes: an entry whose author the kernel's list does not show. Who
+                        // lists the locks then has to try the lock itself.
                         let file = File::options().write(true).open(scratch.file("a.lock")).unwrap();
                         file.write_all_at(&held, 0).unwrap();
                     }

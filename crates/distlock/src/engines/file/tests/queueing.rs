@@ -242,7 +242,7 @@ async fn removing_the_queue_by_hand_costs_the_place_but_not_the_lock() {
 async fn hundreds_of_tasks_get_it_in_order_by_hints_with_few_descriptors() {
     const TASKS: usize = 300;
     let scratch = Scratch::new();
-    // Its clock stands still: on a machine that is busy for long nobody counts as hanging.
+    // Its clock stands still: on a machine that is busy for long, no waiter counts as stuck.
     let engine = FileBackend::host(scratch.path()).with_clock(Clock::manual().0);
     engine.attach(Attachment::standalone(&Handle::current()));
     let key = Key::new("a").unwrap();

@@ -1,4 +1,5 @@
-//! Whether a directory is the same one for every process of this machine, or lies in a mount that only some of them have.
+//! Whether a directory is the same one for every process of this machine, or lies in a mount that only some of them
+//! have.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -110,8 +111,8 @@ mod tests {
         assert_eq!(identity(&covered, "/srv/my data/x"), (b"0:40".to_vec(), "/my data/x".into()));
     }
 
-    /// The same directory by another way is no other one; that of a unit with `PrivateTmp=yes` is, also where it is a fresh
-    /// file system.
+    /// The same directory by another way is no other one; that of a unit with `PrivateTmp=yes` is, also where it is a
+    /// fresh file system.
     #[test]
     fn what_is_mounted_elsewhere_is_told_from_what_is_mounted_again() {
         let there = identity(FIRST, "/tmp/distlock-7");
