@@ -1,12 +1,13 @@
-//! What a queue means to one of its keys: whether it holds the lock, and whose end it waits for if not.
+//! Where a key stands in its queue: whether it holds the lock, and which keys it waits for if not.
 //!
-//! Every rule looks only at keys that were made before. Their number can only shrink, so who holds a lock once goes on
-//! holding it until its own key is gone.
+//! Every rule looks only at keys that were made before. Their number can only shrink, so a key that holds the lock holds
+//! it until the key is gone.
 
 use super::attempt::Mark;
 use super::entry;
 use super::messages::KeyValue;
 use super::names::Names;
+use crate::engines::shared::admission;
 use crate::types::mode::Mode;
 
 /// Where a key stands.
@@ -17,7 +18,7 @@ pub(super) struct Standing {
     pub(super) awaited: Vec<Mark>,
 }
 
-/// How many keys at the head of a queue have to be read.
+/// Returns how many keys at the head of a queue have to be read.
 pub(super) fn heads_of(mode: Mode) -> u32 {
     match mode {
         Mode::Slot { of } => of,
@@ -31,12 +32,13 @@ pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
     let is_before = |kv: &&KeyValue| kv.create_revision < created;
     let before = last.iter().filter(is_before);
     if mode == Mode::Shared {
-        let awaited: Vec<_> = before.filter(|kv| Names::mode(lock, &kv.key) != mode).take(1).map(Mark::of).collect();
+        let is_awaited = |kv: &&KeyValue| admission::waits_behind(mode, Names::mode(lock, &kv.key));
+        let awaited: Vec<_> = before.filter(is_awaited).take(1).map(Mark::of).collect();
         return Standing { holds: awaited.is_empty(), awaited };
     }
-    let room = heads_of(mode) as usize;
+    let room = admission::room(mode);
     let holds = heads.iter().filter(is_before).count() < room;
-    // While the last of those before are all there, so many are before us.
+    // While the last `room` keys before this one are all there, the lock is full.
     let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
     // The next one to have the lock may be of the same owner.
     if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
@@ -47,30 +49,26 @@ pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
     Standing { holds, awaited }
 }
 
-/// The slot of a semaphore that a key made at `created` takes. `heads` are those who hold it.
+/// Returns the slot of a semaphore that a key made at `created` takes. `heads` are the keys of its holders.
 ///
-/// It leaves the lowest ones to those who came before and have none yet: somebody that is slow to take its slot must not
-/// get one that was a later one's in the meantime, since the tokens of a slot rise.
+/// The lowest free slots are left to earlier keys that have none yet: a key that is slow to take its slot must not get one
+/// that a later key had in the meantime, since the tokens of a slot rise.
 pub(super) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
     let slot_of = |kv: &KeyValue| entry::read(&kv.value).and_then(|entry| entry.slot);
-    let taken: Vec<u32> = heads.iter().filter_map(slot_of).collect();
     let slow = heads.iter().filter(|kv| kv.create_revision < created && slot_of(kv).is_none()).count();
-    (0..of).filter(|slot| !taken.contains(slot)).nth(slow)
+    admission::lowest_free_slot(of, heads.iter().filter_map(slot_of), slow)
 }
 
-/// A mode among `keys` that does not go with `mode`.
+/// Returns a mode among `keys` that disagrees with `mode`.
 pub(super) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
-    keys.into_iter().map(|key| Names::mode(lock, key)).find(|other| !mode.agrees_with(*other))
+    admission::disagreement(mode, keys.into_iter().map(|key| Names::mode(lock, key)))
 }
 
-/// How many keys at the head of a whole queue hold the lock.
+/// Returns how many keys at the head of a whole queue hold the lock.
 pub(super) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
     let Some(mode) = queue.first().map(|first| Names::mode(lock, &first.key)) else { return 0 };
     let alike = queue.iter().take_while(|kv| Names::mode(lock, &kv.key) == mode).count();
-    match mode {
-        Mode::Shared => alike,
-        _ => alike.min(heads_of(mode) as usize),
-    }
+    alike.min(admission::room(mode))
 }
 
 #[cfg(test)]

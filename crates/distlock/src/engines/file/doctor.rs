@@ -1,11 +1,11 @@
-//! Looks at a directory of locks.
+//! Examines a directory of locks.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::home::is_in_tmp;
-use super::lock_file::NFS;
-use super::mount::private_mount;
+use super::protocol::lock_directory::is_in_tmp;
+use super::wire::lock_file::NFS;
+use super::wire::mount::private_mount;
 use crate::types::finding::Finding;
 
 const OTHERS_WRITE: u32 = 0o002;
@@ -15,7 +15,7 @@ const STICKY: u32 = 0o1000;
 const ONE_FOR_ALL: &str = "have /run/distlock made at boot (deploy/tmpfiles.d/distlock.conf), or set DISTLOCK_LOCK_DIR to a \
                            directory that no service has a private one of";
 
-/// What there is to say about locks in `dir`.
+/// Returns the findings about locks in `dir`.
 pub(crate) fn examine(dir: &Path) -> Vec<Finding> {
     let place = dir.display().to_string();
     let private = private_mount(dir);
@@ -50,9 +50,9 @@ fn examine_directory(dir: &Path, place: &str, reach: &str) -> Finding {
         return Finding::warning(
             "directory",
             place,
-            format!("everybody may remove files from it (mode {:o})", mode & 0o7777),
+            format!("every user may remove files from it (mode {:o})", mode & 0o7777),
         )
-        .because("whoever removes lock files breaks the order of waiters, and may keep others from locking")
+        .because("a user who removes lock files breaks the order of waiters, and may keep others from locking")
         .fix("chmod +t, or a directory of the users who lock");
     }
     Finding::fine("directory", place, format!("locks reach the processes of {reach}"))

@@ -1,276 +1,42 @@
-//! Who holds what, read without taking anything.
+//! Looking at locks from outside.
 
-use std::io;
-use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::process::{Pid, test_kill_process};
-
-use super::fault::{fault, is_about_the_file};
-use super::inside::Inside;
-use super::kernel_locks::KernelLocks;
-use super::ledger::{Entry, Ledger};
-use super::line::Line;
-use super::lock_file::{Links, LockFile};
-use super::name;
-use super::place::{Place, Places};
-use crate::contract::LockInfo;
-use crate::types::clock::Clock;
-use crate::types::error::{Error, ErrorKind, Result};
+use super::hold::FileHold;
+use super::inspector::Inspector;
+use super::state::State;
+use crate::contract::{Claim, LockInfo};
+use crate::types::error::Result;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
-use crate::types::owner::{Holder, Process, Record};
-use crate::types::token::FencingToken;
 
-/// Looks at the locks of an engine.
-pub(super) struct Inspector<'a> {
-    places: &'a Places,
-    clock: &'a Clock,
+/// How long a new holder is given to write its name.
+const NAME_WAIT: Duration = Duration::from_millis(1);
+
+pub(super) async fn list(state: &State, prefix: &str) -> Result<Vec<LockInfo>> {
+    settled(state, |inspector| inspector.list(prefix)).await
 }
 
-/// A lock whose queue was read.
-struct Queued {
-    key: Key,
-    place: Place,
-    waiters: Vec<Arc<Record>>,
+pub(super) async fn get(state: &State, key: &Key) -> Result<Option<LockInfo>> {
+    let found = settled(state, |inspector| Ok(inspector.get(key)?.into_iter().collect())).await;
+    found.map(|mut found| found.pop()).map_err(|error| error.with_key(key))
 }
 
-impl<'a> Inspector<'a> {
-    pub(super) fn new(places: &'a Places, clock: &'a Clock) -> Self {
-        Inspector { places, clock }
-    }
-
-    pub(super) fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        let queued = self.queued(key.clone())?;
-        self.info(queued, &KernelLocks::read()?)
-    }
-
-    /// The locks in the directory; one that is a path of its own is not listed, nor one that cannot be read: where several
-    /// may write, an odd file of one must not hide the locks of all.
-    pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let mut keys = Vec::new();
-        collect(self.places.dir(), Path::new(""), &mut keys)?;
-        keys.retain(|key| key.as_str().starts_with(prefix));
-        keys.sort_unstable();
-        let mut queues = Vec::new();
-        for key in keys {
-            queues.extend(unless_odd(self.queued(key))?);
-        }
-        // After the queues: who leaves a queue has the lock by then, and so is seen here if not there.
-        let locks = KernelLocks::read()?;
-        let mut infos = Vec::new();
-        for queued in queues {
-            infos.extend(unless_odd(self.info(queued, &locks))?.flatten());
-        }
-        Ok(infos)
-    }
-
-    pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {
-        let file = self.places.find(key)?.look()?;
-        file.map_or(Ok(Vec::new()), |file| Ok(KernelLocks::read()?.pids(file.id())))
-    }
-
-    /// Why the lock cannot be taken from its holder.
-    pub(super) fn refuse_to_break(&self, key: &Key, token: FencingToken) -> Result<()> {
-        let mut holders = self.get(key)?.map(|info| info.holders).unwrap_or_default();
-        if let Some(meant) = holders.iter().position(|holder| holder.token == Some(token)) {
-            holders.swap(0, meant);
-        }
-        let first = holders.into_iter().next();
-        let Some(holder) = first else { return Err(Error::new(ErrorKind::NotHeld, "nobody holds it")) };
-        let (kind, message) = match (holder.token, &holder.record) {
-            (Some(held), _) if held != token => {
-                (ErrorKind::NotHeld, format!("it is held with token {held}, not {token}"))
-            }
-            (Some(_), Some(record)) => {
-                let pid = record.process.pid;
-                (ErrorKind::Unsupported, format!("the kernel's lock of a live process, {pid}, cannot be broken"))
-            }
-            _ => {
-                let pids = self.pids(key)?.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-                (ErrorKind::Foreign, format!("the holder, process {pids}, is not distlock"))
-            }
-        };
-        let error = Error::new(kind, message).with_holder(Some(holder));
-        Err(if kind == ErrorKind::NotHeld { error } else { error.with_help("the lock is free when that process ends") })
-    }
-
-    /// Who holds a lock that was just found busy, cheaply: its entry is believed if that process lives. Of several, the
-    /// one that came first.
-    pub(super) fn probable_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(place) {
-            return Some(occupant);
-        }
-        let entry = entry(place, file).ok()?;
-        if let Some(entry) = entry.as_ref().filter(|entry| is_alive(&entry.record.process)) {
-            return Some(self.holder(entry));
-        }
-        let pids = KernelLocks::read().unwrap_or_default().pids(file.id());
-        self.who(entry.as_ref(), &pids)
-    }
-
-    /// The same without the kernel's list.
-    pub(super) fn recorded_holder(&self, place: &Place, file: &LockFile) -> Option<Holder> {
-        if let Some(occupant) = self.first_inside(place) {
-            return Some(occupant);
-        }
-        let entry = entry(place, file).ok()??;
-        is_alive(&entry.record.process).then(|| self.holder(&entry))
-    }
-
-    fn first_inside(&self, place: &Place) -> Option<Holder> {
-        let occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).ok()?;
-        occupants.iter().find(|occupant| occupant.is_live).map(|occupant| self.holder(&occupant.entry))
-    }
-
-    /// How a holder uses the lock that does not agree with `mode`. `file` is the lock's, if it is open already.
-    pub(super) fn disagreeing_holder(
-        &self,
-        place: &Place,
-        file: Option<&LockFile>,
-        mode: Mode,
-    ) -> Result<Option<Mode>> {
-        let broken = |error| fault("read lock file", &place.lock, error);
-        let inside = Inside::read(&place.inside).and_then(|inside| inside.disagreeing(mode)).map_err(broken)?;
-        if inside.is_some() || mode.agrees_with(Mode::Exclusive) {
-            return Ok(inside);
-        }
-        let opened = if file.is_some() { None } else { place.look()? };
-        let Some(file) = file.or(opened.as_ref()) else { return Ok(None) };
-        // What one who crashed wrote about itself counts for nothing, whoever has its process id now.
-        if file.probe().map_err(broken)? {
-            return Ok(None);
-        }
-        let entry = entry(place, file).map_err(broken)?;
-        Ok(entry.filter(|entry| is_alive(&entry.record.process)).map(|entry| entry.record.mode))
-    }
-
-    fn queued(&self, key: Key) -> Result<Queued> {
-        let place = self.places.find(&key)?;
-        let waiters = Line::at(&place.line).waiters()?;
-        Ok(Queued { key, place, waiters })
-    }
-
-    /// The lock, if somebody holds it or waits for it. `locks` were read after its queue.
-    fn info(&self, queued: Queued, locks: &KernelLocks) -> Result<Option<LockInfo>> {
-        let Queued { key, place, mut waiters } = queued;
-        let mut holders = self.sharing_now(&place, locks)?;
-        if holders.is_empty() {
-            holders.extend(self.holder_now(&place, locks)?);
-        }
-        waiters.retain(|waiter| holders.iter().all(|holder| holder.record.as_ref() != Some(waiter)));
-        let is_in_use = !holders.is_empty() || !waiters.is_empty();
-        Ok(is_in_use.then(|| LockInfo::new(key, holders, waiters)))
-    }
-
-    /// Those who hold the lock beside each other, ours and strangers. Empty when nobody of ours does.
-    fn sharing_now(&self, place: &Place, locks: &KernelLocks) -> Result<Vec<Holder>> {
-        let broken = |error| fault("read lock file", &place.inside, error);
-        let mut occupants = Inside::read(&place.inside).and_then(|inside| inside.occupants()).map_err(broken)?;
-        if occupants.is_empty() {
-            return Ok(Vec::new());
-        }
-        let pids = place.look()?.map_or(Vec::new(), |file| locks.pids(file.id()));
-        // A child may go on as a reader after the process that took the lock has died.
-        occupants.retain(|occupant| occupant.is_live || pids.contains(&occupant.entry.record.process.pid));
-        let is_stranger = |pid: &&u32| !occupants.iter().any(|occupant| can_be(&occupant.entry, &[**pid]));
-        let strangers = if occupants.is_empty() { 0 } else { pids.iter().filter(is_stranger).count() };
-        let ours = occupants.iter().map(|occupant| self.holder(&occupant.entry));
-        Ok(ours.chain((0..strangers).map(|_| Holder::new(None, None))).collect())
-    }
-
-    fn holder_now(&self, place: &Place, locks: &KernelLocks) -> Result<Option<Holder>> {
-        let Some(file) = place.look()? else { return Ok(None) };
-        let broken = |error| fault("read lock file", &place.lock, error);
-        let entry = entry(place, &file).map_err(broken)?;
-        let pids = locks.pids(file.id());
-        // The kernel does not show the processes of other containers. To try the lock could make somebody else find it
-        // busy for a moment, so that is done only where an entry says that there is a holder.
-        if pids.is_empty() && (entry.is_none() || file.probe().map_err(broken)?) {
-            return Ok(None);
-        }
-        if entry.as_ref().is_some_and(|entry| !can_be(entry, &pids)) {
-            // A stale entry of one who crashed, or the lock changed hands between the two looks.
-            let pids = KernelLocks::read()?.pids(file.id());
-            return Ok(self.who(entry.as_ref(), &pids));
-        }
-        Ok(self.who(entry.as_ref(), &pids))
-    }
-
-    /// The entry's author, if the lock can be its; otherwise somebody of whom we know nothing.
-    fn who(&self, entry: Option<&Entry>, pids: &[u32]) -> Option<Holder> {
-        let author = entry.filter(|entry| can_be(entry, pids)).map(|entry| self.holder(entry));
-        author.or_else(|| (!pids.is_empty()).then(|| Holder::new(None, None)))
-    }
-
-    fn holder(&self, entry: &Entry) -> Holder {
-        let granted = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(entry.granted_ms));
-        let held = granted.and_then(|granted| self.clock.wall().duration_since(granted).ok());
-        let token = FencingToken::new(entry.token);
-        Holder::new(Some(Arc::new(entry.record.clone())), Some(token)).with_held_for(held)
-    }
+pub(super) fn holder_pids(state: &State, key: &Key) -> Result<Vec<u32>> {
+    Inspector::of(state).pids(key)
 }
 
-/// Whether the entry's author can be the one who has the lock, when the kernel names these processes.
-fn can_be(entry: &Entry, pids: &[u32]) -> bool {
-    let process = &entry.record.process;
-    pids.is_empty() || pids.contains(&process.pid) || is_elsewhere(process)
+/// Returns a copy of the descriptor that keeps the lock of `claim`.
+pub(super) fn descriptor(state: &State, claim: &Claim) -> Result<Option<OwnedFd>> {
+    state.holds().get(&claim.attempt).map(FileHold::descriptor).transpose()
 }
 
-/// Whether one of our own clients has the lock's own file open for writing.
-pub(super) fn is_held_by_us(file: &LockFile) -> bool {
-    Ledger::of(file.contents()).entry().is_ok_and(|entry| entry.is_some_and(|entry| is_alive(&entry.record.process)))
-}
-
-fn entry(place: &Place, file: &LockFile) -> io::Result<Option<Entry>> {
-    if let Some(entry) = Ledger::of(file.contents()).entry()? {
-        return Ok(Some(entry));
+/// Inspects, and once more where a holder seems foreign: it may be a client that has not written its name yet.
+async fn settled(state: &State, inspect: impl Fn(Inspector<'_>) -> Result<Vec<LockInfo>>) -> Result<Vec<LockInfo>> {
+    let found = inspect(Inspector::of(state))?;
+    if found.iter().all(|info| info.holders.iter().all(|holder| holder.record.is_some())) {
+        return Ok(found);
     }
-    let Some(path) = &place.side else { return Ok(None) };
-    let side = LockFile::look(path, Links::Refuse)?;
-    side.map_or(Ok(None), |side| Ledger::of(side.contents()).entry())
-}
-
-fn is_alive(process: &Process) -> bool {
-    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    // Any answer but "no such process" comes from one that is there.
-    is_elsewhere(process) || pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
-}
-
-/// Another host name on the same machine is a container, whose process ids mean nothing here.
-fn is_elsewhere(process: &Process) -> bool {
-    process.host != Process::current().host
-}
-
-/// Leaves out what fails by itself.
-fn unless_odd<T>(outcome: Result<T>) -> Result<Option<T>> {
-    match outcome {
-        Err(error) if is_about_the_file(&error) => {
-            tracing::debug!(target: "distlock", %error, "a lock that cannot be read is not listed");
-            Ok(None)
-        }
-        outcome => outcome.map(Some),
-    }
-}
-
-/// The keys of all lock files below `dir`, where `inside` is the way from the lock directory.
-fn collect(dir: &Path, inside: &Path, keys: &mut Vec<Key>) -> Result<()> {
-    let broken = |error| fault("read lock directory", dir, error);
-    let entries = match std::fs::read_dir(dir.join(inside)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(broken)?,
-    };
-    for entry in entries {
-        let entry = entry.map_err(broken)?;
-        let path = inside.join(entry.file_name());
-        if entry.file_type().map_err(broken)?.is_dir() {
-            if name::goes_on(&entry.file_name()) {
-                unless_odd(collect(dir, &path, keys))?;
-            }
-        } else {
-            keys.extend(name::key_of(&path));
-        }
-    }
-    Ok(())
+    tokio::time::sleep(NAME_WAIT).await;
+    inspect(Inspector::of(state))
 }

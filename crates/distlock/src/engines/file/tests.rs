@@ -10,8 +10,13 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::*;
+use crate::contract::{Busy, Grant};
+use crate::types::clock::Clock;
 use crate::types::error::ErrorKind;
+use crate::types::event::LossReason;
 use crate::types::owner::{OwnerId, Process, Record};
+use crate::types::token::AttemptId;
+use hold::{FileHold, TakeOutcome};
 use second::{Second, Shell};
 
 mod looking;
@@ -257,7 +262,7 @@ async fn tokens_rise_when_the_counter_moves_into_the_file_or_out_of_it() {
     let engine = engine(&scratch);
     let ledger_at = |name| {
         let file = fs::File::options().read(true).write(true).create_new(true).open(scratch.file(name)).unwrap();
-        ledger::Ledger::of(&file).advance(AHEAD).unwrap();
+        protocol::lock_contents::LockContents::of(&file).advance(AHEAD).unwrap();
     };
     ledger_at("emptied.distlock");
     fs::write(scratch.file("emptied"), "").unwrap();
@@ -267,10 +272,10 @@ async fn tokens_rise_when_the_counter_moves_into_the_file_or_out_of_it() {
     // One who may only read the file has its counter beside it.
     ledger_at("both");
     let key = scratch.key("both");
-    let place = engine.0.places.find(&key).unwrap();
-    let file = place.look().unwrap().unwrap();
-    let taken = Hold::take(&claim(&key, "us"), &place, file, &Clock::system()).unwrap();
-    let Taking::Taken(hold) = taken else { panic!("{taken:?}") };
+    let place = engine.0.layout.find(&key).unwrap();
+    let file = place.open_to_read().unwrap().unwrap();
+    let taken = FileHold::take(&claim(&key, "us"), &place, file, &Clock::system()).unwrap();
+    let TakeOutcome::Taken(hold) = taken else { panic!("{taken:?}") };
     assert!(hold.grant().token.get() > AHEAD);
     assert!(scratch.file("both.distlock").exists());
 }
@@ -359,7 +364,7 @@ async fn tokens_rise_over_processes_and_torn_writes() {
     let file = fs::File::options().write(true).read(true).open(scratch.file("x")).unwrap();
     let ahead = last * 2;
     for _ in 0..2 {
-        last = ledger::Ledger::of(&file).advance(ahead).unwrap().get();
+        last = protocol::lock_contents::LockContents::of(&file).advance(ahead).unwrap().get();
     }
     file.write_all_at(b"torn", 64).unwrap();
     let engine = engine(&scratch);

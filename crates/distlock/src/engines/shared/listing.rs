@@ -1,14 +1,16 @@
-//! How much a listing may come to, and how long it may take: a server that never says that this was all costs an error.
+//! Bounds of a listing: its size and its time. A server whose listing never ends costs an error, not the client's
+//! memory.
 
 use std::time::Duration;
 
 use crate::types::error::{Error, ErrorKind, Result};
 
-/// How much of what servers answer is kept: enough for some hundred thousand locks with holders, or for two million names.
+/// The most bytes of replies that are kept: enough for some hundred thousand locks with holders, or for two million
+/// names.
 const MOST_BYTES: usize = 256 << 20;
-/// What each part takes beyond its own bytes.
+/// What each part costs beyond its own bytes.
 const EACH: usize = 100;
-/// By estimate, a Redis server goes through a hundred million keys in two minutes, or in ten when it is 5 ms away.
+/// By estimate, a scan of a hundred million keys takes a Redis server two minutes, or ten when it is 5 ms away.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
 /// What a listing may still keep.
@@ -20,16 +22,16 @@ impl Allowance {
         Allowance(MOST_BYTES)
     }
 
-    /// Less than others have, so that tests need not fill the memory to spend it.
+    /// Returns a small allowance, so that tests need not fill the memory to spend it.
     #[cfg(test)]
     pub(crate) fn of(bytes: usize) -> Allowance {
         Allowance(bytes)
     }
 
-    /// Some more parts are kept, of so many bytes together.
+    /// Spends the cost of `parts` more parts, of `bytes` bytes together.
     ///
     /// # Errors
-    /// Kind `Backend`: that would be too much.
+    /// Kind `Backend` when that exceeds the allowance.
     pub(crate) fn spend(&mut self, parts: usize, bytes: usize) -> Result<()> {
         let cost = parts.saturating_mul(EACH).saturating_add(bytes);
         self.0 = self.0.checked_sub(cost).ok_or_else(|| {
@@ -40,10 +42,10 @@ impl Allowance {
     }
 }
 
-/// Waits for a listing, but not for ever.
+/// Waits for a listing, but not forever.
 ///
 /// # Errors
-/// Those of the listing; kind `Backend` when it took too long.
+/// Those of the listing; kind `Backend` when it takes too long.
 pub(crate) async fn in_time<T>(listing: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(LONGEST, listing).await.unwrap_or_else(|_| {
         let message = format!("the listing did not end within {} minutes", LONGEST.as_secs() / 60);

@@ -1,20 +1,20 @@
-//! How connections are encrypted.
+//! TLS of connections to servers.
 
 use std::fmt;
 
 #[cfg(any(not(feature = "tls"), feature = "redis"))]
 use crate::types::error::{Error, ErrorKind};
 
-/// Whom to trust, and who we are.
+/// The trusted certificates, and the client's own.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
-    /// PEM; `None`: what the system trusts.
+    /// PEM; `None`: the certificates that the system trusts.
     pub(crate) ca: Option<Vec<u8>>,
-    /// PEM: our certificate and its key.
+    /// PEM: the client's certificate and its key.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-// By hand: a key is never printed.
+// Written by hand, so that a key is never printed.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tls { ca, identity } = self;
@@ -32,7 +32,7 @@ pub(crate) fn not_built_in() -> Error {
 #[cfg(all(feature = "tls", feature = "redis"))]
 impl Tls {
     /// # Errors
-    /// Kind `Config` when a certificate or the key cannot be used; none of them is repeated.
+    /// Kind `Config` when a certificate or the key cannot be used. The message contains neither.
     pub(crate) fn client(&self) -> crate::types::error::Result<std::sync::Arc<rustls::ClientConfig>> {
         use rustls::pki_types::pem::PemObject;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -52,7 +52,7 @@ impl Tls {
         if added == 0 {
             return Err(refuse("tls_ca", &"no certificate to trust, neither given nor the system's"));
         }
-        // Named, since a provider for the whole process is the application's to choose.
+        // Passed explicitly: the provider of the whole process is the application's choice.
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 
 use super::*;
+use crate::engines::file::claim::SHARERS_RETRY_PAUSES;
 use crate::types::mode::Mode;
 
 fn try_in_mode(mode: Mode, key: &Key) -> Claim {
@@ -56,7 +57,7 @@ async fn a_try_that_meets_who_stays_is_busy_in_bounded_time() {
 
     let _stranger = looked_at(&scratch.file("a.lock"));
     busy(engine.claim(&try_claim(&key, "us")).await);
-    let most = AFTER_SHARERS.iter().sum::<Duration>() + Duration::from_millis(AFTER_SHARERS.len() as u64);
+    let most = SHARERS_RETRY_PAUSES.iter().sum::<Duration>() + Duration::from_millis(SHARERS_RETRY_PAUSES.len() as u64);
     assert!(asked.elapsed() <= most, "{:?}", asked.elapsed());
     busy(engine.claim(&claim(&key, "waiter")).await);
     assert!(asked.elapsed() <= most, "who waits has its place in the queue meanwhile");
@@ -88,8 +89,8 @@ fn a_thousand_tries_among_listings_never_fail_falsely() {
                     Claimed::Granted(_) => {
                         let held = fs::read(scratch.file("a.lock")).unwrap();
                         engine.release(&ours).await.unwrap();
-                        // As one leaves it who crashes: an entry whose author the kernel's list does not show. Who lists
-                        // the locks then has to try the lock itself.
+                        // As one leaves it who crashes: an entry whose author the kernel's list does not show. Who
+                        // lists the locks then has to try the lock itself.
                         let file = File::options().write(true).open(scratch.file("a.lock")).unwrap();
                         file.write_all_at(&held, 0).unwrap();
                     }

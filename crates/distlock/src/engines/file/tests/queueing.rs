@@ -3,6 +3,7 @@
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::engines::file::claim::{UNNOTIFIED_FIRST_POLL, UNNOTIFIED_OTHERS_POLL};
 
 fn waiters(info: Option<LockInfo>) -> Vec<String> {
     info.map_or(Vec::new(), |info| info.waiters.iter().map(|record| record.owner.to_string()).collect())
@@ -158,7 +159,7 @@ async fn a_release_is_a_hint_to_the_first_alone_and_its_grant_to_the_next_alone(
     for claim in &claims {
         busy(engine.claim(claim).await);
     }
-    let waiters = claims.each_ref().map(|claim| engine.0.queue.waiter(claim.attempt).unwrap());
+    let waiters = claims.each_ref().map(|claim| engine.0.waiters.get(claim.attempt).unwrap());
     let hinted = async |number: usize| timeout(Duration::from_millis(30), waiters[number].hint()).await.is_ok();
     engine.release(&holder).await.unwrap();
     timeout(AT_LAST, waiters[0].hint()).await.expect("a hint to the first");
@@ -178,8 +179,8 @@ async fn without_hints_a_waiter_gets_it_by_polling() {
     let key = Key::new("a").unwrap();
     let (holder, first, second) = (claim(&key, "holder"), claim(&key, "first"), claim(&key, "second"));
     granted(engine.claim(&holder).await);
-    assert_eq!(busy(engine.claim(&first).await).poll_after, Some(UNTOLD_FIRST_POLL));
-    assert_eq!(busy(engine.claim(&second).await).poll_after, Some(UNTOLD_OTHERS_POLL));
+    assert_eq!(busy(engine.claim(&first).await).poll_after, Some(UNNOTIFIED_FIRST_POLL));
+    assert_eq!(busy(engine.claim(&second).await).poll_after, Some(UNNOTIFIED_OTHERS_POLL));
     let waiting = acquire_in_background(&engine, &first).await;
     engine.release(&holder).await.unwrap();
     waiting.await.unwrap();
@@ -241,7 +242,7 @@ async fn removing_the_queue_by_hand_costs_the_place_but_not_the_lock() {
 async fn hundreds_of_tasks_get_it_in_order_by_hints_with_few_descriptors() {
     const TASKS: usize = 300;
     let scratch = Scratch::new();
-    // Its clock stands still: on a machine that is busy for long nobody counts as hanging.
+    // Its clock stands still: on a machine that is busy for long, no waiter counts as stuck.
     let engine = FileBackend::host(scratch.path()).with_clock(Clock::manual().0);
     engine.attach(Attachment::standalone(&Handle::current()));
     let key = Key::new("a").unwrap();

@@ -203,7 +203,7 @@ async fn what_does_not_agree_with_a_holder_or_a_waiter_is_refused_and_leaves_not
         assert!(!scratch.file("a.q").exists(), "no place in the queue is left");
         engine.release(&holder).await.unwrap();
     }
-    // Nobody holds it any more, but somebody still waits.
+    // There is no holder any more, but still a waiter.
     let holders = [in_mode(SEMAPHORE, &key, "one"), in_mode(SEMAPHORE, &key, "two")];
     for holder in &holders {
         granted(engine.claim(holder).await);

@@ -9,12 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// What NFS calls itself in `statfs`.
-pub(super) const NFS: u64 = 0x6969;
+/// The type of NFS in `statfs`.
+pub(crate) const NFS: u64 = 0x6969;
 
-/// Which file it is, whatever its name.
+/// How often an operation starts again when another process changes its files. Each time that process has made
+/// progress.
+pub(crate) const CHANGED_FILE_TRIES: usize = 64;
+
+/// The identity of a file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileId {
+pub(crate) struct FileId {
     dev: u64,
     ino: u64,
 }
@@ -24,58 +28,58 @@ impl FileId {
         FileId { dev: stat.st_dev, ino: stat.st_ino }
     }
 
-    /// Whether the kernel would show it with these numbers.
-    pub(super) fn is(self, major: u32, minor: u32, ino: u64) -> bool {
+    /// Whether the kernel lists the file with these numbers.
+    pub(crate) fn is(self, major: u32, minor: u32, ino: u64) -> bool {
         (rustix::fs::major(self.dev), rustix::fs::minor(self.dev), self.ino) == (major, minor, ino)
     }
 }
 
 /// What to do about a symbolic link at the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Links {
-    /// The link's target is meant, as with flock(1).
+pub(crate) enum Links {
+    /// Opens the link's target, as flock(1) does.
     Follow,
-    /// Where only our own files belong, a link is a trap.
+    /// Fails. Where only distlock's files belong, a link is a trap.
     Refuse,
 }
 
-/// What keeps a file from being locked alone.
+/// What keeps a file from being locked exclusively.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Obstacle {
-    /// Another descriptor has it alone.
+pub(crate) enum Obstacle {
+    /// Another descriptor has it exclusively.
     Holder,
-    /// Other descriptors share it: readers, or a look at it, which lasts for a moment.
+    /// Other descriptors share it: readers, or an inspection, which lasts for a moment.
     Sharers,
 }
 
 /// An open file whose flock is the lock. Dropping it frees the lock.
 #[derive(Debug)]
-pub(super) struct LockFile {
+pub(crate) struct LockFile {
     file: File,
     id: FileId,
     owner: u32,
     writable: bool,
-    /// A copy of the descriptor was given away.
+    /// A child has a copy of the descriptor.
     inherited: AtomicBool,
 }
 
 impl LockFile {
-    /// Opens the file, and makes it if it is not there. A file or directory that we may only read is opened for that.
-    pub(super) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
-        // Without CREATE first: in a sticky directory the kernel refuses that for the files of others.
-        Self::find(path, links)?.map_or_else(|| Self::create(path, links), Ok)
+    /// Opens the file; makes it if it is not there. A file or directory that may only be read is opened for reading.
+    pub(crate) fn open(path: &Path, links: Links) -> io::Result<LockFile> {
+        // Without CREATE first: in a sticky directory the kernel refuses CREATE for the files of other users.
+        Self::open_existing(path, links)?.map_or_else(|| Self::create(path, links), Ok)
     }
 
-    /// The same if it is there.
-    pub(super) fn find(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    /// Opens the file as [`open`](LockFile::open) does, if it is there.
+    pub(crate) fn open_existing(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDWR) {
             Err(Errno::NOENT) => Ok(None),
             opened => Self::or_readable(path, links, opened).map(Some),
         }
     }
 
-    /// The same whether it is there or not.
-    pub(super) fn create(path: &Path, links: Links) -> io::Result<LockFile> {
+    /// Opens the file as [`open`](LockFile::open) does, and always passes CREATE.
+    pub(crate) fn create(path: &Path, links: Links) -> io::Result<LockFile> {
         Self::or_readable(path, links, Self::open_with(path, links, OFlags::RDWR | OFlags::CREATE))
     }
 
@@ -89,14 +93,14 @@ impl LockFile {
         opened.map_err(io::Error::from)
     }
 
-    /// Makes the file. One that is there already is an error, and stays as it is.
-    pub(super) fn create_new(path: &Path) -> io::Result<LockFile> {
+    /// Makes the file. Fails when it is there already.
+    pub(crate) fn create_new(path: &Path) -> io::Result<LockFile> {
         let access = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         Self::open_with(path, Links::Refuse, access).map_err(io::Error::from)
     }
 
     /// Opens the file for reading if it is there.
-    pub(super) fn look(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
+    pub(crate) fn open_to_read(path: &Path, links: Links) -> io::Result<Option<LockFile>> {
         match Self::open_with(path, links, OFlags::RDONLY) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -120,38 +124,38 @@ impl LockFile {
         })
     }
 
-    pub(super) fn id(&self) -> FileId {
+    pub(crate) fn id(&self) -> FileId {
         self.id
     }
 
-    /// The user to whom the file belongs.
-    pub(super) fn owner(&self) -> u32 {
+    /// Returns the user to whom the file belongs.
+    pub(crate) fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// The file, to read and write its contents.
-    pub(super) fn contents(&self) -> &File {
+    /// Returns the file, to read and write its contents.
+    pub(crate) fn contents(&self) -> &File {
         &self.file
     }
 
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Takes the lock if it is free.
-    pub(super) fn try_lock(&self) -> io::Result<bool> {
-        answer(self.file.try_lock())
+    /// Takes the lock exclusively if it is free.
+    pub(crate) fn try_lock(&self) -> io::Result<bool> {
+        is_locked(self.file.try_lock())
     }
 
-    /// Takes the lock if it is free, and returns what is in the way otherwise. `None`: it is taken.
-    pub(super) fn try_alone(&self) -> io::Result<Option<Obstacle>> {
+    /// Takes the lock exclusively if it is free, and returns `None`; otherwise returns what is in the way.
+    pub(crate) fn try_alone(&self) -> io::Result<Option<Obstacle>> {
         if self.try_lock()? {
             return Ok(None);
         }
         if !self.try_share()? {
             return Ok(Some(Obstacle::Holder));
         }
-        // The obstacle may have gone meanwhile. A conversion that fails gives up the share, too.
+        // The obstacle may have gone meanwhile. A conversion that fails gives up the shared lock, too.
         if self.try_lock()? {
             return Ok(None);
         }
@@ -159,20 +163,20 @@ impl LockFile {
         Ok(Some(Obstacle::Sharers))
     }
 
-    /// Takes the lock together with all who share it, unless somebody has it alone.
-    pub(super) fn try_share(&self) -> io::Result<bool> {
-        answer(self.file.try_lock_shared())
+    /// Takes the lock shared, unless another descriptor has it exclusively.
+    pub(crate) fn try_share(&self) -> io::Result<bool> {
+        is_locked(self.file.try_lock_shared())
     }
 
-    /// Whether nobody has the lock alone. For the blink of an eye it is ours, shared: others may find it busy.
-    pub(super) fn probe(&self) -> io::Result<bool> {
+    /// Whether no other descriptor has the lock exclusively. Shares the lock for a moment: others may find it busy.
+    pub(crate) fn probe(&self) -> io::Result<bool> {
         let free = self.try_share()?;
         self.file.unlock()?;
         Ok(free)
     }
 
-    /// Whether `path` still names this file. A lock on a file that was removed or replaced excludes nobody.
-    pub(super) fn is_at(&self, path: &Path) -> io::Result<bool> {
+    /// Whether `path` still names this file. A lock on a file that was removed or replaced excludes no other.
+    pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
         match rustix::fs::stat(path) {
             Ok(stat) => Ok(FileId::of(&stat) == self.id),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
@@ -181,31 +185,31 @@ impl LockFile {
     }
 
     /// Whether the file still has a name.
-    pub(super) fn is_linked(&self) -> bool {
+    pub(crate) fn is_linked(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
-    /// A copy of the descriptor for a child to inherit; the lock is then free when the last copy is closed.
-    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+    /// Returns a copy of the descriptor for a child to inherit; the lock is then free when the last copy is closed.
+    pub(crate) fn copy(&self) -> io::Result<OwnedFd> {
         let copy = self.file.try_clone()?;
         self.inherited.store(true, Ordering::Relaxed);
         Ok(copy.into())
     }
 
-    pub(super) fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.inherited.load(Ordering::Relaxed)
     }
 
-    /// Whether the file is on NFS, where flock reaches as far as the server's lock daemon and may be lost with it.
-    pub(super) fn is_on_nfs(&self) -> bool {
+    /// Whether the file is on NFS, where flock depends on the server's lock daemon and may be lost with it.
+    pub(crate) fn is_on_nfs(&self) -> bool {
         #[allow(clippy::unnecessary_cast, reason = "the field's type differs between machines")]
         rustix::fs::fstatfs(&self.file).is_ok_and(|system| system.f_type as u64 == NFS)
     }
 
     /// Frees the lock now, for every copy of the descriptor.
-    pub(super) fn unlock(&self) {
-        // Closing does it too, but later: a child between fork and exec has a copy, and inotify tells of a close a
-        // moment before the lock is free.
+    pub(crate) fn unlock(&self) {
+        // A close frees the lock too, but later: a child between fork and exec has a copy, and inotify reports a
+        // close a moment before the lock is free.
         let _ = self.file.unlock();
     }
 }
@@ -218,7 +222,7 @@ impl Drop for LockFile {
     }
 }
 
-fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
+fn is_locked(tried: Result<(), TryLockError>) -> io::Result<bool> {
     match tried {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

@@ -1,29 +1,53 @@
-//! The file with a lock's history: one entry a line, the oldest first.
+//! The file with a lock's history: one entry per line, the oldest first.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use super::fault::fault;
-use super::ledger::read_at;
-use super::lock_file::{Links, LockFile};
+use super::error::file_error;
+use super::protocol::lock_contents::read_at;
+use super::state::State;
+use super::wire::lock_file::{Links, LockFile};
+use crate::engines::shared::history::{group_by_lock, outcomes_of_entries};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
+use crate::types::key::Key;
 use crate::types::token::AttemptId;
 
-/// How many bytes an entry may take before a file is looked at for what is too old; most are shorter.
-const ROOM: u64 = 512;
-/// How every line of ours begins, whatever its version.
+/// A file is shortened when it has more than so many bytes for each entry; most entries are shorter.
+const BYTES_PER_ENTRY: u64 = 512;
+/// How every line of a history begins, in every version.
 const MARK: &[u8] = br#"{"at_ms":"#;
-/// How often, and after which pause, to try a file that somebody else is writing to.
-const TRIES: usize = 20;
-const PAUSE: Duration = Duration::from_millis(5);
+/// How often, and after which pause, to try a file that another process is writing to.
+const WRITE_TRIES: usize = 20;
+const WRITE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Adds entries to the histories of their locks, each of which then keeps its last `most`.
+pub(super) async fn write(state: &State, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+    let groups = group_by_lock(entries);
+    let mut outcomes = Vec::with_capacity(groups.len());
+    for group in &groups {
+        outcomes.push(write_to_lock(state, group.key, &group.entries, most).await);
+    }
+    outcomes_of_entries(&groups, outcomes)
+}
+
+async fn write_to_lock(state: &State, key: &Key, entries: &[&HistoryEntry], most: u32) -> Result<()> {
+    let paths = state.layout.find(key)?;
+    let lines = entries.iter().map(|entry| Ok(entry.to_line()? + "\n")).collect::<Result<String>>()?;
+    append(&paths.history, &lines, most).await
+}
+
+/// Returns the last entries of a lock's history, at most `most`.
+pub(super) fn read(state: &State, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+    read_file(&state.layout.find(key)?.history, most)
+}
 
 /// Adds lines, each with its line end, to the file at `path`, which then keeps its last `most`.
-pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
-    let failed = |error| fault("write history", path, error);
-    for _ in 0..TRIES {
+async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
+    let failed = |error| file_error("write history", path, error);
+    for _ in 0..WRITE_TRIES {
         {
             let file = LockFile::open(path, Links::Refuse).map_err(failed)?;
             refuse_foreign(path, &file)?;
@@ -31,39 +55,39 @@ pub(super) async fn append(path: &Path, lines: &str, most: u32) -> Result<()> {
                 return Ok(());
             }
         }
-        // Never waited for by the kernel's means: a writer that stands still would stop this one too.
-        tokio::time::sleep(PAUSE).await;
+        // A pause instead of a blocking flock: a writer that is suspended would block this one too.
+        tokio::time::sleep(WRITE_PAUSE).await;
     }
-    Err(Error::unavailable(format!("somebody else is writing to {}", path.display())))
+    Err(Error::unavailable(format!("another process is writing to {}", path.display())))
 }
 
-/// A lock may be called as another program is, whose log lies in the same directory.
+/// Refuses the log of another program, which may have the name of a lock's history in the same directory.
 fn refuse_foreign(path: &Path, file: &LockFile) -> Result<()> {
-    if is_ours(file.contents()).map_err(|error| fault("read history", path, error))? {
+    if is_ours(file.contents()).map_err(|error| file_error("read history", path, error))? {
         return Ok(());
     }
     let message = format!("{} is not a history of locks, and stays as it is", path.display());
     Err(Error::new(ErrorKind::Foreign, message).with_help("move it away, or keep locks in another directory"))
 }
 
-/// Whether the file begins as a history does, as far as it goes.
+/// Whether the file is empty or begins as a history does.
 fn is_ours(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.is_file() && MARK.starts_with(&read_at(file, 0, MARK.len())?))
 }
 
-/// False when somebody else is at it.
+/// Returns false when another process is writing to the file.
 fn try_append(path: &Path, file: &LockFile, lines: &str, most: u32) -> io::Result<bool> {
     if !file.try_lock()? || !file.is_at(path)? {
         return Ok(false);
     }
     let mut contents = file.contents();
     let end = contents.seek(SeekFrom::End(0))?;
-    // Somebody who was stopped in the middle has left half a line.
+    // A writer that was killed may have left half a line.
     let is_whole = end == 0 || last_byte(contents, end)? == b'\n';
     let glue = if is_whole { "" } else { "\n" };
     contents.seek(SeekFrom::End(0))?;
     contents.write_all([glue, lines].concat().as_bytes())?;
-    if end + lines.len() as u64 > u64::from(most) * ROOM {
+    if end + lines.len() as u64 > u64::from(most) * BYTES_PER_ENTRY {
         shorten(path, contents, most)?;
     }
     Ok(true)
@@ -76,15 +100,15 @@ fn last_byte(mut file: &File, end: u64) -> io::Result<u8> {
     Ok(last[0])
 }
 
-/// Puts a file with the last `most` lines in the place of `file`. Whoever waits for the old one sees that it is not there
-/// any more.
+/// Replaces `file` by one with its last `most` lines. A writer that waits for the old file notices that it is not at
+/// `path` any more.
 fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
     let text = tail(file, most)?;
     let kept = last_lines(&text, most);
     if kept.len() as u64 == file.metadata()?.len() {
         return Ok(());
     }
-    // A name that nobody else has, and that nobody can foresee.
+    // A random name is unique, and no other user can foresee it.
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}.new", AttemptId::random()));
     let written = LockFile::create_new(new.as_ref())?.contents().write_all(&kept);
@@ -95,17 +119,16 @@ fn shorten(path: &Path, file: &File, most: u32) -> io::Result<()> {
     moved
 }
 
-/// The last entries in the file at `path`, at most `most`.
-pub(super) fn read(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
-    let failed = |error| fault("read history", path, error);
-    let Some(file) = LockFile::look(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
+fn read_file(path: &Path, most: u32) -> Result<Vec<HistoryEntry>> {
+    let failed = |error| file_error("read history", path, error);
+    let Some(file) = LockFile::open_to_read(path, Links::Refuse).map_err(failed)? else { return Ok(Vec::new()) };
     refuse_foreign(path, &file)?;
     let text = tail(file.contents(), most).map_err(failed)?;
     Ok(last_lines(&text, most).split(|byte| *byte == b'\n').filter_map(HistoryEntry::from_line).collect())
 }
 
-/// The end of a file, as long as its last `most` lines can be: whoever may write to the directory could leave one of any
-/// length there.
+/// Returns the end of a file, as far as its last `most` lines can reach. The bound matters: other writers of the
+/// directory could leave a file of any length.
 fn tail(mut file: &File, most: u32) -> io::Result<Vec<u8>> {
     let longest = (u64::from(most.min(MAX_HISTORY)) + 1) * LONGEST_LINE as u64;
     file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(longest)))?;
@@ -114,7 +137,8 @@ fn tail(mut file: &File, most: u32) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The last `most` lines of `text` that begin as ours do. Others would make the whole file foreign, were they its first.
+/// Returns the last `most` lines of `text` that begin as a history's do. Any other line would make the whole file
+/// foreign if it came first.
 fn last_lines(text: &[u8], most: u32) -> Vec<u8> {
     let lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.starts_with(MARK));
     let mut last: Vec<_> = lines.rev().take(most as usize).collect();
@@ -174,6 +198,6 @@ mod tests {
         assert_eq!(lines.lines().map(|line| &line[MARK.len()..][..2]).collect::<Vec<_>>(), ["17", "18", "19"]);
         let other = LockFile::open(&path, Links::Refuse).unwrap();
         assert!(other.try_lock().unwrap());
-        assert!(append(&path, &line(20), 3).await.unwrap_err().is_retryable(), "somebody else is writing");
+        assert!(append(&path, &line(20), 3).await.unwrap_err().is_retryable(), "another process is writing");
     }
 }

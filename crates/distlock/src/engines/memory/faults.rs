@@ -1,4 +1,4 @@
-//! Faults on order.
+//! Scripted faults: the protocol between a test and the store.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -7,53 +7,53 @@ use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::sync::Mutex;
 
-/// A request that can be made to go wrong.
+/// A request into which a fault can be scripted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Asking for a lock.
+    /// A claim of a lock.
     Claim,
-    /// Renewing one or more holds.
+    /// A renewal of one or more holds.
     Renew,
-    /// Releasing a hold or giving up a place.
+    /// A release of a hold or of a place in the queue.
     Release,
-    /// Listing or showing.
+    /// A listing, or a look at one lock.
     Inspect,
-    /// Ending somebody else's hold.
+    /// A forced release of another client's hold.
     ForceRelease,
-    /// Adding to the histories of locks.
+    /// Entries for the histories of locks.
     WriteHistory,
 }
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It arrives this much later, by the store's clock.
+    /// The request arrives this much later, by the store's clock.
     Delay(Duration),
-    /// It is carried out and its answer arrives this much later.
+    /// The request is carried out and its reply arrives this much later.
     DelayReply(Duration),
-    /// It is carried out, but the answer is lost: kind `Unknown`.
+    /// The request is carried out, but the reply is lost: kind `Unknown`.
     LoseReply,
-    /// It never arrives, and nobody can tell: kind `Unknown`.
+    /// The request never arrives, and the client cannot tell: kind `Unknown`.
     LoseRequest,
-    /// It is refused for now: kind `Unavailable`.
+    /// The request is refused for now: kind `Unavailable`.
     Refuse,
-    /// It is not carried out and never answered.
+    /// The request is not carried out and has no reply.
     Hang,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Script(Mutex<HashMap<Operation, VecDeque<Fault>>>);
+pub(super) struct ScriptedFaults(Mutex<HashMap<Operation, VecDeque<Fault>>>);
 
-impl Script {
+impl ScriptedFaults {
     pub(super) fn push(&self, operation: Operation, fault: Fault) {
         let mut faults = self.0.lock();
         faults.entry(operation).or_default().push_back(fault);
     }
 
-    /// Carries a request out with whatever was ordered for it.
-    pub(super) async fn play<T>(
+    /// Carries a request out, with the fault that is scripted for it.
+    pub(super) async fn apply<T>(
         &self,
         operation: Operation,
         clock: &Clock,
@@ -66,7 +66,7 @@ impl Script {
                 apply()
             }
             Some(Fault::DelayReply(time)) => {
-                // Before it is carried out: whoever sees that it was knows when the answer comes.
+                // Computed before the request is carried out: a test that sees its effect knows when the reply comes.
                 let arrives = clock.now().after(time);
                 let reply = apply();
                 clock.sleep_until(arrives).await;

@@ -1,4 +1,4 @@
-//! The lock directory, and where it is when nobody says otherwise.
+//! The lock directory, and where it is by default.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -8,21 +8,22 @@ use std::path::{Path, PathBuf};
 
 use crate::types::error::{Error, ErrorKind, Result};
 
-use super::fault::fault;
-use super::lock_file::{Links, LockFile};
+use crate::engines::file::error::file_error;
+use crate::engines::file::wire::lock_file::{Links, LockFile};
 
 const RUN: &str = "/run/distlock";
 const TMP: &str = "/tmp";
 
-/// The directory of this user's locks, made if it is not there.
+/// Returns the directory of this user's locks, which is made if it is not there.
 ///
-/// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where `/run` is not ours to
-/// write. Variables of the session never matter: cron and a login shell must meet at the same locks. A service with
-/// `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](super::private_mount) tells.
+/// `DISTLOCK_LOCK_DIR` if that is set, else `/run/distlock/<uid>`, else `/tmp/distlock-<uid>` where this user may not
+/// write to `/run`. Variables of the login session never matter: cron and a login shell must meet at the same locks.
+/// A service with `PrivateTmp=yes` has another `/tmp`, which [`private_mount`](crate::backend::file::private_mount)
+/// detects.
 ///
 /// # Errors
 /// Kind `Config` when `DISTLOCK_LOCK_DIR` is not an absolute path. Kind `Auth` when one of the other two is not a
-/// directory of this user alone: somebody else could then take locks away. Kind `Backend`, with the [`io::Error`] as
+/// directory of this user alone: another user could then remove locks. Kind `Backend`, with the [`io::Error`] as
 /// source, when the directory cannot be made.
 pub fn default_dir() -> Result<PathBuf> {
     choose(std::env::var_os("DISTLOCK_LOCK_DIR"), Path::new(RUN), Path::new(TMP))
@@ -34,7 +35,7 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
             let message = format!("DISTLOCK_LOCK_DIR: {} is not an absolute path", dir.display());
             return Err(Error::new(ErrorKind::Config, message));
         }
-        std::fs::create_dir_all(&dir).map_err(|error| fault("create lock directory", &dir, error))?;
+        std::fs::create_dir_all(&dir).map_err(|error| file_error("create lock directory", &dir, error))?;
         return Ok(dir);
     }
     let uid = rustix::process::geteuid().as_raw();
@@ -42,19 +43,19 @@ fn choose(chosen: Option<OsString>, run: &Path, tmp: &Path) -> Result<PathBuf> {
     match make(&in_run) {
         Ok(()) => return private(&in_run, uid).map(|()| in_run),
         Err(error) if is_out_of_reach(&error) => {}
-        Err(error) => return Err(fault("create lock directory", &in_run, error)),
+        Err(error) => return Err(file_error("create lock directory", &in_run, error)),
     }
-    make(&in_tmp).map_err(|error| fault("create lock directory", &in_tmp, error))?;
+    make(&in_tmp).map_err(|error| file_error("create lock directory", &in_tmp, error))?;
     private(&in_tmp, uid).map(|()| in_tmp)
 }
 
-/// The directories that are a user's alone, where he names none.
+/// Returns the default directories of a user, which must be the user's alone.
 fn private_dirs(run: &Path, tmp: &Path, uid: u32) -> [PathBuf; 2] {
     [run.join(uid.to_string()), tmp.join(format!("distlock-{uid}"))]
 }
 
-/// Whether `dir` is the default directory of this user in `/tmp`, which a service may have a private one of.
-pub(super) fn is_in_tmp(dir: &Path) -> bool {
+/// Whether `dir` is the default directory of this user in `/tmp`; a service may have a private `/tmp`.
+pub(crate) fn is_in_tmp(dir: &Path) -> bool {
     let [_, in_tmp] = private_dirs(Path::new(RUN), Path::new(TMP), rustix::process::geteuid().as_raw());
     dir == in_tmp
 }
@@ -66,7 +67,7 @@ fn make(dir: &Path) -> io::Result<()> {
     };
     match create() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // Only a superuser can make the parent; for everybody else the package or tmpfiles.d does it. Somebody may
+            // Only root can make the parent; for other users the package or tmpfiles.d does it. Another process may
             // have made it just now.
             let _ = dir.parent().map(|parent| DirBuilder::new().mode(0o755).create(parent));
             create()
@@ -80,9 +81,9 @@ fn is_out_of_reach(error: &io::Error) -> bool {
     matches!(error.kind(), NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem)
 }
 
-/// Refuses a directory that somebody else may have put there, or may write to.
+/// Refuses a directory that another user may have put there, or may write to.
 fn private(dir: &Path, uid: u32) -> Result<()> {
-    let found = std::fs::symlink_metadata(dir).map_err(|error| fault("look at", dir, error))?;
+    let found = std::fs::symlink_metadata(dir).map_err(|error| file_error("look at", dir, error))?;
     let problem = if !found.is_dir() {
         "is not a directory".to_owned()
     } else if found.uid() != uid {
@@ -100,37 +101,37 @@ fn refused(what: &str, path: &Path, problem: &str) -> Error {
     Error::new(ErrorKind::Auth, message).with_help("remove it, or name another one in DISTLOCK_LOCK_DIR")
 }
 
-/// The directory in which an engine's locks are.
+/// The directory with an engine's locks.
 ///
-/// It may be taken away while the engine runs, by whoever cleans `/tmp` up, and somebody else may then put one of his own
-/// in its place. So one that is to be ours alone is looked at again, but only when a file is made in it: that somebody
-/// else made a file is known from the file.
+/// A cleaner of `/tmp` may remove it while the engine runs, and another user may then put one of their own in its
+/// place. So a private directory is checked again, but only when a file is made in it: an existing file shows by
+/// itself who made it.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(crate) struct LockDirectory {
     path: PathBuf,
-    /// Whose directory it must be; `None` where it may be anybody's.
+    /// The user whose directory it must be; `None` where it may be any user's.
     owner: Option<u32>,
 }
 
-impl Home {
-    pub(super) fn new(path: PathBuf) -> Home {
+impl LockDirectory {
+    pub(crate) fn new(path: PathBuf) -> LockDirectory {
         let uid = rustix::process::geteuid().as_raw();
         let is_private = private_dirs(Path::new(RUN), Path::new(TMP), uid).contains(&path);
-        Home { path, owner: is_private.then_some(uid) }
+        LockDirectory { path, owner: is_private.then_some(uid) }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens the file at `path`, which is in this directory; makes it, and the directory, if they are not there.
-    pub(super) fn open(&self, path: &Path) -> Result<LockFile> {
-        let failed = |error| fault("create lock file", path, error);
-        let file = match LockFile::find(path, Links::Refuse).map_err(failed)? {
+    /// Opens the file at `path` in this directory; makes both if they are not there.
+    pub(crate) fn open(&self, path: &Path) -> Result<LockFile> {
+        let failed = |error| file_error("create lock file", path, error);
+        let file = match LockFile::open_existing(path, Links::Refuse).map_err(failed)? {
             Some(file) => file,
             None => self.create(path)?,
         };
-        // What root made is no worse than what root could do anyway.
+        // A file of root is no risk: root could change every file anyway.
         match self.owner.filter(|owner| ![*owner, 0].contains(&file.owner())) {
             None => Ok(file),
             Some(uid) => {
@@ -141,7 +142,7 @@ impl Home {
 
     fn create(&self, path: &Path) -> Result<LockFile> {
         if let Some(uid) = self.owner {
-            make(&self.path).map_err(|error| fault("create lock directory", &self.path, error))?;
+            make(&self.path).map_err(|error| file_error("create lock directory", &self.path, error))?;
             private(&self.path, uid)?;
         }
         let create = || LockFile::create(path, Links::Refuse);
@@ -151,7 +152,7 @@ impl Home {
             }
             created => created,
         };
-        created.map_err(|error| fault("create lock file", path, error))
+        created.map_err(|error| file_error("create lock file", path, error))
     }
 }
 
@@ -159,8 +160,8 @@ impl Home {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
 
     fn uid() -> u32 {
         rustix::process::geteuid().as_raw()
@@ -218,22 +219,22 @@ mod tests {
         let scratch = Scratch::new();
         let (run, moved) = (scratch.path().join("run"), scratch.path().join("moved"));
         let dir = run.join("home");
-        let home = Home { path: dir.clone(), owner: Some(uid()) };
+        let directory = LockDirectory { path: dir.clone(), owner: Some(uid()) };
         let [file, long] = [dir.join("a.lock"), dir.join("b.d/b.lock")];
         for path in [&file, &long, &file] {
-            home.open(path).unwrap();
+            directory.open(path).unwrap();
             assert_eq!(dir.metadata().unwrap().mode() & 0o777, 0o700, "{}", path.display());
             std::fs::remove_dir_all(&run).unwrap();
         }
         std::fs::create_dir(&run).unwrap();
         symlink(&moved, &dir).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to nothing");
         std::fs::create_dir(&moved).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to a directory");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "a link to a directory");
         std::fs::remove_file(&dir).unwrap();
         std::fs::create_dir(&dir).unwrap();
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
-        assert_eq!(home.open(&file).unwrap_err().kind(), ErrorKind::Auth, "others may write to it");
+        assert_eq!(directory.open(&file).unwrap_err().kind(), ErrorKind::Auth, "others may write to it");
         assert_eq!(std::fs::read_dir(&dir).unwrap().count() + std::fs::read_dir(&moved).unwrap().count(), 0);
     }
 
@@ -242,19 +243,19 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path().join("a.lock");
         std::fs::write(&path, "").unwrap();
-        // To us that is as if somebody else had put the directory and the file there.
+        // To the engine that looks as if another user had put the directory and the file there.
         let stranger = rustix::fs::chown(&path, Some(rustix::fs::Uid::from_raw(uid() + 1)), None).is_ok();
         let owner = if stranger { uid() } else { uid() + 1 };
-        let home = |owner| Home { path: scratch.path().to_owned(), owner };
-        let error = home(Some(owner)).open(&path).unwrap_err();
+        let directory = |owner| LockDirectory { path: scratch.path().to_owned(), owner };
+        let error = directory(Some(owner)).open(&path).unwrap_err();
         assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("belongs to uid"), "{error}");
-        assert!(home(None).open(&path).is_ok());
+        assert!(directory(None).open(&path).is_ok());
     }
 
     #[test]
     fn only_the_directories_that_nobody_named_are_private() {
         let [run, tmp] = private_dirs(Path::new(RUN), Path::new(TMP), uid());
-        let private = [run, tmp, "/var/lib/locks".into()].map(|dir| Home::new(dir).owner);
+        let private = [run, tmp, "/var/lib/locks".into()].map(|dir| LockDirectory::new(dir).owner);
         assert_eq!(private, [Some(uid()), Some(uid()), None]);
     }
 }

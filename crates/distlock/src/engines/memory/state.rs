@@ -1,4 +1,4 @@
-//! The locks of a store: holders, queues and tokens. Plain data and time passed in; no awaits, no clocks.
+//! The locks of a store: holders, queues and tokens. Plain data, and time as an argument: no awaits, no clocks.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release, Renewal, Term};
+use crate::engines::shared::admission::{self, Admission, Claimant, Occupant};
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::event::LossReason;
@@ -16,37 +17,37 @@ use crate::types::mode::Mode;
 use crate::types::owner::Holder;
 use crate::types::token::{AttemptId, FencingToken};
 
-/// When a waiter claims again, as a part of its lease: one that has not for a whole lease is dropped.
+/// When a waiter claims again, as a part of its lease. A waiter that does not for a whole lease is dropped.
 const CLAIM_AGAIN_AFTER: f64 = 1.0 / 3.0;
 
 #[derive(Debug, Default)]
-pub(super) struct Locks {
-    locks: HashMap<Key, Lock>,
+pub(super) struct LockTable {
+    locks: HashMap<Key, LockState>,
     /// One counter for all locks: a lock that is free leaves nothing behind, and its tokens still rise.
     last_token: u64,
 }
 
 #[derive(Debug, Default)]
-struct Lock {
-    /// In the order in which they got it.
-    held: Vec<Held>,
-    queue: VecDeque<Waiter>,
+struct LockState {
+    /// In the order in which they were granted.
+    held: Vec<MemoryHold>,
+    queue: VecDeque<QueuedClaim>,
 }
 
 #[derive(Debug)]
-struct Held {
-    /// `None`: a thief that no client knows.
+struct MemoryHold {
+    /// `None`: [stolen](LockTable::steal) for a holder that is no client.
     claim: Option<Claim>,
     token: FencingToken,
     slot: Option<u32>,
     since: Moment,
     expires: Moment,
     losses: Option<Losses>,
-    /// Set when it was handed over and its new holder has not heard of it yet.
-    handed: Option<Handed>,
+    /// Set from the handoff until its new holder receives it.
+    handover: Option<Handover>,
 }
 
-/// Who sent a claim, and when by its own clock.
+/// The client that sent a claim, and when by its own clock.
 #[derive(Debug, Clone)]
 pub(super) struct Sender {
     pub(super) sent: Moment,
@@ -54,26 +55,26 @@ pub(super) struct Sender {
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct QueuedClaim {
     claim: Claim,
     sender: Sender,
-    /// The store's clock when that claim was answered.
-    answered: Moment,
+    /// The store's clock at the reply to that claim.
+    replied: Moment,
     alive_until: Moment,
-    turn: Arc<Notify>,
+    notify: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct Handed {
+struct Handover {
     sent: Moment,
-    answered: Moment,
-    turn: Arc<Notify>,
+    replied: Moment,
+    notify: Arc<Notify>,
 }
 
-impl Locks {
-    /// Returns no locks, whose tokens will be higher than `last_token`.
-    pub(super) fn after(last_token: u64) -> Locks {
-        Locks { last_token, ..Locks::default() }
+impl LockTable {
+    /// Returns an empty table, whose tokens will be higher than `last_token`.
+    pub(super) fn after(last_token: u64) -> LockTable {
+        LockTable { last_token, ..LockTable::default() }
     }
 
     /// Returns the highest token that was granted.
@@ -85,17 +86,17 @@ impl Locks {
         let lock = self.locks.entry(claim.key.clone()).or_default();
         lock.settle(now, &mut self.last_token);
         if let Some(held) = lock.held.iter_mut().find(|held| held.is(claim.attempt)) {
-            // A repeat, or the first the waiter hears of a handoff.
-            held.handed = None;
+            // A retry, or the claim by which the waiter learns of a handoff.
+            held.handover = None;
             held.expires = held.expires.max(now.after(claim.lease()));
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
-        if let Some(mode) = lock.modes().find(|mode| !mode.agrees_with(claim.mode())) {
-            return Err(claim.mode().disagrees(mode));
+        if let Some(other) = admission::disagreement(claim.mode(), lock.modes()) {
+            return Err(claim.mode().disagrees(other));
         }
-        // Somebody who waits would have been let in if the lock were free for it.
-        if lock.is_free_for(claim) && (lock.queue.is_empty() || lock.is_of_owner(claim)) {
-            let held = lock.let_in(claim.clone(), sender.losses, now, &mut self.last_token);
+        let ahead = lock.queue.iter().take_while(|waiter| waiter.claim.attempt != claim.attempt).count();
+        if let Some(admission) = lock.admission(claim, ahead) {
+            let held = lock.let_in(claim.clone(), admission, sender.losses, now, &mut self.last_token);
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
         Ok(Claimed::Busy(lock.busy(claim, sender, now)))
@@ -113,34 +114,39 @@ impl Locks {
         ClaimedAll::Granted(claims.iter().map(|claim| self.grant(claim, sender, now)).collect())
     }
 
-    /// Grants a lock that is free, or the claim's own already.
+    /// Grants a lock that is free or already held by the claim.
     fn grant(&mut self, claim: &Claim, sender: &Sender, now: Moment) -> Grant {
         let lock = self.locks.entry(claim.key.clone()).or_default();
         let place = lock.held.iter().position(|held| held.is(claim.attempt));
         let held = match place {
             Some(place) => &mut lock.held[place],
-            None => lock.let_in(claim.clone(), sender.losses.clone(), now, &mut self.last_token),
+            None => {
+                // A free lock admits every claim, so there is an admission.
+                let admission = lock.admission(claim, 0).unwrap_or_default();
+                lock.let_in(claim.clone(), admission, sender.losses.clone(), now, &mut self.last_token)
+            }
         };
         held.expires = held.expires.max(now.after(claim.lease()));
         held.grant(sender.sent, claim.ttl)
     }
 
-    pub(super) fn turn_of(&self, claim: &Claim) -> Option<Arc<Notify>> {
+    /// Returns what notifies `claim` of its grant, while it waits and until it has received the handoff.
+    pub(super) fn notification(&self, claim: &Claim) -> Option<Arc<Notify>> {
         let lock = self.locks.get(&claim.key)?;
-        let queued = lock.queue.iter().find(|waiter| waiter.claim.attempt == claim.attempt).map(|w| &w.turn);
-        let handed = || Some(&lock.held.iter().find(|held| held.is(claim.attempt))?.handed.as_ref()?.turn);
+        let queued = lock.queue.iter().find(|waiter| waiter.claim.attempt == claim.attempt).map(|w| &w.notify);
+        let handed = || Some(&lock.held.iter().find(|held| held.is(claim.attempt))?.handover.as_ref()?.notify);
         queued.or_else(handed).cloned()
     }
 
-    /// The grant that was handed to `claim` while it waited. Its lease began on the store's clock when it was handed
-    /// over; on the client's clock no later than the message came, and no later than the last claim plus the time that
-    /// has passed on the store's clock since.
-    pub(super) fn handed(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
+    /// Returns the grant that was handed to `claim` while it waited. On the store's clock its lease began at the
+    /// handoff. On the client's clock it began no later than the notification came, and no later than the last claim
+    /// plus the time that passed on the store's clock between the reply to that claim and the handoff.
+    pub(super) fn take_handover(&mut self, claim: &Claim, received: Moment, drift: f64, now: Moment) -> Option<Grant> {
         let lock = self.locks.get_mut(&claim.key)?;
         lock.settle(now, &mut self.last_token);
         let held = lock.held.iter_mut().find(|held| held.is(claim.attempt))?;
-        let Handed { sent, answered, .. } = held.handed.take()?;
-        let passed = held.since.since(answered).mul_f64(1.0 - drift);
+        let Handover { sent, replied, .. } = held.handover.take()?;
+        let passed = held.since.since(replied).mul_f64(1.0 - drift);
         Some(held.grant(sent.after(passed).min(received), claim.ttl))
     }
 
@@ -174,14 +180,14 @@ impl Locks {
     }
 
     pub(super) fn amend(&mut self, claim: &Claim, now: Moment) -> bool {
-        let Some(held) = self.held_by(&claim.key, claim.attempt, now) else { return false };
+        let Some(held) = self.hold_of(&claim.key, claim.attempt, now) else { return false };
         if let Some(known) = &mut held.claim {
             known.record = claim.record.clone();
         }
         true
     }
 
-    /// Answers the grant, and the client that lost the lock by this.
+    /// Returns the grant, and the losses of the client from which the hold was taken.
     pub(super) fn adopt(
         &mut self,
         from: AttemptId,
@@ -190,12 +196,12 @@ impl Locks {
         sender: &Sender,
         now: Moment,
     ) -> Option<(Grant, Option<Losses>)> {
-        if let Some(held) = self.held_by(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
-            // The lease that is answered begins with this request.
+        if let Some(held) = self.hold_of(&claim.key, claim.attempt, now).filter(|held| held.token == token) {
+            // The granted lease begins with this request.
             held.expires = held.expires.max(now.after(claim.lease()));
             return Some((held.grant(sender.sent, claim.ttl), None));
         }
-        let held = self.held_by(&claim.key, from, now).filter(|held| held.token == token)?;
+        let held = self.hold_of(&claim.key, from, now).filter(|held| held.token == token)?;
         let mode = held.mode().unwrap_or_default();
         let record = claim.record.as_ref().clone().with_mode(mode);
         held.claim = Some(Claim { record: record.into(), ..claim.clone() });
@@ -204,13 +210,13 @@ impl Locks {
         Some((held.grant(sender.sent, claim.ttl), before))
     }
 
-    fn held_by(&mut self, key: &Key, attempt: AttemptId, now: Moment) -> Option<&mut Held> {
+    fn hold_of(&mut self, key: &Key, attempt: AttemptId, now: Moment) -> Option<&mut MemoryHold> {
         let lock = self.locks.get_mut(key)?;
         lock.settle(now, &mut self.last_token);
         lock.held.iter_mut().find(|held| held.is(attempt))
     }
 
-    /// Answers the clients that lost the lock by this.
+    /// Ends the holds with `token`, and returns for each its client's losses and its attempt.
     pub(super) fn force_release(
         &mut self,
         key: &Key,
@@ -237,7 +243,7 @@ impl Locks {
     pub(super) fn steal(&mut self, key: &Key, now: Moment) {
         let token = next(&mut self.last_token);
         let expires = now.after(Duration::from_secs(1));
-        let thief = Held { claim: None, token, slot: None, since: now, expires, losses: None, handed: None };
+        let thief = MemoryHold { claim: None, token, slot: None, since: now, expires, losses: None, handover: None };
         self.locks.entry(key.clone()).or_default().held = vec![thief];
     }
 
@@ -260,89 +266,72 @@ impl Locks {
     }
 
     fn forget_if_free(&mut self, key: &Key) {
-        if self.locks.get(key).is_some_and(Lock::is_free) {
+        if self.locks.get(key).is_some_and(LockState::is_free) {
             self.locks.remove(key);
         }
     }
 }
 
-impl Lock {
+impl LockState {
     fn is_free(&self) -> bool {
         self.held.is_empty() && self.queue.is_empty()
     }
 
-    /// Brings the lock up to `now`: leases that are over end, waiters that are gone are dropped.
+    /// Ends expired leases, drops waiters that no longer claim, and admits the next ones.
     fn settle(&mut self, now: Moment, last_token: &mut u64) {
         self.queue.retain(|waiter| now < waiter.alive_until);
         self.held.retain(|held| now < held.expires);
         self.admit(now, last_token);
     }
 
-    /// Lets in whoever may enter now and tells each: the head of the queue as long as there is room for it, and claims
-    /// of the owner that is inside wherever they stand.
+    /// Grants the lock to every waiter that may enter now, and notifies it.
     fn admit(&mut self, now: Moment, last_token: &mut u64) {
-        while let Some(place) = self.next_to_enter()
-            && let Some(Waiter { claim, sender, answered, turn, .. }) = self.queue.remove(place)
+        while let Some((place, admission)) = self.next_to_enter()
+            && let Some(QueuedClaim { claim, sender, replied, notify, .. }) = self.queue.remove(place)
         {
-            turn.notify_one();
-            let held = self.let_in(claim, sender.losses, now, last_token);
-            held.handed = Some(Handed { sent: sender.sent, answered, turn });
+            notify.notify_one();
+            let held = self.let_in(claim, admission, sender.losses, now, last_token);
+            held.handover = Some(Handover { sent: sender.sent, replied, notify });
         }
     }
 
-    fn next_to_enter(&self) -> Option<usize> {
-        if self.queue.front().is_some_and(|head| self.is_free_for(&head.claim)) {
-            return Some(0);
-        }
-        self.queue.iter().position(|waiter| self.is_of_owner(&waiter.claim))
+    fn next_to_enter(&self) -> Option<(usize, Admission)> {
+        let mut queue = self.queue.iter().enumerate();
+        queue.find_map(|(place, waiter)| Some((place, self.admission(&waiter.claim, place)?)))
     }
 
-    /// Whether `claim` may hold the lock beside those who do.
-    fn is_free_for(&self, claim: &Claim) -> bool {
-        let mode = claim.mode();
-        self.held.is_empty()
-            || match mode {
-                Mode::Exclusive => false,
-                Mode::Reentrant => self.is_of_owner(claim),
-                Mode::Shared | Mode::Slot { .. } => {
-                    self.held.len() < mode.most_holders() && self.held.iter().all(|held| held.mode() == Some(mode))
-                }
-            }
+    /// Returns how `claim` enters the lock when the first `ahead` waiters came before it; `None`: it has to wait.
+    fn admission(&self, claim: &Claim, ahead: usize) -> Option<Admission> {
+        let inside = self.held.iter().map(MemoryHold::occupant);
+        admission::admit(claimant(claim), inside, self.queue.iter().take(ahead).map(|waiter| waiter.claim.mode()))
     }
 
-    /// Whether the owner of `claim` is inside and lets itself in again.
-    fn is_of_owner(&self, claim: &Claim) -> bool {
-        let holder = self.held.first().and_then(|held| held.claim.as_ref());
-        holder.is_some_and(|held| {
-            [held.mode(), claim.mode()] == [Mode::Reentrant; 2] && held.record.owner == claim.record.owner
-        })
-    }
-
-    fn let_in(&mut self, claim: Claim, losses: Option<Losses>, now: Moment, last_token: &mut u64) -> &mut Held {
-        let token = match self.held.first() {
-            Some(first) if claim.mode() == Mode::Reentrant => first.token,
-            _ => next(last_token),
-        };
-        let slot = match claim.mode() {
-            Mode::Slot { of } => (0..of).find(|slot| self.held.iter().all(|held| held.slot != Some(*slot))),
-            _ => None,
-        };
+    fn let_in(
+        &mut self,
+        claim: Claim,
+        admission: Admission,
+        losses: Option<Losses>,
+        now: Moment,
+        last_token: &mut u64,
+    ) -> &mut MemoryHold {
+        let Admission { slot, reentered } = admission;
+        let token = reentered.unwrap_or_else(|| next(last_token));
         let expires = now.after(claim.lease());
         if self.held.is_empty() {
             // Most locks have one holder, and there may be many locks.
             self.held.reserve_exact(1);
         }
         let place = self.held.len();
-        self.held.push(Held { claim: Some(claim), token, slot, since: now, expires, losses, handed: None });
+        self.held.push(MemoryHold { claim: Some(claim), token, slot, since: now, expires, losses, handover: None });
         &mut self.held[place]
     }
 
-    /// How those who hold it and wait for it use it.
+    /// Returns the modes of all holders and waiters.
     fn modes(&self) -> impl Iterator<Item = Mode> {
-        self.held.iter().filter_map(Held::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
+        self.held.iter().filter_map(MemoryHold::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
     }
 
-    /// There is no room: takes or keeps a place in the queue, if the claim asks for one.
+    /// Returns why `claim` has to wait, and takes or keeps its place in the queue if it asks for one.
     fn busy(&mut self, claim: &Claim, sender: Sender, now: Moment) -> Busy {
         let holder = self.held.first().map(|held| held.holder(now));
         if !claim.queue {
@@ -354,28 +343,32 @@ impl Lock {
             Some(waiter) => {
                 waiter.alive_until = alive_until;
                 waiter.sender = sender;
-                waiter.answered = now;
+                waiter.replied = now;
             }
             None => {
-                let turn = Arc::new(Notify::new());
-                self.queue.push_back(Waiter { claim: claim.clone(), sender, answered: now, alive_until, turn });
+                let notify = Arc::new(Notify::new());
+                self.queue.push_back(QueuedClaim { claim: claim.clone(), sender, replied: now, alive_until, notify });
             }
         }
         let heartbeat = claim.ttl.mul_f64(CLAIM_AGAIN_AFTER);
-        // Only the first in the queue looks when a lease ends: nobody else could get the lock then.
+        // Only the first in the queue claims when a lease ends: no other waiter could be granted the lock then.
         let is_first = self.queue.front().is_some_and(|first| first.claim.attempt == claim.attempt);
         let lease_end = self.held.iter().filter(|_| is_first).map(|held| held.expires.since(now)).min();
         Busy { holder, poll_after: Some(lease_end.map_or(heartbeat, |end| heartbeat.min(end))) }
     }
 }
 
-impl Held {
+impl MemoryHold {
     fn is(&self, attempt: AttemptId) -> bool {
         self.claim.as_ref().is_some_and(|claim| claim.attempt == attempt)
     }
 
     fn mode(&self) -> Option<Mode> {
         self.claim.as_ref().map(Claim::mode)
+    }
+
+    fn occupant(&self) -> Occupant<'_> {
+        Occupant { claimant: self.claim.as_ref().map(claimant), token: self.token, slot: self.slot }
     }
 
     fn grant(&self, start: Moment, ttl: Duration) -> Grant {
@@ -387,6 +380,10 @@ impl Held {
             .with_ttl_left(Some(self.expires.since(now)))
             .with_held_for(Some(now.since(self.since)))
     }
+}
+
+fn claimant(claim: &Claim) -> Claimant<'_> {
+    Claimant { mode: claim.mode(), owner: &claim.record.owner }
 }
 
 fn next(last_token: &mut u64) -> FencingToken {

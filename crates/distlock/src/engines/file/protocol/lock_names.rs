@@ -1,4 +1,4 @@
-//! The file name of a lock, from which the lock's name can be read back.
+//! The file name of a lock, from which the key can be read back.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -6,27 +6,28 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::types::key::Key;
 
-/// How a lock file's name ends. Queues and directories end otherwise, so that no lock's name can collide with them.
-pub(super) const LOCK: &str = ".lock";
-/// How the name of a lock's queue ends.
-pub(super) const LINE: &str = ".q";
-/// How the name of a lock's anchor ends.
-pub(super) const ANCHOR: &str = ".held";
-/// How the name of a lock's history ends.
-pub(super) const JOURNAL: &str = ".log";
-/// How the directory of those who hold a lock beside others ends.
-pub(super) const INSIDE: &str = ".in";
-/// How the directory ends that holds the rest of a long name.
+/// The suffix of a lock's file. All other suffixes differ, so that no key's file collides with another file.
+pub(crate) const LOCK: &str = ".lock";
+/// The suffix of a lock's queue of tickets.
+pub(crate) const QUEUE: &str = ".q";
+/// The suffix of a lock's anchor.
+pub(crate) const ANCHOR: &str = ".held";
+/// The suffix of a lock's history.
+pub(crate) const HISTORY: &str = ".log";
+/// The suffix of the directory of a lock's shared holders.
+pub(crate) const SHARED_HOLDERS: &str = ".in";
+/// The suffix of a directory with the rest of a long name.
 const MORE: &str = ".d";
 
-/// The longest piece of a name in one path component: with its ending below the 255 bytes of most file systems.
+/// The longest piece of a name in one path component: with its suffix it stays below the 255 bytes of most file
+/// systems.
 const PIECE: usize = 200;
 
-/// The path of `key`'s lock file below the lock directory.
+/// Returns the path of `key`'s lock file below the lock directory.
 ///
-/// Letters, digits and `_ - : @ + = , .` stay, the rest becomes `%XX`; a name too long for one component goes on inside
-/// a directory. Unlike a hash, that cannot collide and can be read back.
-pub(super) fn path_of(key: &Key) -> PathBuf {
+/// Letters, digits and `_ - : @ + = , .` stay, the rest becomes `%XX`; a name too long for one component continues
+/// inside a directory. Unlike a hash, that cannot collide and can be read back.
+pub(crate) fn path_of(key: &Key) -> PathBuf {
     let name = escape(key.as_str());
     let mut path = PathBuf::new();
     let mut rest = name;
@@ -34,7 +35,7 @@ pub(super) fn path_of(key: &Key) -> PathBuf {
         let mut tail = rest.split_off(rest.floor_char_boundary_at(PIECE));
         path.push(format!("{rest}{MORE}"));
         if tail.starts_with('.') {
-            // Of each piece as of the name: none is a hidden file.
+            // No piece of a name is a hidden file, as the name itself is none.
             tail.replace_range(..1, "%2E");
         }
         rest = tail;
@@ -43,8 +44,8 @@ pub(super) fn path_of(key: &Key) -> PathBuf {
     path
 }
 
-/// The lock whose file is at `path` below the lock directory; `None` when no lock's file is.
-pub(super) fn key_of(path: &Path) -> Option<Key> {
+/// Returns the key whose lock file is at `path` below the lock directory; `None` for any other file.
+pub(crate) fn key_of(path: &Path) -> Option<Key> {
     let mut name = String::new();
     let mut components = path.components().peekable();
     while let Some(Component::Normal(component)) = components.next() {
@@ -52,12 +53,12 @@ pub(super) fn key_of(path: &Path) -> Option<Key> {
         name.push_str(component.to_str()?.strip_suffix(ending)?);
     }
     let key = Key::new(unescape(&name)?).ok()?;
-    // One name, one file: what we would not have written is not ours.
+    // One key, one file: a name that `path_of` does not return is another program's.
     (path_of(&key) == path).then_some(key)
 }
 
 /// Whether a directory of this name may hold the rest of long names.
-pub(super) fn goes_on(directory: &OsStr) -> bool {
+pub(crate) fn goes_on(directory: &OsStr) -> bool {
     directory.to_str().is_some_and(|name| name.ends_with(MORE))
 }
 
@@ -92,7 +93,7 @@ fn unescape(name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// `str::floor_char_boundary` is newer than the Rust this crate asks for.
+/// `str::floor_char_boundary` is newer than the Rust version that this crate supports.
 trait FloorCharBoundary {
     fn floor_char_boundary_at(&self, at: usize) -> usize;
 }

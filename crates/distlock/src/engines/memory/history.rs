@@ -1,4 +1,4 @@
-//! What has happened to the locks of a store: a ring for each.
+//! The histories of a store's locks: a ring of entries for each.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -6,17 +6,17 @@ use std::collections::{HashMap, VecDeque};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
 
-/// How many locks have a history; of more, the one that was begun first is forgotten.
-const MOST_LOCKS: usize = 10_000;
+/// How many locks have a history. Beyond that, the history that was started first is dropped.
+const MAX_LOCKS: usize = 10_000;
 
 #[derive(Debug, Default)]
-pub(super) struct Journals {
+pub(super) struct Histories {
     rings: HashMap<Key, VecDeque<HistoryEntry>>,
-    /// In the order in which they were begun.
+    /// In the order in which the histories were started.
     order: VecDeque<Key>,
 }
 
-impl Journals {
+impl Histories {
     pub(super) fn add(&mut self, key: &Key, entry: HistoryEntry, most: usize) {
         let ring = match self.rings.entry(key.clone()) {
             Entry::Occupied(ring) => ring.into_mut(),
@@ -28,7 +28,7 @@ impl Journals {
         ring.push_back(entry);
         let over = ring.len().saturating_sub(most);
         ring.drain(..over);
-        if self.order.len() > MOST_LOCKS
+        if self.order.len() > MAX_LOCKS
             && let Some(oldest) = self.order.pop_front()
         {
             self.rings.remove(&oldest);

@@ -1,17 +1,17 @@
-//! What the kernel says about who holds which flock, without touching any of them.
+//! The kernel's list of flocks, read without touching any of them.
 
 use std::path::Path;
 
-use super::fault::fault;
-use super::lock_file::FileId;
+use crate::engines::file::error::file_error;
+use crate::engines::file::wire::lock_file::FileId;
 use crate::types::error::Result;
 
-/// A look at `/proc/locks`.
+/// The contents of `/proc/locks`.
 ///
 /// A process in another container is not shown there, and some file systems (btrfs, overlayfs) number their devices
-/// differently in `stat`: that a lock is missing here does not prove that nobody has it.
+/// differently in `stat`: a lock that is missing here may still be held.
 #[derive(Debug, Default)]
-pub(super) struct KernelLocks(Vec<Flock>);
+pub(crate) struct KernelLocks(Vec<Flock>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Flock {
@@ -22,9 +22,9 @@ struct Flock {
 }
 
 impl KernelLocks {
-    pub(super) fn read() -> Result<KernelLocks> {
+    pub(crate) fn read() -> Result<KernelLocks> {
         let path = Path::new("/proc/locks");
-        let text = std::fs::read_to_string(path).map_err(|error| fault("read", path, error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| file_error("read", path, error))?;
         Ok(KernelLocks::parse(&text))
     }
 
@@ -32,13 +32,14 @@ impl KernelLocks {
         KernelLocks(text.lines().filter_map(flock).collect())
     }
 
-    /// The processes that took the flock on this file; more than one when it is shared.
-    pub(super) fn pids(&self, file: FileId) -> Vec<u32> {
+    /// Returns the processes that hold the flock on this file; more than one when it is shared.
+    pub(crate) fn pids(&self, file: FileId) -> Vec<u32> {
         self.0.iter().filter(|lock| file.is(lock.major, lock.minor, lock.ino)).map(|lock| lock.pid).collect()
     }
 }
 
-/// One line: `3: FLOCK  ADVISORY  WRITE 8758 fe:00:10133507 0 EOF`. One that waits has `->` before its type.
+/// Parses a line such as `3: FLOCK  ADVISORY  WRITE 8758 fe:00:10133507 0 EOF`. A waiter's line has `->` before the
+/// type.
 fn flock(line: &str) -> Option<Flock> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [number, "FLOCK", "ADVISORY", "READ" | "WRITE", pid, inode, "0", "EOF"] = fields[..] else { return None };

@@ -1,4 +1,4 @@
-//! What a failed file operation means to the one who asked for a lock.
+//! What a failed file operation means to a claim: the kind of its error.
 
 use std::io;
 use std::path::Path;
@@ -7,11 +7,11 @@ use rustix::io::Errno;
 
 use crate::types::error::{Error, ErrorKind};
 
-/// `error` came when the engine tried to `doing` the file at `path`.
+/// Returns the error of an engine that failed to `doing` the file at `path`.
 ///
-/// What may pass by itself is `Unavailable`; what this file system cannot do is `Unsupported`; the rest, a missing right
-/// or a path that cannot be, is `Backend`. The source is always the `io::Error`.
-pub(super) fn fault(doing: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+/// A condition that may pass by itself is `Unavailable`; what this file system cannot do is `Unsupported`; the rest,
+/// such as a missing right or an impossible path, is `Backend`. The source is always the `io::Error`.
+pub(super) fn file_error(doing: &str, path: &Path, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let kind = match Errno::from_io_error(&error) {
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT | Errno::INTR | Errno::AGAIN) => {
@@ -23,7 +23,8 @@ pub(super) fn fault(doing: &str, path: &Path, error: impl Into<io::Error>) -> Er
     Error::new(kind, format!("cannot {doing} {}: {error}", path.display())).with_source(error)
 }
 
-/// Whether `error` is about the one file, which is not as it should be or not ours to read: another file may do.
+/// Whether `error` is about the one file, which is odd or not readable for this user, so that other files may still
+/// work.
 pub(super) fn is_about_the_file(error: &Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, PermissionDenied};
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
@@ -40,9 +41,9 @@ mod tests {
 
     #[test]
     fn what_may_pass_by_itself_is_retryable_and_the_source_is_kept() {
-        let full = fault("write", Path::new("/x"), Errno::NOSPC);
+        let full = file_error("write", Path::new("/x"), Errno::NOSPC);
         assert!(full.is_retryable());
-        let denied = fault("create lock file", Path::new("/x"), Errno::ACCESS);
+        let denied = file_error("create lock file", Path::new("/x"), Errno::ACCESS);
         assert_eq!(denied.kind(), ErrorKind::Backend);
         assert!(denied.to_string().starts_with("cannot create lock file /x: "), "{denied}");
         let source = denied.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("an io::Error");

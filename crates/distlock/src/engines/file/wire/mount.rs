@@ -1,13 +1,14 @@
-//! Whether a directory is the same one for every process of this machine, or lies in a mount that only some of them have.
+//! Whether a directory is the same one for every process of this machine, or lies in a mount that only some of them
+//! have.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// What the names of directories begin with that systemd mounts over `/tmp` and `/var/tmp` for a unit with `PrivateTmp=yes`.
+/// The prefix of the directories that systemd mounts over `/tmp` and `/var/tmp` for a unit with `PrivateTmp=yes`.
 const OF_SYSTEMD: &str = "systemd-private-";
 
-/// Returns where the file system is mounted from that `path` lies on, if other processes of this machine have another one
+/// Returns from where the file system of `path` is mounted, if other processes of this machine have another one
 /// there: they then take the same lock at the same time. `None` when there is no sign of that.
 ///
 /// The mounts of this process are compared with those of process 1. Where those may not be read, only a directory that
@@ -23,7 +24,7 @@ pub fn private_mount(path: &Path) -> Option<PathBuf> {
     differs.then_some(ours.from)
 }
 
-/// Resolves what is there of `path`; the rest is made on the same mount.
+/// Resolves the existing part of `path`; the rest is made on the same mount.
 fn real(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let there = path.ancestors().find_map(|dir| Some((dir, dir.canonicalize().ok()?)));
@@ -31,18 +32,18 @@ fn real(path: &Path) -> Option<PathBuf> {
     Some(real.join(path.strip_prefix(dir).ok()?))
 }
 
-/// Where a path is, in words that mean the same to all processes.
+/// Where a path is, in terms that mean the same to all processes.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct MountedPath {
     /// Major and minor number of the file system.
     device: Vec<u8>,
     /// The directory of the file system that is mounted.
     from: PathBuf,
-    /// The way from there.
+    /// The path from there.
     rest: PathBuf,
 }
 
-impl Place {
+impl MountedPath {
     fn identity(&self) -> (&[u8], PathBuf) {
         (&self.device, self.from.join(&self.rest))
     }
@@ -52,21 +53,21 @@ impl Place {
     }
 }
 
-/// Finds the mount that `path` lies on: of all that could be, the last one covers the others.
-fn place_in(mountinfo: &[u8], path: &Path) -> Option<Place> {
+/// Returns where `path` is: of several mounts above it, the last one covers the others.
+fn place_in(mountinfo: &[u8], path: &Path) -> Option<MountedPath> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(|line| place_on(line, path)).next_back()
 }
 
-/// Reads a line such as `36 35 98:0 /from /mount rw,noatime master:1 - ext3 /dev/root rw`; `None` when `path` is not below
-/// that mount.
-fn place_on(line: &[u8], path: &Path) -> Option<Place> {
+/// Parses a line such as `36 35 98:0 /from /mount rw,noatime master:1 - ext3 /dev/root rw`; `None` when `path` is not
+/// below that mount.
+fn place_on(line: &[u8], path: &Path) -> Option<MountedPath> {
     let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let (device, from, point) = (fields.next()?, fields.next()?, fields.next()?);
     let rest = path.strip_prefix(unescaped(point)).ok()?.to_owned();
-    Some(Place { device: device.to_owned(), from: unescaped(from), rest })
+    Some(MountedPath { device: device.to_owned(), from: unescaped(from), rest })
 }
 
-/// Resolves the `\040` that the kernel writes for a space, and its like.
+/// Resolves the `\040` that the kernel writes for a space, and other escapes.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -110,8 +111,8 @@ mod tests {
         assert_eq!(identity(&covered, "/srv/my data/x"), (b"0:40".to_vec(), "/my data/x".into()));
     }
 
-    /// The same directory by another way is no other one; that of a unit with `PrivateTmp=yes` is, also where it is a fresh
-    /// file system.
+    /// The same directory by another way is no other one; that of a unit with `PrivateTmp=yes` is, also where it is a
+    /// fresh file system.
     #[test]
     fn what_is_mounted_elsewhere_is_told_from_what_is_mounted_again() {
         let there = identity(FIRST, "/tmp/distlock-7");

@@ -1,4 +1,4 @@
-//! Tells a waiter that a file it waits for was closed or removed.
+//! Notifies a waiter when a file it waits for is closed or removed.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -17,58 +17,59 @@ use tokio::task::AbortHandle;
 
 /// One inotify instance for all waiters of a process: a user may have only 128 of them.
 #[derive(Debug)]
-pub(super) struct Watcher {
-    hub: Arc<Hub>,
-    pump: AbortHandle,
+pub(crate) struct Inotify {
+    instance: Arc<Instance>,
+    reader: AbortHandle,
 }
 
-impl Watcher {
-    /// Begins to listen, on the runtime of `keeper`.
-    pub(super) fn start(keeper: &Handle) -> io::Result<Watcher> {
+impl Inotify {
+    /// Starts to read events, on the runtime of `keeper`.
+    pub(crate) fn start(keeper: &Handle) -> io::Result<Inotify> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let hub = Arc::new(Hub { inotify, listeners: Mutex::default() });
+        let instance = Arc::new(Instance { descriptor: inotify, listeners: Mutex::default() });
         // tidy-allow(spawn): on the keeper's runtime, one task for all waiters of the engine.
-        let pump = keeper.spawn(pump(hub.clone())).abort_handle();
-        Ok(Watcher { hub, pump })
+        let reader = keeper.spawn(reader(instance.clone())).abort_handle();
+        Ok(Inotify { instance, reader })
     }
 
-    /// Whether somebody still listens: the runtime may have ended.
-    pub(super) fn is_alive(&self) -> bool {
-        !self.pump.is_finished()
+    /// Whether events are still read: the runtime may have ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.reader.is_finished()
     }
 
     /// Notifies `listener` of every event of `events` on the file that is at `path` now, until dropped.
-    pub(super) fn subscribe(
+    pub(crate) fn subscribe(
         &self,
         path: &Path,
         events: WatchFlags,
         listener: &Arc<Notify>,
     ) -> io::Result<Subscription> {
-        // The kernel's calls are made under the lock, so that nobody removes the watch that another just joined.
-        let mut listeners = self.hub.listeners();
-        let watch = inotify::add_watch(&self.hub.inotify, path, events | WatchFlags::MASK_ADD)?;
+        // The kernel's calls are made under the mutex, so that no subscriber removes the watch that another just
+        // joined.
+        let mut listeners = self.instance.listeners();
+        let watch = inotify::add_watch(&self.instance.descriptor, path, events | WatchFlags::MASK_ADD)?;
         listeners.entry(watch).or_default().push(listener.clone());
-        Ok(Subscription { hub: self.hub.clone(), watch, listener: listener.clone() })
+        Ok(Subscription { instance: self.instance.clone(), watch, listener: listener.clone() })
     }
 }
 
-impl Drop for Watcher {
+impl Drop for Inotify {
     fn drop(&mut self) {
-        self.pump.abort();
+        self.reader.abort();
     }
 }
 
-/// What a waiter listens to, until dropped.
+/// A listener's watch of a file, until dropped.
 #[derive(Debug)]
-pub(super) struct Subscription {
-    hub: Arc<Hub>,
+pub(crate) struct Subscription {
+    instance: Arc<Instance>,
     watch: i32,
     listener: Arc<Notify>,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut listeners = self.hub.listeners();
+        let mut listeners = self.instance.listeners();
         let Some(here) = listeners.get_mut(&self.watch) else { return };
         if let Some(at) = here.iter().position(|listener| Arc::ptr_eq(listener, &self.listener)) {
             here.swap_remove(at);
@@ -76,26 +77,26 @@ impl Drop for Subscription {
         if here.is_empty() {
             listeners.remove(&self.watch);
             // The file may be gone, and the watch with it.
-            let _ = inotify::remove_watch(&self.hub.inotify, self.watch);
+            let _ = inotify::remove_watch(&self.instance.descriptor, self.watch);
         }
     }
 }
 
 #[derive(Debug)]
-struct Hub {
-    inotify: OwnedFd,
+struct Instance {
+    descriptor: OwnedFd,
     listeners: Mutex<HashMap<i32, Vec<Arc<Notify>>>>,
 }
 
-impl Hub {
+impl Instance {
     fn listeners(&self) -> MutexGuard<'_, HashMap<i32, Vec<Arc<Notify>>>> {
         self.listeners.lock()
     }
 
-    /// Passes on all events that are there.
+    /// Notifies the listeners of all pending events.
     fn drain(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut events = Reader::new(&self.inotify, &mut buffer);
+        let mut events = Reader::new(&self.descriptor, &mut buffer);
         loop {
             let (watch, flags) = match events.next() {
                 Ok(event) => (event.wd(), event.events()),
@@ -115,21 +116,21 @@ impl Hub {
     }
 }
 
-struct Source(Arc<Hub>);
+struct Source(Arc<Instance>);
 
 impl AsRawFd for Source {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.inotify.as_raw_fd()
+        self.0.descriptor.as_raw_fd()
     }
 }
 
-async fn pump(hub: Arc<Hub>) {
+async fn reader(instance: Arc<Instance>) {
     #[allow(
         deprecated,
         reason = "what replaces it is unsafe; the source owns its descriptor, which is all that asks for"
     )]
-    let Ok(source) = AsyncFd::with_interest(Source(hub), Interest::READABLE) else { return };
-    // Any failure ends it; the waiters poll then.
+    let Ok(source) = AsyncFd::with_interest(Source(instance), Interest::READABLE) else { return };
+    // Any failure ends the task; the waiters poll then.
     while let Ok(mut ready) = source.readable().await {
         if source.get_ref().0.drain().is_err() {
             return;
@@ -142,17 +143,17 @@ async fn pump(hub: Arc<Hub>) {
 mod tests {
     use std::fs::File;
 
-    use super::super::tests::Scratch;
     use super::*;
+    use crate::engines::file::tests::Scratch;
 
     #[tokio::test]
     async fn a_close_is_told_to_all_who_listen_and_to_nobody_else() {
         let scratch = Scratch::new();
-        let watcher = Watcher::start(&Handle::current()).unwrap();
+        let inotify = Inotify::start(&Handle::current()).unwrap();
         let path = scratch.path().join("a");
         let file = File::create(&path).unwrap();
         let ears: [Arc<Notify>; 3] = std::array::from_fn(|_| Arc::default());
-        let listen = |ear| watcher.subscribe(&path, WatchFlags::CLOSE_WRITE, ear).unwrap();
+        let listen = |listening| inotify.subscribe(&path, WatchFlags::CLOSE_WRITE, listening).unwrap();
         let (_first, second, _third) = (listen(&ears[0]), listen(&ears[1]), listen(&ears[2]));
         drop(second);
         drop(file);
@@ -165,17 +166,17 @@ mod tests {
     #[tokio::test]
     async fn a_watch_ends_with_its_file_or_its_last_listener() {
         let scratch = Scratch::new();
-        let watcher = Watcher::start(&Handle::current()).unwrap();
+        let inotify = Inotify::start(&Handle::current()).unwrap();
         let path = scratch.path().join("a");
         drop(File::create(&path).unwrap());
-        let ear = Arc::<Notify>::default();
-        let subscription = watcher.subscribe(&path, WatchFlags::DELETE_SELF, &ear).unwrap();
+        let listening = Arc::<Notify>::default();
+        let subscription = inotify.subscribe(&path, WatchFlags::DELETE_SELF, &listening).unwrap();
         std::fs::remove_file(&path).unwrap();
-        ear.notified().await;
+        listening.notified().await;
         drop(File::create(&path).unwrap());
-        drop(watcher.subscribe(&path, WatchFlags::DELETE_SELF, &ear).unwrap());
+        drop(inotify.subscribe(&path, WatchFlags::DELETE_SELF, &listening).unwrap());
         drop(subscription);
-        assert!(watcher.hub.listeners().is_empty());
-        assert!(watcher.is_alive());
+        assert!(inotify.instance.listeners().is_empty());
+        assert!(inotify.is_alive());
     }
 }

@@ -1,0 +1,132 @@
+//! The store: where the locks are, shared by its clients.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use super::faults::{Fault, Operation, ScriptedFaults};
+use super::history::Histories;
+use super::state::LockTable;
+use crate::types::clock::{Clock, Moment};
+use crate::types::error::Result;
+use crate::types::key::Key;
+use crate::types::sync::{Mutex, MutexGuard};
+
+/// Where the locks are, shared by every [`Memory`](super::Memory) on it.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    clock: Clock,
+    locks: Mutex<LockTable>,
+    histories: Mutex<Histories>,
+    faults: ScriptedFaults,
+    /// Whether it has a name, so that other code of this process finds it: then later stores continue its tokens.
+    is_public: bool,
+}
+
+/// The highest token of all public stores that this process has had. A new public store starts above it, so tokens do
+/// not fall when the last client of a store goes and another store of the name is made.
+static LAST_TOKEN: AtomicU64 = AtomicU64::new(0);
+
+impl Store {
+    /// Returns an empty store.
+    #[must_use]
+    pub fn new() -> Store {
+        Store::with_clock(Clock::system())
+    }
+
+    /// Returns an empty store whose leases run by `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Store {
+        Store::start(clock, None)
+    }
+
+    /// Returns the store that has this name in this process: the one of `mem://name`.
+    ///
+    /// It lasts as long as a client of it does. Then its locks and histories are gone; the tokens of the next store of
+    /// any name are still higher.
+    #[must_use]
+    pub fn named(name: &str) -> Store {
+        Store::public(Some(name))
+    }
+
+    /// Returns the store of `mem://name`, or that of `mem://`.
+    pub(crate) fn public(name: Option<&str>) -> Store {
+        static STORES: LazyLock<Mutex<HashMap<Option<String>, Weak<Inner>>>> = LazyLock::new(Mutex::default);
+        let mut stores = STORES.lock();
+        stores.retain(|_, store| store.strong_count() > 0);
+        let name = name.map(str::to_owned);
+        if let Some(store) = stores.get(&name).and_then(Weak::upgrade) {
+            return Store(store);
+        }
+        // An earlier store of this name has no client any more, so all its tokens are counted.
+        let store = Store::start(Clock::system(), Some(LAST_TOKEN.load(Ordering::SeqCst)));
+        stores.insert(name, Arc::downgrade(&store.0));
+        store
+    }
+
+    fn start(clock: Clock, public_after: Option<u64>) -> Store {
+        Store(Arc::new(Inner {
+            clock,
+            locks: Mutex::new(LockTable::after(public_after.unwrap_or_default())),
+            histories: Mutex::default(),
+            faults: ScriptedFaults::default(),
+            is_public: public_after.is_some(),
+        }))
+    }
+
+    /// Scripts a fault into the next request for `operation`. Several faults apply to as many requests, in order.
+    pub fn script(&self, operation: Operation, fault: Fault) {
+        self.0.faults.push(operation, fault);
+    }
+
+    /// Ends the lease of `key` now, as if its time were over. The holder is not notified; the next waiter is granted
+    /// the lock.
+    pub fn expire(&self, key: &Key) {
+        self.locks(|locks, now| locks.expire(key, now));
+    }
+
+    /// Gives `key` to an unknown holder without notifying the present one, as a server that lost its data would.
+    pub fn steal(&self, key: &Key) {
+        self.locks(|locks, now| locks.steal(key, now));
+    }
+
+    /// Whether the store has no holder, no waiter and no half-done attempt.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.locks(|locks, now| locks.is_empty(now))
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    pub(super) async fn request<T>(
+        &self,
+        operation: Operation,
+        apply: impl FnOnce(&mut LockTable, Moment) -> Result<T>,
+    ) -> Result<T> {
+        self.0.faults.apply(operation, &self.0.clock, || self.locks(apply)).await
+    }
+
+    pub(super) fn histories(&self) -> MutexGuard<'_, Histories> {
+        self.0.histories.lock()
+    }
+
+    pub(super) fn locks<T>(&self, action: impl FnOnce(&mut LockTable, Moment) -> T) -> T {
+        let mut locks = self.0.locks.lock();
+        let done = action(&mut locks, self.0.clock.now());
+        if self.0.is_public {
+            LAST_TOKEN.fetch_max(locks.last_token(), Ordering::SeqCst);
+        }
+        done
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store::new()
+    }
+}
