@@ -1,4 +1,4 @@
-//! What `renew` and `release` ask a holder, and what it answers.
+//! The requests of `renew` and `release` to a holder, and its answers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::hold_token::HoldToken;
 
-/// Asks the holder that has this token for this lock.
+/// A request to the holder of this lock with this token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) name: String,
@@ -15,27 +15,27 @@ pub(crate) struct Request {
     pub(crate) action: Action,
 }
 
-/// What is asked for.
+/// What the client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// A new lease from now on, as long as the one before or as long as this.
+    /// A new lease from now on: as long as this, or as long as the last one.
     Renew(Option<Duration>),
     Release,
 }
 
 impl Request {
-    /// The request as one line.
+    /// Encodes the request as one line.
     pub(crate) fn encode(&self) -> String {
         let (action, ttl) = match self.action {
             Action::Renew(ttl) => ("renew", ttl),
             Action::Release => ("release", None),
         };
-        // In nanoseconds: what was typed is what is meant.
+        // In nanoseconds: the duration is not rounded.
         let ttl = ttl.map(|ttl| u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
         format!("{}\n", json!({"do": action, "name": self.name, "token": self.token.to_string(), "ttl_ns": ttl}))
     }
 
-    /// Reads a line; `None` when it is not a whole request.
+    /// Parses a line; `None` when it is not a complete request.
     pub(crate) fn decode(line: &str) -> Option<Request> {
         let fields: Value = serde_json::from_str(line).ok()?;
         let action = match fields["do"].as_str()? {
@@ -48,19 +48,19 @@ impl Request {
     }
 }
 
-/// What came of it.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It was done. The lease is so long from now on; zero after a release.
+    /// Done. The lease has this length from now on; zero after a release.
     Done(Duration),
-    /// The lock is not held any more, or not by whoever asks.
+    /// The lock is no longer held, or not with the client's token.
     NotHeld(String),
-    /// The engine did not answer: perhaps done.
+    /// The engine did not answer: the action may have been done.
     Unknown(String),
 }
 
 impl Answer {
-    /// The answer to a request that the engine refused.
+    /// Returns the answer for an engine error.
     pub(crate) fn from_error(error: &Error) -> Answer {
         match error.kind() {
             ErrorKind::Lost | ErrorKind::NotHeld => Answer::NotHeld(error.to_string()),
@@ -68,7 +68,7 @@ impl Answer {
         }
     }
 
-    /// The answer as one line.
+    /// Encodes the answer as one line.
     pub(crate) fn encode(&self) -> String {
         let fields = match self {
             Answer::Done(ttl) => json!({"done": u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX)}),
@@ -78,7 +78,7 @@ impl Answer {
         format!("{fields}\n")
     }
 
-    /// Reads a line; `None` when it is not a whole answer.
+    /// Parses a line; `None` when it is not a complete answer.
     pub(crate) fn decode(line: &str) -> Option<Answer> {
         let fields: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| fields[name].as_str().map(str::to_owned);
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_answers_survive_the_way() {
+    fn requests_and_answers_decode_to_what_was_encoded() {
         let token = HoldToken::new(FencingToken::new(u64::MAX));
         let actions = [Action::Renew(None), Action::Renew(Some(Duration::from_micros(1_500))), Action::Release];
         for action in actions {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_neither() {
+    fn malformed_lines_are_refused() {
         for line in ["", "{}", "[]", "{\"do\":\"renew\"}", "{\"do\":\"dance\",\"name\":\"a\",\"token\":\"7.\"}"] {
             assert_eq!((Request::decode(line), Answer::decode(line)), (None, None), "{line}");
         }

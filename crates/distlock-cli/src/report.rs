@@ -1,4 +1,4 @@
-//! What the holder in the background tells the `acquire` that started it.
+//! The background holder's report to the `acquire` that started it.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use crate::acquire::Refusal;
 use crate::exit::Exit;
 use crate::hold_token::HoldToken;
 
-/// The lock was taken, or why not.
+/// Whether the lock was acquired.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// It is held, and the holder waits for the caller to have said so.
+    /// The lock is held; the holder waits for the caller to confirm that it printed the token.
     Held(Held),
-    /// It is not.
+    /// The lock was not acquired.
     Refused(Refusal),
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Held {
 }
 
 impl Report {
-    /// The report as one line.
+    /// Encodes the report as one line.
     pub(crate) fn encode(&self) -> String {
         let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let fields = match self {
@@ -56,7 +56,7 @@ impl Report {
         format!("{fields}\n")
     }
 
-    /// Reads a line; `None` when it is not a whole report.
+    /// Parses a line; `None` when it is not a complete report.
     pub(crate) fn decode(line: &str) -> Option<Report> {
         let fields: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| fields[name].as_str().map(str::to_owned);
@@ -83,7 +83,7 @@ mod tests {
     use crate::exit::ExitCode;
 
     #[test]
-    fn a_report_survives_the_way_and_own_codes_become_numbers() {
+    fn reports_decode_to_what_was_encoded_with_codes_as_numbers() {
         let held = Report::Held(Held {
             token: HoldToken::new(FencingToken::new(7)),
             owner: "me \"and\" you".into(),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_report_is_none() {
+    fn incomplete_reports_are_refused() {
         for line in ["", "{}", "{\"token\":\"7\"}", "{\"code\":300}", "nonsense"] {
             assert_eq!(Report::decode(line), None, "{line}");
         }

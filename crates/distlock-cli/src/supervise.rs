@@ -546,8 +546,8 @@ impl<H: Hold> Supervisor<'_, H> {
         }
         self.request = Some(EndRequest { delivery, at: self.clock.now() });
         self.child.signal(signal);
-        if let (Some(patience), Stage::Running) = (self.policy.patience, self.stage) {
-            self.stage = Stage::Ending(self.clock.now().after(patience));
+        if let (Some(kill_after), Stage::Running) = (self.policy.kill_after, self.stage) {
+            self.stage = Stage::Ending(self.clock.now().after(kill_after));
         }
     }
 
