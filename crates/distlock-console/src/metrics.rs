@@ -1,4 +1,4 @@
-//! What the console sees, as Prometheus reads it.
+//! The console's metrics in the Prometheus text format.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::audit::{Audit, Event};
 use crate::watcher::{Totals, Watcher};
 
-/// The numbers as text.
+/// Returns all metrics.
 pub(crate) fn text(totals: Totals, watcher: &Watcher, audit: &Audit) -> String {
     let counts = &watcher.counts;
     let number = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed) as f64;
@@ -18,11 +18,11 @@ pub(crate) fn text(totals: Totals, watcher: &Watcher, audit: &Audit) -> String {
         }
     };
     let mut gauge = |name, help, value: usize| metric(name, "gauge", help, &[("", value as f64)]);
-    gauge("distlock_console_engine_up", "Whether the last listing worked.", totals.is_up.into());
+    gauge("distlock_console_engine_up", "Whether the last listing succeeded.", totals.is_up.into());
     gauge("distlock_console_locks", "Locks that are held or waited for.", totals.locks);
     gauge("distlock_console_holds", "Holds of these locks.", totals.holds);
-    gauge("distlock_console_waiters", "Who waits for them.", totals.waiters);
-    gauge("distlock_console_browsers", "Browsers that look.", watcher.viewers());
+    gauge("distlock_console_waiters", "Waiters of these locks.", totals.waiters);
+    gauge("distlock_console_browsers", "Connected browsers.", watcher.viewers());
     let listings = number(&counts.listings);
     let seconds = number(&counts.listing_us) / 1e6;
     let listing = [("_sum", seconds), ("_count", listings)];
