@@ -19,7 +19,7 @@ pub const CHAIN_HOLDERS: &str = "DISTLOCK_CHAIN_HOLDERS";
 
 /// One lock of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct ChainLink {
     /// The engine's URL, without secrets.
     pub engine: String,
     /// The lock.
@@ -62,7 +62,7 @@ impl HolderId {
 /// The locks that ancestors held when they started this process. Only the engine knows whether they still do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ancestry {
-    chain: Vec<Held>,
+    chain: Vec<ChainLink>,
     holders: Vec<HolderId>,
 }
 
@@ -93,13 +93,13 @@ impl Ancestry {
     #[must_use]
     pub fn has(&self, holder: &Holder, engine: &str, name: &Key) -> bool {
         let by_name =
-            |held: &Held| holder.token == Some(held.token) && held.engine == engine && held.name == name.as_str();
+            |held: &ChainLink| holder.token == Some(held.token) && held.engine == engine && held.name == name.as_str();
         self.holders.iter().any(|ancestor| ancestor.is(holder)) || self.chain.iter().any(by_name)
     }
 
     /// Returns the ancestry of a child that runs under one more lock.
     #[must_use]
-    pub fn with(&self, held: Held, holder: HolderId) -> Ancestry {
+    pub fn with(&self, held: ChainLink, holder: HolderId) -> Ancestry {
         Ancestry {
             chain: self.chain.iter().cloned().chain([held]).collect(),
             holders: self.holders.iter().cloned().chain([holder]).collect(),
@@ -109,7 +109,7 @@ impl Ancestry {
     /// Returns the variables for the child's environment.
     #[must_use]
     pub fn variables(&self) -> [(&'static str, String); 2] {
-        let link = |held: &Held| format!("{}@{}#{}", held.token, escape(&held.engine), escape(&held.name));
+        let link = |held: &ChainLink| format!("{}@{}#{}", held.token, escape(&held.engine), escape(&held.name));
         let holder = |it: &HolderId| format!("{}={}={}={}", it.token, escape(&it.owner), it.pid, escape(&it.host));
         let chain: Vec<String> = self.chain.iter().map(link).collect();
         let holders: Vec<String> = self.holders.iter().map(holder).collect();
@@ -117,10 +117,10 @@ impl Ancestry {
     }
 }
 
-fn parse_link(link: &str) -> Option<Held> {
+fn parse_link(link: &str) -> Option<ChainLink> {
     let (token, rest) = link.split_once('@')?;
     let (engine, name) = rest.split_once('#')?;
-    Some(Held { engine: unescape(engine)?, name: unescape(name)?, token: token.parse().ok()? })
+    Some(ChainLink { engine: unescape(engine)?, name: unescape(name)?, token: token.parse().ok()? })
 }
 
 fn parse_holder(link: &str) -> Option<HolderId> {
@@ -157,8 +157,8 @@ mod tests {
 
     use super::*;
 
-    fn held(engine: &str, name: &str, token: u64) -> Held {
-        Held { engine: engine.into(), name: name.into(), token: FencingToken::new(token) }
+    fn held(engine: &str, name: &str, token: u64) -> ChainLink {
+        ChainLink { engine: engine.into(), name: name.into(), token: FencingToken::new(token) }
     }
 
     fn holder_id(owner: &str, token: u64) -> HolderId {

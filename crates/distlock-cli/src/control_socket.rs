@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use crate::control_request::{Answer, Request};
+use crate::control_request::{ControlAnswer, ControlRequest};
 use crate::hold_token::HoldToken;
 
 /// How long a client may take to send its request.
@@ -82,11 +82,11 @@ impl ControlSocket {
     ///
     /// # Cancel safety
     /// None: an accepted connection is lost.
-    pub(crate) async fn next(&self) -> io::Result<(Request, UnixStream)> {
+    pub(crate) async fn next(&self) -> io::Result<(ControlRequest, UnixStream)> {
         loop {
             let (mut stream, _) = self.listener.accept().await?;
             let line = timeout(REQUEST_LIMIT, read_line(&mut stream)).await;
-            if let Some(request) = line.ok().and_then(Result::ok).and_then(|line| Request::decode(&line)) {
+            if let Some(request) = line.ok().and_then(Result::ok).and_then(|line| ControlRequest::decode(&line)) {
                 return Ok((request, stream));
             }
         }
@@ -100,7 +100,7 @@ impl Drop for ControlSocket {
 }
 
 /// Sends an answer. Errors are ignored: the client did not wait.
-pub(crate) async fn answer(mut stream: UnixStream, answer: &Answer) {
+pub(crate) async fn answer(mut stream: UnixStream, answer: &ControlAnswer) {
     let _ = timeout(REQUEST_LIMIT, stream.write_all(answer.encode().as_bytes())).await;
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn answer(mut stream: UnixStream, answer: &Answer) {
 ///
 /// # Errors
 /// Kind `NotHeld` when there is no such holder any more, or it says so; `Unknown` when it does not answer.
-pub(crate) async fn ask(request: &Request) -> Result<Duration, Error> {
+pub(crate) async fn ask(request: &ControlRequest) -> Result<Duration, Error> {
     let not_held = |why: String| Error::new(ErrorKind::NotHeld, why);
     let path = directory_path()?;
     let gone = || not_held("it is no longer held with this token".into());
@@ -136,10 +136,10 @@ pub(crate) async fn ask(request: &Request) -> Result<Duration, Error> {
         Err(_) => Err(Error::unknown(format!("its holder did not answer within {ANSWER_LIMIT:?}"))),
         // The holder ended before it handled this request.
         Ok(Err(_)) => Err(gone()),
-        Ok(Ok(line)) => match Answer::decode(&line) {
-            Some(Answer::Done(ttl)) => Ok(ttl),
-            Some(Answer::NotHeld(why)) => Err(not_held(why)),
-            Some(Answer::Unknown(why)) => Err(Error::unknown(why)),
+        Ok(Ok(line)) => match ControlAnswer::decode(&line) {
+            Some(ControlAnswer::Done(ttl)) => Ok(ttl),
+            Some(ControlAnswer::NotHeld(why)) => Err(not_held(why)),
+            Some(ControlAnswer::Unknown(why)) => Err(Error::unknown(why)),
             None => Err(gone()),
         },
     }

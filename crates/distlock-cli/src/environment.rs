@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distlock::{Config, FencingToken, Key};
 
-use crate::ancestry::{Ancestry, Held, HolderId};
+use crate::ancestry::{Ancestry, ChainLink, HolderId};
 
 /// The hold that the variables describe.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Identity<'_> {
             // An outer lock may be a semaphore.
             None => command.env_remove("DISTLOCK_SLOT"),
         };
-        let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
+        let held = ChainLink { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
         let holder = HolderId::of_this_process(self.token, self.owner);
         command.envs(Ancestry::read(&inherited).with(held, holder).variables());
         // The rest of each variable stays: without it a nested distlock would silently lock on this machine only.

@@ -43,7 +43,7 @@ pub(crate) struct GuardedCommand {
 
 /// A report of the guardian about the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum GuardianEvent {
     /// The command runs as this process.
     Started(Pid),
     /// The command cannot be started; the error's number.
@@ -74,32 +74,32 @@ pub(crate) const EVENT_LENGTH: usize = 8;
 /// events.
 const BATCH: usize = 64;
 
-impl Event {
+impl GuardianEvent {
     pub(crate) fn encode(self) -> [u8; EVENT_LENGTH] {
         let (kind, value) = match self {
-            Event::Started(pid) => (0, pid.as_raw_nonzero().get()),
-            Event::Refused(error) => (1, error),
-            Event::Stopped(signal) => (2, signal),
-            Event::Ended(Outcome::Exited(code)) => (3, i32::from(code)),
-            Event::Ended(Outcome::Killed(signal)) => (4, signal),
-            Event::Left(remaining) => (5, remaining as i32),
+            GuardianEvent::Started(pid) => (0, pid.as_raw_nonzero().get()),
+            GuardianEvent::Refused(error) => (1, error),
+            GuardianEvent::Stopped(signal) => (2, signal),
+            GuardianEvent::Ended(Outcome::Exited(code)) => (3, i32::from(code)),
+            GuardianEvent::Ended(Outcome::Killed(signal)) => (4, signal),
+            GuardianEvent::Left(remaining) => (5, remaining as i32),
         };
         (i64::from(kind) << 32 | i64::from(value)).to_ne_bytes()
     }
 
-    fn decode(bytes: [u8; EVENT_LENGTH]) -> Option<Event> {
+    fn decode(bytes: [u8; EVENT_LENGTH]) -> Option<GuardianEvent> {
         let number = i64::from_ne_bytes(bytes);
         let value = i32::try_from(number & 0xffff_ffff).ok()?;
         match number >> 32 {
-            0 => Pid::from_raw(value).map(Event::Started),
-            1 => Some(Event::Refused(value)),
-            2 => Some(Event::Stopped(value)),
-            3 => u8::try_from(value).ok().map(|code| Event::Ended(Outcome::Exited(code))),
-            4 => Some(Event::Ended(Outcome::Killed(value))),
+            0 => Pid::from_raw(value).map(GuardianEvent::Started),
+            1 => Some(GuardianEvent::Refused(value)),
+            2 => Some(GuardianEvent::Stopped(value)),
+            3 => u8::try_from(value).ok().map(|code| GuardianEvent::Ended(Outcome::Exited(code))),
+            4 => Some(GuardianEvent::Ended(Outcome::Killed(value))),
             5 => [Remaining::Nothing, Remaining::Daemons, Remaining::Unknown]
                 .get(usize::try_from(value).ok()?)
                 .copied()
-                .map(Event::Left),
+                .map(GuardianEvent::Left),
             _ => None,
         }
     }
@@ -148,7 +148,7 @@ impl Guardian {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub(crate) async fn next(&self) -> io::Result<Option<Vec<Event>>> {
+    pub(crate) async fn next(&self) -> io::Result<Option<Vec<GuardianEvent>>> {
         loop {
             let mut ready = self.events.readable().await?;
             match ready.try_io(|events| read_events(events.get_ref())) {
@@ -160,7 +160,7 @@ impl Guardian {
     }
 
     /// Returns the events that have arrived, without waiting; `None` when the guardian is gone.
-    pub(crate) fn ready(&self) -> io::Result<Option<Vec<Event>>> {
+    pub(crate) fn ready(&self) -> io::Result<Option<Vec<GuardianEvent>>> {
         match read_events(self.events.get_ref()) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(Some(Vec::new()))
@@ -195,11 +195,11 @@ impl Guardian {
     }
 }
 
-fn read_events(pipe: &OwnedFd) -> io::Result<Option<Vec<Event>>> {
+fn read_events(pipe: &OwnedFd) -> io::Result<Option<Vec<GuardianEvent>>> {
     let mut bytes = [0; EVENT_LENGTH * BATCH];
     let length = rustix::io::read(pipe, &mut bytes)?;
     // Each event is written in one call, and so read whole.
-    let events = bytes[..length].as_chunks().0.iter().filter_map(|bytes| Event::decode(*bytes));
+    let events = bytes[..length].as_chunks().0.iter().filter_map(|bytes| GuardianEvent::decode(*bytes));
     Ok((length > 0).then(|| events.collect()))
 }
 
@@ -219,12 +219,16 @@ mod tests {
 
     #[test]
     fn events_decode_to_what_was_encoded() {
-        let outcomes = [Outcome::Exited(0), Outcome::Exited(255), Outcome::Killed(9)].map(Event::Ended);
-        let others = [Event::Started(Pid::from_raw(4711).unwrap()), Event::Refused(2), Event::Stopped(20)];
-        let rests = [Remaining::Nothing, Remaining::Daemons, Remaining::Unknown].map(Event::Left);
+        let outcomes = [Outcome::Exited(0), Outcome::Exited(255), Outcome::Killed(9)].map(GuardianEvent::Ended);
+        let others = [
+            GuardianEvent::Started(Pid::from_raw(4711).unwrap()),
+            GuardianEvent::Refused(2),
+            GuardianEvent::Stopped(20),
+        ];
+        let rests = [Remaining::Nothing, Remaining::Daemons, Remaining::Unknown].map(GuardianEvent::Left);
         for event in outcomes.into_iter().chain(others).chain(rests) {
-            assert_eq!(Event::decode(event.encode()), Some(event));
+            assert_eq!(GuardianEvent::decode(event.encode()), Some(event));
         }
-        assert_eq!(Event::decode([0xff; EVENT_LENGTH]), None);
+        assert_eq!(GuardianEvent::decode([0xff; EVENT_LENGTH]), None);
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, w
 use rustix::time::Timespec;
 
 use crate::child::{self, Child, Outcome, Placement};
-use crate::guardian::{Event, GuardedCommand, Remaining};
+use crate::guardian::{GuardedCommand, GuardianEvent, Remaining};
 use crate::sys::{self, SignalSet};
 use crate::tree::{self, Reach};
 
@@ -57,20 +57,20 @@ pub(crate) fn watch(guarded: GuardedCommand, descriptors: Descriptors<'_>) {
         Ok(child) => child,
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
-            return write_event(descriptors.event_pipe.as_fd(), Event::Refused(number)).unwrap_or_default();
+            return write_event(descriptors.event_pipe.as_fd(), GuardianEvent::Refused(number)).unwrap_or_default();
         }
     };
     // Readers of the command's descriptors wait for the command's end, not for the guardian's.
     sys::close_all_but(
         [descriptors.control, descriptors.timer, descriptors.children, descriptors.event_pipe].map(AsRawFd::as_raw_fd),
     );
-    let pending = VecDeque::from([Event::Started(child.pid)]);
+    let pending = VecDeque::from([GuardianEvent::Started(child.pid)]);
     let mut guardian_loop =
         GuardianLoop { child, reach, descriptors, has_ended: false, remaining: Remaining::Unknown, pending };
     guardian_loop.run();
 }
 
-fn write_event(event_pipe: BorrowedFd<'_>, event: Event) -> Result<(), Errno> {
+fn write_event(event_pipe: BorrowedFd<'_>, event: GuardianEvent) -> Result<(), Errno> {
     rustix::io::write(event_pipe, &event.encode()).map(drop)
 }
 
@@ -82,7 +82,7 @@ struct GuardianLoop<'a> {
     /// Which processes of the command remain.
     remaining: Remaining,
     /// Events that must be delivered; the pipe may have no room for them yet.
-    pending: VecDeque<Event>,
+    pending: VecDeque<GuardianEvent>,
 }
 
 impl GuardianLoop<'_> {
@@ -137,7 +137,7 @@ impl GuardianLoop<'_> {
         }
         // After the report on remaining processes, so that the wrapper does not wait for processes that have ended.
         if let Some(outcome) = outcome.filter(|_| !had_ended) {
-            self.pending.push_back(Event::Ended(outcome));
+            self.pending.push_back(GuardianEvent::Ended(outcome));
         }
     }
 
@@ -145,7 +145,7 @@ impl GuardianLoop<'_> {
         let look = |options| waitid(WaitId::Pid(self.child.pid), options | WaitIdOptions::NOHANG).ok().flatten();
         if let Some(signal) = look(WaitIdOptions::STOPPED).and_then(|status| status.stopping_signal()) {
             // May be dropped: the pipe is full only when the wrapper has left thousands unread.
-            let _ = write_event(self.descriptors.event_pipe.as_fd(), Event::Stopped(signal));
+            let _ = write_event(self.descriptors.event_pipe.as_fd(), GuardianEvent::Stopped(signal));
         }
         for orphan in tree::children_of(getpid()).unwrap_or_default() {
             if orphan != self.child.pid {
@@ -166,7 +166,7 @@ impl GuardianLoop<'_> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         let stopped = waitid(WaitId::Pid(self.child.pid), options).ok().flatten();
         if let Some(signal) = stopped.and_then(|status| status.stopping_signal()) {
-            let _ = write_event(self.descriptors.event_pipe.as_fd(), Event::Stopped(signal));
+            let _ = write_event(self.descriptors.event_pipe.as_fd(), GuardianEvent::Stopped(signal));
         }
         let mut outcome = None;
         while let Ok(Some((pid, how))) = child::next_ended() {
@@ -190,7 +190,7 @@ impl GuardianLoop<'_> {
         };
         if remaining < self.remaining {
             self.remaining = remaining;
-            self.pending.push_back(Event::Left(remaining));
+            self.pending.push_back(GuardianEvent::Left(remaining));
         }
     }
 

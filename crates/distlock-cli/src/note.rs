@@ -187,8 +187,7 @@ impl fmt::Display for Note {
             }
             Note::NoHistory { name } => write!(
                 f,
-                "nothing is written down about {name:?}; a history is kept by those who lock it with history=N in their URL, \
-                 or with DISTLOCK_HISTORY=N"
+                "{name:?} has no history; clients write one with history=N in their URL, or with DISTLOCK_HISTORY=N"
             ),
             Note::Failed { message } => f.write_str(message),
         }

@@ -12,14 +12,14 @@ use crate::hold_token::HoldToken;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// The lock is held; the holder waits for the caller to confirm that it printed the token.
-    Held(Held),
+    Held(HeldReport),
     /// The lock was not acquired.
     Refused(Refusal),
 }
 
 /// A lock that is held in the background.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldReport {
     pub(crate) token: HoldToken,
     pub(crate) owner: String,
     /// The engine, without secrets.
@@ -36,7 +36,7 @@ impl Report {
     pub(crate) fn encode(&self) -> String {
         let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let fields = match self {
-            Report::Held(Held { token, owner, engine, slot, waited, ttl }) => json!({
+            Report::Held(HeldReport { token, owner, engine, slot, waited, ttl }) => json!({
                 "token": token.to_string(),
                 "owner": owner,
                 "engine": engine,
@@ -71,7 +71,7 @@ impl Report {
         let token = text("token")?.parse().ok()?;
         let (waited, ttl) = (time("waited_ms")?, time("ttl_ms")?);
         let slot = fields["slot"].as_u64().and_then(|slot| u32::try_from(slot).ok());
-        Some(Report::Held(Held { token, owner: text("owner")?, engine: text("engine")?, slot, waited, ttl }))
+        Some(Report::Held(HeldReport { token, owner: text("owner")?, engine: text("engine")?, slot, waited, ttl }))
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn reports_decode_to_what_was_encoded_with_codes_as_numbers() {
-        let held = Report::Held(Held {
+        let held = Report::Held(HeldReport {
             token: HoldToken::new(FencingToken::new(7)),
             owner: "me \"and\" you".into(),
             engine: "file:///x".into(),

@@ -9,7 +9,7 @@ use distlock::{Clock, LossReason, Moment};
 use rustix::process::{Pid, Signal};
 
 use crate::child::{self, Child, Outcome, Placement};
-use crate::guardian::{Event, GuardedCommand, Guardian, Remaining};
+use crate::guardian::{GuardedCommand, Guardian, GuardianEvent, Remaining};
 use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::policy::{OnLost, Policy};
@@ -50,16 +50,16 @@ pub struct Ending {
 
 /// Why there is no [`Ending`].
 #[derive(Debug)]
-pub enum Failure {
+pub enum SuperviseError {
     /// The command cannot be started.
     Exec(io::Error),
     /// The kernel refused what supervision needs.
     Internal(io::Error),
 }
 
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Internal(error)
+impl From<io::Error> for SuperviseError {
+    fn from(error: io::Error) -> SuperviseError {
+        SuperviseError::Internal(error)
     }
 }
 
@@ -78,7 +78,7 @@ pub async fn supervise<H: Hold>(
     hold: &H,
     signals: &mut Signals,
     notes: &mut Notes,
-) -> Result<Ending, Failure> {
+) -> Result<Ending, SuperviseError> {
     let clock = Clock::system();
     let started = clock.now();
     // If the guardian is killed, its descendants become children of this process.
@@ -95,14 +95,14 @@ pub async fn supervise<H: Hold>(
         }
     };
     let pid = match events.next() {
-        Some(Event::Started(pid)) => pid,
-        Some(Event::Refused(error)) => {
+        Some(GuardianEvent::Started(pid)) => pid,
+        Some(GuardianEvent::Refused(error)) => {
             guardian.dismiss();
-            return Err(Failure::Exec(io::Error::from_raw_os_error(error)));
+            return Err(SuperviseError::Exec(io::Error::from_raw_os_error(error)));
         }
         _ => {
             kill_orphans(&clock).await?;
-            return Err(Failure::Internal(io::Error::other("the guardian has ended")));
+            return Err(SuperviseError::Internal(io::Error::other("the guardian has ended")));
         }
     };
     let child = Child { pid, placement: policy.placement, is_reaped: false };
@@ -167,7 +167,7 @@ struct EndRequest {
 enum Step {
     Loss(LossReason),
     Signal(Delivery),
-    Events(Option<Vec<Event>>),
+    Events(Option<Vec<GuardianEvent>>),
     Moment,
 }
 
@@ -297,15 +297,15 @@ impl<H: Hold> Supervisor<'_, H> {
         Ok(())
     }
 
-    fn on_events(&mut self, events: Option<Vec<Event>>) -> io::Result<()> {
+    fn on_events(&mut self, events: Option<Vec<GuardianEvent>>) -> io::Result<()> {
         // The pipe's end: the guardian was killed. The next iterations learn its state from the kernel.
         self.guardian_is_gone |= events.is_none();
         for event in events.into_iter().flatten() {
             match event {
-                Event::Ended(outcome) => self.on_end(outcome),
-                Event::Stopped(signal) => self.on_stop(signal)?,
-                Event::Left(remaining) => self.remaining = remaining,
-                Event::Started(_) | Event::Refused(_) => {}
+                GuardianEvent::Ended(outcome) => self.on_end(outcome),
+                GuardianEvent::Stopped(signal) => self.on_stop(signal)?,
+                GuardianEvent::Left(remaining) => self.remaining = remaining,
+                GuardianEvent::Started(_) | GuardianEvent::Refused(_) => {}
             }
         }
         Ok(())
@@ -355,7 +355,7 @@ impl<H: Hold> Supervisor<'_, H> {
     }
 
     /// Returns the ancestor of the command's processes. This is the wrapper only when the guardian is gone: daemons of
-    /// earlier `elect` terms are the wrapper's children.
+    /// earlier `elect` runs are the wrapper's children.
     fn root(&self) -> Pid {
         let guardian = self.guardian.pid();
         if !self.guardian_is_gone && tree::is_living(guardian) { guardian } else { rustix::process::getpid() }

@@ -12,7 +12,7 @@ use common::*;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
 /// A program on a terminal of its own.
-struct Session {
+struct TerminalProgram {
     keyboard: File,
     screen: Arc<Mutex<String>>,
     shell: Child,
@@ -20,10 +20,10 @@ struct Session {
     past: String,
 }
 
-impl Session {
+impl TerminalProgram {
     /// Starts an interactive shell.
-    fn start() -> Session {
-        let mut session = Session::of(&["bash", "--norc", "--noprofile", "-i"]);
+    fn start() -> TerminalProgram {
+        let mut session = TerminalProgram::of(&["bash", "--norc", "--noprofile", "-i"]);
         // Without echo, so that all output was printed by a command.
         session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
         session.expect_text("begin");
@@ -31,7 +31,7 @@ impl Session {
     }
 
     /// Starts a program without a shell, as `ssh -t` does.
-    fn of(words: &[&str]) -> Session {
+    fn of(words: &[&str]) -> TerminalProgram {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -57,7 +57,7 @@ impl Session {
                 seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        Session { keyboard, screen, shell, past: String::new() }
+        TerminalProgram { keyboard, screen, shell, past: String::new() }
     }
 
     fn type_text(&mut self, text: &str) {
@@ -81,7 +81,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for TerminalProgram {
     fn drop(&mut self) {
         let _ = self.keyboard.write_all(b"\x03\x03\nkill -9 $(jobs -p); exit\n");
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -92,7 +92,7 @@ impl Drop for Session {
 
 #[test]
 fn the_terminal_goes_to_a_reading_command_and_back_to_the_shell() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; read x; echo got-$x; exit 3'; echo code-$?\n");
     session.expect_text("asking");
     session.type_text("hello\n");
@@ -104,14 +104,14 @@ fn the_terminal_goes_to_a_reading_command_and_back_to_the_shell() {
 
 #[test]
 fn a_command_that_configures_the_terminal_gets_it() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- stty -echo; echo code-$?\n");
     session.expect_text("code-0");
 }
 
 #[test]
 fn a_job_is_suspended_with_its_wrapper_and_continues_in_the_foreground() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; while read x; do echo got-$x; done; exit 4'\n");
     session.expect_text("asking");
     session.type_text("one\n");
@@ -130,7 +130,7 @@ fn a_job_is_suspended_with_its_wrapper_and_continues_in_the_foreground() {
 
 #[test]
 fn a_command_that_does_not_use_the_terminal_is_suspended_too() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun; sleep 0.5; exit 5'\n");
     session.expect_text("begun");
     session.type_text("\x1a");
@@ -141,7 +141,7 @@ fn a_command_that_does_not_use_the_terminal_is_suspended_too() {
 
 #[test]
 fn a_background_job_stops_when_it_reads_the_terminal() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'read x; echo got-$x' &\n");
     session.type_text("sleep 0.3; echo; jobs\n");
     session.expect_text("Stopped");
@@ -154,7 +154,7 @@ fn a_background_job_stops_when_it_reads_the_terminal() {
 #[test]
 fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
     for wants_terminal in ["read x", "sleep 60"] {
-        let mut session = Session::start();
+        let mut session = TerminalProgram::start();
         session.type_text(&format!(
             "bash -c \"$H run job -- sh -c 'echo be''gun; {wants_terminal}'; echo not''-reached\"\n"
         ));
@@ -171,7 +171,7 @@ fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
 
 #[test]
 fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun >&2; sleep 1' | sh -c 'read x </dev/tty; echo got-$x'\n");
     session.expect_text("begun");
     session.type_text("hello\n");
@@ -180,7 +180,7 @@ fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
 
 #[test]
 fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run --foreground job -- bash -c 'trap \"echo ca\"\"ught\" INT; echo be\"\"gun; for i in 1 2 3 4 5 6; do sleep 0.1; done; echo do\"\"ne'\n");
     session.expect_text("begun");
     session.type_text("\x03");
@@ -202,7 +202,7 @@ fn without_a_shell_the_suspend_key_has_no_effect() {
             "-c",
             "stty -echo; echo begun; while read x; do echo got-$x; done; echo ended",
         ]);
-        let mut session = Session::of(&words);
+        let mut session = TerminalProgram::of(&words);
         session.expect_text("begun");
         session.type_text("\x1aone\n");
         session.expect_text("got-one");
@@ -216,7 +216,7 @@ fn without_a_shell_the_suspend_key_has_no_effect() {
 
 #[test]
 fn watch_redraws_its_table_in_place() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text(&format!("export DISTLOCK_LOCK_DIR=$(mktemp -d) D={}\n", env!("CARGO_BIN_EXE_distlock")));
     session.type_text("$D run watched sleep 30 & until $D show watched | grep -q held; do :; done; echo he''ld\n");
     session.expect_text("held");
@@ -233,8 +233,8 @@ fn watch_redraws_its_table_in_place() {
 }
 
 /// Starts a shell with its own lock directory, and the program as `$D`.
-fn session_with_locks(dir: &std::path::Path) -> Session {
-    let mut session = Session::start();
+fn session_with_locks(dir: &std::path::Path) -> TerminalProgram {
+    let mut session = TerminalProgram::start();
     session.type_text(&format!("export DISTLOCK_LOCK_DIR={} D={}\n", dir.display(), env!("CARGO_BIN_EXE_distlock")));
     session
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::audit::{Audit, Event, Row};
+use crate::audit::{Audit, AuditEvent, Row};
 use crate::failure::Failure;
 use crate::metrics as numbers;
 use crate::request_filter::RequestFilter;
@@ -200,9 +200,9 @@ async fn break_and_audit(
     write(&app.audit, asked.clone()).await.map_err(|problem| internal(&problem))?;
     let outcome = inspect.force_release(&key, token, &reason).await;
     let row = match &outcome {
-        Ok(()) => asked.ended(Event::Broken, None),
-        Err(error) if error.kind() == ErrorKind::Unknown => asked.ended(Event::Unknown, Some(error.to_string())),
-        Err(error) => asked.ended(Event::Refused, Some(error.to_string())),
+        Ok(()) => asked.ended(AuditEvent::Broken, None),
+        Err(error) if error.kind() == ErrorKind::Unknown => asked.ended(AuditEvent::Unknown, Some(error.to_string())),
+        Err(error) => asked.ended(AuditEvent::Refused, Some(error.to_string())),
     };
     let written = write(&app.audit, row.clone()).await;
     app.watcher.broadcast(&row);

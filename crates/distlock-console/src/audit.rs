@@ -22,7 +22,7 @@ const MAX_ROWS: usize = 1_000;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     at_ms: u64,
-    event: Event,
+    event: AuditEvent,
     #[serde(serialize_with = "name")]
     lock: Key,
     #[serde(serialize_with = "text")]
@@ -40,7 +40,7 @@ pub(crate) struct Row {
 /// The state of a break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Event {
+pub(crate) enum AuditEvent {
     /// The break is about to be done. Written only to the file: the row is there even if this process dies during the
     /// break.
     Asked,
@@ -54,11 +54,11 @@ pub(crate) enum Event {
 
 impl Row {
     pub(crate) fn asked(lock: Key, token: FencingToken, holder: Option<Holder>, reason: String, remote: IpAddr) -> Row {
-        Row { at_ms: now_ms(), event: Event::Asked, lock, token, holder, reason, remote, error: None }
+        Row { at_ms: now_ms(), event: AuditEvent::Asked, lock, token, holder, reason, remote, error: None }
     }
 
     /// Returns the same row with its outcome.
-    pub(crate) fn ended(&self, event: Event, error: Option<String>) -> Row {
+    pub(crate) fn ended(&self, event: AuditEvent, error: Option<String>) -> Row {
         Row { at_ms: now_ms(), event, error, ..self.clone() }
     }
 
@@ -68,7 +68,7 @@ impl Row {
         let hold = Hold { record, ..Hold::unseen(self.token) };
         let reason = Some(self.reason.clone());
         let past = PastHold { hold, seen_ms: self.at_ms, ended_ms: self.at_ms, end: End::Broken, reason };
-        (self.event == Event::Broken).then_some((&self.lock, past))
+        (self.event == AuditEvent::Broken).then_some((&self.lock, past))
     }
 }
 
@@ -106,7 +106,7 @@ impl Audit {
     /// # Errors
     /// When the file cannot be written; the row is then in memory only.
     pub(crate) fn write(&self, row: &Row) -> io::Result<()> {
-        if row.event != Event::Asked {
+        if row.event != AuditEvent::Asked {
             let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
             rows.push_back(Arc::new(row.clone()));
             if rows.len() > MAX_ROWS {
@@ -127,11 +127,11 @@ impl Audit {
     /// Whether this console broke that hold.
     pub(crate) fn has_broken(&self, key: &Key, token: FencingToken) -> bool {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.iter().any(|row| row.event == Event::Broken && row.token == token && row.lock == *key)
+        rows.iter().any(|row| row.event == AuditEvent::Broken && row.token == token && row.lock == *key)
     }
 
     /// Returns how many of the last breaks had this outcome.
-    pub(crate) fn count(&self, event: Event) -> usize {
+    pub(crate) fn count(&self, event: AuditEvent) -> usize {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.iter().filter(|row| row.event == event).count()
     }
@@ -186,11 +186,11 @@ mod tests {
         let key = Key::new("a").unwrap();
         for token in 0..=MAX_ROWS as u64 {
             audit.write(&row(token)).unwrap();
-            audit.write(&row(token).ended(Event::Broken, None)).unwrap();
+            audit.write(&row(token).ended(AuditEvent::Broken, None)).unwrap();
         }
-        audit.write(&row(5).ended(Event::Refused, Some("no".into()))).unwrap();
+        audit.write(&row(5).ended(AuditEvent::Refused, Some("no".into()))).unwrap();
         assert_eq!(audit.rows().len(), MAX_ROWS);
-        assert_eq!(audit.rows()[0].event, Event::Refused, "the newest first");
+        assert_eq!(audit.rows()[0].event, AuditEvent::Refused, "the newest first");
         assert!(audit.has_broken(&key, FencingToken::new(MAX_ROWS as u64)));
         assert!(!audit.has_broken(&key, FencingToken::new(0)), "forgotten");
     }
@@ -275,7 +275,7 @@ mod tests {
         let path = vacant("rows");
         let audit = Audit::open(Some(&path)).unwrap();
         audit.write(&row(7)).unwrap();
-        audit.write(&row(7).ended(Event::Unknown, Some("no\nreply".into()))).unwrap();
+        audit.write(&row(7).ended(AuditEvent::Unknown, Some("no\nreply".into()))).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&rows[0]["event"], &rows[1]["event"], rows.len()), (&"asked".into(), &"unknown".into(), 2));

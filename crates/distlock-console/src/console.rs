@@ -14,7 +14,7 @@ use crate::api::App;
 use crate::audit::Audit;
 use crate::options::{Options, Refused};
 use crate::request_filter::RequestFilter;
-use crate::server::Server;
+use crate::server::HttpServer;
 use crate::watcher::Watcher;
 use crate::{routes, tls};
 
@@ -23,7 +23,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// A console that listens. Dropping it closes the listener.
 pub struct Console {
-    server: Server,
+    server: HttpServer,
     address: SocketAddr,
     scheme: &'static str,
     token: AccessToken,
@@ -53,7 +53,7 @@ impl Console {
             engine: distlock::redact(engine).into(),
             read_only: options.read_only,
         };
-        let server = Server::new(listener, tls);
+        let server = HttpServer::new(listener, tls);
         Ok(Console { server, address, scheme, token: options.token, app })
     }
 

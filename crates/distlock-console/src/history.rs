@@ -63,7 +63,7 @@ pub(crate) fn merge(mut written: Vec<PastHold>, seen: Vec<PastHold>) -> Vec<Past
 
 /// A history entry as it is shown.
 #[derive(Debug, Serialize)]
-pub(crate) struct Event<'a> {
+pub(crate) struct HistoryEvent<'a> {
     /// When, by the writer's clock.
     at_ms: u64,
     what: &'static str,
@@ -77,11 +77,11 @@ pub(crate) struct Event<'a> {
     who: Who<'a>,
 }
 
-impl<'a> From<&'a HistoryEntry> for Event<'a> {
-    fn from(entry: &'a HistoryEntry) -> Event<'a> {
+impl<'a> From<&'a HistoryEntry> for HistoryEvent<'a> {
+    fn from(entry: &'a HistoryEntry) -> HistoryEvent<'a> {
         let HistoryEntry { at_ms, kind, token, took_ms, reason, record, .. } = entry;
         let (what, token, reason) = (kind.as_str(), token.to_string(), reason.as_deref());
-        Event { at_ms: *at_ms, what, token, took_ms: *took_ms, reason, who: record.into() }
+        HistoryEvent { at_ms: *at_ms, what, token, took_ms: *took_ms, reason, who: record.into() }
     }
 }
 

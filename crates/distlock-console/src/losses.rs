@@ -132,12 +132,12 @@ impl Losses {
 /// The locks whose histories are to be read, each queued once.
 #[derive(Debug, Default)]
 pub(crate) struct HistoryQueue {
-    queue: Mutex<Queue>,
+    queue: Mutex<QueuedKeys>,
     added: Notify,
 }
 
 /// The queue with the time of each entry, and the set of queued locks.
-type Queue = (VecDeque<(Instant, Key)>, HashSet<Key>);
+type QueuedKeys = (VecDeque<(Instant, Key)>, HashSet<Key>);
 
 impl HistoryQueue {
     /// Queues the locks. Returns for how many there was no room.
@@ -171,7 +171,7 @@ impl HistoryQueue {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, QueuedKeys> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

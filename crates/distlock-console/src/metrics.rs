@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use crate::audit::{Audit, Event};
+use crate::audit::{Audit, AuditEvent};
 use crate::watcher::{Totals, Watcher};
 
 /// Returns all metrics.
@@ -29,7 +29,7 @@ pub(crate) fn text(totals: Totals, watcher: &Watcher, audit: &Audit) -> String {
     metric("distlock_console_listing_duration_seconds", "summary", "Time the engine takes to list.", &listing);
     let errors = [("", number(&counts.errors))];
     metric("distlock_console_listing_errors_total", "counter", "Listings that failed.", &errors);
-    let ends = [("broken", Event::Broken), ("refused", Event::Refused), ("unknown", Event::Unknown)];
+    let ends = [("broken", AuditEvent::Broken), ("refused", AuditEvent::Refused), ("unknown", AuditEvent::Unknown)];
     let breaks = ends.map(|(name, event)| (format!("{{outcome=\"{name}\"}}"), audit.count(event) as f64));
     let breaks: Vec<(&str, f64)> = breaks.iter().map(|(label, count)| (label.as_str(), *count)).collect();
     metric("distlock_console_recent_breaks", "gauge", "Breaks among the last 1000, by outcome.", &breaks);

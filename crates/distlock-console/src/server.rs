@@ -78,14 +78,14 @@ impl Unauthenticated {
 }
 
 /// The listener of the console.
-pub(crate) struct Server {
+pub(crate) struct HttpServer {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
 }
 
-impl Server {
-    pub(crate) fn new(listener: TcpListener, tls: Option<Arc<ServerConfig>>) -> Server {
-        Server { listener, tls: tls.map(TlsAcceptor::from) }
+impl HttpServer {
+    pub(crate) fn new(listener: TcpListener, tls: Option<Arc<ServerConfig>>) -> HttpServer {
+        HttpServer { listener, tls: tls.map(TlsAcceptor::from) }
     }
 
     /// Accepts connections until `stop` resolves, then waits for the open ones.

@@ -15,7 +15,7 @@ use crate::audit::{Audit, Row};
 use crate::failure::Failure;
 use crate::frame::{self, ListingInfo};
 use crate::heat::{Heat, Strips};
-use crate::history::{self, Event};
+use crate::history::{self, HistoryEvent};
 use crate::lock::{Hold, Lock, Who, now_ms};
 use crate::locks::{List, Locks};
 use crate::losses::{HistoryQueue, Loss, Losses, Lost};
@@ -46,7 +46,7 @@ const HISTORY_PACE: Duration = Duration::from_millis(50);
 pub(crate) struct Watcher {
     locker: Locker,
     audit: Arc<Audit>,
-    seen: Mutex<State>,
+    seen: Mutex<EngineState>,
     losses: std::sync::Mutex<Losses>,
     unread: HistoryQueue,
     viewers: Viewers,
@@ -64,7 +64,7 @@ pub(crate) struct Counts {
 
 /// The state after the last listing.
 #[derive(Default)]
-struct State {
+struct EngineState {
     locks: Locks,
     timeline: Timeline,
     heat: Heat,
@@ -140,7 +140,7 @@ impl Watcher {
     /// Adds a browser, which receives a snapshot and then every change; `None` when there are too many.
     pub(crate) async fn join(self: &Arc<Self>) -> Option<Frames> {
         let mut seen = self.current().await;
-        let State { look, trouble, locks, lost, snapshot, .. } = &mut *seen;
+        let EngineState { look, trouble, locks, lost, snapshot, .. } = &mut *seen;
         let first = snapshot.get_or_insert_with(|| frame::snapshot(*look, trouble.as_ref(), locks, lost));
         // Still under the lock: no change can fall between the snapshot and the next event.
         let frames = self.viewers.join([first.clone(), frame::time(now_ms())])?;
@@ -173,7 +173,7 @@ impl Watcher {
             /// Whether the lock has a history: then `past` is more than this console has seen.
             has_history: bool,
             /// The history's entries, the newest first.
-            events: Vec<Event<'a>>,
+            events: Vec<HistoryEvent<'a>>,
         }
         let history = self.history(key, MAX_ENTRIES).await.unwrap_or_default();
         let seen = self.current().await;
@@ -192,7 +192,7 @@ impl Watcher {
             past.drain(..past.len().saturating_sub(MAX_PAST_HOLDS));
             past.iter_mut().filter(|past| is_broken(&past.hold)).for_each(|past| past.end = End::Broken);
         }
-        let events = history.iter().rev().map(Event::from).collect();
+        let events = history.iter().rev().map(HistoryEvent::from).collect();
         Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history, events }))
     }
 
@@ -260,7 +260,7 @@ impl Watcher {
     }
 
     /// Returns the state after a listing that is at most one interval old.
-    async fn current(self: &Arc<Self>) -> tokio::sync::MutexGuard<'_, State> {
+    async fn current(self: &Arc<Self>) -> tokio::sync::MutexGuard<'_, EngineState> {
         let seen = self.seen.lock().await;
         if seen.is_fresh() {
             return seen;
@@ -313,7 +313,7 @@ impl Watcher {
     }
 
     /// Applies a successful listing. Returns the event with the changes.
-    fn apply(&self, seen: &mut State, look: ListingInfo, listing: Vec<LockInfo>) -> Bytes {
+    fn apply(&self, seen: &mut EngineState, look: ListingInfo, listing: Vec<LockInfo>) -> Bytes {
         let before_ms = seen.look.map(|earlier| earlier.at_ms);
         let mut losses = self.losses();
         let is_gap = losses.record_listing(before_ms, look.at_ms);
@@ -356,7 +356,7 @@ fn interval_after_failure(took: Duration) -> Duration {
     interval(INTERVAL, took).min(took + MAX_RETRY_PAUSE)
 }
 
-impl State {
+impl EngineState {
     fn is_fresh(&self) -> bool {
         self.next.is_some_and(|next| next > Instant::now())
     }

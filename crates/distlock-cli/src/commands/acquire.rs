@@ -25,7 +25,7 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
 use crate::note::{Note, Notes};
 use crate::plan;
-use crate::report::{Held, Report};
+use crate::report::{HeldReport, Report};
 use crate::signal_stream::Signals;
 
 /// How long the holder may take to give up its place in the queue after this process has ended the wait.
@@ -60,13 +60,13 @@ async fn acquire(flags: &Acquire, key: &Key) -> Exit {
 }
 
 /// Prints the token, then confirms it to the holder: the holder does not keep a lock that no process can release.
-async fn finish(held: &Held, key: &Key, flags: &Acquire, mut holder: UnixStream, notes: &mut Notes) -> Exit {
+async fn finish(held: &HeldReport, key: &Key, flags: &Acquire, mut holder: UnixStream, notes: &mut Notes) -> Exit {
     notes.say(&Note::Acquired { token: held.token.fencing, waited: held.waited });
-    let told = match print(held, key, flags.output.json) {
+    let confirmed = match print(held, key, flags.output.json) {
         Ok(()) => holder.write_all(b"\n").await,
         Err(error) => Err(error),
     };
-    match told {
+    match confirmed {
         Ok(()) => Exit::SUCCESS,
         Err(error) => {
             withdraw(holder).await;
@@ -84,8 +84,8 @@ async fn withdraw(mut holder: UnixStream) {
     let _ = timeout(WITHDRAWAL_LIMIT, gone).await;
 }
 
-fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
-    let Held { token, owner, engine, slot, ttl, .. } = held;
+fn print(held: &HeldReport, key: &Key, as_json: bool) -> io::Result<()> {
+    let HeldReport { token, owner, engine, slot, ttl, .. } = held;
     let line = if as_json {
         let (name, fencing) = (key.as_str(), token.fencing.to_string());
         json!({

@@ -3,7 +3,7 @@
 use distlock::Mode;
 
 use crate::commands::fail;
-use crate::commands::run::{self, Terms};
+use crate::commands::run::{self, Repeat};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Elect;
 
@@ -13,5 +13,5 @@ pub(super) fn main(flags: Elect) -> Exit {
     if run.lock.mode() != Mode::Exclusive {
         return fail(ExitCode::Usage, "an election has one leader: -s and -j cannot be used here");
     }
-    run::run_terms(&run, Terms::UntilCommandEnds)
+    run::run_repeatedly(&run, Repeat::UntilCommandEnds)
 }

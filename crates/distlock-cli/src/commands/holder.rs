@@ -13,14 +13,14 @@ use tokio::net::UnixStream;
 
 use crate::acquire::{Refusal, Wanted, interruption, wait_for};
 use crate::commands::block_on;
-use crate::control_request::{Action, Answer, Request};
+use crate::control_request::{ControlAction, ControlAnswer, ControlRequest};
 use crate::control_socket::{ControlSocket, answer};
 use crate::engine::{Engine, Settings};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
 use crate::hold_token::HoldToken;
 use crate::plan::{self, Wait};
-use crate::report::{Held, Report};
+use crate::report::{HeldReport, Report};
 use crate::signal_stream::Signals;
 use crate::sys;
 
@@ -69,7 +69,7 @@ async fn hold(flags: &Acquire, mut caller: Caller) -> Exit {
     exit
 }
 
-async fn take(flags: &Acquire, caller: &mut Caller) -> Result<Holder, Refusal> {
+async fn take(flags: &Acquire, caller: &mut Caller) -> Result<BackgroundHolder, Refusal> {
     let refusal = |error: Error| Refusal::new(&error, &flags.lock);
     let key =
         plan::key(&flags.name).map_err(|problem| Refusal { exit: ExitCode::Usage.into(), message: Some(problem) })?;
@@ -93,7 +93,7 @@ async fn take(flags: &Acquire, caller: &mut Caller) -> Result<Holder, Refusal> {
     let clock = Clock::system();
     let ends = clock.now().after(ttl);
     match ControlSocket::listen(&token) {
-        Ok(socket) => Ok(Holder { guard, engine, token, socket, signals, waited, ttl, ends, clock }),
+        Ok(socket) => Ok(BackgroundHolder { guard, engine, token, socket, signals, waited, ttl, ends, clock }),
         Err(error) => {
             let _ = guard.unlock().await;
             Err(refusal(error))
@@ -131,7 +131,7 @@ impl Caller {
 }
 
 /// Why a hold ends.
-enum End {
+enum HoldEnd {
     /// A client with the token requested the release and waits for the answer.
     Requested(UnixStream),
     /// The lease is over, a signal came, or the socket failed.
@@ -141,7 +141,7 @@ enum End {
 }
 
 /// The hold, and everything that can end it.
-struct Holder {
+struct BackgroundHolder {
     guard: LockGuard,
     engine: Engine,
     token: HoldToken,
@@ -154,10 +154,10 @@ struct Holder {
     clock: Clock,
 }
 
-impl Holder {
+impl BackgroundHolder {
     /// Reports the hold to the caller, and keeps the lock only if the caller confirms that it printed the token.
-    async fn present(self, caller: &mut Caller) -> Result<Holder, Refusal> {
-        let report = Report::Held(Held {
+    async fn present(self, caller: &mut Caller) -> Result<BackgroundHolder, Refusal> {
+        let report = Report::Held(HeldReport {
             token: self.token,
             owner: self.guard.owner().to_string(),
             engine: self.engine.name.clone(),
@@ -174,7 +174,7 @@ impl Holder {
         if confirmed {
             return Ok(self);
         }
-        self.finish(End::Local).await;
+        self.finish(HoldEnd::Local).await;
         Err(caller_gone())
     }
 
@@ -183,55 +183,58 @@ impl Holder {
         self.finish(end).await
     }
 
-    async fn wait_for_end(&mut self) -> End {
+    async fn wait_for_end(&mut self) -> HoldEnd {
         loop {
             // In this order: a holder that was stopped past the lease's end must not renew afterwards.
             let asked = tokio::select! {
                 biased;
-                _ = self.guard.lost() => return End::Lost,
-                () = self.clock.sleep_until(self.ends) => return End::Local,
-                _ = interruption(&mut self.signals) => return End::Local,
+                _ = self.guard.lost() => return HoldEnd::Lost,
+                () = self.clock.sleep_until(self.ends) => return HoldEnd::Local,
+                _ = interruption(&mut self.signals) => return HoldEnd::Local,
                 asked = self.socket.next() => asked,
             };
-            let Ok((request, stream)) = asked else { return End::Local };
+            let Ok((request, stream)) = asked else { return HoldEnd::Local };
             if request.token != self.token || request.name != self.guard.key().as_str() {
-                answer(stream, &Answer::NotHeld("the token is not of a hold of this lock".into())).await;
+                answer(stream, &ControlAnswer::NotHeld("the token is not of a hold of this lock".into())).await;
                 continue;
             }
             match request {
-                Request { action: Action::Release, .. } => return End::Requested(stream),
-                Request { action: Action::Renew(ttl), .. } => answer(stream, &self.renew(ttl).await).await,
+                ControlRequest { action: ControlAction::Release, .. } => return HoldEnd::Requested(stream),
+                ControlRequest { action: ControlAction::Renew(ttl), .. } => {
+                    answer(stream, &self.renew(ttl).await).await
+                }
             }
         }
     }
 
     /// Starts a new lease, if the engine confirms that the lock is still held.
-    async fn renew(&mut self, ttl: Option<Duration>) -> Answer {
+    async fn renew(&mut self, ttl: Option<Duration>) -> ControlAnswer {
         let ttl = ttl.unwrap_or(self.ttl).clamp(MIN_TTL, MAX_TTL);
         let asked = self.clock.now();
         match self.guard.extend(ttl).await {
             Ok(()) => {
                 (self.ttl, self.ends) = (ttl, asked.after(ttl));
-                Answer::Done(ttl)
+                ControlAnswer::Done(ttl)
             }
-            Err(error) => Answer::from_error(&error),
+            Err(error) => ControlAnswer::from_error(&error),
         }
     }
 
     /// Releases the lock and removes the socket before it answers: a client with an answer finds neither.
-    async fn finish(self, end: End) -> Exit {
-        let Holder { guard, engine, socket, .. } = self;
+    async fn finish(self, end: HoldEnd) -> Exit {
+        let BackgroundHolder { guard, engine, socket, .. } = self;
         let released = guard.unlock().await;
         drop(socket);
         let unconfirmed = released.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost);
         let exit = match end {
-            End::Requested(stream) => {
-                let said = released.map_or_else(|error| Answer::from_error(&error), |()| Answer::Done(Duration::ZERO));
+            HoldEnd::Requested(stream) => {
+                let said = released
+                    .map_or_else(|error| ControlAnswer::from_error(&error), |()| ControlAnswer::Done(Duration::ZERO));
                 answer(stream, &said).await;
                 Exit::SUCCESS
             }
-            End::Local => Exit::SUCCESS,
-            End::Lost => ExitCode::Lost.into(),
+            HoldEnd::Local => Exit::SUCCESS,
+            HoldEnd::Lost => ExitCode::Lost.into(),
         };
         if unconfirmed {
             // `close` retries the release for a while; then the engine's lease ends the hold.

@@ -8,7 +8,7 @@ use distlock::{MAX_TTL, MIN_TTL};
 use serde_json::json;
 
 use crate::commands::{block_on, fail};
-use crate::control_request::{Action, Request};
+use crate::control_request::{ControlAction, ControlRequest};
 use crate::control_socket::ask;
 use crate::exit::{Exit, ExitCode};
 use crate::flags::{self, Renew};
@@ -19,11 +19,11 @@ pub(super) fn main(flags: &Renew) -> Exit {
     if flags.ttl.is_some_and(|ttl| !(MIN_TTL..=MAX_TTL).contains(&ttl)) {
         return fail(ExitCode::Usage, format!("--ttl: must be from {MIN_TTL:?} to {MAX_TTL:?}"));
     }
-    send_request(&flags.name, &flags.token, Action::Renew(flags.ttl), &flags.output)
+    send_request(&flags.name, &flags.token, ControlAction::Renew(flags.ttl), &flags.output)
 }
 
 /// Sends the request to the holder and prints the result.
-pub(super) fn send_request(name: &OsStr, token: &str, action: Action, output: &flags::Output) -> Exit {
+pub(super) fn send_request(name: &OsStr, token: &str, action: ControlAction, output: &flags::Output) -> Exit {
     let parsed = plan::key(name).and_then(|key| {
         // Not parsed by clap, whose error message would repeat a mistyped secret.
         Ok((key, token.parse().map_err(|problem| format!("--token: {problem}"))?))
@@ -34,7 +34,7 @@ pub(super) fn send_request(name: &OsStr, token: &str, action: Action, output: &f
     };
     let mut notes = Notes::new(output.into(), output.json);
     block_on(async {
-        let request = Request { name: key.as_str().into(), token, action };
+        let request = ControlRequest { name: key.as_str().into(), token, action };
         match ask(&request).await {
             Ok(ttl) => {
                 done(&request, ttl, output.json, &mut notes);
@@ -49,8 +49,8 @@ pub(super) fn send_request(name: &OsStr, token: &str, action: Action, output: &f
     })
 }
 
-fn done(request: &Request, ttl: Duration, as_json: bool, notes: &mut Notes) {
-    let released = request.action == Action::Release;
+fn done(request: &ControlRequest, ttl: Duration, as_json: bool, notes: &mut Notes) {
+    let released = request.action == ControlAction::Release;
     notes.say(&if released { Note::Released } else { Note::Renewed { ttl } });
     if as_json {
         let mut fields = json!({"name": request.name, "held": !released});

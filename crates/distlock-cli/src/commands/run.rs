@@ -19,12 +19,12 @@ use crate::note::{Note, Notes};
 use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
 use crate::signal_stream::{FORWARDED, Signals};
-use crate::supervise::{Ending, Failure, supervise};
+use crate::supervise::{Ending, SuperviseError, supervise};
 use crate::sys;
 
 /// How often the lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Terms {
+pub(super) enum Repeat {
     /// Once: a loss ends the program.
     Once,
     /// Again after each loss.
@@ -32,19 +32,19 @@ pub(super) enum Terms {
 }
 
 pub(super) fn main(flags: &Run) -> Exit {
-    run_terms(flags, Terms::Once)
+    run_repeatedly(flags, Repeat::Once)
 }
 
 /// Runs the command of `flags` under its lock.
-pub(super) fn run_terms(flags: &Run, terms: Terms) -> Exit {
+pub(super) fn run_repeatedly(flags: &Run, repeat: Repeat) -> Exit {
     let mut notes = match notes(flags) {
         Ok(notes) => notes,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    block_on(run(flags, terms, &mut notes))
+    block_on(run(flags, repeat, &mut notes))
 }
 
-async fn run(flags: &Run, terms: Terms, notes: &mut Notes) -> Exit {
+async fn run(flags: &Run, repeat: Repeat, notes: &mut Notes) -> Exit {
     let settings = match Settings::read(&flags.engine) {
         Ok(settings) => settings,
         Err(error) => return refused(&error, &flags.lock, notes),
@@ -66,28 +66,28 @@ async fn run(flags: &Run, terms: Terms, notes: &mut Notes) -> Exit {
         Err(error) => return refused(&error, &flags.lock, notes),
     };
     loop {
-        let term = run_locked(&plan, &engine, flags, &mut signals, notes).await;
-        if terms == Terms::Once || !term.is_ended_by_loss {
+        let result = run_locked(&plan, &engine, flags, &mut signals, notes).await;
+        if repeat == Repeat::Once || !result.is_ended_by_loss {
             engine.finish().await;
-            return term.exit;
+            return result.exit;
         }
     }
 }
 
-/// How one term with the lock ended.
-struct Term {
+/// The result of one run of the command under the lock.
+struct RunResult {
     exit: Exit,
     /// The command was ended because of a loss.
     is_ended_by_loss: bool,
 }
 
-impl From<Exit> for Term {
-    fn from(exit: Exit) -> Term {
-        Term { exit, is_ended_by_loss: false }
+impl From<Exit> for RunResult {
+    fn from(exit: Exit) -> RunResult {
+        RunResult { exit, is_ended_by_loss: false }
     }
 }
 
-async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Term {
+async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> RunResult {
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
     let guard = match acquire(engine, &wanted, signals, notes).await {
@@ -106,9 +106,9 @@ async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Sig
         slot: guard.slot(),
         engine: &engine.name,
     };
-    let term = run_term(plan, &guard, &identity, signals, notes).await;
+    let result = run_once(plan, &guard, &identity, signals, notes).await;
     drop(inherited);
-    release(guard, engine, term, plan, notes).await
+    release(guard, engine, result, plan, notes).await
 }
 
 /// Returns the lock's descriptor, which the command inherits: if the wrapper dies, the lock stays held until the
@@ -122,25 +122,25 @@ fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Releases the lock after the command. A loss found only now is reported like any other.
-async fn release(guard: LockGuard, engine: &Engine, term: Term, plan: &Plan, notes: &mut Notes) -> Term {
+async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Plan, notes: &mut Notes) -> RunResult {
     let was_lost = guard.is_lost();
     let Err(error) = guard.unlock().await else {
         notes.say(&Note::Released);
-        return term;
+        return result;
     };
     if error.kind() == ErrorKind::Lost {
         if was_lost || plan.policy.on_lost == OnLost::Ignore {
-            return term;
+            return result;
         }
         notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
         return Exit::from(ExitCode::Lost).into();
     }
     notes.say(&Note::Failed { message: error.to_string() });
     // `close` retries the release for a while. A lost lease ends by itself about now.
-    if !term.is_ended_by_loss {
+    if !result.is_ended_by_loss {
         let _ = engine.locker.close().await;
     }
-    term
+    result
 }
 
 /// Returns the notes of a run.
@@ -163,33 +163,33 @@ pub async fn run_held<H: Hold>(
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Exit {
-    run_term(plan, hold, identity, signals, notes).await.exit
+    run_once(plan, hold, identity, signals, notes).await.exit
 }
 
-async fn run_term<H: Hold>(
+async fn run_once<H: Hold>(
     plan: &Plan,
     hold: &H,
     identity: &Identity<'_>,
     signals: &mut Signals,
     notes: &mut Notes,
-) -> Term {
+) -> RunResult {
     let started = Clock::system().now();
     let mut command = plan.command();
     identity.apply(&mut command, |name| std::env::var_os(name));
     match supervise(command, &plan.policy, hold, signals, notes).await {
         Ok(ending) if ending.loss.is_some() => {
-            Term { exit: exit_of(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }
+            RunResult { exit: exit_of(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }
         }
         Ok(ending) => {
             let until = plan.at_least.map_or(started, |least| started.after(least));
             let ended = linger(until, &plan.policy, hold, signals, notes).await;
             ended.unwrap_or_else(|| exit_of(&ending, &plan.policy)).into()
         }
-        Err(Failure::Exec(error)) => {
+        Err(SuperviseError::Exec(error)) => {
             notes.say(&Note::Failed { message: format!("cannot run {:?}: {error}", plan.program()) });
             Exit::from(child::exec_failure(&error)).into()
         }
-        Err(Failure::Internal(error)) => internal(&error, notes).into(),
+        Err(SuperviseError::Internal(error)) => internal(&error, notes).into(),
     }
 }
 

@@ -15,7 +15,7 @@ use distlock::Clock;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use self::history::{Hold, violations};
+use self::history::{WorkerHold, violations};
 use crate::command_line;
 use crate::commands::{fail, with_engine};
 use crate::exit::{Exit, ExitCode};
@@ -41,14 +41,14 @@ pub(super) fn main(mut flags: Verify) -> Exit {
     if opened != Exit::SUCCESS {
         return opened;
     }
-    match Run::of(&flags) {
+    match VerifyRun::of(&flags) {
         Ok(run) => run.report(&flags, is_fair),
         Err(error) => fail(ExitCode::Internal, format!("cannot run a worker: {error}")),
     }
 }
 
 /// A worker's line: the worker's number, and the line with an event, a time and a token.
-type Line = (usize, String);
+type WorkerLine = (usize, String);
 
 /// One worker process.
 struct Worker {
@@ -58,17 +58,17 @@ struct Worker {
     killed: Option<u64>,
 }
 
-struct Run {
+struct VerifyRun {
     workers: Vec<Worker>,
-    lines: Vec<Line>,
+    lines: Vec<WorkerLine>,
     kills: u32,
     pauses: u32,
 }
 
-impl Run {
-    fn of(flags: &Verify) -> io::Result<Run> {
+impl VerifyRun {
+    fn of(flags: &Verify) -> io::Result<VerifyRun> {
         let (sender, receiver) = mpsc::channel();
-        let mut run = Run { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0 };
+        let mut run = VerifyRun { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0 };
         let mut alive = Vec::new();
         for _ in 0..flags.workers {
             alive.push(run.start(&sender)?);
@@ -91,7 +91,7 @@ impl Run {
         Ok(run)
     }
 
-    fn start(&mut self, sender: &Sender<Line>) -> io::Result<usize> {
+    fn start(&mut self, sender: &Sender<WorkerLine>) -> io::Result<usize> {
         let mut words = command_line::words().into_iter();
         let program = words.next().unwrap_or_default();
         let program = std::env::current_exe().unwrap_or_else(|_| program.into());
@@ -112,7 +112,7 @@ impl Run {
     }
 
     /// Reads the workers' lines until `until`; `end` is for the progress line.
-    fn listen(&mut self, receiver: &Receiver<Line>, until: Instant, end: Instant) {
+    fn listen(&mut self, receiver: &Receiver<WorkerLine>, until: Instant, end: Instant) {
         let shows = io::stderr().is_terminal();
         let mut shown = Instant::now();
         while let Some(left) = until.checked_duration_since(Instant::now()) {
@@ -130,7 +130,7 @@ impl Run {
         }
     }
 
-    fn pause(&mut self, number: usize, time: Duration, receiver: &Receiver<Line>) {
+    fn pause(&mut self, number: usize, time: Duration, receiver: &Receiver<WorkerLine>) {
         self.workers[number].disturbed = true;
         self.pauses += 1;
         let pid = Pid::from_child(&self.workers[number].child);
@@ -152,7 +152,7 @@ impl Run {
     }
 
     /// Ends the workers by closing their stdin; kills those that do not end.
-    fn stop(&mut self, alive: &[usize], receiver: &Receiver<Line>) {
+    fn stop(&mut self, alive: &[usize], receiver: &Receiver<WorkerLine>) {
         for number in alive {
             drop(self.workers[*number].child.stdin.take());
         }
@@ -175,10 +175,10 @@ impl Run {
     }
 
     /// Returns the holds that the workers reported.
-    fn holds(&self) -> Vec<Hold> {
+    fn holds(&self) -> Vec<WorkerHold> {
         let mut holds = Vec::new();
         for (number, worker) in self.workers.iter().enumerate() {
-            let (mut asked, mut inside) = (0, None::<Hold>);
+            let (mut asked, mut inside) = (0, None::<WorkerHold>);
             for (_, line) in self.lines.iter().filter(|(of, _)| *of == number) {
                 let mut words = line.split(' ');
                 let what = words.next().unwrap_or_default();
@@ -188,13 +188,13 @@ impl Run {
                     "asked" => asked = at,
                     "entered" => {
                         let disturbed = worker.disturbed;
-                        inside = Some(Hold { worker: number, asked, entered: at, left: at, token, disturbed });
+                        inside = Some(WorkerHold { worker: number, asked, entered: at, left: at, token, disturbed });
                     }
-                    _ => holds.extend(inside.take().map(|hold| Hold { left: at, ..hold })),
+                    _ => holds.extend(inside.take().map(|hold| WorkerHold { left: at, ..hold })),
                 }
             }
             // Killed while holding: until then it may have believed that it held the lock.
-            holds.extend(inside.map(|hold| Hold { left: worker.killed.unwrap_or(hold.entered), ..hold }));
+            holds.extend(inside.map(|hold| WorkerHold { left: worker.killed.unwrap_or(hold.entered), ..hold }));
         }
         holds
     }

@@ -8,7 +8,7 @@ const CLEARLY_LATER: Duration = Duration::from_secs(1);
 
 /// One hold, as its worker saw it; times are nanoseconds of one clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hold {
+pub(super) struct WorkerHold {
     pub(super) worker: usize,
     pub(super) asked: u64,
     pub(super) entered: u64,
@@ -19,7 +19,7 @@ pub(super) struct Hold {
 }
 
 /// Returns a description of every violation. `is_fair`: the engine promises to serve in order.
-pub(super) fn violations(holds: &[Hold], is_fair: bool) -> Vec<String> {
+pub(super) fn violations(holds: &[WorkerHold], is_fair: bool) -> Vec<String> {
     let mut holds = holds.to_vec();
     holds.sort_by_key(|hold| hold.entered);
     let mut found = exclusion_violations(&holds);
@@ -30,9 +30,9 @@ pub(super) fn violations(holds: &[Hold], is_fair: bool) -> Vec<String> {
     found
 }
 
-fn exclusion_violations(holds: &[Hold]) -> Vec<String> {
+fn exclusion_violations(holds: &[WorkerHold]) -> Vec<String> {
     let mut found = Vec::new();
-    let mut longest: Option<&Hold> = None;
+    let mut longest: Option<&WorkerHold> = None;
     for hold in holds {
         if let Some(other) = longest.filter(|other| other.left > hold.entered) {
             let by = Duration::from_nanos(other.left - hold.entered);
@@ -48,16 +48,16 @@ fn exclusion_violations(holds: &[Hold]) -> Vec<String> {
     found
 }
 
-fn token_violations(holds: &[Hold]) -> Vec<String> {
+fn token_violations(holds: &[WorkerHold]) -> Vec<String> {
     let falls = holds.windows(2).filter(|pair| pair[1].token <= pair[0].token);
     falls.map(|pair| format!("tokens: {} was granted after {}", pair[1].token, pair[0].token)).collect()
 }
 
-fn order_violations(holds: &[Hold]) -> Vec<String> {
+fn order_violations(holds: &[WorkerHold]) -> Vec<String> {
     let slack = u64::try_from(CLEARLY_LATER.as_nanos()).unwrap_or(u64::MAX);
     let mut found = Vec::new();
     // From the last to the first: the earliest request among those that were served later.
-    let mut patient: Option<&Hold> = None;
+    let mut patient: Option<&WorkerHold> = None;
     for hold in holds.iter().rev().filter(|hold| !hold.disturbed) {
         if let Some(other) = patient.filter(|other| other.asked + slack < hold.asked) {
             found.push(format!(
@@ -78,8 +78,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn hold(worker: usize, asked: u64, entered: u64, left: u64, token: u64) -> Hold {
-        Hold { worker, asked: asked * MS, entered: entered * MS, left: left * MS, token, disturbed: false }
+    fn hold(worker: usize, asked: u64, entered: u64, left: u64, token: u64) -> WorkerHold {
+        WorkerHold { worker, asked: asked * MS, entered: entered * MS, left: left * MS, token, disturbed: false }
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
         let overtaken = [hold(1, 2_000, 2_001, 2_002, 1), hold(0, 0, 3_000, 3_001, 2)];
         assert!(violations(&overtaken, true)[0].starts_with("order: worker 1"));
         assert_eq!(violations(&overtaken, false), [""; 0], "an engine that promises no order");
-        let asleep = [overtaken[0], Hold { disturbed: true, ..overtaken[1] }];
+        let asleep = [overtaken[0], WorkerHold { disturbed: true, ..overtaken[1] }];
         assert_eq!(violations(&asleep, true), [""; 0], "a stopped worker cannot be served in order");
         let close = [hold(1, 500, 501, 502, 1), hold(0, 0, 3_000, 3_001, 2)];
         assert_eq!(violations(&close, true), [""; 0], "too close to tell who was first");

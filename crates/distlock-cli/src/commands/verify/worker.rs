@@ -21,10 +21,10 @@ pub(crate) const COMMAND: &str = "verify-worker";
 pub(crate) fn main(mut flags: Verify) -> Exit {
     flags.engine.url = flags.target.take().or(flags.engine.url);
     let stop = Arc::new(AtomicBool::new(false));
-    let told = stop.clone();
+    let stdin_ended = stop.clone();
     std::thread::spawn(move || {
         let _ = io::stdin().read_to_end(&mut Vec::new());
-        told.store(true, Ordering::Relaxed);
+        stdin_ended.store(true, Ordering::Relaxed);
     });
     with_engine(&flags.engine, &flags.output, async |engine| {
         let clock = Clock::system();
