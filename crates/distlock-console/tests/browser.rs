@@ -148,7 +148,7 @@ async fn check_heat(browser: &Browser) {
     browser.click("#waits > summary").await;
     browser.until("strips", "document.querySelectorAll('#heat .lock').length === 12").await;
     assert!(browser.js("return document.querySelectorAll('#heat .heat').length").await.as_u64().unwrap() >= 12);
-    assert!(browser.text("#graph").await.contains("Nobody who holds"));
+    assert!(browser.text("#graph").await.contains("No holder of a lock"));
     browser.click("#waits > summary").await;
     browser.js("document.querySelector('#table').focus()").await;
 }
@@ -419,7 +419,7 @@ async fn a_read_only_console_has_no_break_button_and_names_are_escaped_needs_bro
     browser.until("the detail", "document.querySelector('#detail .holder-card')").await;
     let shown = browser.text("#detail").await;
     assert!(shown.contains(name) && shown.contains(label) && shown.contains("<b>owner</b>"), "{shown}");
-    assert!(shown.contains("This console only shows."), "{shown}");
+    assert!(shown.contains("This console is read-only."), "{shown}");
     assert_eq!(browser.js("return document.querySelectorAll('.danger:not(#break-do)').length").await, 0);
     let inside = "return document.querySelectorAll('#work img, #work script, #work b:not(.mono)').length";
     assert_eq!(browser.js(inside).await, 0);

@@ -201,7 +201,7 @@ impl BackgroundHolder {
             match request {
                 ControlRequest { action: ControlAction::Release, .. } => return HoldEnd::Requested(stream),
                 ControlRequest { action: ControlAction::Renew(ttl), .. } => {
-                    answer(stream, &self.renew(ttl).await).await
+                    answer(stream, &self.renew(ttl).await).await;
                 }
             }
         }

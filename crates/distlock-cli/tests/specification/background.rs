@@ -65,7 +65,7 @@ fn renew_and_release_of_a_released_lock_are_79() {
     let (next, _) = acquire(&machine, &["job"]);
     for command in ["renew", "release"] {
         let done = machine.run(&[command, "job", "--token", &token]);
-        assert!(done.code == 79 && done.stderr.contains("not held"), "{}", done.stderr);
+        assert!(done.code == 79 && done.stderr.contains("no longer held"), "{}", done.stderr);
     }
     assert!(!machine.is_free("job"), "the next one's hold was not touched");
     assert_eq!(machine.code(&["release", "job", "--token", &next]), 0);
@@ -222,7 +222,7 @@ fn only_this_user_can_reach_the_socket() {
     std::fs::create_dir(machine.path("locks").join(directory)).unwrap();
     std::fs::set_permissions(machine.path("locks").join(directory), PermissionsExt::from_mode(0o777)).unwrap();
     let done = machine.run(&["acquire", "job"]);
-    assert!(done.code == 73 && done.stderr.contains("others may enter"), "{} {}", done.code, done.stderr);
+    assert!(done.code == 73 && done.stderr.contains("other users may enter"), "{} {}", done.code, done.stderr);
     assert!(machine.is_free("job"));
 }
 

@@ -42,7 +42,7 @@ table.changed = () => {
   say($("count"), shown.length === locks.size ? all : `${shown.length} of ${all}`);
   $("nothing").hidden = shown.length > 0;
   const asking = look === null && state !== "trouble";
-  say($("nothing"), asking ? "Asking the engine…" : locks.size ? "No lock matches the filter." : look === null ? "Nothing is known yet." : "No lock is held, and nobody waits.");
+  say($("nothing"), asking ? "Asking the engine…" : locks.size ? "No lock matches the filter." : look === null ? "No data yet." : "No lock is held or waited for.");
 };
 
 const on = {
@@ -141,7 +141,7 @@ function lost({ count, since_ms, unread, last }) {
   const since = moment(since_ms, look.at_ms).slice(0, -3);
   say($("stat-lost-since"), isWhole ? "" : `known since ${since}`);
   const but = unread ? `, and those of ${unread} could not be read` : "";
-  button.parentElement.title = isWhole && !unread ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look or could not read everything; older ones as far as histories tell${but}.`;
+  button.parentElement.title = isWhole && !unread ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to watch or could not read everything; older ones as far as histories tell${but}.`;
 }
 
 /** The filter and the open lock are in the address, so that it can be bookmarked and shared. */

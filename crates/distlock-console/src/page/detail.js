@@ -90,9 +90,9 @@ export class Detail {
     const lock = this.data.lock;
     const holders = lock?.holders ?? [];
     const title = holders.length > 1 ? `Holders (${mode(lock)})` : "Holder";
-    const nobody = lock ? "Nobody holds it right now; the next in the queue is about to get it." : "Free: nobody holds it, nobody waits.";
+    const free = lock ? "Free right now; the first waiter is about to get it." : "Free: no holder, no waiters.";
     const cards = holders.map((hold, index) => this.holder(hold, index));
-    return section(title, ...(cards.length ? cards : [el("p", { class: "quiet", text: nobody })]));
+    return section(title, ...(cards.length ? cards : [el("p", { class: "quiet", text: free })]));
   }
 
   holder(hold, index) {
@@ -120,7 +120,7 @@ export class Detail {
   }
 
   breakButton(hold) {
-    const why = this.about.read_only ? "This console only shows."
+    const why = this.about.read_only ? "This console is read-only."
       : !this.about.breaks ? "This engine cannot break a hold; end the process instead."
       : hold.token === null ? "It has no token, so it cannot be broken by one." : null;
     if (why) return [el("p", { class: "quiet", text: why })];
@@ -164,7 +164,7 @@ export class Detail {
     const { events } = this.data;
     const title = "Events, the newest first";
     if (!events.length) {
-      const why = this.about.history ? "Nothing is written down about it: its holders keep no history." : "This engine keeps no histories.";
+      const why = this.about.history ? "It has no history: its holders write none." : "This engine keeps no histories.";
       return section(title, el("p", { class: "quiet", text: why }));
     }
     const now = time.now();

@@ -42,7 +42,7 @@ export class Waits {
     const shown = JSON.stringify([graph, width]);
     if (shown === this.shown) return;
     this.shown = shown;
-    $("graph").replaceChildren(...(graph.edges.length ? this.graph(graph, width) : [quiet("Nobody who holds a lock waits for another.")]));
+    $("graph").replaceChildren(...(graph.edges.length ? this.graph(graph, width) : [quiet("No holder of a lock waits for another.")]));
   }
 
   /** A row for each lock, darker for longer waits. */
