@@ -123,7 +123,8 @@ pub(crate) fn reset_action(signal: i32) {
 
 /// Ends the process by `signal`, as the child ended, without a second core dump.
 pub(crate) fn die_by(signal: i32) -> ! {
-    // Errors do not matter: without a core limit there is at worst a second dump, and an unknown signal is not raised.
+    // Neither fails where it matters: the limit is only lowered, and only KILL and STOP, whose action is always the
+    // default, cannot be reset.
     let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     reset_action(signal);
     // SAFETY: raise and the set functions touch nothing but this thread's signals.
