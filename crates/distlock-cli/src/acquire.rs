@@ -1,4 +1,4 @@
-//! Waiting for a lock, with an ear for signals.
+//! Acquires a lock and reacts to signals while waiting.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::note::{Note, Notes};
 use crate::plan::Wait;
 use crate::signal_stream::Signals;
 
-/// The pause before a renewal that failed is tried again.
+/// The pause before a failed renewal is retried.
 const RENEW_PAUSE: Duration = Duration::from_millis(50);
 
-/// What to ask for.
+/// A request for a lock.
 #[derive(Debug)]
 pub struct Wanted<'a> {
     /// The lock.
@@ -27,23 +27,23 @@ pub struct Wanted<'a> {
     pub ttl: Duration,
     /// How long to wait.
     pub wait: Wait,
-    /// Mode, owner, label and the code for a lock that is taken.
+    /// Mode, owner, label and the exit code for a lock that is held by another owner.
     pub flags: &'a flags::Lock,
-    /// What the lock is for, unless the flags say.
+    /// The label of the lock unless `--reason` is given.
     pub purpose: &'a str,
 }
 
-/// Why there is no lock: how the program ends, and what it says.
+/// Why the lock was not acquired: the exit code and the message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The end.
+    /// How the program ends.
     pub exit: Exit,
-    /// One line; nothing when a signal ended the wait.
+    /// One line; `None` when a signal ended the wait.
     pub message: Option<String>,
 }
 
 impl Refusal {
-    /// The code and the message for `error`; `-E` is about locks that somebody else has.
+    /// Returns the exit code and the message for `error`; `-E` applies only to locks held by another owner.
     #[must_use]
     pub fn new(error: &Error, flags: &flags::Lock) -> Refusal {
         let exit = match (ExitCode::from(error), flags.conflict_exit_code) {
@@ -53,8 +53,8 @@ impl Refusal {
         Refusal { exit, message: Some(error.to_string()) }
     }
 
-    /// Adds how many others hold the lock, where there can be others: the error names one.
-    async fn naming_all(mut self, engine: &Engine, error: &Error) -> Refusal {
+    /// Appends the number of other holders where the mode allows several: the error names only one.
+    async fn with_holder_count(mut self, engine: &Engine, error: &Error) -> Refusal {
         let record = error.holder().and_then(|holder| holder.record.as_ref());
         let Some((key, message)) = error.key().zip(self.message.as_mut()) else { return self };
         if record.is_some_and(|record| record.mode != Mode::Exclusive)
@@ -66,7 +66,7 @@ impl Refusal {
         self
     }
 
-    /// Says it.
+    /// Prints the message and returns the exit code.
     pub fn say(self, notes: &mut Notes) -> Exit {
         if let Some(message) = self.message {
             notes.say(&Note::Failed { message });
@@ -75,10 +75,10 @@ impl Refusal {
     }
 }
 
-/// Takes the lock. An `Err` is the end of the program; it has been said.
+/// Acquires the lock. An `Err` ends the program; its message was printed.
 ///
 /// # Errors
-/// Not granted, failed, or ended by a signal while waiting.
+/// When the lock is not granted, an operation fails, or a signal ends the wait.
 pub async fn acquire(
     engine: &Engine,
     wanted: &Wanted<'_>,
@@ -94,10 +94,11 @@ pub async fn acquire(
     }
 }
 
-/// Takes the lock unless `stop` comes first, and says how long that took.
+/// Acquires the lock unless `stop` resolves first. Returns the guard and how long the wait took.
 ///
 /// # Errors
-/// Not granted, failed, or stopped. Then the place in the queue is given up before this returns.
+/// When the lock is not granted, an operation fails, or `stop` resolves. The place in the queue is given up before
+/// this returns.
 pub async fn wait_for(
     engine: &Engine,
     wanted: &Wanted<'_>,
@@ -109,9 +110,9 @@ pub async fn wait_for(
         engine.check_reach(wanted.key)?;
         let granted = match held_by_ancestor(engine, wanted).await {
             Err(error) => Err(error),
-            Ok(Some(Nested { holder, by: Beside::Nobody })) => Err(holder_is_ancestor(wanted.key, holder)),
-            // Behind a writer that waits for our ancestor, a reader would wait for itself.
-            Ok(Some(Nested { holder, by: Beside::Readers })) => {
+            Ok(Some(Nested { holder, admits: Admits::None })) => Err(holder_is_ancestor(wanted.key, holder)),
+            // A reader queued behind a writer that waits for the ancestor would deadlock: it is tried once.
+            Ok(Some(Nested { holder, admits: Admits::Readers })) => {
                 let once = request(engine, wanted).wait(Duration::ZERO).await;
                 once.map_err(|error| match error.kind() {
                     ErrorKind::Timeout => holder_is_ancestor(wanted.key, holder),
@@ -121,14 +122,14 @@ pub async fn wait_for(
             Ok(None) => request(engine, wanted).await,
         };
         match granted {
-            Ok(guard) => with_whole_lease(guard, wanted.ttl).await,
+            Ok(guard) => with_full_lease(guard, wanted.ttl).await,
             Err(error) => Err(error),
         }
     };
     let outcome = tokio::select! {
         granted = granted => match granted {
             Ok(guard) => Ok(guard),
-            Err(error) => Err(Refusal::new(&error, wanted.flags).naming_all(engine, &error).await),
+            Err(error) => Err(Refusal::new(&error, wanted.flags).with_holder_count(engine, &error).await),
         },
         stopped = stop => Err(stopped),
     };
@@ -138,12 +139,12 @@ pub async fn wait_for(
     Ok((outcome?, clock.now().since(asked)))
 }
 
-/// A lock that was handed over begins with a short lease, which leaves no time to end a command before it is over: so
-/// nothing is started under it before it is renewed.
-async fn with_whole_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, Error> {
+/// Renews a short lease before the command starts. A handed-over lock begins with a short lease, which leaves no time
+/// to end a command before it is over.
+async fn with_full_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, Error> {
     while guard.remaining().is_some_and(|left| left < ttl / 2) {
         match guard.extend(ttl).await {
-            // The lease stands until its deadline, so there may be time for another try.
+            // The lease holds until its deadline, so there may be time for another try.
             Err(error) if error.is_retryable() => tokio::time::sleep(RENEW_PAUSE).await,
             outcome => return outcome.map(|()| guard),
         }
@@ -151,7 +152,7 @@ async fn with_whole_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, 
     Ok(guard)
 }
 
-/// Resolves when a signal ends the waiting. One that stops the process stops it here.
+/// Resolves when a signal ends the wait. A signal that stops the process stops it here.
 pub async fn interruption(signals: &mut Signals) -> Refusal {
     loop {
         match signals.next().await {
@@ -173,19 +174,19 @@ pub async fn interruption(signals: &mut Signals) -> Refusal {
 /// A lock that an ancestor of this process still holds.
 struct Nested {
     holder: Holder,
-    by: Beside,
+    admits: Admits,
 }
 
-/// Whom such a lock lets in beside its holder.
-enum Beside {
-    Nobody,
+/// Which modes the ancestor's lock still admits.
+enum Admits {
+    None,
     Readers,
 }
 
-/// Whether to wait for the lock would be to wait for an ancestor, which waits for us.
+/// Returns the ancestor for which a wait would deadlock: the ancestor waits for this process.
 ///
 /// # Errors
-/// When the engine did not say: to wait then might be to wait for ever.
+/// When the engine gave no definite answer: waiting might then be a deadlock.
 async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Result<Option<Nested>, Error> {
     let ancestry = Ancestry::read(|name| std::env::var_os(name));
     if ancestry.is_empty() {
@@ -194,25 +195,25 @@ async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Result<Option
     let lock = match engine.locker.inspect().get(wanted.key).await {
         Ok(Some(lock)) => lock,
         Err(error) if error.is_retryable() => return Err(error),
-        // One that may lock and not look is not kept from locking.
+        // A user who may lock but not inspect can still lock.
         Ok(None) | Err(_) => return Ok(None),
     };
     let is_ancestor = |holder: &Holder| ancestry.has(holder, &engine.name, wanted.key);
     let mut ancestors: Vec<Holder> = lock.holders.into_iter().filter(is_ancestor).collect();
-    Ok(ancestors.pop().and_then(|holder| beside(holder, ancestors.len(), wanted.flags.mode())))
+    Ok(ancestors.pop().and_then(|holder| admitted_beside(holder, ancestors.len(), wanted.flags.mode())))
 }
 
-/// Returns which requests the lock of `holder`, an ancestor, lets in; `others` more ancestors hold it. `None`: a request in
-/// the mode `wanted` does not wait for an ancestor.
-fn beside(holder: Holder, others: usize, wanted: Mode) -> Option<Nested> {
+/// Returns which requests an ancestor's lock admits; `others` is the number of further ancestors that hold it. `None`:
+/// a request in the mode `wanted` does not wait for an ancestor.
+fn admitted_beside(holder: Holder, others: usize, wanted: Mode) -> Option<Nested> {
     let held = holder.record.as_ref().map_or(Mode::Exclusive, |record| record.mode);
     match (held, wanted) {
-        (Mode::Shared, Mode::Shared) => Some(Nested { holder, by: Beside::Readers }),
-        // A process that is not an ancestor has a permit, or one is free: one comes back in any case.
+        (Mode::Shared, Mode::Shared) => Some(Nested { holder, admits: Admits::Readers }),
+        // A permit is free, or held by a process that is not an ancestor and so will be returned.
         (Mode::Slot { of }, Mode::Slot { .. }) if others + 1 < of as usize => None,
-        // The engine refuses what does not agree.
+        // The engine refuses a mode that does not agree.
         (held, wanted) if !held.agrees_with(wanted) => None,
-        _ => Some(Nested { holder, by: Beside::Nobody }),
+        _ => Some(Nested { holder, admits: Admits::None }),
     }
 }
 
@@ -221,7 +222,7 @@ fn holder_is_ancestor(key: &Key, holder: Holder) -> Error {
     Error::new(ErrorKind::AlreadyHeld, message).with_key(key).with_holder(Some(holder))
 }
 
-/// Says why the lock was not acquired, in one line, with the code for it.
+/// Prints why the lock was not acquired and returns the exit code.
 pub fn refused(error: &Error, flags: &flags::Lock, notes: &mut Notes) -> Exit {
     Refusal::new(error, flags).say(notes)
 }
@@ -244,7 +245,7 @@ fn request(engine: &Engine, wanted: &Wanted<'_>) -> LockRequest {
     }
 }
 
-/// The reason and the labels as one text.
+/// Joins the reason and the labels into one text.
 fn label(wanted: &Wanted<'_>) -> String {
     let reason = wanted.flags.reason.as_deref().unwrap_or(wanted.purpose);
     let labels: Vec<_> = wanted.flags.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -1,12 +1,12 @@
-//! The locks that ancestors of this process hold, as they say in the environment.
+//! The locks that ancestors of this process hold, as the environment lists them.
 //!
-//! `DISTLOCK_CHAIN` lists them, outermost first, as `token@engine#name` with `%XX` for what would be taken for a
-//! separator. Only the chain shows all of them: the other variables are about the innermost.
+//! `DISTLOCK_CHAIN` lists them, outermost first, as `token@engine#name` with `%XX` for separators. Only the chain
+//! lists all of them: the other variables describe the innermost lock.
 //!
-//! One lock has many names: a path may be relative, absolute or through a link, a server has addresses and aliases. So the
-//! names are not what tells whether an ancestor holds a lock. `DISTLOCK_CHAIN_HOLDERS` lists the same holds as the engine
-//! shows them to everybody, as `token=owner=pid=host`: the lock is an ancestor's if one of these is its holder. The names
-//! serve where an ancestor is of a version that did not set that variable.
+//! One lock can have many names: a path may be relative, absolute or through a link, and a server has addresses and
+//! aliases. So names cannot decide whether an ancestor holds a lock. `DISTLOCK_CHAIN_HOLDERS` lists the same holds as
+//! the engine shows them, as `token=owner=pid=host`: an ancestor holds the lock if one of these is its holder. Names
+//! are compared only for ancestors of a version that did not set that variable.
 
 use std::ffi::OsString;
 
@@ -19,7 +19,7 @@ pub const CHAIN_HOLDERS: &str = "DISTLOCK_CHAIN_HOLDERS";
 
 /// One lock of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct ChainLink {
     /// The engine's URL, without secrets.
     pub engine: String,
     /// The lock.
@@ -35,14 +35,14 @@ pub struct HolderId {
     pub token: FencingToken,
     /// The owner.
     pub owner: String,
-    /// The process of the `distlock` that holds it, and its machine.
+    /// The process id of the `distlock` process that holds it.
     pub pid: u32,
-    /// The machine.
+    /// The host of that process.
     pub host: String,
 }
 
 impl HolderId {
-    /// A hold of this process.
+    /// Returns the id of a hold of this process.
     #[must_use]
     pub fn of_this_process(token: FencingToken, owner: &str) -> HolderId {
         let process = Process::current();
@@ -59,22 +59,22 @@ impl HolderId {
     }
 }
 
-/// The locks that ancestors held when they started us. Whether they still do is for the engine to say.
+/// The locks that ancestors held when they started this process. Only the engine knows whether they still do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ancestry {
-    chain: Vec<Held>,
+    chain: Vec<ChainLink>,
     holders: Vec<HolderId>,
 }
 
 impl Ancestry {
-    /// Reads what `inherited`, an environment, says about ancestors.
+    /// Reads both variables from the environment `inherited`.
     #[must_use]
     pub fn read(inherited: impl Fn(&str) -> Option<OsString>) -> Ancestry {
         let text = |name| inherited(name).unwrap_or_default().to_string_lossy().into_owned();
         Ancestry::parse(&text(CHAIN), &text(CHAIN_HOLDERS))
     }
 
-    /// Reads both variables; what cannot be read is skipped, since anybody may set a variable.
+    /// Parses both variables. Skips malformed entries: any process may set a variable.
     #[must_use]
     pub fn parse(chain: &str, holders: &str) -> Ancestry {
         Ancestry {
@@ -89,27 +89,27 @@ impl Ancestry {
         self.chain.is_empty() && self.holders.is_empty()
     }
 
-    /// Whether `holder`, whom `engine` shows as holding `name`, is an ancestor.
+    /// Whether `holder`, which `engine` shows as a holder of `name`, is an ancestor.
     #[must_use]
     pub fn has(&self, holder: &Holder, engine: &str, name: &Key) -> bool {
         let by_name =
-            |held: &Held| holder.token == Some(held.token) && held.engine == engine && held.name == name.as_str();
+            |held: &ChainLink| holder.token == Some(held.token) && held.engine == engine && held.name == name.as_str();
         self.holders.iter().any(|ancestor| ancestor.is(holder)) || self.chain.iter().any(by_name)
     }
 
-    /// The same for a child that runs under one more lock.
+    /// Returns the ancestry of a child that runs under one more lock.
     #[must_use]
-    pub fn with(&self, held: Held, holder: HolderId) -> Ancestry {
+    pub fn with(&self, held: ChainLink, holder: HolderId) -> Ancestry {
         Ancestry {
             chain: self.chain.iter().cloned().chain([held]).collect(),
             holders: self.holders.iter().cloned().chain([holder]).collect(),
         }
     }
 
-    /// The variables that say so.
+    /// Returns the variables for the child's environment.
     #[must_use]
     pub fn variables(&self) -> [(&'static str, String); 2] {
-        let link = |held: &Held| format!("{}@{}#{}", held.token, escape(&held.engine), escape(&held.name));
+        let link = |held: &ChainLink| format!("{}@{}#{}", held.token, escape(&held.engine), escape(&held.name));
         let holder = |it: &HolderId| format!("{}={}={}={}", it.token, escape(&it.owner), it.pid, escape(&it.host));
         let chain: Vec<String> = self.chain.iter().map(link).collect();
         let holders: Vec<String> = self.holders.iter().map(holder).collect();
@@ -117,10 +117,10 @@ impl Ancestry {
     }
 }
 
-fn parse_link(link: &str) -> Option<Held> {
+fn parse_link(link: &str) -> Option<ChainLink> {
     let (token, rest) = link.split_once('@')?;
     let (engine, name) = rest.split_once('#')?;
-    Some(Held { engine: unescape(engine)?, name: unescape(name)?, token: token.parse().ok()? })
+    Some(ChainLink { engine: unescape(engine)?, name: unescape(name)?, token: token.parse().ok()? })
 }
 
 fn parse_holder(link: &str) -> Option<HolderId> {
@@ -136,7 +136,7 @@ fn escape(text: &str) -> String {
     text.replace('%', "%25").replace(' ', "%20").replace('#', "%23").replace('=', "%3D")
 }
 
-/// What was escaped; `None` for nothing, and for what is no text.
+/// Reverses [`escape`]; `None` for an empty text and for invalid UTF-8.
 fn unescape(text: &str) -> Option<String> {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let [first, tail @ ..] = rest {
@@ -157,8 +157,8 @@ mod tests {
 
     use super::*;
 
-    fn held(engine: &str, name: &str, token: u64) -> Held {
-        Held { engine: engine.into(), name: name.into(), token: FencingToken::new(token) }
+    fn held(engine: &str, name: &str, token: u64) -> ChainLink {
+        ChainLink { engine: engine.into(), name: name.into(), token: FencingToken::new(token) }
     }
 
     fn holder_id(owner: &str, token: u64) -> HolderId {
@@ -177,14 +177,14 @@ mod tests {
         Ancestry::parse(&chain, &holders)
     }
 
-    /// An ancestor that named its lock, and nothing else, as older versions do.
+    /// Whether an ancestor of an older version, which set only the names, holds the lock.
     fn has_by_name(ancestry: &Ancestry, engine: &str, name: &str, token: u64) -> bool {
         let old = Ancestry { holders: Vec::new(), ..ancestry.clone() };
         old.has(&Holder::new(None, Some(FencingToken::new(token))), engine, &Key::new(name).unwrap())
     }
 
     #[test]
-    fn a_chain_of_odd_names_survives_the_environment() {
+    fn a_chain_of_unusual_names_is_read_back_unchanged() {
         let chain = Ancestry::default()
             .with(held("redis://u@h/0?ttl=5s", "a b#c%20@d", 7), holder_id("me @#=%20", 7))
             .with(held("file:///run/x", "日本", 8), holder_id("日本", 8))
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ancestor_is_known_by_its_hold_whatever_the_lock_is_called() {
+    fn an_ancestor_is_recognized_by_its_hold_under_any_lock_name() {
         let ancestry = read_back(&Ancestry::default().with(held("file:///x", "./l", 7), holder_id("me", 7)));
         let name = Key::new("/tmp/l").unwrap();
         assert!(ancestry.has(&shown("me", 7, "h=1 %", 7), "file:///x/", &name));
@@ -208,11 +208,14 @@ mod tests {
             assert!(!ancestry.has(&other, "file:///x/", &name), "{other}");
         }
         assert!(!ancestry.has(&shown("you", 7, "h=1 %", 7), "file:///x/", &name));
-        assert!(!ancestry.has(&Holder::new(None, Some(FencingToken::new(7))), "file:///x/", &name), "a stranger");
+        assert!(
+            !ancestry.has(&Holder::new(None, Some(FencingToken::new(7))), "file:///x/", &name),
+            "a holder without a record"
+        );
     }
 
     #[test]
-    fn nonsense_in_the_variables_is_skipped() {
+    fn malformed_entries_are_skipped() {
         for text in ["", " ", "x", "7@", "7@a", "seven@a#b", "@#", "7@a#%FF", "7=a=b=c", "7=a=1", "=a=1=c", "7=a=1=c=d"]
         {
             assert!(Ancestry::parse(text, text).is_empty(), "{text:?}");

@@ -14,19 +14,19 @@ use crate::sys::{self, SignalSet};
 /// Where the child runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// In a process group of its own, so that a signal reaches all of it.
+    /// In its own process group, so that a signal reaches every member.
     #[default]
     OwnGroup,
-    /// In the wrapper's group, as if started by the shell itself; signals reach the direct child only.
+    /// In the wrapper's group, as if started by the shell itself; signals reach only the child itself.
     Foreground,
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this code.
+    /// It exited with this code.
     Exited(u8),
-    /// By this signal.
+    /// It was killed by this signal.
     Killed(i32),
 }
 
@@ -39,18 +39,18 @@ impl From<Outcome> for Exit {
     }
 }
 
-/// The command's own process.
+/// The command's process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Child {
     pub(crate) pid: Pid,
     pub(crate) placement: Placement,
-    /// Its end was taken note of by its parent: any other process may have its number by now.
+    /// Its parent has reaped it: the kernel may have reused its process id.
     pub(crate) is_reaped: bool,
 }
 
 impl Child {
-    /// Starts `command`, in the foreground in the caller's group. To be called on the main thread: the child is killed
-    /// when the thread ends that started it.
+    /// Starts `command`. Call this on the main thread: the kernel kills the child when the thread that started it
+    /// ends.
     pub(crate) fn spawn(mut command: Command, placement: Placement, mask: SignalSet) -> io::Result<Child> {
         if placement == Placement::OwnGroup {
             command.process_group(0);
@@ -60,21 +60,21 @@ impl Child {
         Ok(Child { pid: Pid::from_child(&child), placement, is_reaped: false })
     }
 
-    /// Sends `signal` to the child's group, or in the foreground to the child alone. A child that has ended and was not
-    /// reaped keeps the number of its group from others; one that was reaped does not, and nothing is sent then.
+    /// Sends `signal` to the child's group, or in the foreground to the child alone. Sends nothing to a reaped child:
+    /// its process id may belong to another process. A zombie keeps the number of its group reserved.
     pub(crate) fn signal(self, signal: Signal) {
         if self.is_reaped {
             return;
         }
-        // Gone already is as good as told.
+        // An error means that the child has ended.
         let _ = match self.placement {
             Placement::OwnGroup => kill_process_group(self.pid, signal),
             Placement::Foreground => kill_process(self.pid, signal),
         };
     }
 
-    /// Whether no process has the number of the child's own group. Nothing but a question, even when the child was
-    /// reaped: should others have the number by now, they are waited for.
+    /// Whether the child's own group has no process left. Safe for a reaped child: it sends nothing, and at worst
+    /// waits for another group that reused the number.
     pub(crate) fn group_is_gone(self) -> bool {
         match self.placement {
             Placement::OwnGroup => test_kill_process_group(self.pid) == Err(Errno::SRCH),
@@ -83,7 +83,7 @@ impl Child {
     }
 }
 
-/// The next child of this process that has ended, reaped; `None` when there is none.
+/// Reaps and returns the next child of this process that has ended; `None` when there is none.
 pub(crate) fn next_ended() -> io::Result<Option<(Pid, Outcome)>> {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -104,7 +104,7 @@ fn outcome(status: WaitStatus) -> Option<Outcome> {
     status.exit_status().map(exited).or_else(|| status.terminating_signal().map(Outcome::Killed))
 }
 
-/// The code for a command that could not be started, as shells give it.
+/// Returns the exit code for a command that could not be started, as shells do.
 #[must_use]
 pub fn exec_failure(error: &io::Error) -> ExitCode {
     match error.kind() {

@@ -1,4 +1,4 @@
-//! The words of the command line, in the order in which the commands read them.
+//! The arguments of the command line, reordered for the parser.
 
 use std::ffi::{OsStr, OsString};
 
@@ -6,38 +6,38 @@ use clap::FromArgMatches;
 
 use crate::flags::{self, Flags};
 
-/// The words with which this process was started, the command's name first.
+/// Returns the arguments of this process, the program's name first.
 #[must_use]
 pub fn words() -> Vec<OsString> {
     name_first(std::env::args_os().collect())
 }
 
-/// Reads `words`, which begin with the program's name.
+/// Parses `words`, which begin with the program's name.
 ///
 /// # Errors
-/// What cannot be understood, and what is answered at once: help and the version.
+/// What cannot be parsed; also the texts of `--help` and `--version`.
 pub fn parse(words: Vec<OsString>) -> Result<Flags, clap::Error> {
     let mut definition = flags::definition();
     let mut matches = definition.try_get_matches_from_mut(name_first(words))?;
     Flags::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition))
 }
 
-/// Moves the options before the command's name behind it: there the command's own definition takes or refuses them, and
-/// what stands behind the name already overrides them.
+/// Moves options in front of the command's name behind it: there the command's own definition accepts or refuses them,
+/// and options behind the name override them.
 fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
     let definition = flags::definition();
     let mut at = 1;
     while let Some(length) = words.get(at).and_then(|word| option_words(word, &definition)) {
         at += length;
     }
-    // An option that is not known, or no name at all, is for the parser to refuse.
+    // The parser refuses an unknown option or a missing name.
     if words.get(at).is_some_and(|word| !word.as_encoded_bytes().starts_with(b"-")) {
         words[1..=at].rotate_right(1);
     }
     words
 }
 
-/// How many words an option takes that may stand before the command's name; `None` when `word` begins no such option.
+/// Returns how many words an option takes that may precede the command's name; `None` when `word` is no such option.
 fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
     let takes_value = |arg: &clap::Arg| arg.get_action().takes_values();
     let bytes = word.as_encoded_bytes();
@@ -78,7 +78,7 @@ mod tests {
         for (line, expected) in rows {
             assert_eq!(ordered(line), expected, "{line}");
         }
-        // For the parser: nothing is moved.
+        // Left to the parser: nothing is moved.
         for line in ["distlock", "distlock --help", "distlock -q --help", "distlock --ttl 5 run a b", "distlock --url"]
         {
             assert_eq!(ordered(line), line);
@@ -86,12 +86,15 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_own_definition_judges_them() {
+    fn moved_options_are_checked_by_the_commands_definition() {
         let parsed = |line: &str| parse(line.split(' ').map(OsString::from).collect());
         let Command::Ls(ls) = parsed("distlock --url mem://a -v ls --url mem://b").unwrap().command else {
             panic!("ls")
         };
-        assert!(ls.output.verbose && ls.engine.url.as_deref() == Some("mem://b"), "what stands behind it counts");
+        assert!(
+            ls.output.verbose && ls.engine.url.as_deref() == Some("mem://b"),
+            "an option behind the name overrides one before it"
+        );
         for line in [
             "distlock -q run -v job true",
             "distlock --url mem:// doctor mem://",

@@ -29,11 +29,11 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags::{self, Command, Flags};
 use crate::note::{Note, Notes};
 
-/// Does what the command line says.
+/// Parses the command line and runs its command.
 #[must_use]
 pub fn main() -> Exit {
     let mut words = command_line::words();
-    // Commands that only `acquire` and `verify` know: help, completions and manual pages do not show them.
+    // Internal commands of `acquire` and `verify`: help, completions and manual pages do not list them.
     let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
     let is_worker = words.get(1).is_some_and(|word| word == verify::worker::COMMAND);
     if is_holder {
@@ -73,9 +73,9 @@ fn dispatch(command: Command) -> Exit {
     }
 }
 
-/// Help and version are answers; everything else is a usage error.
+/// Prints help, the version or a usage error. Only the last is a failure.
 fn refuse(error: &clap::Error) -> Exit {
-    // Nobody is left to tell when this cannot be printed.
+    // Nothing can be done when printing fails.
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::SUCCESS,
@@ -88,7 +88,7 @@ fn fail(code: ExitCode, message: impl Into<String>) -> Exit {
     code.into()
 }
 
-/// Runs a command's future on this thread, which is the main one.
+/// Runs a command's future on this thread, which must be the main thread.
 fn block_on(work: impl Future<Output = Exit>) -> Exit {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(work),
@@ -96,7 +96,7 @@ fn block_on(work: impl Future<Output = Exit>) -> Exit {
     }
 }
 
-/// Opens the engine and does `work` with it; an error is said, and is the end.
+/// Opens the engine and runs `work` with it. Prints an error and returns its exit code.
 fn with_engine(
     flags: &flags::Engine,
     output: &flags::Output,

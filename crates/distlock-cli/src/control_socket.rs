@@ -1,8 +1,8 @@
-//! The socket at which a holder in the background can be asked.
+//! The socket on which a background holder accepts requests.
 //!
-//! It is a file in a directory that only this user may enter, below the lock directory; the token's public half is its
-//! name. The directory is opened and looked at before it is used, and everything in it is reached through that
-//! descriptor: nobody can put another one in its place, and the path may be longer than a socket's address.
+//! It is a file in a directory below the lock directory that only this user may enter; its name is the public half of
+//! the token. The directory is opened and checked before use, and every file in it is reached through that descriptor:
+//! no other process can replace the directory, and its path may be longer than a socket address.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -18,23 +18,23 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use crate::control_request::{Answer, Request};
+use crate::control_request::{ControlAnswer, ControlRequest};
 use crate::hold_token::HoldToken;
 
-/// How long somebody may take to say what they want.
+/// How long a client may take to send its request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long to wait for an answer: longer than an engine takes to give up on a server.
+/// How long to wait for the holder's answer: longer than an engine takes to give up on a server.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest line that is read.
 const LONGEST_LINE: u64 = 16 * 1024;
 
-/// A socket that nobody listens to is swept away when it is so old: a new one is not listened to for a moment.
+/// A socket without a listener is removed at this age: a new socket has no listener for a moment.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// How often to begin again when the directory is removed under our hands.
-const TRIES: usize = 16;
+/// How often to retry when the directory is removed in between.
+const MAX_TRIES: usize = 16;
 
 /// A holder's socket. Dropping it removes the file.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens where whoever has `token` asks. Sweeps away what killed holders left.
+    /// Listens for clients that have `token`. Removes the sockets of killed holders.
     pub(crate) fn listen(token: &HoldToken) -> Result<ControlSocket, Error> {
         let path = directory_path()?;
         let broken = |error| {
@@ -53,9 +53,9 @@ impl ControlSocket {
             Error::new(ErrorKind::Backend, message).with_source(error)
         };
         let name = token.socket_name();
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let directory = match Directory::make(&path) {
-                // Removed by the last one who left.
+                // The last holder removed the directory.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 made => made.map_err(broken)?,
             };
@@ -64,7 +64,7 @@ impl ControlSocket {
                 Err(error) => return Err(broken(error)),
                 Ok(listener) => {
                     let socket = ControlSocket { directory, name, listener };
-                    socket.settle().map_err(broken)?;
+                    socket.publish().map_err(broken)?;
                     return Ok(socket);
                 }
             }
@@ -72,21 +72,21 @@ impl ControlSocket {
         Err(broken(io::ErrorKind::NotFound.into()))
     }
 
-    fn settle(&self) -> io::Result<()> {
+    fn publish(&self) -> io::Result<()> {
         std::fs::set_permissions(self.directory.inside(&self.name), PermissionsExt::from_mode(0o600))?;
         self.directory.sweep(&self.name);
         Ok(())
     }
 
-    /// The next request, and where to answer. Who says nothing, or nonsense, is not answered.
+    /// Returns the next request and the stream for its answer. Drops connections without a valid request.
     ///
     /// # Cancel safety
-    /// None: a connection that was accepted is lost.
-    pub(crate) async fn next(&self) -> io::Result<(Request, UnixStream)> {
+    /// None: an accepted connection is lost.
+    pub(crate) async fn next(&self) -> io::Result<(ControlRequest, UnixStream)> {
         loop {
             let (mut stream, _) = self.listener.accept().await?;
             let line = timeout(REQUEST_LIMIT, read_line(&mut stream)).await;
-            if let Some(request) = line.ok().and_then(Result::ok).and_then(|line| Request::decode(&line)) {
+            if let Some(request) = line.ok().and_then(Result::ok).and_then(|line| ControlRequest::decode(&line)) {
                 return Ok((request, stream));
             }
         }
@@ -99,19 +99,19 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Answers a request. One who did not wait for it does not need it.
-pub(crate) async fn answer(mut stream: UnixStream, answer: &Answer) {
+/// Sends an answer. Errors are ignored: the client did not wait.
+pub(crate) async fn answer(mut stream: UnixStream, answer: &ControlAnswer) {
     let _ = timeout(REQUEST_LIMIT, stream.write_all(answer.encode().as_bytes())).await;
 }
 
-/// Asks the holder that has the request's token.
+/// Sends the request to the holder that has its token.
 ///
 /// # Errors
-/// Kind `NotHeld` when there is none any more, or it says so; `Unknown` when it does not answer.
-pub(crate) async fn ask(request: &Request) -> Result<Duration, Error> {
+/// Kind `NotHeld` when there is no such holder any more, or it says so; `Unknown` when it does not answer.
+pub(crate) async fn ask(request: &ControlRequest) -> Result<Duration, Error> {
     let not_held = |why: String| Error::new(ErrorKind::NotHeld, why);
     let path = directory_path()?;
-    let gone = || not_held("it is not held with this token any more".into());
+    let gone = || not_held("it is no longer held with this token".into());
     let directory = match Directory::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone()),
         opened => opened.map_err(|error| {
@@ -134,18 +134,18 @@ pub(crate) async fn ask(request: &Request) -> Result<Duration, Error> {
     };
     match timeout(ANSWER_LIMIT, talk).await {
         Err(_) => Err(Error::unknown(format!("its holder did not answer within {ANSWER_LIMIT:?}"))),
-        // It ended for another reason before it came to us.
+        // The holder ended before it handled this request.
         Ok(Err(_)) => Err(gone()),
-        Ok(Ok(line)) => match Answer::decode(&line) {
-            Some(Answer::Done(ttl)) => Ok(ttl),
-            Some(Answer::NotHeld(why)) => Err(not_held(why)),
-            Some(Answer::Unknown(why)) => Err(Error::unknown(why)),
+        Ok(Ok(line)) => match ControlAnswer::decode(&line) {
+            Some(ControlAnswer::Done(ttl)) => Ok(ttl),
+            Some(ControlAnswer::NotHeld(why)) => Err(not_held(why)),
+            Some(ControlAnswer::Unknown(why)) => Err(Error::unknown(why)),
             None => Err(gone()),
         },
     }
 }
 
-/// Reads up to the end of the line, or of the stream.
+/// Reads up to the end of the line or of the stream.
 pub(crate) async fn read_line(stream: &mut UnixStream) -> io::Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(LONGEST_LINE)).read_line(&mut line).await?;
@@ -154,11 +154,11 @@ pub(crate) async fn read_line(stream: &mut UnixStream) -> io::Result<String> {
 
 fn directory_path() -> Result<PathBuf, Error> {
     let uid = rustix::process::geteuid().as_raw();
-    // Its ending is none that lock files, queues or long names have.
+    // An ending that lock files, queues and long names do not have.
     Ok(default_dir()?.join(format!("{uid}.holders")))
 }
 
-/// The directory of this user's sockets, opened.
+/// The open directory of this user's sockets.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
@@ -173,13 +173,13 @@ impl Directory {
         }
     }
 
-    /// Opens it, and refuses one that others may enter: they could answer in a holder's name.
+    /// Opens the directory, and refuses one that other users may enter: they could answer in a holder's place.
     fn open(path: &Path) -> io::Result<Directory> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&descriptor)?;
         if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-            let problem = "the directory belongs to somebody else, or others may enter it";
+            let problem = "the directory belongs to another user, or other users may enter it";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
         }
         Ok(Directory { path: path.to_owned(), descriptor })
@@ -191,12 +191,12 @@ impl Directory {
 
     /// Removes a socket, and the directory with the last one.
     fn remove(&self, name: &str) {
-        // Gone already is as good, and a directory with other sockets in it stays.
+        // A missing socket is fine, and a directory with other sockets stays.
         let _ = rustix::fs::unlinkat(&self.descriptor, name, AtFlags::empty());
         let _ = std::fs::remove_dir(&self.path);
     }
 
-    /// Removes the sockets that nobody listens to any more, except the one called `own`.
+    /// Removes the sockets without a listener, except `own`.
     fn sweep(&self, own: &str) {
         let Ok(entries) = std::fs::read_dir(self.inside("")) else { return };
         for entry in entries.flatten().filter(|entry| entry.file_name() != own) {

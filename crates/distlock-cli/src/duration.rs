@@ -1,14 +1,14 @@
-//! Durations as people write them.
+//! Parses durations.
 
 use std::time::Duration;
 
-/// The longest duration that is taken: a hundred years. What is longer is a typing mistake.
+/// The longest accepted duration, a hundred years: a longer one is a typing mistake.
 const LONGEST_S: f64 = 100.0 * 365.25 * 86_400.0;
 
-/// Reads seconds (`0.3`, `90`), or numbers with units that add up: `250ms`, `10s`, `1h30m`, `2d`.
+/// Parses seconds (`0.3`, `90`), or numbers with units that add up: `250ms`, `10s`, `1h30m`, `2d`.
 ///
 /// # Errors
-/// What is wrong, for the person who typed it.
+/// What is wrong, for the user.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let mut rest = text.trim();
     if rest.is_empty() {
@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     while !rest.is_empty() {
         let (number, after) = split(rest, |c: char| c.is_ascii_digit() || c == '.');
         let (unit, after) = split(after, |c: char| c.is_ascii_alphabetic());
-        // A bare number is seconds, but only alone: nobody can say what `5m30` means.
+        // A bare number is seconds, but only alone: `5m30` would be ambiguous.
         let bare = unit.is_empty() && number.len() == text.trim().len();
         let value: f64 = number.parse().map_err(|_| "write 0.3, 10s, 5m, 1h or 250ms".to_string())?;
         seconds += value * if bare { 1.0 } else { seconds_in(unit)? };
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_fractions_and_units_are_understood() {
+    fn seconds_fractions_and_units_are_parsed() {
         let cases = [
             ("0", 0),
             ("0.3", 300),

@@ -1,4 +1,4 @@
-//! Where the locks live: flags before environment before file, and without any of them this machine.
+//! Opens the engine: flags override the environment, which overrides the file; without any, locks are on this machine.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::flags;
 
-/// What the command line, the environment and the configuration file say together.
+/// The merged settings of the command line, the environment and the configuration file.
 #[derive(Debug)]
 pub struct Settings {
     /// The configuration.
@@ -17,20 +17,20 @@ pub struct Settings {
     scope: Option<flags::Scope>,
 }
 
-/// An engine that can be used.
+/// An open engine.
 #[derive(Debug)]
 pub struct Engine {
-    /// Takes locks on it.
+    /// The locker of this engine.
     pub locker: Locker,
-    /// Names it without secrets.
+    /// The engine's name, without secrets.
     pub name: String,
     keeps_history: bool,
-    /// Where the locks of this machine are, if a lock must reach all of it.
+    /// The directory of this machine's locks, when `--scope` requires that every process sees it.
     must_reach_host: Option<PathBuf>,
 }
 
 impl Engine {
-    /// Refuses a lock of this machine that not all its processes can see, where `--scope` asks for one.
+    /// Refuses a lock of this machine that not all its processes can see, if `--scope` is given.
     ///
     /// # Errors
     /// Kind `Config`.
@@ -40,18 +40,18 @@ impl Engine {
         match private_mount(path) {
             Some(from) => {
                 let message = format!(
-                    "--scope: {} is mounted from {} here, and other processes of this machine have another one",
+                    "--scope: {} is mounted from {} here, and other processes of this machine see another directory",
                     path.display(),
                     from.display()
                 );
                 Err(Error::new(ErrorKind::Config, message)
-                    .with_help("have /run/distlock made at boot, or set DISTLOCK_LOCK_DIR"))
+                    .with_help("create /run/distlock at boot, or set DISTLOCK_LOCK_DIR"))
             }
             None => Ok(()),
         }
     }
 
-    /// To be called before the process ends: what happened to locks goes into their histories, where those are kept.
+    /// Writes pending history entries, where a history is kept. Call this before the process ends.
     pub async fn finish(&self) {
         if self.keeps_history {
             let _ = self.locker.close().await;
@@ -60,7 +60,7 @@ impl Engine {
 }
 
 impl Settings {
-    /// Reads everything, and refuses what cannot be meant before anything is sent.
+    /// Reads all settings, and refuses invalid ones before anything is sent.
     ///
     /// # Errors
     /// Kind `Config`, naming the flag, the variable or the file.
@@ -77,10 +77,10 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Opens the engine. One that is configured and cannot be reached is an error, never a lock of this machine.
+    /// Opens the engine. A configured engine that cannot be reached is an error, never a lock of this machine.
     ///
     /// # Errors
-    /// What the engine says; kind `Config` when it reaches less far than `--scope` asks for.
+    /// The engine's error; kind `Config` when its scope is smaller than `--scope`.
     pub async fn open(&self) -> Result<Engine, Error> {
         let engine = if self.is_local() { self.open_local()? } else { self.open_configured().await? };
         let (has, needs) = (engine.locker.capabilities().scope, self.scope.map(Scope::from));
@@ -93,7 +93,7 @@ impl Settings {
         Ok(engine)
     }
 
-    /// Refuses a directory of which other processes of this machine have another one.
+    /// Refuses a directory that other processes of this machine do not see.
     async fn refuse_unsafe(&self) -> Result<(), Error> {
         let findings = distlock::examine(&self.config).await?;
         match findings.into_iter().find(|finding| finding.severity == Severity::Unsafe) {
@@ -104,7 +104,7 @@ impl Settings {
         }
     }
 
-    /// Looks for what makes locks on the engine unsafe, slow or impossible.
+    /// Checks for what makes locks on the engine unsafe, slow or impossible.
     ///
     /// # Errors
     /// Kind `Config`. An engine that cannot be reached is a finding.
@@ -116,7 +116,7 @@ impl Settings {
     }
 
     fn keeps_history(&self) -> bool {
-        // What a URL says counts as if it were said beside it.
+        // Settings inside the URL count like those beside it.
         self.config.clone().or(Config::default()).history.is_some_and(|most| most > 0)
     }
 
@@ -125,7 +125,7 @@ impl Settings {
         url.is_none() && driver.is_none() && endpoints.is_empty()
     }
 
-    /// What is about a server must not be ignored in silence when none is named.
+    /// Refuses settings about a server when none is named: they must not be ignored silently.
     fn check_local(&self) -> Result<(), Error> {
         let Config { prefix, username, password, password_file, tls_ca, tls_cert, .. } = &self.config;
         let fields = [
@@ -156,7 +156,7 @@ impl Settings {
 
     async fn open_configured(&self) -> Result<Engine, Error> {
         let name = match &self.config {
-            // What a command that runs under a lock of it is told, too: the same name, whether a password stands in it or not.
+            // The command that runs under the lock sees the same name, whether the URL contains a password or not.
             Config { url: Some(url), .. } => redact(&without_passwords(url)),
             Config { driver: Some(driver), endpoints, .. } => format!("{driver} on {} endpoints", endpoints.len()),
             _ => "the configured engine".into(),
@@ -178,7 +178,7 @@ impl From<flags::Scope> for Scope {
     }
 }
 
-/// Says which engine failed, where the engine itself does not know its name.
+/// Adds the engine's name to an error that does not contain it.
 fn about(name: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unavailable => Error::unavailable(format!("{name} cannot be reached: {error}")).with_source(error),

@@ -1,4 +1,4 @@
-//! What the child finds in its environment about the lock that it runs under.
+//! The environment variables that describe the lock to the child.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use distlock::{Config, FencingToken, Key};
 
-use crate::ancestry::{Ancestry, Held, HolderId};
+use crate::ancestry::{Ancestry, ChainLink, HolderId};
 
-/// A lock that is held, as the child is told.
+/// The hold that the variables describe.
 #[derive(Debug, Clone)]
 pub struct Identity<'a> {
     /// The lock.
@@ -21,12 +21,13 @@ pub struct Identity<'a> {
     pub ttl: Option<Duration>,
     /// Which slot of a semaphore it is.
     pub slot: Option<u32>,
-    /// The engine's name, in which there are no secrets.
+    /// The engine's name, without secrets.
     pub engine: &'a str,
 }
 
 impl Identity<'_> {
-    /// Tells `command`, and takes credentials out of what it inherits from `inherited`, this process's environment.
+    /// Sets the variables of `command`, and removes credentials from those that it inherits from `inherited`, this
+    /// process's environment.
     pub fn apply(&self, command: &mut Command, inherited: impl Fn(&str) -> Option<OsString>) {
         command.env("DISTLOCK_LOCK_NAME", self.name.as_str());
         command.env("DISTLOCK_TOKEN", self.token.to_string());
@@ -34,7 +35,7 @@ impl Identity<'_> {
         command.env("DISTLOCK_HELD", "1");
         match self.ttl {
             Some(ttl) => command.env("DISTLOCK_TTL_MS", ttl.as_millis().to_string()),
-            // An outer lock may have one.
+            // An outer lock may have set it.
             None => command.env_remove("DISTLOCK_TTL_MS"),
         };
         match self.slot {
@@ -42,10 +43,10 @@ impl Identity<'_> {
             // An outer lock may be a semaphore.
             None => command.env_remove("DISTLOCK_SLOT"),
         };
-        let held = Held { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
+        let held = ChainLink { engine: self.engine.into(), name: self.name.as_str().into(), token: self.token };
         let holder = HolderId::of_this_process(self.token, self.owner);
         command.envs(Ancestry::read(&inherited).with(held, holder).variables());
-        // The rest of each stays: without it a nested distlock would lock on this machine only and tell nobody.
+        // The rest of each variable stays: without it a nested distlock would silently lock on this machine only.
         for (variable, rest) in Config::vars_without_passwords(inherited) {
             match rest {
                 Some(rest) => command.env(variable, rest),
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_is_told_what_it_holds() {
+    fn the_variables_describe_the_lock() {
         let environment = environment_of("redis://h/");
         let expected = [
             ("DISTLOCK_LOCK_NAME", "nightly"),

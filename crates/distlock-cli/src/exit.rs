@@ -1,4 +1,4 @@
-//! How the program ends: its own codes, the child's code, or the child's signal.
+//! How the program ends: with its own code, the child's code, or the child's signal.
 
 use std::error::Error as _;
 
@@ -7,24 +7,24 @@ use rustix::process::Signal;
 
 use crate::sys;
 
-/// The codes that the program itself gives; every other code is the child's.
+/// The program's own exit codes; every other code is the child's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitCode {
-    /// The command line cannot be understood.
+    /// The command line is invalid.
     Usage = 64,
     /// The engine cannot be reached.
     Unavailable = 69,
-    /// Something that should not happen did.
+    /// An internal error.
     Internal = 70,
-    /// The lock cannot be created where it belongs.
+    /// The lock cannot be created at its path.
     CannotCreate = 73,
-    /// Somebody else has the lock.
+    /// The lock is held by another owner.
     NotAcquired = 75,
     /// The engine refused the credentials.
     NoPermission = 77,
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     Config = 78,
-    /// The lock was lost, whatever the child made of it.
+    /// The lock was lost, whatever the child's code is.
     Lost = 79,
     /// The command was found and cannot be executed.
     CannotExecute = 126,
@@ -36,7 +36,7 @@ impl From<ErrorKind> for ExitCode {
     fn from(kind: ErrorKind) -> ExitCode {
         match kind {
             ErrorKind::AlreadyHeld | ErrorKind::Timeout => ExitCode::NotAcquired,
-            // Whoever renews or releases a lock that is not theirs has lost it.
+            // A client that renews or releases a lock that it does not hold has lost it.
             ErrorKind::NotHeld | ErrorKind::Lost => ExitCode::Lost,
             ErrorKind::Unknown | ErrorKind::Unavailable => ExitCode::Unavailable,
             ErrorKind::InvalidInput => ExitCode::Usage,
@@ -50,30 +50,31 @@ impl From<ErrorKind> for ExitCode {
 
 impl From<&Error> for ExitCode {
     fn from(error: &Error) -> ExitCode {
-        // The file engine's way to say that a lock file or its directory cannot be made.
-        let by_the_system = error.source().is_some_and(|source| source.is::<std::io::Error>());
+        // The file engine reports this when it cannot create a lock file or its directory.
+        let is_io_error = error.source().is_some_and(|source| source.is::<std::io::Error>());
         match error.kind() {
-            ErrorKind::Backend if by_the_system => ExitCode::CannotCreate,
+            ErrorKind::Backend if is_io_error => ExitCode::CannotCreate,
             kind => kind.into(),
         }
     }
 }
 
-/// The end of the program.
+/// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// The child's code, or 0.
+    /// With the child's code, or 0.
     Code(u8),
-    /// One of our own.
+    /// With one of the program's own codes.
     Own(ExitCode),
-    /// The way the child ended: by this signal.
+    /// By this signal, which ended the child.
     Signal(i32),
-    /// By this signal, which the terminal sent to the child alone: the rest of our process group gets it now.
+    /// By this signal, which the terminal sent to the child alone: the rest of the wrapper's process group receives it
+    /// now.
     TerminalSignal(i32),
 }
 
 impl Exit {
-    /// All went well.
+    /// Exit code 0.
     pub const SUCCESS: Exit = Exit::Code(0);
 
     /// Ends the process.
@@ -84,7 +85,7 @@ impl Exit {
             Exit::Signal(signal) => sys::die_by(signal),
             Exit::TerminalSignal(signal) => {
                 if let Some(named) = Signal::from_named_raw(signal) {
-                    // It cannot fail: we are in the group.
+                    // Cannot fail: this process is in the group.
                     let _ = rustix::process::kill_current_process_group(named);
                 }
                 sys::die_by(signal)
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_is_the_documented_one() {
+    fn every_code_is_as_documented() {
         let codes = [
             (ExitCode::Usage, 64),
             (ExitCode::Unavailable, 69),
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_error_has_its_code() {
+    fn every_error_kind_maps_to_its_code() {
         let kinds = [
             (ErrorKind::AlreadyHeld, 75),
             (ErrorKind::NotHeld, 79),

@@ -1,4 +1,4 @@
-//! The command line as it was typed. What follows from it is decided elsewhere.
+//! The command line as typed. Other modules decide what follows from it.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::{duration, policy, signal_name};
 #[derive(Debug, Parser)]
 #[command(name = "distlock", version, disable_help_subcommand = true, args_override_self = true)]
 pub struct Flags {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -40,19 +40,19 @@ pub enum Command {
     Ls(Ls),
     /// Show one lock: holder, waiters, time left, token
     Show(Show),
-    /// Follow locks as they change hands
+    /// Follow locks as they are acquired and released
     Watch(Ls),
     /// Print who acquired, released, lost and broke a lock, where a history is kept
     History(History),
-    /// Ask whoever holds a lock to release it, and wait for that
+    /// Ask the holder of a lock to release it, and wait for the release
     Ask(Ask),
-    /// Release somebody else's lock by force; the old holder may still be running
+    /// Release another owner's lock by force; the old holder may still be running
     Break(Break),
-    /// Serve the web console: who holds, who waits, live
+    /// Serve the web console: holders and waiters, live
     Console(Console),
-    /// Look for what makes locks on an engine unsafe, slow or impossible
+    /// Check for what makes locks on an engine unsafe, slow or impossible
     Doctor(Doctor),
-    /// Try for a while to have two holders, with workers that are stopped and killed
+    /// Test for two holders at once, with workers that are stopped and killed
     Verify(Verify),
     /// Measure locks on an engine, from this machine
     Bench(Bench),
@@ -62,11 +62,11 @@ pub enum Command {
     Man(Man),
 }
 
-/// Where the locks live.
+/// Which engine keeps the locks.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct Engine {
-    /// Where the locks live; else $DISTLOCK_URL, the configuration file, this machine
+    /// The engine that keeps the locks; else $DISTLOCK_URL, the configuration file, this machine
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
     /// Read this configuration file
@@ -75,12 +75,12 @@ pub struct Engine {
     /// Give up on an engine that cannot be reached after this long; default 5s
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub connect_timeout: Option<Duration>,
-    /// Refuse a lock that reaches less far
+    /// Refuse an engine with a smaller scope
     #[arg(long, value_enum, value_name = "SCOPE")]
     pub scope: Option<Scope>,
 }
 
-/// How far a lock must reach.
+/// The scope that a lock must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Scope {
     /// The processes of this machine
@@ -89,44 +89,44 @@ pub enum Scope {
     Cluster,
 }
 
-/// How long to wait for a lock, and how long to have it.
+/// How long to wait for a lock, and how long to hold it.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Lock")]
 pub struct Lock {
-    /// Share the lock with others who share it: readers
+    /// Share the lock with other readers
     #[arg(short = 's', long, conflicts_with_all = ["exclusive", "slots"])]
     pub shared: bool,
-    /// Have the lock alone; the default
+    /// Hold the lock alone; the default
     #[arg(short = 'x', long, conflicts_with = "slots")]
     pub exclusive: bool,
-    /// Let up to N hold it at a time: a semaphore; everybody who uses it says the same N
+    /// Let up to N holders in at a time: a semaphore; every user of it must give the same N
     #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     pub slots: Option<u32>,
-    /// Fail at once if somebody else has the lock
+    /// Fail at once if the lock is held by another owner
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub nonblock: bool,
-    /// Wait at most this long (0.3, 10s, 5m); 0 is -n; default: as long as it takes
+    /// Wait at most this long (0.3, 10s, 5m); 0 is -n; default: no limit
     #[arg(short = 'w', long, value_name = "D", value_parser = duration::parse)]
     pub wait: Option<Duration>,
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
-    /// Length of the lease, renewed until the end; default 30s
+    /// Length of the lease, which is renewed while the lock is held; default 30s
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub ttl: Option<Duration>,
     /// Name the owner; default: a random one
     #[arg(long, value_name = "ID")]
     pub owner: Option<String>,
-    /// Say what the lock is for, to whoever finds it held
+    /// What the lock is for; shown to other users of the lock
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Add a label that others can read; may be repeated
+    /// Add a label that other users can read; may be repeated
     #[arg(long = "label", value_name = "K=V", value_parser = label)]
     pub labels: Vec<(String, String)>,
 }
 
 impl Lock {
-    /// Who may hold it at the same time.
+    /// Returns the mode: which other holders are admitted.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self.slots {
@@ -137,17 +137,17 @@ impl Lock {
     }
 }
 
-/// What is said, where and how.
+/// What is printed, where and how.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct Output {
-    /// Say nothing on stderr
+    /// Print nothing on stderr
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say every step on stderr
+    /// Print every step on stderr
     #[arg(short = 'v', long)]
     pub verbose: bool,
-    /// Write JSON, one object a line
+    /// Write JSON, one object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -189,10 +189,10 @@ pub struct Run {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "distlock elect [OPTIONS] NAME [--] COMMAND [ARGUMENT]...",
-    after_help = "Exit status: as `run`. A lost election is no end: the command is started again when it is won again."
+    after_help = "Exit status: as `run`. After a lost election the command is started again when the election is won again."
 )]
 pub struct Elect {
-    /// What others can read about the leader; default: the command
+    /// What other candidates can read about the leader; default: the command
     #[arg(long, value_name = "TEXT", conflicts_with = "reason", help_heading = "Lock")]
     pub value: Option<String>,
     #[command(flatten)]
@@ -200,7 +200,7 @@ pub struct Elect {
     pub run: Run,
 }
 
-/// How the command is treated.
+/// How the command is supervised.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Command")]
 pub struct Child {
@@ -222,7 +222,8 @@ pub struct Child {
     /// Do not let the command inherit a lock of this machine; for commands that start daemons
     #[arg(short = 'o', long)]
     pub close: bool,
-    /// Leave the command in this process group; signals then reach it alone and not what it starts
+    /// Leave the command in this process group; signals then reach only the command itself, not the processes that it
+    /// starts
     #[arg(long)]
     pub foreground: bool,
 }
@@ -232,7 +233,7 @@ pub struct Child {
 pub enum OnLost {
     /// End the command before the lease ends
     Term,
-    /// Let it run, say so, and exit with 79
+    /// Let it run, print a warning, and exit with 79
     Warn,
     /// Let it run
     Ignore,
@@ -280,12 +281,12 @@ pub struct Acquire {
     pub engine: Engine,
 }
 
-/// `distlock renew`. The holder knows its engine, so none can be named here.
+/// `distlock renew`. The holder knows its engine, so the command has no engine options.
 #[derive(Debug, Args)]
 pub struct Renew {
     /// The lock
     pub name: OsString,
-    /// What `acquire` printed
+    /// The token that `acquire` printed
     #[arg(long, value_name = "T")]
     pub token: String,
     /// The new length of the lease, from now on; default: as long as the last one
@@ -301,7 +302,7 @@ pub struct Renew {
 pub struct Release {
     /// The lock
     pub name: OsString,
-    /// What `acquire` printed
+    /// The token that `acquire` printed
     #[arg(long, value_name = "T")]
     pub token: String,
     #[command(flatten)]
@@ -312,7 +313,7 @@ pub struct Release {
 /// `distlock ls` and `distlock watch`.
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// Only locks whose names begin with this
+    /// Only locks whose names start with this
     #[arg(default_value = "", hide_default_value = true)]
     pub prefix: String,
     #[command(flatten)]
@@ -327,7 +328,7 @@ pub struct Ls {
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status: 0 fine, 1 warnings, 2 unsafe; 64 usage, 78 configuration.")]
 pub struct Doctor {
-    /// The engine to look at, as with --url
+    /// The engine to check, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
     pub target: Option<String>,
     #[command(flatten)]
@@ -342,10 +343,10 @@ pub struct Doctor {
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status: 0 safe, 1 nothing was granted, 2 unsafe; 64 usage, 69 engine unreachable.")]
 pub struct Verify {
-    /// The engine to try, as with --url
+    /// The engine to test, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
     pub target: Option<String>,
-    /// How many processes take the lock
+    /// How many worker processes take the lock
     #[arg(long, value_name = "N", default_value = "6", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub workers: u16,
     /// For how long
@@ -357,7 +358,7 @@ pub struct Verify {
     /// How often a worker is killed and replaced
     #[arg(long, value_name = "N", default_value = "0")]
     pub kills: u32,
-    /// How often a worker is stopped for one and a half leases
+    /// How often a worker is stopped for 1.5 leases
     #[arg(long, value_name = "N", default_value = "0")]
     pub pauses: u32,
     #[command(flatten)]
@@ -425,10 +426,10 @@ pub struct History {
 pub struct Ask {
     /// The lock
     pub name: OsString,
-    /// Why, for the holder to read
-    #[arg(long, value_name = "TEXT", default_value = "somebody else needs it")]
+    /// The reason, for the holder to read
+    #[arg(long, value_name = "TEXT", default_value = "another user needs it")]
     pub reason: String,
-    /// Wait at most this long for the release (0.3, 10s, 5m); default: as long as it takes
+    /// Wait at most this long for the release (0.3, 10s, 5m); default: no limit
     #[arg(short = 'w', long, value_name = "D", value_parser = duration::parse)]
     pub wait: Option<Duration>,
     #[command(flatten)]
@@ -444,10 +445,10 @@ pub struct Ask {
 pub struct Break {
     /// The lock
     pub name: OsString,
-    /// Only if the holder's fencing token is still this one; `distlock show` tells
+    /// Only if the holder's fencing token is still this one; see `distlock show`
     #[arg(long, value_name = "T")]
     pub if_token: u64,
-    /// Why, for the record
+    /// The reason, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     #[command(flatten)]
@@ -461,19 +462,19 @@ pub struct Break {
 /// `distlock console`.
 #[derive(Debug, Args)]
 pub struct Console {
-    /// Where to listen; default 127.0.0.1:7411
+    /// The address to listen on; default 127.0.0.1:7411
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// A name by which browsers may call it, besides localhost and addresses; may be repeated
+    /// A host name that browsers may use, besides localhost and addresses; may be repeated
     #[arg(long = "host", value_name = "NAME")]
     pub hosts: Vec<HostName>,
-    /// Read the token from this file instead of making one up and printing it
+    /// Read the token from this file instead of creating and printing a random one
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Show only: nobody can break a lock here
+    /// Show only: locks cannot be broken here
     #[arg(long)]
     pub read_only: bool,
-    /// Append every break to this file, one JSON object a line
+    /// Append every break to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub audit_file: Option<PathBuf>,
     /// Encrypt with this certificate chain, PEM
@@ -482,7 +483,7 @@ pub struct Console {
     /// The certificate's key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Let other machines in without encryption
+    /// Accept other machines without encryption
     #[arg(long)]
     pub insecure_listen: bool,
     #[command(flatten)]
@@ -508,7 +509,8 @@ pub struct Man {
     pub command: Option<String>,
 }
 
-/// The whole command line's definition. What most commands take may also stand before the command's name.
+/// Returns the definition of the whole command line. Options common to most commands may also precede the command's
+/// name.
 #[must_use]
 pub fn definition() -> clap::Command {
     Engine::augment_args(Output::augment_args(Flags::command()))
@@ -532,12 +534,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_definition_is_valid() {
         definition().debug_assert();
     }
 
     #[test]
-    fn options_stop_at_the_locks_name() {
+    fn options_end_at_the_lock_name() {
         for line in ["-n job cmd -x --ttl 5", "-n job -- cmd -x --ttl 5", "-n -- job cmd -x --ttl 5"] {
             let run = run(line).unwrap();
             assert!(run.lock.nonblock && run.lock.ttl.is_none(), "{line}");
@@ -552,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_repeated_option_counts() {
+    fn the_last_of_repeated_options_wins() {
         assert_eq!(run("-w 1 -w 2 job true").unwrap().lock.wait, Some(Duration::from_secs(2)));
     }
 

@@ -1,12 +1,15 @@
-//! A process between the wrapper and the command, which ends the command when the wrapper cannot: because it was killed,
-//! or stopped past the lease's end.
+//! The guardian: a process between the wrapper and the command that ends the command when the wrapper cannot, because
+//! the wrapper was killed or is stopped past the lease's end.
 //!
-//! Nothing in the kernel ends a command whose wrapper is stopped, and what is below a wrapper that was killed scatters. So
-//! the guardian is the command's parent, and a "subreaper": everything that the command starts stays below it, in whatever
-//! process group or session. It is a copy of the wrapper, deaf to signals, in a process group of its own unless the command is
-//! in the wrapper's. A pipe's end means to it that the wrapper is gone; a timer on CLOCK_BOOTTIME, which the wrapper sets
-//! ahead as the lease is renewed, that the lease is over. What becomes of the command, and when nothing is left of what it
-//! started, it says through a second pipe: only the process that reaps can tell. See `watcher` for its life.
+//! The kernel does not end a command whose wrapper is stopped, and the descendants of a killed wrapper scatter. So the
+//! guardian is the command's parent and a subreaper: every process that the command starts stays below it, in whatever
+//! process group or session. It is a fork of the wrapper with all signals blocked, in its own process group unless the
+//! command runs in the wrapper's.
+//!
+//! The end of the control pipe tells it that the wrapper is gone. A timer on CLOCK_BOOTTIME, which the wrapper moves
+//! forward with each renewal, tells it that the lease is over. It reports the end of the command, and which of its
+//! processes remain, through the event pipe: only the reaping process knows that. `guardian_loop` is the code that
+//! runs in it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,88 +23,89 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use tokio::io::unix::AsyncFd;
 
 use crate::child::{Outcome, Placement};
+use crate::guardian_loop;
 use crate::sys::{self, SignalSet};
 use crate::tree::Reach;
-use crate::watcher;
 
-/// How long to wait for the end of a guardian that was dismissed.
-const FAREWELL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long to wait for the end of a dismissed guardian.
+const DISMISS_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What a guardian is to start and to end.
+/// The command that a guardian starts and ends.
 #[derive(Debug)]
-pub(crate) struct Charge {
+pub(crate) struct GuardedCommand {
     pub(crate) command: Command,
     pub(crate) placement: Placement,
-    /// The signals that the command starts with blocked.
+    /// The signals that are blocked when the command starts.
     pub(crate) mask: SignalSet,
-    /// What ends with a wrapper that was killed.
+    /// Which descendants the guardian kills when the wrapper is gone or the lease is over.
     pub(crate) reach: Reach,
 }
 
-/// What a guardian says about the command.
+/// A report of the guardian about the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// It runs, as this process.
+pub(crate) enum GuardianEvent {
+    /// The command runs as this process.
     Started(Pid),
-    /// It cannot be started: the number of the error.
+    /// The command cannot be started; the error's number.
     Refused(i32),
-    /// It was stopped by this signal.
+    /// The command was stopped by this signal.
     Stopped(i32),
-    /// It ended. Its process id is not given to another process before the guardian is dismissed.
+    /// The command ended. Its process id is not reused before the guardian is dismissed.
     Ended(Outcome),
-    /// So much is left of what the command started.
-    Left(Rest),
+    /// Which processes of the command remain.
+    Left(Remaining),
 }
 
-/// What is left of what a command started, once it has ended. It never becomes more.
+/// Which of its processes remain after a command has ended. It never grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rest {
-    /// Nothing.
+pub(crate) enum Remaining {
+    /// None.
     Nothing,
-    /// What made a session of its own.
+    /// Only processes that made a session of their own.
     Daemons,
     /// Perhaps others too.
     Unknown,
 }
 
 /// The length of an event in the pipe.
-pub(crate) const EVENT: usize = 8;
+pub(crate) const EVENT_LENGTH: usize = 8;
 
-/// How many are read at once. More are for the next turn: a command must not keep the wrapper busy with them.
+/// How many events are read at once. The rest waits for the next read: a command must not keep the wrapper busy with
+/// events.
 const BATCH: usize = 64;
 
-impl Event {
-    pub(crate) fn encode(self) -> [u8; EVENT] {
+impl GuardianEvent {
+    pub(crate) fn encode(self) -> [u8; EVENT_LENGTH] {
         let (kind, value) = match self {
-            Event::Started(pid) => (0, pid.as_raw_nonzero().get()),
-            Event::Refused(error) => (1, error),
-            Event::Stopped(signal) => (2, signal),
-            Event::Ended(Outcome::Exited(code)) => (3, i32::from(code)),
-            Event::Ended(Outcome::Killed(signal)) => (4, signal),
-            Event::Left(rest) => (5, rest as i32),
+            GuardianEvent::Started(pid) => (0, pid.as_raw_nonzero().get()),
+            GuardianEvent::Refused(error) => (1, error),
+            GuardianEvent::Stopped(signal) => (2, signal),
+            GuardianEvent::Ended(Outcome::Exited(code)) => (3, i32::from(code)),
+            GuardianEvent::Ended(Outcome::Killed(signal)) => (4, signal),
+            GuardianEvent::Left(remaining) => (5, remaining as i32),
         };
         (i64::from(kind) << 32 | i64::from(value)).to_ne_bytes()
     }
 
-    fn decode(bytes: [u8; EVENT]) -> Option<Event> {
+    fn decode(bytes: [u8; EVENT_LENGTH]) -> Option<GuardianEvent> {
         let number = i64::from_ne_bytes(bytes);
         let value = i32::try_from(number & 0xffff_ffff).ok()?;
         match number >> 32 {
-            0 => Pid::from_raw(value).map(Event::Started),
-            1 => Some(Event::Refused(value)),
-            2 => Some(Event::Stopped(value)),
-            3 => u8::try_from(value).ok().map(|code| Event::Ended(Outcome::Exited(code))),
-            4 => Some(Event::Ended(Outcome::Killed(value))),
-            5 => [Rest::Nothing, Rest::Daemons, Rest::Unknown]
+            0 => Pid::from_raw(value).map(GuardianEvent::Started),
+            1 => Some(GuardianEvent::Refused(value)),
+            2 => Some(GuardianEvent::Stopped(value)),
+            3 => u8::try_from(value).ok().map(|code| GuardianEvent::Ended(Outcome::Exited(code))),
+            4 => Some(GuardianEvent::Ended(Outcome::Killed(value))),
+            5 => [Remaining::Nothing, Remaining::Daemons, Remaining::Unknown]
                 .get(usize::try_from(value).ok()?)
                 .copied()
-                .map(Event::Left),
+                .map(GuardianEvent::Left),
             _ => None,
         }
     }
 }
 
-/// The wrapper's end of a guardian. Dropping it kills the command.
+/// The wrapper's handle to its guardian. Dropping it kills the command.
 #[derive(Debug)]
 pub(crate) struct Guardian {
     pid: Pid,
@@ -111,35 +115,40 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts a guardian, which starts the command, and kills it after `left` unless told otherwise.
-    pub(crate) fn start(charge: Charge, left: Option<Duration>) -> io::Result<Guardian> {
-        let (orders, control) = pipe_with(PipeFlags::CLOEXEC)?;
-        // Neither waits for the other: one of them may be stopped.
-        let (events, teller) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    /// Starts a guardian, which starts the command and kills it after `left` unless [`Guardian::kill_after`] sets
+    /// another time.
+    pub(crate) fn start(guarded: GuardedCommand, left: Option<Duration>) -> io::Result<Guardian> {
+        let (control_reader, control) = pipe_with(PipeFlags::CLOEXEC)?;
+        // Non-blocking: neither process waits for the other, which may be stopped.
+        let (events, event_pipe) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        // Before the command runs: we may be stopped right after.
+        // Set before the command runs: the wrapper may be stopped right after the fork.
         set(&timer, left)?;
         let children = SignalSet::of(&[Signal::CHILD]).descriptor()?;
         let pid = sys::fork(|| {
-            watcher::watch(
-                charge,
-                watcher::Ends { orders: &orders, timer: &timer, children: &children, teller: &teller },
+            guardian_loop::watch(
+                guarded,
+                guardian_loop::Descriptors {
+                    control: &control_reader,
+                    timer: &timer,
+                    children: &children,
+                    event_pipe: &event_pipe,
+                },
             );
         })?;
         Ok(Guardian { pid, control, timer, events: sys::readable(events)? })
     }
 
-    /// Its process id.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// What it says next; `None` when it is gone.
+    /// Returns the next events; `None` when the guardian is gone.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub(crate) async fn next(&self) -> io::Result<Option<Vec<Event>>> {
+    pub(crate) async fn next(&self) -> io::Result<Option<Vec<GuardianEvent>>> {
         loop {
             let mut ready = self.events.readable().await?;
             match ready.try_io(|events| read_events(events.get_ref())) {
@@ -150,8 +159,8 @@ impl Guardian {
         }
     }
 
-    /// What it has said already, without waiting; `None` when it is gone.
-    pub(crate) fn ready(&self) -> io::Result<Option<Vec<Event>>> {
+    /// Returns the events that have arrived, without waiting; `None` when the guardian is gone.
+    pub(crate) fn ready(&self) -> io::Result<Option<Vec<GuardianEvent>>> {
         match read_events(self.events.get_ref()) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(Some(Vec::new()))
@@ -160,41 +169,42 @@ impl Guardian {
         }
     }
 
-    /// Sets when to kill, from now; `None`: not by time.
+    /// Sets when the guardian kills, from now; `None`: no time limit.
     pub(crate) fn kill_after(&self, left: Option<Duration>) -> io::Result<()> {
         set(&self.timer, left)
     }
 
-    /// Continues it, should it have been stopped: it has to tell how the command ends. To be called only while it was
-    /// not reaped.
+    /// Continues the guardian in case it was stopped: it must report how the command ends. Call this only before the
+    /// guardian is reaped.
     pub(crate) fn wake(&self) {
         let _ = kill_process(self.pid, Signal::CONT);
     }
 
-    /// Ends the guardian without killing a process, and reaps it: the first process of a container may not do that.
+    /// Ends the guardian without killing a process, and reaps it: the first process of a container, which would
+    /// inherit it, may not reap orphans.
     pub(crate) fn dismiss(self) {
-        // Should it be gone already, and perhaps reaped, then there is nothing to dismiss.
+        // The write fails when the guardian is gone, and perhaps reaped.
         if rustix::io::write(self.control.as_fd(), &[0]).is_ok() {
             self.wake();
         }
-        // No event is asked for, so that only the end of the pipe is one.
+        // No event is requested, so that only the end of the pipe is reported.
         let mut end = [PollFd::new(self.events.get_ref(), PollFlags::empty())];
-        if poll(&mut end, Some(&FAREWELL)) == Ok(1) {
+        if poll(&mut end, Some(&DISMISS_WAIT)) == Ok(1) {
             let _ = waitpid(Some(self.pid), WaitOptions::empty());
         }
     }
 }
 
-fn read_events(pipe: &OwnedFd) -> io::Result<Option<Vec<Event>>> {
-    let mut bytes = [0; EVENT * BATCH];
+fn read_events(pipe: &OwnedFd) -> io::Result<Option<Vec<GuardianEvent>>> {
+    let mut bytes = [0; EVENT_LENGTH * BATCH];
     let length = rustix::io::read(pipe, &mut bytes)?;
-    // Each is written in one piece, and so read in one piece.
-    let events = bytes[..length].as_chunks().0.iter().filter_map(|bytes| Event::decode(*bytes));
+    // Each event is written in one call, and so read whole.
+    let events = bytes[..length].as_chunks().0.iter().filter_map(|bytes| GuardianEvent::decode(*bytes));
     Ok((length > 0).then(|| events.collect()))
 }
 
 fn set(timer: &OwnedFd, left: Option<Duration>) -> io::Result<()> {
-    // All zero would mean "never".
+    // An all-zero value would disarm the timer.
     let left = left.map_or(Duration::ZERO, |left| left.max(Duration::from_nanos(1)));
     let it_value =
         Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
@@ -208,13 +218,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_survives_the_pipe() {
-        let outcomes = [Outcome::Exited(0), Outcome::Exited(255), Outcome::Killed(9)].map(Event::Ended);
-        let others = [Event::Started(Pid::from_raw(4711).unwrap()), Event::Refused(2), Event::Stopped(20)];
-        let rests = [Rest::Nothing, Rest::Daemons, Rest::Unknown].map(Event::Left);
+    fn events_decode_to_what_was_encoded() {
+        let outcomes = [Outcome::Exited(0), Outcome::Exited(255), Outcome::Killed(9)].map(GuardianEvent::Ended);
+        let others = [
+            GuardianEvent::Started(Pid::from_raw(4711).unwrap()),
+            GuardianEvent::Refused(2),
+            GuardianEvent::Stopped(20),
+        ];
+        let rests = [Remaining::Nothing, Remaining::Daemons, Remaining::Unknown].map(GuardianEvent::Left);
         for event in outcomes.into_iter().chain(others).chain(rests) {
-            assert_eq!(Event::decode(event.encode()), Some(event));
+            assert_eq!(GuardianEvent::decode(event.encode()), Some(event));
         }
-        assert_eq!(Event::decode([0xff; EVENT]), None);
+        assert_eq!(GuardianEvent::decode([0xff; EVENT_LENGTH]), None);
     }
 }

@@ -1,29 +1,29 @@
-//! The word that `acquire` prints and that `renew` and `release` want back.
+//! The token that `acquire` prints and that `renew` and `release` require.
 
 use std::fmt;
 use std::str::FromStr;
 
 use distlock::{AttemptId, FencingToken};
 
-/// How many of the secret's digits name the holder's socket. The rest is what only the holder and its caller know.
+/// How many of the secret's digits form the socket's name. Only the holder and its caller know the other digits.
 const PUBLIC_DIGITS: usize = 16;
 
 /// Finds and authenticates a hold: `<fencing token>.<128 random bits in hex>`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HoldToken {
-    /// The number for the protected resource.
+    /// The fencing token for the protected resource.
     pub fencing: FencingToken,
     secret: AttemptId,
 }
 
 impl HoldToken {
-    /// A token for a new hold.
+    /// Creates a token for a new hold.
     #[must_use]
     pub fn new(fencing: FencingToken) -> HoldToken {
         HoldToken { fencing, secret: AttemptId::random() }
     }
 
-    /// The name of the holder's socket. Whoever lists the directory does not learn the token from it.
+    /// Returns the name of the holder's socket. A directory listing does not reveal the token.
     #[must_use]
     pub fn socket_name(&self) -> String {
         let mut digits = self.secret.to_string();
@@ -39,7 +39,7 @@ impl fmt::Display for HoldToken {
 }
 
 impl fmt::Debug for HoldToken {
-    /// Without the secret.
+    /// Prints the token without its secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HoldToken({}.…)", self.fencing)
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_one_word_that_can_be_read_back() {
+    fn a_token_parses_to_what_was_printed() {
         let token = HoldToken::new(FencingToken::new(7));
         let word = token.to_string();
         assert!(word.starts_with("7.") && word.len() == 2 + 32, "{word}");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_sockets_name_nor_debug_output_gives_the_secret_away() {
+    fn socket_name_and_debug_output_do_not_reveal_the_secret() {
         let token = HoldToken::new(FencingToken::new(7));
         let secret = &token.to_string()[2 + PUBLIC_DIGITS..];
         assert!(!token.socket_name().contains(secret) && !format!("{token:?}").contains(secret));

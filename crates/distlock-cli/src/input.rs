@@ -1,4 +1,4 @@
-//! The end of this process's input.
+//! Detects the end of stdin.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use rustix::stdio::stdin;
 use rustix::termios::tcgetpgrp;
 use tokio::sync::oneshot;
 
-/// How long to leave a terminal alone that another job has.
+/// How long to wait before reading again from a terminal that another job has.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Resolves at the end of stdin. Never where stdin has no end: one that cannot be read, as nohup(1) leaves it.
+/// Resolves at the end of stdin. Never resolves where stdin cannot be read, as nohup(1) leaves it.
 ///
-/// On a thread: stdin may be a file or a terminal, which cannot be waited for otherwise. To be called after the signals
-/// were taken over: a job in the background must be refused its terminal, not stopped for it.
+/// Reads on a thread: there is no other way to wait for a file or a terminal. Call this after the signals are blocked:
+/// reading from the terminal in the background must fail, not stop the process.
 pub(crate) fn end() -> oneshot::Receiver<()> {
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
@@ -24,7 +24,7 @@ pub(crate) fn end() -> oneshot::Receiver<()> {
             read_to_end(stdin());
             let _ = ended.send(());
         } else {
-            // Keeps `ended`: dropping it is an end, too.
+            // Keeps `ended`: dropping it would resolve the receiver.
             loop {
                 std::thread::park();
             }
@@ -40,7 +40,7 @@ fn can_be_read(input: BorrowedFd<'_>) -> bool {
 fn read_to_end(input: BorrowedFd<'_>) {
     let mut buffer = [0; 4096];
     loop {
-        // Another process that shares the input may have made it non-blocking.
+        // Another process that shares stdin may have made it non-blocking.
         let _ = poll(&mut [PollFd::new(&input, PollFlags::IN)], None);
         match read(input, &mut buffer) {
             Ok(0) => return,
@@ -51,9 +51,10 @@ fn read_to_end(input: BorrowedFd<'_>) {
     }
 }
 
-/// Whether `input` is the terminal of this session. Reading from that fails while this job is in the background, for
-/// good when no shell is left to bring it to the foreground; neither is an end. When the session ends, so does this.
+/// Whether `input` is the terminal of this session. Reading from it fails while this job is in the background, and
+/// forever when no shell is left to bring it to the foreground; neither is the end of stdin. When the session ends,
+/// stdin ends too.
 fn is_our_terminal(input: BorrowedFd<'_>) -> bool {
-    // The second: a group that this process cannot name, outside its container, is in the foreground.
+    // The second: the foreground group is outside this PID namespace, as in a container.
     matches!(tcgetpgrp(input), Ok(_) | Err(Errno::OPNOTSUPP))
 }

@@ -1,4 +1,4 @@
-//! A lock as people and programs read it.
+//! Formats locks as text and as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use distlock::backend::LockInfo;
 use distlock::{Holder, Mode, Record};
 use serde_json::{Value, json};
 
-/// A lock as one JSON object.
+/// Returns a lock as one JSON object.
 #[must_use]
 pub fn to_json(lock: &LockInfo) -> Value {
     json!({
@@ -40,14 +40,14 @@ pub(crate) fn record_json(record: &Record) -> Value {
     })
 }
 
-/// Locks as a table with a heading, one line each.
+/// Returns locks as a table with a heading, one line each.
 #[must_use]
 pub fn table(locks: &[LockInfo]) -> String {
     const HEADING: [&str; 8] = ["NAME", "MODE", "HOLDER", "HELD", "LEASE", "WAITERS", "TOKEN", "LABEL"];
     columns(HEADING, &locks.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Rows below a heading, each column as wide as its widest cell.
+/// Formats rows below a heading; each column is as wide as its widest cell.
 pub(crate) fn columns<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -94,7 +94,7 @@ fn mode(mode: Mode, holders: usize) -> String {
     }
 }
 
-/// A lock in full, with its waiters in order.
+/// Returns all details of a lock, with its waiters in order.
 #[must_use]
 pub fn details(lock: &LockInfo) -> String {
     let mut text = format!("{}\n", lock.key);

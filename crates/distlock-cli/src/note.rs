@@ -1,4 +1,4 @@
-//! What the program says, and where: stderr for people or machines, and `--status-fd`.
+//! The messages of the program: on stderr for users or machines, and on `--status-fd`.
 
 use std::fmt;
 use std::io;
@@ -12,31 +12,31 @@ use crate::signal_name;
 use crate::sink::Sink;
 use crate::sys;
 
-/// How long the end of the program waits for its last notes to be read.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the program waits at its end for the last notes to be read.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Something worth saying.
+/// A message about one step.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Note {
-    /// The lock is ours.
+    /// The lock was acquired.
     Acquired {
         /// The fencing token.
         token: FencingToken,
-        /// Time since it was asked for.
+        /// The time from the request to the grant.
         waited: Duration,
     },
-    /// The command runs.
+    /// The command was started.
     Started {
         /// Its process id.
         pid: i32,
     },
-    /// Renewals are not answered; the child is ended before the lease is.
+    /// The engine does not confirm renewals; the child is ended before the lease ends.
     AtRisk {
         /// Time until the lease ends.
         left: Duration,
     },
-    /// The lock is not ours any more.
+    /// The lock was lost.
     Lost {
         /// Why.
         reason: LossReason,
@@ -46,55 +46,55 @@ pub enum Note {
         /// How long it was allowed to be held.
         limit: Duration,
     },
-    /// The child was asked to end.
+    /// The child was signalled to end.
     Stopping {
-        /// By which signal.
+        /// The signal that was sent.
         signal: i32,
-        /// When it is killed.
+        /// The time until SIGKILL.
         grace: Duration,
     },
-    /// The child and everything below it is being killed.
+    /// The child and all its descendants are being killed.
     Killing,
-    /// Some of what the command started may not be killed, because it became another user.
+    /// Some processes of the command cannot be killed because they run as another user.
     Refused {
-        /// Which processes.
+        /// Their process ids.
         processes: Vec<i32>,
     },
-    /// Notes were left out because the reader of this descriptor does not read.
+    /// Notes were dropped because the reader of this descriptor does not read.
     LeftOut {
         /// How many.
         notes: u64,
     },
-    /// The command has ended, others in its group or session have not.
+    /// The command has ended, but other processes of its group or session have not.
     Lingering {
         /// How many.
         processes: usize,
     },
     /// The command ended.
     Ended {
-        /// How.
+        /// How it ended.
         outcome: Outcome,
     },
-    /// The lease begins anew.
+    /// The lease was renewed.
     Renewed {
-        /// How long it is.
+        /// The length of the lease.
         ttl: Duration,
     },
     /// The lock was released.
     Released,
-    /// Somebody else's lock was released by force.
+    /// Another owner's lock was released by force.
     Broken {
-        /// The token of the hold that was ended.
+        /// The token of the hold that was broken.
         token: FencingToken,
     },
-    /// There is no history of a lock.
+    /// The lock has no history.
     NoHistory {
         /// The lock.
         name: String,
     },
     /// Something failed.
     Failed {
-        /// What, in one line.
+        /// The error in one line.
         message: String,
     },
 }
@@ -152,7 +152,7 @@ impl fmt::Display for Note {
             }
             Note::Started { pid } => write!(f, "command started, pid {pid}"),
             Note::AtRisk { left } => {
-                write!(f, "lock renewals are not answered, the lease ends in {:.1} s", left.as_secs_f64())
+                write!(f, "lock renewals get no answer, the lease ends in {:.1} s", left.as_secs_f64())
             }
             Note::Lost { reason } => write!(f, "lock lost: {reason}"),
             Note::HeldTooLong { limit } => {
@@ -169,10 +169,10 @@ impl fmt::Display for Note {
             Note::Killing => f.write_str("killing the command and everything it started"),
             Note::Refused { processes } => write!(
                 f,
-                "not allowed to kill {}: it became another user, and runs on; the lock is kept for it as long as possible",
+                "not allowed to kill {}: it runs as another user and continues; the lock is kept as long as possible",
                 processes.iter().map(|pid| format!("process {pid}")).collect::<Vec<_>>().join(", ")
             ),
-            Note::LeftOut { notes } => write!(f, "{notes} message(s) were left out here, since they were not read"),
+            Note::LeftOut { notes } => write!(f, "{notes} message(s) were dropped here because they were not read"),
             Note::Lingering { processes } => {
                 write!(f, "the command has ended, waiting for {processes} process(es) it left")
             }
@@ -187,28 +187,27 @@ impl fmt::Display for Note {
             }
             Note::NoHistory { name } => write!(
                 f,
-                "nothing is written down about {name:?}; a history is kept by those who lock it with history=N in their URL, \
-                 or with DISTLOCK_HISTORY=N"
+                "{name:?} has no history; clients write one with history=N in their URL, or with DISTLOCK_HISTORY=N"
             ),
             Note::Failed { message } => f.write_str(message),
         }
     }
 }
 
-/// How much is said on stderr.
+/// How much is printed on stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Level {
-    /// Nothing at all.
+    /// Nothing.
     Quiet,
-    /// What went wrong.
+    /// Only problems.
     #[default]
     Normal,
     /// Every step.
     Verbose,
 }
 
-/// Writes notes. A reader that went away, or does not read, is no reason to end the command or to let it run on: failures
-/// to write are ignored, and what is not read in time is left out.
+/// Writes notes. Errors are ignored and unread notes are dropped: a reader that is gone or does not read must neither
+/// end the command nor let it run past the lock.
 #[derive(Debug, Default)]
 pub struct Notes {
     level: Level,
@@ -218,23 +217,22 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Says as much as `level` on stderr; as JSON if asked to.
+    /// Prints notes up to `level` on stderr, as JSON if `json` is set.
     #[must_use]
     pub fn new(level: Level, json: bool) -> Notes {
         Notes { level, json, stderr: None, status: None }
     }
 
-    /// Writes every note to the descriptor `number` too, which the caller of the program opened; the child does not
-    /// inherit it.
+    /// Also writes every note to the inherited descriptor `number`; the child does not inherit it.
     ///
     /// # Errors
-    /// When it is not open.
+    /// When the descriptor is not open.
     pub fn with_status(mut self, number: i32) -> io::Result<Notes> {
         self.status = Some(Sink::new(sys::inherited(number)?));
         Ok(self)
     }
 
-    /// Says it, without waiting for it to be read.
+    /// Writes the note without waiting for a reader.
     pub fn say(&mut self, note: &Note) {
         let as_json = |note: &Note| format!("{}\n", note.to_json());
         if let Some(status) = &mut self.status {
@@ -243,7 +241,7 @@ impl Notes {
         if note.level() > self.level {
             return;
         }
-        // Not before there is something to say: success is silent.
+        // Opened at the first note: success is silent.
         if self.stderr.is_none() {
             self.stderr = sys::inherited(2).ok().map(Sink::new);
         }
@@ -256,7 +254,7 @@ impl Notes {
 
 impl Drop for Notes {
     fn drop(&mut self) {
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + DRAIN_LIMIT;
         let mut sinks: Vec<_> = [self.stderr.take(), self.status.take()].into_iter().flatten().collect();
         sinks.iter_mut().for_each(Sink::close);
         sinks.iter().for_each(|sink| sink.await_end(until));

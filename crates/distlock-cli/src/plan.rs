@@ -1,4 +1,4 @@
-//! What `distlock run` will do, decided from its flags before anything is done.
+//! What `distlock run` will do, decided from its flags before it starts.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -12,15 +12,15 @@ use crate::flags;
 use crate::note::Level;
 use crate::policy::Policy;
 
-/// The lease unless `--ttl` says otherwise.
+/// The lease unless `--ttl` is given.
 const TTL: Duration = Duration::from_secs(30);
 
-/// How long to wait for a lock that somebody else has.
+/// How long to wait for a lock that is held by another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// Do not wait.
     No,
-    /// At most so long.
+    /// At most this long.
     AtMost(Duration),
     /// As long as it takes.
     Forever,
@@ -47,7 +47,7 @@ impl From<&flags::Output> for Level {
     }
 }
 
-/// A run, ready to begin.
+/// A validated run.
 #[derive(Debug)]
 pub struct Plan {
     /// The lock.
@@ -65,10 +65,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides what `flags` mean; `default_ttl` is what the configuration says about the lease.
+    /// Validates `flags`; `default_ttl` is the configured lease.
     ///
     /// # Errors
-    /// What is wrong with them, for the person who typed them.
+    /// What is wrong with the flags, for the user.
     pub fn new(flags: &flags::Run, default_ttl: Option<Duration>) -> Result<Plan, String> {
         let (name, words) = flags.words.split_first().ok_or("the lock's name is missing")?;
         let key = key(name)?;
@@ -78,7 +78,7 @@ impl Plan {
         Ok(Plan { key, wait: Wait::from(&flags.lock), ttl, policy, at_least, program, arguments })
     }
 
-    /// The command. Its output and input are ours.
+    /// Returns the command, with stdin, stdout and stderr inherited.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -86,7 +86,7 @@ impl Plan {
         command
     }
 
-    /// What is run, for messages.
+    /// Returns the program's name, for messages.
     #[must_use]
     pub fn program(&self) -> String {
         self.program.to_string_lossy().into_owned()
@@ -98,7 +98,7 @@ fn invocation(shell: Option<&OsString>, words: &[OsString]) -> Result<(OsString,
     match (shell, words) {
         (Some(script), []) => Ok(through_shell(script)),
         (Some(_), _) => Err("both -c and a command are given".into()),
-        // The order that flock(1) wants.
+        // The argument order of flock(1).
         (None, [option, script]) if option == "-c" || option == "--command" => Ok(through_shell(script)),
         (None, [dashes, rest @ ..]) if dashes == "--" => command_of(rest),
         (None, rest) => command_of(rest),
@@ -112,7 +112,7 @@ fn command_of(words: &[OsString]) -> Result<(OsString, Vec<OsString>), String> {
     }
 }
 
-/// The lock that a word of the command line names.
+/// Parses a lock's name from the command line.
 ///
 /// # Errors
 /// What is wrong with the name.
@@ -120,7 +120,7 @@ pub fn key(name: &OsStr) -> Result<Key, String> {
     Key::try_from(name.as_bytes()).map_err(|error| error.to_string())
 }
 
-/// The lease: what the flag says, else the configuration, else 30 s.
+/// Returns the lease: from the flag, else from the configuration, else 30 s.
 #[must_use]
 pub fn ttl(flag: Option<Duration>, configured: Option<Duration>) -> Duration {
     flag.or(configured.filter(|ttl| !ttl.is_zero())).unwrap_or(TTL)
@@ -136,7 +136,7 @@ fn policy(flags: &flags::Run, default_ttl: Option<Duration>) -> Result<(Duration
     if flags.lock.ttl.is_some_and(|ttl| ttl < Duration::from_millis(100)) {
         return Err("--ttl must be at least 100ms".into());
     }
-    // A lease that nobody chose may be made longer for a grace that somebody did.
+    // A default lease may be extended to fit an explicit `--kill-after`.
     let ttl = flags.lock.ttl.unwrap_or_else(|| Policy::ttl_for(ttl(None, default_ttl), child.kill_after));
     let mut policy = Policy::new(ttl, child.kill_after)?;
     policy.placement = if child.foreground { Placement::Foreground } else { Placement::OwnGroup };
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_taken_in_every_form() {
+    fn every_form_of_the_command_is_accepted() {
         let cases: [(&[&str], &[&str]); 7] = [
             (&["job", "cmd", "-x"], &["cmd", "-x"]),
             (&["job", "--", "cmd", "-x"], &["cmd", "-x"]),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_combinations_are_refused() {
         let cases: [(&[&str], &str); 8] = [
             (&["job"], "command is missing"),
             (&["job", "--"], "command is missing"),

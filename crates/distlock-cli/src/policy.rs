@@ -1,4 +1,4 @@
-//! How the child is treated when the lock is at risk.
+//! How the child is ended when the lock is at risk.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use rustix::process::Signal;
 
 use crate::child::Placement;
 
-/// The grace between the first signal and SIGKILL unless `--kill-after` says otherwise, or the lease is too short.
+/// The time between the first signal and SIGKILL, unless `--kill-after` is given or the lease is too short.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What happens to the child when the lock is lost, or about to be.
+/// What happens to the child when the lock is lost or about to be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnLost {
-    /// It is ended before the lease is.
+    /// The child is ended before the lease ends.
     #[default]
     Term,
-    /// It runs on; stderr and the exit code tell.
+    /// The child continues; stderr and the exit code report the loss.
     Warn,
-    /// It runs on and nobody is told.
+    /// The child continues and the loss is not reported.
     Ignore,
 }
 
@@ -32,29 +32,30 @@ pub struct Policy {
     pub signal: Signal,
     /// The time between that signal and SIGKILL.
     pub grace: Duration,
-    /// SIGKILL follows a forwarded INT or TERM after this long; `None`: the child may take its time.
-    pub patience: Option<Duration>,
-    /// What is kept between SIGKILL and the lease's end, for the kernel to clear up.
+    /// SIGKILL follows a forwarded INT or TERM after this time; `None`: no limit.
+    pub kill_after: Option<Duration>,
+    /// The time reserved between SIGKILL and the lease's end for the kernel to end the processes.
     pub margin: Duration,
-    /// The child is ended after holding the lock for so long.
+    /// The child is ended after holding the lock this long.
     pub at_most: Option<Duration>,
 }
 
 impl Policy {
-    /// The rules for a lease of `ttl`, with the grace that `--kill-after` asks for.
+    /// Returns the rules for a lease of `ttl`, with the grace that `--kill-after` sets.
     ///
     /// # Errors
-    /// When that grace does not leave the lease time to be renewed.
+    /// When the grace leaves no time to renew the lease.
     pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Policy, String> {
         let margin = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_millis(250));
-        // A third is used up before each renewal; the sixth between that and one half is for the renewal itself.
+        // A third of the lease passes before each renewal; the sixth between that and one half is for the renewal
+        // itself.
         let longest = (ttl / 2).saturating_sub(margin);
         let grace = kill_after.unwrap_or(GRACE.min(ttl / 3));
         if grace > longest {
             let (grace, ttl) = (grace.as_secs_f64(), ttl.as_secs_f64());
             return Err(format!(
-                "--kill-after {grace} s is too long for --ttl {ttl} s: the command is asked to end that long before the \
-                 lease does, which must not be while the lease is still being renewed; use at most {:.1} s, or a longer --ttl",
+                "--kill-after {grace} s is too long for --ttl {ttl} s: the command is signalled that long before the \
+                 lease ends, which must not be before the lease is due to be renewed; use at most {:.1} s, or a longer --ttl",
                 longest.as_secs_f64()
             ));
         }
@@ -63,13 +64,13 @@ impl Policy {
             on_lost: OnLost::default(),
             signal: Signal::TERM,
             grace,
-            patience: kill_after,
+            kill_after,
             margin,
             at_most: None,
         })
     }
 
-    /// The shortest lease for which [`Policy::new`] takes `kill_after`, and not less than `ttl`.
+    /// Returns the shortest lease, of at least `ttl`, for which [`Policy::new`] accepts `kill_after`.
     #[must_use]
     pub fn ttl_for(ttl: Duration, kill_after: Option<Duration>) -> Duration {
         let needed = kill_after.map_or(Duration::ZERO, |grace| (grace + Duration::from_millis(250)) * 2);
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grace_leaves_a_healthy_lease_alone() {
+    fn the_grace_never_reaches_a_renewed_lease() {
         for ttl_ms in [100, 300, 1_000, 10_000, 30_000, 600_000] {
             let ttl = Duration::from_millis(ttl_ms);
             let policy = Policy::new(ttl, None).unwrap();

@@ -1,4 +1,4 @@
-//! What the holder in the background tells the `acquire` that started it.
+//! The background holder's report to the `acquire` that started it.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use crate::acquire::Refusal;
 use crate::exit::Exit;
 use crate::hold_token::HoldToken;
 
-/// The lock was taken, or why not.
+/// Whether the lock was acquired.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// It is held, and the holder waits for the caller to have said so.
-    Held(Held),
-    /// It is not.
+    /// The lock is held; the holder waits for the caller to confirm that it printed the token.
+    Held(HeldReport),
+    /// The lock was not acquired.
     Refused(Refusal),
 }
 
 /// A lock that is held in the background.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldReport {
     pub(crate) token: HoldToken,
     pub(crate) owner: String,
     /// The engine, without secrets.
@@ -32,11 +32,11 @@ pub(crate) struct Held {
 }
 
 impl Report {
-    /// The report as one line.
+    /// Encodes the report as one line.
     pub(crate) fn encode(&self) -> String {
         let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let fields = match self {
-            Report::Held(Held { token, owner, engine, slot, waited, ttl }) => json!({
+            Report::Held(HeldReport { token, owner, engine, slot, waited, ttl }) => json!({
                 "token": token.to_string(),
                 "owner": owner,
                 "engine": engine,
@@ -56,7 +56,7 @@ impl Report {
         format!("{fields}\n")
     }
 
-    /// Reads a line; `None` when it is not a whole report.
+    /// Parses a line; `None` when it is not a complete report.
     pub(crate) fn decode(line: &str) -> Option<Report> {
         let fields: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| fields[name].as_str().map(str::to_owned);
@@ -71,7 +71,7 @@ impl Report {
         let token = text("token")?.parse().ok()?;
         let (waited, ttl) = (time("waited_ms")?, time("ttl_ms")?);
         let slot = fields["slot"].as_u64().and_then(|slot| u32::try_from(slot).ok());
-        Some(Report::Held(Held { token, owner: text("owner")?, engine: text("engine")?, slot, waited, ttl }))
+        Some(Report::Held(HeldReport { token, owner: text("owner")?, engine: text("engine")?, slot, waited, ttl }))
     }
 }
 
@@ -83,8 +83,8 @@ mod tests {
     use crate::exit::ExitCode;
 
     #[test]
-    fn a_report_survives_the_way_and_own_codes_become_numbers() {
-        let held = Report::Held(Held {
+    fn reports_decode_to_what_was_encoded_with_codes_as_numbers() {
+        let held = Report::Held(HeldReport {
             token: HoldToken::new(FencingToken::new(7)),
             owner: "me \"and\" you".into(),
             engine: "file:///x".into(),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_report_is_none() {
+    fn incomplete_reports_are_refused() {
         for line in ["", "{}", "{\"token\":\"7\"}", "{\"code\":300}", "nonsense"] {
             assert_eq!(Report::decode(line), None, "{line}");
         }

@@ -1,4 +1,4 @@
-//! Signals as people write them.
+//! Parses and prints signal names.
 
 use rustix::process::Signal;
 
@@ -19,10 +19,10 @@ const NAMED: [(&str, Signal); 14] = [
     ("TTOU", Signal::TTOU),
 ];
 
-/// Reads `TERM`, `SIGTERM`, `term` or `15`.
+/// Parses `TERM`, `SIGTERM`, `term` or `15`.
 ///
 /// # Errors
-/// What is wrong, for the person who typed it.
+/// What is wrong, for the user.
 pub fn parse(text: &str) -> Result<Signal, String> {
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Result<Signal, String> {
     named.or_else(numbered).ok_or_else(|| format!("{text:?} is not a signal such as TERM, INT or 15"))
 }
 
-/// `SIGTERM`, or `signal 40` for one without a name here.
+/// Returns `SIGTERM`, or `signal 40` for a signal without a name here.
 #[must_use]
 pub fn show(raw: i32) -> String {
     match NAMED.iter().find(|(_, signal)| signal.as_raw() == raw) {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_any_form_and_numbers_are_understood() {
+    fn names_in_any_form_and_numbers_are_parsed() {
         for text in ["TERM", "SIGTERM", "term", "sigterm", "15"] {
             assert_eq!(parse(text), Ok(Signal::TERM), "{text}");
         }
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_shown_by_its_name_where_it_has_one() {
+    fn known_signals_are_shown_by_name() {
         assert_eq!(show(15), "SIGTERM");
         assert_eq!(show(40), "signal 40");
     }

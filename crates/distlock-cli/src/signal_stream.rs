@@ -1,4 +1,4 @@
-//! The signals that are sent to this process, one after the other.
+//! The signals sent to this process, as a stream.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,11 +9,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::sys::{self, SignalSet};
 
-/// What is passed on to the child.
+/// The signals that are forwarded to the child.
 pub const FORWARDED: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// What else is read here.
-const OURS: [Signal; 3] = [Signal::CHILD, Signal::CONT, Signal::TSTP];
+/// The other signals that are read here.
+const HANDLED: [Signal; 3] = [Signal::CHILD, Signal::CONT, Signal::TSTP];
 
 /// The size of the kernel's `signalfd_siginfo`.
 const RECORD: usize = 128;
@@ -23,16 +23,16 @@ const RECORD: usize = 128;
 pub struct Delivery {
     /// Which one.
     pub signal: Signal,
-    /// Sent by the kernel, as by a key of the terminal, and not by a process.
+    /// Sent by the kernel, for example by a terminal key, and not by a process.
     pub from_kernel: bool,
-    /// The process that sent it; 0 when that is outside of this PID namespace.
+    /// The process that sent it; 0 when the sender is outside this PID namespace.
     pub sender: i32,
 }
 
-/// The signals of this process.
+/// The signals of this process, in order.
 ///
-/// They are blocked and read from a descriptor: what each one does stays as the process inherited it, so that a child
-/// under `nohup` still ignores SIGHUP, and the kernel says who sent what.
+/// They are blocked and read from a descriptor. So each keeps the action that the process inherited: a child under
+/// `nohup` still ignores SIGHUP. And the kernel reports the sender.
 pub struct Signals {
     descriptor: AsyncFd<OwnedFd>,
     waiting: VecDeque<Delivery>,
@@ -40,29 +40,29 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over. To be called on the main thread, in a runtime, before other threads are started: a
-    /// thread that does not block them would die of them.
+    /// Blocks the signals and opens the descriptor. Call this on the main thread, in a runtime, before other threads
+    /// are started: a signal would end a process with a thread that does not block it.
     ///
     /// # Errors
-    /// When the kernel has no descriptor left to give.
+    /// When the kernel has no descriptor left.
     pub fn take_over() -> io::Result<Signals> {
-        let all: Vec<Signal> = FORWARDED.iter().chain(&OURS).copied().collect();
+        let all: Vec<Signal> = FORWARDED.iter().chain(&HANDLED).copied().collect();
         let set = SignalSet::of(&all);
-        // An inherited "ignore" would have the kernel reap our children before we see how they ended.
+        // With an inherited "ignore" the kernel would reap the children, and their status would be lost.
         sys::reset_action(Signal::CHILD.as_raw());
         let inherited_mask = set.block()?;
-        // Not read, only kept from stopping us when the terminal is taken back from the child.
+        // Blocked but not read: they would stop the wrapper when it takes the terminal back from the child.
         SignalSet::of(&[Signal::TTOU, Signal::TTIN]).block()?;
         let descriptor = sys::readable(set.descriptor()?)?;
         Ok(Signals { descriptor, waiting: VecDeque::new(), inherited_mask })
     }
 
-    /// What was blocked before; what the child starts with.
+    /// Returns the mask from before, with which the child starts.
     pub(crate) fn inherited_mask(&self) -> SignalSet {
         self.inherited_mask
     }
 
-    /// The next signal.
+    /// Returns the next signal.
     ///
     /// # Cancel safety
     /// Dropping the future loses no signal.
@@ -78,20 +78,20 @@ impl Signals {
         }
     }
 
-    /// Has these come again, before all others.
+    /// Returns these signals again, before all others.
     pub(crate) fn put_back(&mut self, deliveries: &[Delivery]) {
         deliveries.iter().rev().for_each(|delivery| self.waiting.push_front(*delivery));
     }
 
-    /// Stops this process as `signal` would by default, until it is continued. `false`: the kernel did not stop it,
-    /// because no shell is there to continue it.
+    /// Stops this process as `signal` would by default, until it is continued. Returns `false` when the kernel did not
+    /// stop it because no shell could continue it.
     pub(crate) fn stop(&mut self, signal: Signal) -> io::Result<bool> {
         self.drain()?;
         let continued = |waiting: &VecDeque<Delivery>| waiting.iter().filter(|it| it.signal == Signal::CONT).count();
         let before = continued(&self.waiting);
         let only = SignalSet::of(&[signal]);
         rustix::process::kill_process(rustix::process::getpid(), signal)?;
-        // Every thread has it blocked; the process stops in the middle of this line.
+        // Every other thread blocks it: the process stops inside this call.
         only.unblock()?;
         only.block()?;
         self.drain()?;
@@ -113,10 +113,10 @@ fn read_into(waiting: &mut VecDeque<Delivery>, descriptor: &OwnedFd) -> io::Resu
     Ok(())
 }
 
-/// The fields at the beginning of `signalfd_siginfo`: signal number, errno, code, process.
+/// Parses the first fields of `signalfd_siginfo`: signal number, errno, code, process.
 fn parse(record: &[u8]) -> Option<Delivery> {
     let word = |at: usize| record[at..].first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let signal = Signal::from_named_raw(word(0)?)?;
-    // Codes above zero are the kernel's own; kill(2) and its kin have zero or less.
+    // Codes above zero are the kernel's; kill(2) and related calls send zero or less.
     Some(Delivery { signal, from_kernel: word(8)? > 0, sender: word(12)? })
 }

@@ -1,4 +1,4 @@
-//! Runs a command for as long as the lock is held, and not longer.
+//! Runs a command while the lock is held, and ends it when the lock is lost.
 
 use std::future::pending;
 use std::io;
@@ -9,7 +9,7 @@ use distlock::{Clock, LossReason, Moment};
 use rustix::process::{Pid, Signal};
 
 use crate::child::{self, Child, Outcome, Placement};
-use crate::guardian::{Charge, Event, Guardian, Rest};
+use crate::guardian::{GuardedCommand, Guardian, GuardianEvent, Remaining};
 use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::policy::{OnLost, Policy};
@@ -17,55 +17,58 @@ use crate::signal_stream::{Delivery, FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::tree::{self, Reach};
 
-/// How often to look for processes that the child left behind when no guardian does.
+/// How often the wrapper looks for processes that the child left behind when there is no guardian to report them.
 const LINGER_POLL: Duration = Duration::from_millis(100);
 
-/// How often to continue the guardian, should others have stopped it: it tells of the command's end.
+/// How often the wrapper continues the guardian in case another process stopped it: a stopped guardian reports
+/// nothing.
 const WAKE_POLL: Duration = Duration::from_secs(1);
 
-/// How often to kill again: what is forked while the others are killed is found by the next look.
+/// How often to repeat the kill: the next pass finds processes that were forked during the last one.
 const KILL_POLL: Duration = Duration::from_millis(10);
 
-/// How long to wait for the end of what a guardian left that was killed before its first report.
+/// How long to wait for processes to end that were started by a guardian that was killed before its first report.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(10);
 
-/// A sender that repeats INT or TERM within this time means one: timeout(1) sends it to the process and to its group.
+/// The same INT or TERM from the same sender within this time counts once: timeout(1) sends it to the process and to
+/// its group.
 const REPEAT: Duration = Duration::from_secs(1);
 
 /// How a supervised command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
-    /// How the command itself ended; `None` when it goes on, out of reach, and the lock is lost.
+    /// How the command itself ended; `None` when it still runs, cannot be killed, and the lock is lost.
     pub outcome: Option<Outcome>,
-    /// Why the lock was lost, if it was, or why the command was ended in its name.
+    /// Why the lock was lost, or why the wrapper ended the command on behalf of the lock.
     pub loss: Option<LossReason>,
-    /// The command died of a key of the terminal, which it had to itself: others in the wrapper's group wait for it.
+    /// A terminal key killed the command while it had the terminal alone, so the other processes in the wrapper's
+    /// group did not get the signal.
     pub by_terminal: bool,
-    /// The command was ended because of the loss, and nobody else had asked it to end.
+    /// The command was ended because of the loss, and no INT or TERM had asked it to end.
     pub by_loss: bool,
 }
 
 /// Why there is no [`Ending`].
 #[derive(Debug)]
-pub enum Failure {
+pub enum SuperviseError {
     /// The command cannot be started.
     Exec(io::Error),
     /// The kernel refused what supervision needs.
     Internal(io::Error),
 }
 
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Internal(error)
+impl From<io::Error> for SuperviseError {
+    fn from(error: io::Error) -> SuperviseError {
+        SuperviseError::Internal(error)
     }
 }
 
-/// Runs `command` under `hold`. Returns once its process group is gone, and everything below it in this session; only
-/// then may the lock be released. What may not be killed, because it became another user, is waited for as long as the
-/// lock is held. Keeps to the main thread, which must live as long as the process.
+/// Runs `command` under `hold`. Returns once its process group, and every descendant in this session, has ended; only
+/// then may the lock be released. Processes that cannot be killed because they run as another user are waited for as
+/// long as the lock is held. Runs on the main thread, which must live as long as the process.
 ///
 /// # Errors
-/// When the command cannot be started; nothing of it is left then.
+/// When the command cannot be started; then no process of it is left.
 ///
 /// # Cancel safety
 /// None: dropping the future kills the command.
@@ -75,16 +78,16 @@ pub async fn supervise<H: Hold>(
     hold: &H,
     signals: &mut Signals,
     notes: &mut Notes,
-) -> Result<Ending, Failure> {
+) -> Result<Ending, SuperviseError> {
     let clock = Clock::system();
     let started = clock.now();
-    // Should the guardian be killed, then what is below it comes here.
+    // If the guardian is killed, its descendants become children of this process.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
     let guarded_until = hold.deadline().filter(|_| policy.on_lost == OnLost::Term);
-    // Where no lease ends under them, daemons outlive a wrapper that was killed.
+    // Without a lease, daemons may outlive a wrapper that was killed.
     let reach = if guarded_until.is_some() { Reach::Everything } else { Reach::Session };
-    let charge = Charge { command, placement: policy.placement, mask: signals.inherited_mask(), reach };
-    let guardian = Guardian::start(charge, time_to_kill(guarded_until, policy, &clock))?;
+    let guarded = GuardedCommand { command, placement: policy.placement, mask: signals.inherited_mask(), reach };
+    let guardian = Guardian::start(guarded, time_to_kill(guarded_until, policy, &clock))?;
     let mut events = loop {
         tokio::select! {
             events = guardian.next() => break events?.into_iter().flatten(),
@@ -92,14 +95,14 @@ pub async fn supervise<H: Hold>(
         }
     };
     let pid = match events.next() {
-        Some(Event::Started(pid)) => pid,
-        Some(Event::Refused(error)) => {
+        Some(GuardianEvent::Started(pid)) => pid,
+        Some(GuardianEvent::Refused(error)) => {
             guardian.dismiss();
-            return Err(Failure::Exec(io::Error::from_raw_os_error(error)));
+            return Err(SuperviseError::Exec(io::Error::from_raw_os_error(error)));
         }
         _ => {
             kill_orphans(&clock).await?;
-            return Err(Failure::Internal(io::Error::other("the guardian has ended")));
+            return Err(SuperviseError::Internal(io::Error::other("the guardian has ended")));
         }
     };
     let child = Child { pid, placement: policy.placement, is_reaped: false };
@@ -118,22 +121,23 @@ pub async fn supervise<H: Hold>(
         guarded_until,
         guardian_is_gone: false,
         wake_at: started.after(WAKE_POLL),
-        rest: Rest::Unknown,
+        remaining: Remaining::Unknown,
         outcome: None,
         loss: None,
         request: None,
         refused: Vec::new(),
-        refused_told: Vec::new(),
-        late: Vec::new(),
+        refused_reported: Vec::new(),
+        late_signals: Vec::new(),
         by_terminal: false,
         by_loss: false,
-        lingering: false,
+        lingering_reported: false,
     };
     supervisor.on_events(Some(events.collect()))?;
     Ok(supervisor.run().await?)
 }
 
-/// Kills what a guardian that was killed before its first report has started in this session, and waits for its end.
+/// Kills the processes in this session that a guardian started before it was killed without a first report, and waits
+/// for them to end.
 async fn kill_orphans(clock: &Clock) -> io::Result<()> {
     let (me, until) = (rustix::process::getpid(), clock.now().after(ORPHAN_LIMIT));
     loop {
@@ -146,33 +150,34 @@ async fn kill_orphans(clock: &Clock) -> io::Result<()> {
     }
 }
 
-/// When the guardian kills, from now on: half a margin later than we do, who can also say so.
+/// Returns how long from now the guardian waits before it kills: half a margin later than the wrapper, which can also
+/// report the kill.
 fn time_to_kill(deadline: Option<Moment>, policy: &Policy, clock: &Clock) -> Option<Duration> {
     deadline.map(|end| end.before(policy.margin / 2).since(clock.now()))
 }
 
-/// A signal by which the command was asked to end.
+/// An INT or TERM that asked the command to end.
 #[derive(Debug, Clone, Copy)]
-struct Request {
+struct EndRequest {
     delivery: Delivery,
     at: Moment,
 }
 
-/// What a turn is about.
+/// The event that woke the supervisor.
 enum Step {
     Loss(LossReason),
     Signal(Delivery),
-    Events(Option<Vec<Event>>),
+    Events(Option<Vec<GuardianEvent>>),
     Moment,
 }
 
-/// How far the end of the child has come.
+/// How far the termination of the child has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// It was asked to end and is killed at this moment.
+    /// The child was signalled to end and is killed at this moment.
     Ending(Moment),
-    /// It is being killed.
+    /// SIGKILL is being sent.
     Killing,
 }
 
@@ -187,56 +192,55 @@ struct Supervisor<'a, H> {
     guardian: Guardian,
     terminal: Terminal,
     stage: Stage,
-    /// The deadline that the guardian knows.
+    /// The deadline that the guardian's timer was set to.
     guarded_until: Option<Moment>,
     guardian_is_gone: bool,
-    /// When to continue it, should it be stopped.
+    /// When to continue the guardian in case it is stopped.
     wake_at: Moment,
-    /// What is left of what the command started, as the guardian knows.
-    rest: Rest,
+    /// Which processes of the command remain, as last reported by the guardian.
+    remaining: Remaining,
     outcome: Option<Outcome>,
     loss: Option<LossReason>,
     /// The first INT or TERM.
-    request: Option<Request>,
-    /// The processes that may not be killed, because they became another user.
+    request: Option<EndRequest>,
+    /// Processes that cannot be killed because they run as another user.
     refused: Vec<Pid>,
-    /// Those that were named last.
-    refused_told: Vec<Pid>,
-    /// Signals that came when the command had ended and we had not heard of it.
-    late: Vec<Delivery>,
+    /// The processes named in the last report.
+    refused_reported: Vec<Pid>,
+    /// Signals that arrived after the command ended and before the guardian reported its end.
+    late_signals: Vec<Delivery>,
     by_terminal: bool,
     by_loss: bool,
-    lingering: bool,
+    lingering_reported: bool,
 }
 
 impl<H: Hold> Supervisor<'_, H> {
     async fn run(mut self) -> io::Result<Ending> {
         loop {
             self.reap()?;
-            let is_over = self.outcome.is_some() && self.everybody_is_gone();
+            let is_over = self.outcome.is_some() && self.all_processes_ended();
             if is_over || self.is_out_of_reach() {
-                if !is_over && self.refused != self.refused_told {
-                    // Which ones run on.
-                    self.tell_refused();
+                if !is_over && self.refused != self.refused_reported {
+                    self.report_refused();
                 }
-                self.signals.put_back(&self.late);
+                self.signals.put_back(&self.late_signals);
                 self.terminal.take_back(self.child.pid);
-                self.learn_of_late_loss().await;
+                self.check_for_late_loss().await;
                 self.guardian.dismiss();
                 let by_loss = is_over && self.by_loss && self.request.is_none();
                 return Ok(Ending { outcome: self.outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
             }
             if self.outcome.is_some() {
-                std::mem::take(&mut self.late).into_iter().for_each(|delivery| self.forward(delivery));
+                std::mem::take(&mut self.late_signals).into_iter().for_each(|delivery| self.forward(delivery));
             }
-            self.tell_guardian()?;
-            self.look_at_clock();
+            self.update_guardian_timer()?;
+            self.act_on_deadlines();
             self.wait().await?;
         }
     }
 
-    /// A loss that came together with the end, or while we were stopped, counts as much as any other.
-    async fn learn_of_late_loss(&mut self) {
+    /// Reports a loss that arrived together with the command's end, or while the wrapper was stopped.
+    async fn check_for_late_loss(&mut self) {
         if self.loss.is_none() && self.policy.on_lost != OnLost::Ignore && self.hold.is_lost() {
             let reason = self.hold.lost().await;
             self.notes.say(&Note::Lost { reason: reason.clone() });
@@ -244,7 +248,7 @@ impl<H: Hold> Supervisor<'_, H> {
         }
     }
 
-    /// Waits for a signal, a loss, or the next moment at which there is something to do.
+    /// Waits for a signal, a loss, a guardian event or the next deadline.
     async fn wait(&mut self) -> io::Result<()> {
         let wake = self.next_wake();
         let watches_loss = self.loss.is_none() && self.policy.on_lost != OnLost::Ignore;
@@ -256,7 +260,7 @@ impl<H: Hold> Supervisor<'_, H> {
         };
         let step = tokio::select! {
             biased;
-            // Neither of the first two waits behind a command that keeps the guardian busy.
+            // A loss or a signal does not wait behind a command that keeps the guardian busy.
             reason = self.hold.lost(), if watches_loss => Step::Loss(reason),
             delivery = self.signals.next() => Step::Signal(delivery?),
             events = self.guardian.next(), if !self.guardian_is_gone => Step::Events(events?),
@@ -265,7 +269,7 @@ impl<H: Hold> Supervisor<'_, H> {
         if let Step::Events(events) = step {
             return self.on_events(events);
         }
-        // A signal or a loss that comes behind the command's end is not the command's.
+        // A signal or a loss that arrives after the command's end is not for the command.
         if !self.guardian_is_gone {
             let events = self.guardian.ready()?;
             self.on_events(events)?;
@@ -278,13 +282,14 @@ impl<H: Hold> Supervisor<'_, H> {
         Ok(())
     }
 
-    /// Buries the guardian, should it have been killed, and what fell to us from it.
+    /// Reaps the guardian, if it was killed, and the children inherited from it.
     fn reap(&mut self) -> io::Result<()> {
         while let Some((pid, outcome)) = child::next_ended()? {
             if pid == self.guardian.pid() {
                 self.guardian_is_gone = true;
             } else if pid == self.child.pid {
-                // Its number is kept from others by the rest of its group, which only the number reaches without /proc.
+                // While other processes remain in the group, the kernel does not reuse its number; without /proc only
+                // that number reaches them.
                 self.child.is_reaped = tree::is_visible() || self.child.group_is_gone();
                 self.on_end(outcome);
             }
@@ -292,15 +297,15 @@ impl<H: Hold> Supervisor<'_, H> {
         Ok(())
     }
 
-    fn on_events(&mut self, events: Option<Vec<Event>>) -> io::Result<()> {
-        // Killed: what it knew is learned from the kernel by the next turns.
+    fn on_events(&mut self, events: Option<Vec<GuardianEvent>>) -> io::Result<()> {
+        // The pipe's end: the guardian was killed. The next iterations learn its state from the kernel.
         self.guardian_is_gone |= events.is_none();
         for event in events.into_iter().flatten() {
             match event {
-                Event::Ended(outcome) => self.on_end(outcome),
-                Event::Stopped(signal) => self.on_stop(signal)?,
-                Event::Left(rest) => self.rest = rest,
-                Event::Started(_) | Event::Refused(_) => {}
+                GuardianEvent::Ended(outcome) => self.on_end(outcome),
+                GuardianEvent::Stopped(signal) => self.on_stop(signal)?,
+                GuardianEvent::Left(remaining) => self.remaining = remaining,
+                GuardianEvent::Started(_) | GuardianEvent::Refused(_) => {}
             }
         }
         Ok(())
@@ -314,55 +319,56 @@ impl<H: Hold> Supervisor<'_, H> {
         self.by_terminal = key && self.terminal.is_lent() && self.request.is_none() && self.stage == Stage::Running;
         self.outcome = Some(outcome);
         self.notes.say(&Note::Ended { outcome });
-        // Then it was the guardian who killed it, by what it knew of the lease: we were stopped.
-        let guardian_acts = self.guarded_until.map_or(Moment::NEVER, |end| end.before(self.policy.margin / 2));
-        if self.loss.is_none() && self.clock.now() >= guardian_acts {
+        // The guardian killed the command when its timer expired: the wrapper was stopped past the deadline.
+        let guardian_kill_at = self.guarded_until.map_or(Moment::NEVER, |end| end.before(self.policy.margin / 2));
+        if self.loss.is_none() && self.clock.now() >= guardian_kill_at {
             self.loss = Some(LossReason::Expired);
             self.by_loss = true;
             self.notes.say(&Note::Lost { reason: LossReason::Expired });
         }
     }
 
-    fn everybody_is_gone(&mut self) -> bool {
-        // A daemon outlives a command that ends by itself, and not the lock in whose name the command is ended.
+    fn all_processes_ended(&mut self) -> bool {
+        // A daemon may outlive a command that ended by itself, but not one that was ended because of the lock.
         let is_ended = self.stage == Stage::Killing || self.by_loss;
         let reach = if is_ended { Reach::Everything } else { Reach::Session };
-        let is_known = self.rest == Rest::Nothing || (self.rest == Rest::Daemons && !is_ended);
-        // Only the process that reaps can tell that nothing is left: the guardian, or ourselves if it was killed.
+        let is_known = self.remaining == Remaining::Nothing || (self.remaining == Remaining::Daemons && !is_ended);
+        // Only the reaping process can tell that no process remains: the guardian, or the wrapper once the guardian
+        // was killed.
         let is_seen = || match tree::is_visible() {
             true => tree::is_clear(rustix::process::getpid(), reach, &[]),
             false => self.child.group_is_gone(),
         };
         let gone = is_known || (self.guardian_is_gone && is_seen());
-        if !gone && !self.lingering {
-            self.lingering = true;
+        if !gone && !self.lingering_reported {
+            self.lingering_reported = true;
             self.notes.say(&Note::Lingering { processes: tree::count(self.root(), reach).max(1) });
         }
         gone
     }
 
-    /// Whether there is nothing left to be done: the lock is lost, and what still runs may not be killed.
+    /// Whether nothing is left to do: the lock is lost, and the remaining processes cannot be killed.
     fn is_out_of_reach(&self) -> bool {
         let is_lost = || self.policy.on_lost != OnLost::Ignore && self.hold.is_lost();
         let no_other = || tree::is_clear(self.root(), Reach::Everything, &self.refused);
         self.stage == Stage::Killing && !self.refused.is_empty() && is_lost() && no_other()
     }
 
-    /// What the command and its kin are below: not ourselves, since `elect` has left the daemons of earlier turns there.
+    /// Returns the ancestor of the command's processes. This is the wrapper only when the guardian is gone: daemons of
+    /// earlier `elect` runs are the wrapper's children.
     fn root(&self) -> Pid {
         let guardian = self.guardian.pid();
         if !self.guardian_is_gone && tree::is_living(guardian) { guardian } else { rustix::process::getpid() }
     }
 
-    /// Continues the guardian, should others have stopped it.
     fn wake_guardian(&self) {
         if !self.guardian_is_gone {
             self.guardian.wake();
         }
     }
 
-    /// Keeps the guardian's timer ahead of the lease, or behind it when the lease is not renewed.
-    fn tell_guardian(&mut self) -> io::Result<()> {
+    /// Sets the guardian's timer to the current lease deadline whenever the deadline changes.
+    fn update_guardian_timer(&mut self) -> io::Result<()> {
         let deadline = self.hold.deadline().filter(|_| self.policy.on_lost == OnLost::Term);
         if deadline != self.guarded_until {
             self.guardian.kill_after(time_to_kill(deadline, self.policy, &self.clock))?;
@@ -371,8 +377,8 @@ impl<H: Hold> Supervisor<'_, H> {
         Ok(())
     }
 
-    /// Does what is due by the clock.
-    fn look_at_clock(&mut self) {
+    /// Acts on the deadlines that have passed.
+    fn act_on_deadlines(&mut self) {
         let now = self.clock.now();
         if now >= self.wake_at {
             self.wake_at = now.after(WAKE_POLL);
@@ -380,26 +386,26 @@ impl<H: Hold> Supervisor<'_, H> {
         }
         match self.stage {
             Stage::Running => {
-                if now >= self.end_of_permission() {
+                if now >= self.at_most_deadline() {
                     let limit = self.policy.at_most.unwrap_or_default();
                     self.notes.say(&Note::HeldTooLong { limit });
                     self.loss.get_or_insert(LossReason::MaxHold);
-                    self.ask_to_end();
-                } else if now >= self.point_of_risk() {
+                    self.terminate();
+                } else if now >= self.term_deadline() {
                     self.on_risk(now);
-                    self.ask_to_end();
+                    self.terminate();
                 }
             }
             Stage::Ending(kill_at) => {
-                if self.loss.is_none() && now >= self.point_of_risk() {
+                if self.loss.is_none() && now >= self.term_deadline() {
                     self.on_risk(now);
                 }
-                // A lease that ends sooner than the grace does not wait for it.
-                if now >= kill_at.min(self.last_moment()) {
+                // When the lease ends before the grace period, the lease decides.
+                if now >= kill_at.min(self.kill_deadline()) {
                     self.kill();
                 }
             }
-            Stage::Killing => self.kill_everybody(),
+            Stage::Killing => self.kill_all(),
         }
     }
 
@@ -412,41 +418,42 @@ impl<H: Hold> Supervisor<'_, H> {
     fn next_wake(&self) -> Moment {
         let now = self.clock.now();
         let due = match self.stage {
-            Stage::Running => self.end_of_permission().min(self.point_of_risk()),
-            Stage::Ending(kill_at) if self.loss.is_some() => kill_at.min(self.last_moment()),
-            Stage::Ending(kill_at) => kill_at.min(self.point_of_risk()),
+            Stage::Running => self.at_most_deadline().min(self.term_deadline()),
+            Stage::Ending(kill_at) if self.loss.is_some() => kill_at.min(self.kill_deadline()),
+            Stage::Ending(kill_at) => kill_at.min(self.term_deadline()),
             Stage::Killing if self.refused.is_empty() => now.after(KILL_POLL),
             Stage::Killing => now.after(LINGER_POLL),
         };
-        let lingers = self.guardian_is_gone && self.outcome.is_some();
-        let look = if lingers { now.after(LINGER_POLL) } else { self.wake_at };
-        due.min(look).min(self.next_look_at_lease(now))
+        let is_polling = self.guardian_is_gone && self.outcome.is_some();
+        let look = if is_polling { now.after(LINGER_POLL) } else { self.wake_at };
+        due.min(look).min(self.next_lease_check(now))
     }
 
-    /// Often enough that the guardian hears of a renewal long before the end of the lease that it knows.
-    fn next_look_at_lease(&self, now: Moment) -> Moment {
+    /// Returns the next check of the lease: often enough to pass a renewal to the guardian long before its timer
+    /// expires.
+    fn next_lease_check(&self, now: Moment) -> Moment {
         match self.guarded_until {
             Some(deadline) => now.after((deadline.since(now) / 4).max(LINGER_POLL)),
             None => Moment::NEVER,
         }
     }
 
-    /// When `--at-most` is over.
-    fn end_of_permission(&self) -> Moment {
+    /// Returns when `--at-most` is over.
+    fn at_most_deadline(&self) -> Moment {
         self.policy.at_most.map_or(Moment::NEVER, |limit| self.started.after(limit))
     }
 
-    /// When the child must be asked to end for SIGKILL to come before the lease's end. A lease that is renewed never
-    /// gets there.
-    fn point_of_risk(&self) -> Moment {
-        match self.last_moment() {
+    /// Returns when the child must be signalled so that SIGKILL comes before the lease ends. A lease that is renewed
+    /// never gets there.
+    fn term_deadline(&self) -> Moment {
+        match self.kill_deadline() {
             Moment::NEVER => Moment::NEVER,
             last => last.before(self.policy.grace),
         }
     }
 
-    /// When the child must be killed for the kernel to clear it up before the lease's end.
-    fn last_moment(&self) -> Moment {
+    /// Returns when the child must be killed so that the kernel has ended it before the lease ends.
+    fn kill_deadline(&self) -> Moment {
         match self.hold.deadline() {
             Some(deadline) if self.policy.on_lost == OnLost::Term => deadline.before(self.policy.margin),
             _ => Moment::NEVER,
@@ -457,8 +464,8 @@ impl<H: Hold> Supervisor<'_, H> {
         self.notes.say(&Note::Lost { reason: reason.clone() });
         self.loss = Some(reason);
         match (self.policy.on_lost, self.stage) {
-            (OnLost::Term, Stage::Running) => self.ask_to_end(),
-            // Asked by a forwarded signal, perhaps without a limit: now there is one.
+            (OnLost::Term, Stage::Running) => self.terminate(),
+            // The child was asked to end by a forwarded signal, perhaps without a time limit: now there is one.
             (OnLost::Term, Stage::Ending(kill_at)) => {
                 self.stage = Stage::Ending(kill_at.min(self.clock.now().after(self.policy.grace)));
             }
@@ -466,12 +473,12 @@ impl<H: Hold> Supervisor<'_, H> {
         }
     }
 
-    /// Sends the first signal; SIGKILL follows after the grace, and before the lease's end if there is one.
-    fn ask_to_end(&mut self) {
-        // One that has ended by itself is not asked, only what it left behind.
+    /// Sends the first signal. SIGKILL follows after the grace period, and before the lease ends if there is one.
+    fn terminate(&mut self) {
+        // A command that ended by itself was not ended by the loss; only the processes that it left are signalled.
         self.by_loss |= self.outcome.is_none();
         let now = self.clock.now();
-        let kill_at = now.after(self.policy.grace).min(self.last_moment());
+        let kill_at = now.after(self.policy.grace).min(self.kill_deadline());
         if kill_at <= now {
             return self.kill();
         }
@@ -485,22 +492,22 @@ impl<H: Hold> Supervisor<'_, H> {
     fn kill(&mut self) {
         self.stage = Stage::Killing;
         self.notes.say(&Note::Killing);
-        self.kill_everybody();
+        self.kill_all();
     }
 
-    fn kill_everybody(&mut self) {
-        // The whole group in one call, in which none of it can fork.
+    fn kill_all(&mut self) {
+        // One call kills the whole group, so that no member can fork in between.
         self.child.signal(Signal::KILL);
         self.wake_guardian();
         self.refused = tree::kill(self.root(), Reach::Everything);
-        // They may go on to start others: twice as many are worth another line, and not each one.
-        if self.refused.len() >= (2 * self.refused_told.len()).max(1) {
-            self.tell_refused();
+        // These processes may start others: report again only when their number has doubled.
+        if self.refused.len() >= (2 * self.refused_reported.len()).max(1) {
+            self.report_refused();
         }
     }
 
-    fn tell_refused(&mut self) {
-        self.refused_told.clone_from(&self.refused);
+    fn report_refused(&mut self) {
+        self.refused_reported.clone_from(&self.refused);
         let processes = self.refused.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
         self.notes.say(&Note::Refused { processes });
     }
@@ -510,7 +517,7 @@ impl<H: Hold> Supervisor<'_, H> {
             Signal::CONT => self.on_continue(),
             Signal::TSTP => self.on_stop_request(delivery)?,
             signal if FORWARDED.contains(&signal) => self.forward(delivery),
-            // SIGCHLD: the next turn reaps.
+            // SIGCHLD: the next iteration reaps.
             _ => {}
         }
         Ok(())
@@ -518,13 +525,14 @@ impl<H: Hold> Supervisor<'_, H> {
 
     fn forward(&mut self, delivery: Delivery) {
         if self.outcome.is_none() && tree::is_visible() && !tree::is_living(self.child.pid) {
-            // For what it left behind, or for us. The guardian is about to tell.
-            self.late.push(delivery);
+            // The command has ended: the signal is for the processes that it left, or for the wrapper. The guardian is
+            // about to report the end.
+            self.late_signals.push(delivery);
             return self.wake_guardian();
         }
         let Delivery { signal, .. } = delivery;
-        let told_by_terminal = signal == Signal::HUP && self.terminal.is_hung_up();
-        if told_by_terminal || self.child_got_it_too(delivery) {
+        let is_hung_up = signal == Signal::HUP && self.terminal.is_hung_up();
+        if is_hung_up || self.child_received_it(delivery) {
             return;
         }
         if signal != Signal::INT && signal != Signal::TERM {
@@ -536,24 +544,25 @@ impl<H: Hold> Supervisor<'_, H> {
             }
             return;
         }
-        self.request = Some(Request { delivery, at: self.clock.now() });
+        self.request = Some(EndRequest { delivery, at: self.clock.now() });
         self.child.signal(signal);
-        if let (Some(patience), Stage::Running) = (self.policy.patience, self.stage) {
-            self.stage = Stage::Ending(self.clock.now().after(patience));
+        if let (Some(kill_after), Stage::Running) = (self.policy.kill_after, self.stage) {
+            self.stage = Stage::Ending(self.clock.now().after(kill_after));
         }
     }
 
-    /// Whether one process sent the same signal twice in a moment. A key that is pressed twice is two.
-    fn is_repeat(&self, first: Request, delivery: Delivery) -> bool {
+    /// Whether the same process repeated the same signal within [`REPEAT`]. A key pressed twice counts twice.
+    fn is_repeat(&self, first: EndRequest, delivery: Delivery) -> bool {
         delivery == first.delivery && !delivery.from_kernel && self.clock.now() < first.at.after(REPEAT)
     }
 
-    /// Keys of the terminal reach the whole foreground group, and so the child if it is in ours.
-    fn child_got_it_too(&self, delivery: Delivery) -> bool {
+    /// Whether the child received the signal as well: terminal keys signal the whole foreground group, which includes
+    /// a child in the wrapper's group.
+    fn child_received_it(&self, delivery: Delivery) -> bool {
         delivery.from_kernel && self.child.placement == Placement::Foreground
     }
 
-    /// The child was stopped, perhaps only because it wants the terminal.
+    /// Handles a stopped child, which may have stopped only because it needs the terminal.
     fn on_stop(&mut self, signal: i32) -> io::Result<()> {
         let wants_terminal = [Signal::TTIN, Signal::TTOU].into_iter().find(|it| it.as_raw() == signal);
         match wants_terminal {
@@ -561,28 +570,30 @@ impl<H: Hold> Supervisor<'_, H> {
                 self.child.signal(Signal::CONT);
                 Ok(())
             }
-            Some(signal) => self.stop_along(signal),
-            None if signal == Signal::TSTP.as_raw() && self.terminal.is_lent() => self.stop_along(Signal::TSTP),
-            // Stopped by a debugger or a person: the lock is kept for it.
+            Some(signal) => self.stop_with_child(signal),
+            None if signal == Signal::TSTP.as_raw() && self.terminal.is_lent() => self.stop_with_child(Signal::TSTP),
+            // Stopped by a debugger or a user: the lock stays held.
             None => Ok(()),
         }
     }
 
-    /// Somebody wants to stop us: the child goes first.
+    /// Handles a request to stop the wrapper: the child is stopped first.
     fn on_stop_request(&mut self, delivery: Delivery) -> io::Result<()> {
-        if !self.child_got_it_too(delivery) {
-            // Not TSTP: it must not run on, unwatched, because it ignores that.
+        if !self.child_received_it(delivery) {
+            // Not TSTP: a child that ignores TSTP would run on while the wrapper is stopped.
             self.child.signal(Signal::STOP);
         }
-        self.stop_along(Signal::TSTP)
+        self.stop_with_child(Signal::TSTP)
     }
 
-    /// Stops this process with its child, so that the shell sees a stopped job. SIGCONT then comes as a signal.
-    fn stop_along(&mut self, signal: Signal) -> io::Result<()> {
+    /// Stops this process together with its child, so that the shell sees a stopped job. The SIGCONT that follows
+    /// arrives as a signal.
+    fn stop_with_child(&mut self, signal: Signal) -> io::Result<()> {
         let had_terminal = self.terminal.take_back(self.child.pid);
         if !self.signals.stop(signal)? {
-            // Nobody could continue us, so the kernel did not stop us, nor would it have stopped the child; from a
-            // terminal that nobody will give it, the child hears what the kernel tells orphaned groups.
+            // The process group is orphaned: no shell could continue the wrapper, so the kernel did not stop it and
+            // would not have stopped the child. A child that needs the terminal will never get it: it receives SIGHUP,
+            // as the kernel sends to orphaned groups.
             if signal != Signal::TSTP {
                 self.child.signal(Signal::HUP);
             }
@@ -594,10 +605,10 @@ impl<H: Hold> Supervisor<'_, H> {
         Ok(())
     }
 
-    /// We were continued; the child goes on only if the lock is still held.
+    /// Handles SIGCONT: the child continues only if the lock is still held.
     fn on_continue(&mut self) {
         if self.policy.on_lost == OnLost::Term && self.stage != Stage::Killing && self.hold.is_lost() {
-            // Why it was lost is heard in the next turns.
+            // A later iteration reports the reason of the loss.
             return self.kill();
         }
         self.child.signal(Signal::CONT);

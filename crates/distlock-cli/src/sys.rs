@@ -1,6 +1,6 @@
-//! The few calls for which nobody offers a safe form: signal masks, signalfd, fork, what runs between fork and exec.
+//! The calls without a safe wrapper: signal masks, signalfd, fork, and the code between fork and exec.
 //!
-//! The only file with `unsafe` in it. Everything here is for the main thread.
+//! The only file of this crate with `unsafe` code. Call everything here on the main thread.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +30,7 @@ extern "C" fn look_at_pipe_signal() {
     PIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
 }
 
-/// Whether `signal` is ignored. Blocked and read from a descriptor, it arrives all the same.
+/// Whether `signal` is ignored. A signal that is blocked and read from a descriptor arrives even if it is ignored.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: without a new action the call only writes the current one, which is read when it succeeded.
@@ -40,12 +40,11 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// A set of signals, as the kernel keeps one for each thread.
+/// A set of signals.
 #[derive(Clone, Copy)]
 pub(crate) struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// The set of `signals`.
     pub(crate) fn of(signals: &[Signal]) -> SignalSet {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the set that it is given; sigaddset then gets an initialised one.
@@ -58,7 +57,7 @@ impl SignalSet {
         }
     }
 
-    /// All of them.
+    /// Returns the set of all signals.
     pub(crate) fn full() -> SignalSet {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigfillset initialises the set that it is given.
@@ -68,12 +67,12 @@ impl SignalSet {
         }
     }
 
-    /// Blocks these signals in this thread and those it starts later. Gives back what was blocked before.
+    /// Blocks these signals in this thread and in threads that it starts later. Returns the mask from before.
     pub(crate) fn block(&self) -> io::Result<SignalSet> {
         self.change(libc::SIG_BLOCK)
     }
 
-    /// Lets these signals through to this thread.
+    /// Unblocks these signals in this thread.
     pub(crate) fn unblock(&self) -> io::Result<SignalSet> {
         self.change(libc::SIG_UNBLOCK)
     }
@@ -92,13 +91,13 @@ impl SignalSet {
         }
     }
 
-    /// A descriptor from which the blocked signals of this set are read as records of 128 bytes, of whichever process
-    /// reads.
+    /// Returns a signalfd for the blocked signals of this set, with records of 128 bytes. It delivers the signals of
+    /// the process that reads it.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         // SAFETY: the set lives through the call.
         match unsafe { libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) } {
             -1 => Err(io::Error::last_os_error()),
-            // SAFETY: a descriptor that the kernel has just made is nobody else's.
+            // SAFETY: the kernel has just created the descriptor, so it has no other owner.
             number => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
         }
     }
@@ -110,21 +109,22 @@ impl fmt::Debug for SignalSet {
     }
 }
 
-/// Has the runtime wait for `descriptor`, which does not block, to be readable.
+/// Registers `descriptor`, which must be non-blocking, with the runtime.
 pub(crate) fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor stays open, and the same, until the AsyncFd that it is moved into is dropped.
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
-/// Gives `signal` the meaning that the kernel gives it.
+/// Sets the default action for `signal`.
 pub(crate) fn reset_action(signal: i32) {
-    // SAFETY: SIG_DFL runs no code of ours. An unknown signal is an error without effect.
+    // SAFETY: SIG_DFL runs no code of this program. An unknown signal is an error without effect.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Ends the process by `signal`, as the child ended, and without a second core dump.
+/// Ends the process by `signal`, as the child ended, without a second core dump.
 pub(crate) fn die_by(signal: i32) -> ! {
-    // Both may fail only where there is nothing to prevent.
+    // Neither fails where it matters: the limit is only lowered, and only KILL and STOP, whose action is always the
+    // default, cannot be reset.
     let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     reset_action(signal);
     // SAFETY: raise and the set functions touch nothing but this thread's signals.
@@ -135,17 +135,18 @@ pub(crate) fn die_by(signal: i32) -> ! {
         libc::raise(signal);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
     }
-    // The first process of a container does not die of signals: shells' way of saying it is left.
+    // Signals do not end the first process of a container: it exits with the code that shells use.
     std::process::exit(128 + signal)
 }
 
-/// Makes `command` start with `mask` and with SIGPIPE as this program was, and die with the thread that spawns it.
+/// Makes `command` start with `mask` and with the inherited SIGPIPE action, and makes the kernel kill it when the
+/// thread that spawns it ends.
 pub(crate) fn bind_to_parent(command: &mut Command, mask: SignalSet) {
     let parent = rustix::process::getpid();
     let ignores_pipe = PIPE_WAS_IGNORED.load(Ordering::Relaxed);
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have died before it could be bound to.
+        // The parent may have died before the death signal was set.
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
@@ -159,10 +160,10 @@ pub(crate) fn bind_to_parent(command: &mut Command, mask: SignalSet) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Forks a process that does `work` and ends.
+/// Forks a process that runs `work` and exits.
 ///
-/// Threads are missing from the copy. `work` may allocate: the C library leaves its allocator in order (glibc, and musl since
-/// 1.2.2). It must not take another lock that a thread of ours may have held, such as that of stdout.
+/// The fork has no other threads. `work` may allocate: the C library keeps its allocator consistent (glibc, and musl
+/// since 1.2.2). It must not take another lock that a thread of this process may have held, such as that of stdout.
 pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
     // SAFETY: the copy runs only `work` (see above) and _exit; it returns neither into the caller nor into the runtime.
     unsafe {
@@ -177,7 +178,8 @@ pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
     }
 }
 
-/// Closes every other descriptor. For a forked process that uses none of them: their owners are not in it.
+/// Closes every descriptor that is not in `kept`. Only for a forked process that uses none of the others: their owners
+/// do not run in it.
 pub(crate) fn close_all_but<const N: usize>(mut kept: [RawFd; N]) {
     kept.sort_unstable();
     let mut first = 0;
@@ -190,7 +192,7 @@ pub(crate) fn close_all_but<const N: usize>(mut kept: [RawFd; N]) {
     unsafe { close_range(first, RawFd::MAX) };
 }
 
-/// Closes all of these; whoever owned them must not use them any more.
+/// Closes the descriptors from `first` to `last`; their owners must not use them any more.
 unsafe fn close_range(first: RawFd, last: RawFd) {
     if first > last {
         return;
@@ -198,7 +200,7 @@ unsafe fn close_range(first: RawFd, last: RawFd) {
     // SAFETY: see the function. Through syscall, since not every C library has the function.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
     if !closed {
-        // Linux before 5.9; higher numbers than these are not in use this early in the program's life.
+        // Linux before 5.9. Higher numbers are not in use this early in the program.
         (first..=last.min(1_023)).for_each(|fd| {
             // SAFETY: see the function.
             unsafe { libc::close(fd) };
@@ -206,19 +208,19 @@ unsafe fn close_range(first: RawFd, last: RawFd) {
     }
 }
 
-/// Closes every descriptor that the program was started with, except the first three. To be called before anything else:
-/// what was opened since would be closed too.
+/// Closes every descriptor that the program was started with, except stdin, stdout and stderr. Call this before
+/// anything else: it also closes descriptors opened since.
 pub(crate) fn close_inherited() {
-    // SAFETY: nothing of ours is open yet, by contract.
+    // SAFETY: by contract this program has opened nothing yet.
     unsafe { close_range(3, RawFd::MAX) };
 }
 
-/// The descriptor that the caller of the program opened as `number`; an error when it did not.
+/// Returns a duplicate of the descriptor `number` that the program inherited; an error when it is not open.
 pub(crate) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the borrow ends with this expression; a number that is not open is an error of the call.
     let copy = unsafe { rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(number), 3) }?;
     if number > 2 {
-        // SAFETY: as above. The child has no business with it: whoever reads the other end waits for its end.
+        // SAFETY: as above. The child must not inherit it: the reader waits until every copy is closed.
         unsafe { rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(number), rustix::io::FdFlags::CLOEXEC) }?;
     }
     Ok(copy)

@@ -1,8 +1,8 @@
-//! Who may use the terminal.
+//! Which process group may use the terminal.
 //!
-//! The child is in a process group of its own, and only one group may read from the terminal. It is handed over when the
-//! child asks for it, which it does by being stopped with SIGTTIN or SIGTTOU, and not before: a pager that stands behind
-//! the wrapper in a pipeline keeps its keyboard, and Ctrl-C still reaches everybody in the wrapper's group.
+//! The child has its own process group, and only one group may read from the terminal. The wrapper hands the terminal
+//! over when the child is stopped by SIGTTIN or SIGTTOU, and not before: a pager behind the wrapper in a pipeline
+//! keeps its keyboard, and Ctrl-C still reaches the wrapper's whole group.
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +17,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Hands the terminal to `group`. `false` when there is none or it is not ours to give.
+    /// Gives the terminal to `group`; `false` when there is none or another group has it.
     pub(crate) fn lend(&mut self, group: Pid) -> bool {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let Ok(terminal) = rustix::fs::open("/dev/tty", flags, Mode::empty()) else {
@@ -31,24 +31,24 @@ impl Terminal {
         given
     }
 
-    /// Takes the terminal back if `group` still has it. `true` when it had been lent.
+    /// Takes the terminal back if `group` still has it; `true` when it had been lent.
     pub(crate) fn take_back(&mut self, group: Pid) -> bool {
         let Some(terminal) = self.lent.take() else {
             return false;
         };
         if tcgetpgrp(&terminal) == Ok(group) {
-            // A terminal that was hung up in between cannot be taken back by anybody.
+            // A terminal that was hung up in between cannot be taken back.
             let _ = tcsetpgrp(&terminal, getpgrp());
         }
         true
     }
 
-    /// Whether the child has it.
+    /// Whether the child has the terminal.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent.is_some()
     }
 
-    /// Whether it was hung up while the child had it: the kernel has told the child so itself.
+    /// Whether the terminal was hung up while the child had it: the kernel has then signalled the child itself.
     pub(crate) fn is_hung_up(&self) -> bool {
         self.lent.as_ref().is_some_and(|terminal| tcgetpgrp(terminal).is_err())
     }

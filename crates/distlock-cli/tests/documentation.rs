@@ -1,4 +1,4 @@
-//! The documentation runs, and is complete.
+//! The commands in the documentation run, and it lists every command, flag and code.
 #![allow(missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The blocks marked `sh`, each with the line on which it begins.
+/// Returns the blocks marked `sh`, each with its first line number.
 fn blocks(text: &str) -> Vec<(usize, String)> {
     let mut blocks: Vec<(usize, String)> = Vec::new();
     let mut is_inside = false;
@@ -31,7 +31,7 @@ fn blocks(text: &str) -> Vec<(usize, String)> {
     blocks
 }
 
-/// A directory of a page's own, removed at the end.
+/// A directory for one page, removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -57,7 +57,7 @@ fn assert_runs(name: &str) {
     let blocks = blocks(&page(name));
     assert!(!blocks.is_empty(), "{name}");
     for (line, script) in blocks {
-        // Paths of the pages are for readers; here every run has its own.
+        // Paths in the pages are for readers; here every run has its own.
         let script = script.replace("/tmp/", &format!("{}/", dir.display()));
         let mut shell = Command::new("timeout");
         shell.args(["60", "sh", "-euc", &script]).current_dir(dir).stdin(Stdio::null());
@@ -77,22 +77,22 @@ fn assert_runs(name: &str) {
 }
 
 #[test]
-fn every_command_of_the_page_about_the_program_runs() {
+fn every_command_in_cli_md_runs() {
     assert_runs("cli.md");
 }
 
 #[test]
-fn every_command_of_the_page_about_operations_runs() {
+fn every_command_in_operations_md_runs() {
     assert_runs("operations.md");
 }
 
 #[test]
-fn every_command_of_the_page_about_migrating_runs() {
+fn every_command_in_migrating_md_runs() {
     assert_runs("migrating.md");
 }
 
 #[test]
-fn every_command_every_flag_and_every_code_is_on_the_page() {
+fn cli_md_lists_every_command_flag_and_code() {
     let text = page("cli.md");
     let mut program = distlock_cli::flags::definition();
     program.build();

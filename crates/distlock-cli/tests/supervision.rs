@@ -1,4 +1,4 @@
-//! The rows of the specification that are about the child: codes, signals, loss, groups.
+//! The rows of the specification about the child: codes, signals, loss, groups.
 #![allow(missing_docs)]
 
 mod common;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use rustix::process::Signal;
 
-/// Ignores TERM, has a child in its own group that does too, and one that left the group.
+/// A command that ignores TERM, with one child in its group that does too and one that has left the group.
 const STUBBORN: &str =
     "trap '' TERM; sleep 60 & echo $!; timeout 60 sh -c 'echo $$; sleep 60' & echo ready; wait; wait";
 
 #[test]
-fn the_childs_end_is_the_wrappers_end() {
+fn the_wrapper_exits_as_its_child_did() {
     let rows = [
         ("exit 0", 0),
         ("exit 7", 7),
@@ -38,7 +38,7 @@ fn the_childs_end_is_the_wrappers_end() {
 }
 
 #[test]
-fn what_cannot_be_executed_is_126_and_what_is_not_there_is_127() {
+fn a_file_that_cannot_be_executed_is_126_and_a_missing_one_127() {
     for (program, expected) in [("/etc/passwd", 126), ("/", 126), ("/no/such/file", 127), ("no-such-command", 127)] {
         let output = run(&["job", program]).output().unwrap();
         assert_eq!(output.status.code(), Some(expected), "{program}");
@@ -56,7 +56,7 @@ fn stdin_and_stdout_belong_to_the_child() {
 }
 
 #[test]
-fn the_child_knows_its_lock_and_no_password() {
+fn the_child_gets_the_lock_variables_and_no_password() {
     let output = run(&["--ttl", "5s", "job", "env"])
         .envs([("LEASE_MS", "5000"), ("DISTLOCK_PASSWORD", "hunter2"), ("DISTLOCK_URL", "redis://me:hunter2@h/")])
         .output()
@@ -75,13 +75,13 @@ fn the_child_knows_its_lock_and_no_password() {
 }
 
 #[test]
-fn a_lease_that_is_not_renewed_ends_everybody_before_it_ends() {
-    // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+fn all_processes_end_before_an_unrenewed_lease_ends() {
+    // A machine that pauses for longer than the margin is always late: one good run of three is enough.
     let lease = Duration::from_secs(4);
     assert!((0..3).any(|_| run_out_a_lease(lease) < lease), "too late three times");
 }
 
-/// How long a wrapper whose lease is not renewed took to end everybody.
+/// Returns how long a wrapper whose lease is not renewed took to end all processes.
 fn run_out_a_lease(lease: Duration) -> Duration {
     let mut wrapper = Wrapper::start(
         run(&["--ttl", "4s", "-k", "0.5", "job", "sh", "-c", STUBBORN]).envs([("LEASE_MS", "4000"), ("RENEW_MS", "1")]),
@@ -100,7 +100,7 @@ fn run_out_a_lease(lease: Duration) -> Duration {
 }
 
 #[test]
-fn a_lock_that_is_taken_away_ends_the_child_with_the_chosen_signal() {
+fn a_lost_lock_ends_the_child_with_the_chosen_signal() {
     let script = "trap 'echo told; exit 0' USR2; echo ready; while :; do sleep 0.02; done";
     let mut wrapper = Wrapper::start(
         run(&["--signal", "USR2", "job", "sh", "-c", script]).env("LOSE_MS", "300").stderr(Stdio::piped()),
@@ -111,7 +111,7 @@ fn a_lock_that_is_taken_away_ends_the_child_with_the_chosen_signal() {
 }
 
 #[test]
-fn a_loss_can_be_left_to_the_child() {
+fn on_lost_warn_and_ignore_let_the_child_continue() {
     for (action, expected) in [("warn", 79), ("ignore", 4)] {
         let output =
             run(&["--on-lost", action, "job", "sh", "-c", "sleep 0.6; exit 4"]).env("LOSE_MS", "100").output().unwrap();
@@ -122,7 +122,7 @@ fn a_loss_can_be_left_to_the_child() {
 }
 
 #[test]
-fn a_lease_that_is_renewed_leaves_the_child_alone() {
+fn a_renewed_lease_does_not_end_the_child() {
     let output = run(&["--ttl", "2s", "job", "sh", "-c", "sleep 5; exit 3"]).env("LEASE_MS", "2000").output().unwrap();
     assert_eq!(output.status.code(), Some(3));
 }
@@ -172,7 +172,7 @@ fn kill_after_bounds_a_forwarded_term() {
 }
 
 #[test]
-fn a_killed_wrapper_takes_child_and_grandchildren_along() {
+fn killing_the_wrapper_kills_child_and_grandchildren() {
     for group in [false, true] {
         let mut wrapper =
             Wrapper::start(&mut run(&["job", "sh", "-c", "sh -c 'echo $$; sleep 60; :' & echo $$; wait"]));
@@ -183,17 +183,17 @@ fn a_killed_wrapper_takes_child_and_grandchildren_along() {
             wrapper.signal(Signal::KILL);
         }
         pids.into_iter().for_each(await_gone);
-        assert_eq!(wrapper.rest(), "", "nobody keeps the output open");
+        assert_eq!(wrapper.rest(), "", "no process keeps the output open");
     }
 }
 
 #[test]
-fn a_wrapper_stopped_past_its_lease_does_not_let_the_child_run_on() {
+fn the_child_ends_when_the_wrapper_is_stopped_past_its_lease() {
     let lease = Duration::from_secs(3);
     assert!((0..3).any(|_| stop_past_a_lease(lease) < lease), "the child ran on past the lease's end three times");
 }
 
-/// How long the child of a stopped wrapper lived.
+/// Returns how long the child of a stopped wrapper lived.
 fn stop_past_a_lease(lease: Duration) -> Duration {
     let mut wrapper = Wrapper::start(
         run(&["--ttl", "3s", "job", "sh", "-c", "sh -c 'echo $$; sleep 60; :' & echo $$; wait"])
@@ -212,8 +212,8 @@ fn stop_past_a_lease(lease: Duration) -> Duration {
 }
 
 #[test]
-fn a_wrapper_that_is_stopped_politely_stops_the_child_and_goes_on_with_it() {
-    // A shell that is stopped in the middle of vfork(2) shows as "D" and not as "T": one process only.
+fn tstp_stops_wrapper_and_child_and_cont_continues_both() {
+    // A shell that is stopped in the middle of vfork(2) is in state "D", not "T": one process only.
     let mut wrapper = Wrapper::start(&mut run(&["job", "sh", "-c", "echo $$; exec sleep 0.3"]));
     let child = wrapper.line_pid();
     wrapper.signal(Signal::TSTP);
@@ -224,7 +224,7 @@ fn a_wrapper_that_is_stopped_politely_stops_the_child_and_goes_on_with_it() {
 }
 
 #[test]
-fn a_child_stopped_past_the_lease_never_goes_on() {
+fn a_child_stopped_past_the_lease_never_continues() {
     let trace = scratch("never-goes-on");
     let script = format!("echo $$; sleep 2; touch {}", trace.display());
     let mut wrapper =
@@ -239,7 +239,7 @@ fn a_child_stopped_past_the_lease_never_goes_on() {
 }
 
 #[test]
-fn a_lock_taken_away_while_stopped_keeps_the_child_from_going_on() {
+fn a_lock_lost_while_stopped_keeps_the_child_from_continuing() {
     let trace = scratch("taken-away");
     let script = format!("trap '' TERM; exec 3> {}; echo ready; while :; do echo x >&3; done", trace.display());
     let mut wrapper = Wrapper::start(run(&["job", "sh", "-c", &script]).env("LOSE_MS", "4000").stderr(Stdio::null()));
@@ -256,7 +256,7 @@ fn a_lock_taken_away_while_stopped_keeps_the_child_from_going_on() {
 }
 
 #[test]
-fn the_lock_is_kept_until_the_last_of_the_group_is_gone() {
+fn the_lock_is_held_until_the_whole_group_has_ended() {
     let released = scratch("released");
     let mut wrapper = Wrapper::start(
         run(&["job", "sh", "-c", "sleep 0.5 >&- & timeout 1 sleep 0.8 >&- & exit 3"]).env("RELEASED", &released),
@@ -268,7 +268,7 @@ fn the_lock_is_kept_until_the_last_of_the_group_is_gone() {
 }
 
 #[test]
-fn a_daemon_in_its_own_session_does_not_keep_the_lock() {
+fn a_daemon_in_its_own_session_does_not_hold_the_lock() {
     let script = "setsid sleep 40 >/dev/null 2>&1 </dev/null & echo $!";
     let mut command = run(&["job", "sh", "-c", script]);
     let start = Instant::now();
@@ -281,7 +281,7 @@ fn a_daemon_in_its_own_session_does_not_keep_the_lock() {
 }
 
 #[test]
-fn the_lock_is_held_at_least_and_at_most_as_long_as_asked() {
+fn at_least_and_at_most_bound_the_hold() {
     let start = Instant::now();
     assert_eq!(run(&["--at-least", "0.5", "job", "sh", "-c", "exit 6"]).status().unwrap().code(), Some(6));
     assert!(start.elapsed() >= Duration::from_millis(500));
@@ -294,7 +294,7 @@ fn the_lock_is_held_at_least_and_at_most_as_long_as_asked() {
 }
 
 #[test]
-fn every_step_goes_to_the_status_descriptor_which_the_child_does_not_have() {
+fn every_step_is_written_to_status_fd_which_the_child_does_not_inherit() {
     let status = scratch("status");
     let script = format!(
         "exec 5>{}; exec {} run --status-fd 5 job sh -c 'echo >&5; exit 2'",
@@ -314,7 +314,7 @@ fn every_step_goes_to_the_status_descriptor_which_the_child_does_not_have() {
 }
 
 #[test]
-fn messages_are_json_when_asked_and_absent_when_not_wanted() {
+fn messages_are_json_with_json_and_absent_with_quiet() {
     let output = run(&["--json", "-v", "job", "true"]).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -326,7 +326,7 @@ fn messages_are_json_when_asked_and_absent_when_not_wanted() {
 }
 
 #[test]
-fn what_was_ignored_or_blocked_at_the_start_is_so_for_the_child() {
+fn the_child_inherits_ignored_and_blocked_signals() {
     let script = format!("trap '' HUP; exec {} run job grep -E 'Sig(Ign|Blk)' /proc/self/status", harness().display());
     let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -334,14 +334,14 @@ fn what_was_ignored_or_blocked_at_the_start_is_so_for_the_child() {
         let line = text.lines().find(|line| line.starts_with(name)).expect("a mask");
         u64::from_str_radix(line.split_ascii_whitespace().nth(1).unwrap(), 16).unwrap()
     };
-    // Two signals of the C library's own above 31 may be ignored by whoever runs the tests.
+    // The process that runs the tests may ignore two signals above 31 that the C library uses itself.
     assert_eq!(mask("SigIgn") & 0x7fff_ffff, 1, "only SIGHUP");
     assert_eq!(mask("SigBlk"), 0);
 }
 
-/// Rust's runtime ignores SIGPIPE by itself, and std's `Command` gives it back its default action.
+/// Rust's runtime ignores SIGPIPE, and std's `Command` restores the default action.
 #[test]
-fn the_signal_of_a_broken_pipe_is_ignored_by_the_child_only_if_it_was_at_the_start() {
+fn the_child_ignores_sigpipe_only_if_the_wrapper_inherited_that() {
     let status = "grep SigIgn /proc/self/status";
     let nested = format!("{} run inner {status}", harness().display());
     for (prelude, expected) in [("trap '' PIPE; ", 1), ("", 0)] {
@@ -356,7 +356,7 @@ fn the_signal_of_a_broken_pipe_is_ignored_by_the_child_only_if_it_was_at_the_sta
 }
 
 #[test]
-fn no_descriptor_of_ours_reaches_the_child() {
+fn the_child_inherits_no_descriptor_of_the_wrapper() {
     let script = "ls /proc/$$/fd";
     let plain = std::process::Command::new("sh").args(["-c", script]).stdin(Stdio::null()).output().unwrap();
     let output =

@@ -1,4 +1,4 @@
-//! The terminal: whoever needs the keyboard has it, and its keys reach whom they should.
+//! The terminal: the process that needs the keyboard has it, and its keys reach the right processes.
 #![allow(missing_docs)]
 
 mod common;
@@ -12,26 +12,26 @@ use common::*;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
 /// A program on a terminal of its own.
-struct Session {
+struct TerminalProgram {
     keyboard: File,
     screen: Arc<Mutex<String>>,
     shell: Child,
-    /// What was seen before.
+    /// The output that was already seen.
     past: String,
 }
 
-impl Session {
-    /// An interactive shell.
-    fn start() -> Session {
-        let mut session = Session::of(&["bash", "--norc", "--noprofile", "-i"]);
-        // Typed text is not shown, so that what is seen was printed.
+impl TerminalProgram {
+    /// Starts an interactive shell.
+    fn start() -> TerminalProgram {
+        let mut session = TerminalProgram::of(&["bash", "--norc", "--noprofile", "-i"]);
+        // Without echo, so that all output was printed by a command.
         session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
         session.expect_text("begin");
         session
     }
 
-    /// A program without a shell around it, as `ssh -t` starts one.
-    fn of(words: &[&str]) -> Session {
+    /// Starts a program without a shell, as `ssh -t` does.
+    fn of(words: &[&str]) -> TerminalProgram {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -57,14 +57,14 @@ impl Session {
                 seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        Session { keyboard, screen, shell, past: String::new() }
+        TerminalProgram { keyboard, screen, shell, past: String::new() }
     }
 
     fn type_text(&mut self, text: &str) {
         self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is on the screen, and takes everything up to it away.
+    /// Waits until `text` is on the screen, and discards the output up to it.
     fn expect_text(&mut self, text: &str) {
         let screen = self.screen.clone();
         let seen = std::time::Instant::now();
@@ -81,7 +81,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for TerminalProgram {
     fn drop(&mut self) {
         let _ = self.keyboard.write_all(b"\x03\x03\nkill -9 $(jobs -p); exit\n");
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -91,8 +91,8 @@ impl Drop for Session {
 }
 
 #[test]
-fn a_command_that_reads_the_terminal_gets_it_and_the_shell_gets_it_back() {
-    let mut session = Session::start();
+fn the_terminal_goes_to_a_reading_command_and_back_to_the_shell() {
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; read x; echo got-$x; exit 3'; echo code-$?\n");
     session.expect_text("asking");
     session.type_text("hello\n");
@@ -103,15 +103,15 @@ fn a_command_that_reads_the_terminal_gets_it_and_the_shell_gets_it_back() {
 }
 
 #[test]
-fn a_command_that_sets_the_terminal_up_gets_it_too() {
-    let mut session = Session::start();
+fn a_command_that_configures_the_terminal_gets_it() {
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- stty -echo; echo code-$?\n");
     session.expect_text("code-0");
 }
 
 #[test]
-fn a_job_is_suspended_with_its_wrapper_and_goes_on_in_the_foreground() {
-    let mut session = Session::start();
+fn a_job_is_suspended_with_its_wrapper_and_continues_in_the_foreground() {
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo as\"\"king; while read x; do echo got-$x; done; exit 4'\n");
     session.expect_text("asking");
     session.type_text("one\n");
@@ -129,8 +129,8 @@ fn a_job_is_suspended_with_its_wrapper_and_goes_on_in_the_foreground() {
 }
 
 #[test]
-fn a_command_that_only_computes_is_suspended_too() {
-    let mut session = Session::start();
+fn a_command_that_does_not_use_the_terminal_is_suspended_too() {
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun; sleep 0.5; exit 5'\n");
     session.expect_text("begun");
     session.type_text("\x1a");
@@ -140,8 +140,8 @@ fn a_command_that_only_computes_is_suspended_too() {
 }
 
 #[test]
-fn a_job_in_the_background_stops_when_it_wants_to_read() {
-    let mut session = Session::start();
+fn a_background_job_stops_when_it_reads_the_terminal() {
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'read x; echo got-$x' &\n");
     session.type_text("sleep 0.3; echo; jobs\n");
     session.expect_text("Stopped");
@@ -154,14 +154,14 @@ fn a_job_in_the_background_stops_when_it_wants_to_read() {
 #[test]
 fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
     for wants_terminal in ["read x", "sleep 60"] {
-        let mut session = Session::start();
+        let mut session = TerminalProgram::start();
         session.type_text(&format!(
             "bash -c \"$H run job -- sh -c 'echo be''gun; {wants_terminal}'; echo not''-reached\"\n"
         ));
         session.expect_text("begun");
         std::thread::sleep(std::time::Duration::from_millis(100));
         session.type_text("\x03");
-        // The key also throws away what was typed before it took effect.
+        // The key also discards input that was typed before it took effect.
         session.expect_text("$ ");
         session.type_text("echo code-$?\n");
         session.expect_text("code-130");
@@ -171,7 +171,7 @@ fn the_interrupt_key_ends_the_command_and_the_script_around_it() {
 
 #[test]
 fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run job -- sh -c 'echo be\"\"gun >&2; sleep 1' | sh -c 'read x </dev/tty; echo got-$x'\n");
     session.expect_text("begun");
     session.type_text("hello\n");
@@ -180,7 +180,7 @@ fn a_reader_behind_the_wrapper_in_a_pipeline_keeps_the_keyboard() {
 
 #[test]
 fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
-    let mut session = Session::start();
+    let mut session = TerminalProgram::start();
     session.type_text("$H run --foreground job -- bash -c 'trap \"echo ca\"\"ught\" INT; echo be\"\"gun; for i in 1 2 3 4 5 6; do sleep 0.1; done; echo do\"\"ne'\n");
     session.expect_text("begun");
     session.type_text("\x03");
@@ -189,9 +189,9 @@ fn in_the_foreground_mode_the_interrupt_key_reaches_the_command_once() {
     assert!(!session.screen.lock().unwrap().contains("caught"));
 }
 
-/// The kernel does not let a key stop what nothing could continue.
+/// The kernel does not let a key stop a process that no shell could continue.
 #[test]
-fn without_a_shell_the_suspend_key_is_without_effect() {
+fn without_a_shell_the_suspend_key_has_no_effect() {
     for placement in [&["--foreground"][..], &[]] {
         let mut words = vec![harness().to_str().unwrap(), "run"];
         words.extend(placement);
@@ -202,7 +202,7 @@ fn without_a_shell_the_suspend_key_is_without_effect() {
             "-c",
             "stty -echo; echo begun; while read x; do echo got-$x; done; echo ended",
         ]);
-        let mut session = Session::of(&words);
+        let mut session = TerminalProgram::of(&words);
         session.expect_text("begun");
         session.type_text("\x1aone\n");
         session.expect_text("got-one");
@@ -215,8 +215,8 @@ fn without_a_shell_the_suspend_key_is_without_effect() {
 }
 
 #[test]
-fn watch_draws_a_table_that_stays_in_its_place() {
-    let mut session = Session::start();
+fn watch_redraws_its_table_in_place() {
+    let mut session = TerminalProgram::start();
     session.type_text(&format!("export DISTLOCK_LOCK_DIR=$(mktemp -d) D={}\n", env!("CARGO_BIN_EXE_distlock")));
     session.type_text("$D run watched sleep 30 & until $D show watched | grep -q held; do :; done; echo he''ld\n");
     session.expect_text("held");
@@ -232,14 +232,14 @@ fn watch_draws_a_table_that_stays_in_its_place() {
     session.expect_text("clean");
 }
 
-/// A shell whose locks are in a directory of its own, and the program as `$D`.
-fn session_with_locks(dir: &std::path::Path) -> Session {
-    let mut session = Session::start();
+/// Starts a shell with its own lock directory, and the program as `$D`.
+fn session_with_locks(dir: &std::path::Path) -> TerminalProgram {
+    let mut session = TerminalProgram::start();
     session.type_text(&format!("export DISTLOCK_LOCK_DIR={} D={}\n", dir.display(), env!("CARGO_BIN_EXE_distlock")));
     session
 }
 
-/// The program over the locks in `dir`, from outside of the terminal.
+/// Runs the program on the locks in `dir`, outside the terminal.
 fn outside(dir: &std::path::Path, words: &[&str]) -> i32 {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distlock"));
     let command = command.args(words).env("DISTLOCK_LOCK_DIR", dir).stdin(Stdio::null()).stderr(Stdio::null());
@@ -247,12 +247,12 @@ fn outside(dir: &std::path::Path, words: &[&str]) -> i32 {
 }
 
 #[test]
-fn a_lock_held_in_the_background_stays_held_until_a_signal_or_the_end_of_its_input() {
+fn a_background_hold_lasts_until_a_signal_or_the_end_of_stdin() {
     let dir = scratch("held-in-the-background");
     let mut session = session_with_locks(&dir);
     session.type_text("$D hold job &\n");
     session.expect_text("job token ");
-    // Time must pass, with something to read: the shell is given it, and the holder neither takes it nor ends.
+    // Time must pass with input available: the shell reads it, and the holder neither reads it nor ends.
     session.type_text("$D run -q -w 2 job true; echo code-$?\necho ty''ped\n");
     session.expect_text("code-75");
     session.expect_text("typed");
@@ -275,16 +275,16 @@ fn a_lock_held_in_the_background_stays_held_until_a_signal_or_the_end_of_its_inp
 }
 
 #[test]
-fn a_lock_that_nobody_can_bring_to_the_foreground_is_held_until_its_input_ends() {
+fn an_orphaned_background_hold_lasts_until_stdin_ends() {
     let dir = scratch("held-by-an-orphan");
     let mut session = session_with_locks(&dir);
-    // The shell between is gone at once: no job of the session's shell, and refused the terminal for good.
+    // The shell in between ends at once: the holder is no job of the session's shell, and can never read the terminal.
     session.type_text("($D hold job </dev/tty &)\n");
     session.expect_text("job token ");
     session.type_text("$D run -q -w 2 job true; echo code-$?\necho ty''ped\n");
     session.expect_text("code-75");
     session.expect_text("typed");
-    // Without its session the terminal belongs to none, and every process that has it open can read it.
+    // Without its session the terminal belongs to no session, and every process that has it open can read it.
     session.type_text("exit\n");
     session.shell.wait().unwrap();
     assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 75, "the shell's end is not its end");
@@ -294,7 +294,7 @@ fn a_lock_that_nobody_can_bring_to_the_foreground_is_held_until_its_input_ends()
 }
 
 #[test]
-fn a_lock_held_under_nohup_has_no_input_and_is_held_until_a_signal() {
+fn a_hold_under_nohup_lasts_until_a_signal() {
     let dir = scratch("held-under-nohup");
     let mut session = session_with_locks(&dir);
     session.type_text("nohup $D hold job > $DISTLOCK_LOCK_DIR.out &\n");

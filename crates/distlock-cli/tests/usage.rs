@@ -1,4 +1,4 @@
-//! The command line itself: what is refused, what is printed.
+//! The command line: what is refused and what is printed.
 #![allow(missing_docs)]
 
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ fn distlock(words: &[&str]) -> Output {
 }
 
 #[test]
-fn what_cannot_be_understood_is_64_and_says_why() {
+fn a_usage_error_is_64_with_a_reason() {
     let rows: [(&[&str], &str); 13] = [
         (&[], "Usage"),
         (&["rum"], "run"),
@@ -34,7 +34,7 @@ fn what_cannot_be_understood_is_64_and_says_why() {
 }
 
 #[test]
-fn help_and_version_are_answers() {
+fn help_and_version_exit_with_0() {
     for words in [&["--help"][..], &["--version"], &["run", "--help"], &["run", "-h"], &["ls", "--help"]] {
         let output = distlock(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}");

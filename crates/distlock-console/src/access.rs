@@ -1,4 +1,4 @@
-//! What a visitor must know.
+//! The access token.
 
 use std::fmt;
 use std::fs::File;
@@ -10,20 +10,21 @@ use subtle::ConstantTimeEq;
 
 use crate::options::Refused;
 
-/// The fewest characters of a token that somebody else made up.
+/// The fewest characters of a token from a file.
 const SHORTEST: usize = 20;
-/// More is not a token but the wrong file.
+/// A longer text is not a token but the wrong file.
 const LONGEST: usize = 512;
 
-/// The secret that lets a visitor in. It is printed by [`Console::url_with_token`](crate::Console::url_with_token) alone.
+/// The secret that gives access to the console. Only [`Console::url_with_token`](crate::Console::url_with_token)
+/// prints it.
 #[derive(Clone)]
 pub struct AccessToken(String);
 
 impl AccessToken {
-    /// 256 random bits.
+    /// Creates a token of 256 random bits.
     ///
     /// # Panics
-    /// When the system has no randomness to give.
+    /// When the system has no random bytes.
     #[must_use]
     pub fn random() -> AccessToken {
         let mut bytes = [0; 32];
@@ -31,17 +32,20 @@ impl AccessToken {
         AccessToken(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The token in a file, without the white space around it.
+    /// Reads the token from a file, without the white space around it.
     ///
     /// # Errors
-    /// When the file cannot be read, when others than its owner and group may read it, or when it holds no token: 20 to
-    /// 512 characters of ASCII letters, digits and `-._~+/=`.
+    /// When the file cannot be read, when users other than its owner and group may read it, or when it contains no
+    /// token: 20 to 512 characters of ASCII letters, digits and `-._~+/=`.
     pub fn from_file(path: &Path) -> Result<AccessToken, Refused> {
         let refuse = |problem: &dyn fmt::Display| Refused::new(format!("the token file {}: {problem}", path.display()));
         let file = File::open(path).map_err(|error| refuse(&error))?;
         let mode = file.metadata().map_err(|error| refuse(&error))?.permissions().mode();
         if mode & 0o007 != 0 {
-            return Err(refuse(&format_args!("everybody may use it (mode {:03o}); chmod 600", mode & 0o777)));
+            return Err(refuse(&format_args!(
+                "every user may read or write it (mode {:03o}); chmod 600",
+                mode & 0o777
+            )));
         }
         let mut text = String::new();
         file.take(LONGEST as u64 + 64).read_to_string(&mut text).map_err(|error| refuse(&error))?;
@@ -56,7 +60,7 @@ impl AccessToken {
         fits.then(|| AccessToken(text.to_owned()))
     }
 
-    /// Whether it is `word`; takes as long whichever character is wrong.
+    /// Whether the token is `word`, in constant time.
     pub(crate) fn is(&self, word: &str) -> bool {
         self.0.as_bytes().ct_eq(word.as_bytes()).into()
     }
@@ -77,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_long_and_random_and_not_printed() {
+    fn random_tokens_are_long_and_debug_output_hides_them() {
         let (one, other) = (AccessToken::random(), AccessToken::random());
         assert!(one.is(one.reveal()) && !one.is(other.reveal()) && one.reveal().len() == 64);
         for wrong in ["", &one.reveal()[1..], &format!("{}0", one.reveal())] {
@@ -87,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_guessed_or_broken_is_no_token() {
+    fn wrong_and_malformed_tokens_are_refused() {
         for bad in ["", "short", "with a space in the middle", &"x".repeat(513), "line\nbreak-in-the-middle-of-it"] {
             assert!(AccessToken::parse(bad).is_none(), "{bad:?}");
         }
@@ -95,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_everybody_reads_is_refused() {
+    fn a_token_file_that_every_user_can_read_is_refused() {
         let path = std::env::temp_dir().join(format!("distlock-token-{}", std::process::id()));
         std::fs::write(&path, "abcdefghij0123456789\n").unwrap();
         let with_mode = |mode| {

@@ -1,4 +1,4 @@
-//! What is answered under `/api/v1`, `/metrics` and `/healthz`.
+//! The handlers of `/api/v1`, `/metrics` and `/healthz`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,27 +14,27 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::audit::{Audit, Event, Row};
-use crate::door::Remote;
+use crate::audit::{Audit, AuditEvent, Row};
 use crate::failure::Failure;
-use crate::gate::Gate;
 use crate::metrics as numbers;
+use crate::request_filter::RequestFilter;
+use crate::server::Remote;
 use crate::watcher::Watcher;
 
 pub(crate) const OPENAPI: &str = include_str!("page/openapi.json");
 
-/// The most that a visitor may send: a name, a token and a reason; and how long it may take.
+/// The largest request body, which holds a name, a token and a reason; below, how long it may take to arrive.
 const LARGEST_BODY: usize = 16 * 1024;
 const BODY: Duration = Duration::from_secs(5);
 
-/// What every answer is made from.
+/// The state shared by all handlers.
 #[derive(Clone)]
 pub(crate) struct App {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) request_filter: Arc<RequestFilter>,
     pub(crate) watcher: Arc<Watcher>,
     pub(crate) audit: Arc<Audit>,
     pub(crate) locker: Arc<Locker>,
-    /// The engine, without secrets.
+    /// The engine's name, without secrets.
     pub(crate) engine: Arc<str>,
     pub(crate) read_only: bool,
 }
@@ -77,7 +77,7 @@ pub(crate) struct Named {
     name: String,
 }
 
-/// One lock, of any name.
+/// Returns one lock of any name.
 pub(crate) async fn lock(
     State(app): State<App>,
     named: Result<Query<Named>, QueryRejection>,
@@ -86,7 +86,7 @@ pub(crate) async fn lock(
     detail(&app, &name).await
 }
 
-/// The same by its path. Clients take `.` and `..` out of a path before they send it, also in the form `%2E`.
+/// Returns one lock by its path. Clients remove `.` and `..` from a path before they send it, also as `%2E`.
 pub(crate) async fn lock_at_path(
     State(app): State<App>,
     name: Result<Path<String>, PathRejection>,
@@ -114,8 +114,8 @@ fn as_json(text: String) -> Response {
 
 pub(crate) async fn events(State(app): State<App>) -> Result<Response, Failure> {
     let Some(frames) = app.watcher.join().await else {
-        let help = "close a browser, or ask /api/v1/locks instead";
-        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many browsers look", help));
+        let help = "close a browser, or use /api/v1/locks instead";
+        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "too many browsers are connected", help));
     };
     Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(frames)).into_response())
 }
@@ -133,14 +133,14 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// Says that the console runs, and nothing about the engine: this needs no token.
+/// Reports that the console runs, and nothing about the engine: it needs no token.
 pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct BreakRequest {
     name: String,
     token: String,
     reason: String,
@@ -153,27 +153,33 @@ pub(crate) async fn break_lock(
 ) -> Result<Json<Value>, Failure> {
     if app.read_only {
         let help = "start it without --read-only, or use `distlock break`";
-        return Err(Failure::new(StatusCode::FORBIDDEN, "read_only", "this console only shows", help));
+        return Err(Failure::new(StatusCode::FORBIDDEN, "read_only", "this console is read-only", help));
     }
     let body = read(body).await?;
-    let wish: Wish = serde_json::from_slice(&body).map_err(|problem| Failure::bad_request(problem.to_string()))?;
-    let key = Key::new(&wish.name).map_err(|error| Failure::from(&error))?;
-    let token = wish.token.parse().map_err(|_| Failure::bad_request("token: write the number as text"))?;
-    let reason = wish.reason.trim().to_owned();
+    let request: BreakRequest =
+        serde_json::from_slice(&body).map_err(|problem| Failure::bad_request(problem.to_string()))?;
+    let key = Key::new(&request.name).map_err(|error| Failure::from(&error))?;
+    let token = request.token.parse().map_err(|_| Failure::bad_request("token: write the number as text"))?;
+    let reason = request.reason.trim().to_owned();
     if reason.is_empty() {
         return Err(Failure::bad_request("reason: say why"));
     }
-    let wish = (key, FencingToken::new(token), reason);
-    // On its own: a browser that goes away in the middle must not leave a break without its audit row.
-    let done = tokio::spawn(break_and_write_down(app, wish, remote)).await;
+    let request = (key, FencingToken::new(token), reason);
+    // In a task of its own: a browser that disconnects must not leave a break without its audit row.
+    let done = tokio::spawn(break_and_audit(app, request, remote)).await;
     done.unwrap_or_else(|problem| Err(internal(&format!("the break did not end: {problem}")))).map(Json)
 }
 
-/// What a visitor sends, if it is not too much and comes soon.
+/// Reads the request body, within the size and time limits.
 async fn read(body: Body) -> Result<Bytes, Failure> {
     let Ok(read) = timeout(BODY, to_bytes(body, LARGEST_BODY)).await else {
-        let help = "send it in one go";
-        return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the rest of the request did not come", help));
+        let help = "send the whole body at once";
+        return Err(Failure::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "timeout",
+            "the request body did not arrive in time",
+            help,
+        ));
     };
     read.map_err(|problem| {
         let help = "a name, a token and a reason are enough";
@@ -181,25 +187,25 @@ async fn read(body: Body) -> Result<Bytes, Failure> {
     })
 }
 
-async fn break_and_write_down(
+async fn break_and_audit(
     app: App,
     (key, token, reason): (Key, FencingToken, String),
     Remote(remote): Remote,
 ) -> Result<Value, Failure> {
     let inspect = app.locker.inspect();
-    // Only for the record: who cannot be asked is broken all the same, by the token.
+    // Only for the audit row: the break itself needs the token, not the holder.
     let found = inspect.get(&key).await.ok().flatten();
     let holder = found.and_then(|lock| lock.holders.into_iter().find(|holder| holder.token == Some(token)));
     let asked = Row::asked(key.clone(), token, holder, reason.clone(), remote.ip());
     write(&app.audit, asked.clone()).await.map_err(|problem| internal(&problem))?;
     let outcome = inspect.force_release(&key, token, &reason).await;
     let row = match &outcome {
-        Ok(()) => asked.ended(Event::Broken, None),
-        Err(error) if error.kind() == ErrorKind::Unknown => asked.ended(Event::Unknown, Some(error.to_string())),
-        Err(error) => asked.ended(Event::Refused, Some(error.to_string())),
+        Ok(()) => asked.ended(AuditEvent::Broken, None),
+        Err(error) if error.kind() == ErrorKind::Unknown => asked.ended(AuditEvent::Unknown, Some(error.to_string())),
+        Err(error) => asked.ended(AuditEvent::Refused, Some(error.to_string())),
     };
     let written = write(&app.audit, row.clone()).await;
-    app.watcher.tell(&row);
+    app.watcher.broadcast(&row);
     outcome.map_err(|error| Failure::from(&error))?;
     written.map_err(|problem| internal(&format!("the lock was broken, but {problem}")))?;
     Ok(json!({"row": row}))
@@ -213,5 +219,5 @@ async fn write(audit: &Arc<Audit>, row: Row) -> Result<(), String> {
 }
 
 fn internal(message: &str) -> Failure {
-    Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message, "look at the console's own machine")
+    Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message, "check the log of the console's machine")
 }

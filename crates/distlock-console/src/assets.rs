@@ -1,10 +1,10 @@
-//! The page's files, part of the program.
+//! The page's files, embedded in the program.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 
-/// A file: where, what, and the text.
+/// Path, content type and text.
 type Asset = (&'static str, &'static str, &'static str);
 
 /// All files of the page.
@@ -24,7 +24,7 @@ pub(crate) const ASSETS: [Asset; 11] = [
 
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// How a file is answered.
+/// Returns the handler of a file.
 pub(crate) fn serve<S: Clone + Send + Sync + 'static>((_, kind, text): Asset) -> MethodRouter<S> {
     get(async move || -> Response { ([(header::CONTENT_TYPE, kind)], text).into_response() })
 }

@@ -1,4 +1,4 @@
-//! Who broke which lock, when and why.
+//! The audit log: who broke which lock, when and why.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -16,58 +16,59 @@ use crate::options::Refused;
 use crate::timeline::{End, PastHold};
 
 /// How many rows are kept in memory.
-const MOST: usize = 1_000;
+const MAX_ROWS: usize = 1_000;
 
-/// A break, asked for or done.
+/// A break, requested or done.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     at_ms: u64,
-    event: Event,
+    event: AuditEvent,
     #[serde(serialize_with = "name")]
     lock: Key,
     #[serde(serialize_with = "text")]
     token: FencingToken,
-    /// Who had it, as far as could be found out.
+    /// The holder, if it could be read.
     #[serde(serialize_with = "who")]
     holder: Option<Holder>,
     reason: String,
     remote: IpAddr,
-    /// What went wrong.
+    /// The error of a break that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// How far it came.
+/// The state of a break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Event {
-    /// It is about to be done. Only in the file: what is done is there even if we die on the way.
+pub(crate) enum AuditEvent {
+    /// The break is about to be done. Written only to the file: the row is there even if this process dies during the
+    /// break.
     Asked,
-    /// It was done.
+    /// The break was done.
     Broken,
-    /// It was not done.
+    /// The break was refused.
     Refused,
-    /// No answer came: it may or may not have been done.
+    /// No answer came: the break may or may not have been done.
     Unknown,
 }
 
 impl Row {
     pub(crate) fn asked(lock: Key, token: FencingToken, holder: Option<Holder>, reason: String, remote: IpAddr) -> Row {
-        Row { at_ms: now_ms(), event: Event::Asked, lock, token, holder, reason, remote, error: None }
+        Row { at_ms: now_ms(), event: AuditEvent::Asked, lock, token, holder, reason, remote, error: None }
     }
 
-    /// The same, with its outcome.
-    pub(crate) fn ended(&self, event: Event, error: Option<String>) -> Row {
+    /// Returns the same row with its outcome.
+    pub(crate) fn ended(&self, event: AuditEvent, error: Option<String>) -> Row {
         Row { at_ms: now_ms(), event, error, ..self.clone() }
     }
 
-    /// The lock and the hold of it that was broken, if one was.
+    /// Returns the lock and its broken hold, if the break was done.
     pub(crate) fn broken_hold(&self) -> Option<(&Key, PastHold)> {
         let record = self.holder.as_ref().and_then(|holder| holder.record.clone());
         let hold = Hold { record, ..Hold::unseen(self.token) };
         let reason = Some(self.reason.clone());
         let past = PastHold { hold, seen_ms: self.at_ms, ended_ms: self.at_ms, end: End::Broken, reason };
-        (self.event == Event::Broken).then_some((&self.lock, past))
+        (self.event == AuditEvent::Broken).then_some((&self.lock, past))
     }
 }
 
@@ -87,12 +88,12 @@ fn who<S: Serializer>(holder: &Option<Holder>, serializer: S) -> Result<S::Ok, S
 #[derive(Debug)]
 pub(crate) struct Audit {
     rows: Mutex<VecDeque<Arc<Row>>>,
-    /// Whoever writes to the file has it: two rows at once could both find the end of a line there.
+    /// The mutex serializes appends: two rows at once could both find a complete last line.
     path: Option<Mutex<PathBuf>>,
 }
 
 impl Audit {
-    /// Appends to `path`, which only its owner may read when it is new.
+    /// Opens the log. A new file at `path` is readable by its owner only.
     pub(crate) fn open(path: Option<&Path>) -> Result<Audit, Refused> {
         if let Some(path) = path {
             open(path).map_err(|error| Refused::new(format!("the audit file {}: {error}", path.display())))?;
@@ -100,15 +101,15 @@ impl Audit {
         Ok(Audit { rows: Mutex::default(), path: path.map(|path| Mutex::new(path.into())) })
     }
 
-    /// Writes a row down. Blocks until the disk has it.
+    /// Writes a row. Blocks until the disk has it.
     ///
     /// # Errors
     /// When the file cannot be written; the row is then in memory only.
     pub(crate) fn write(&self, row: &Row) -> io::Result<()> {
-        if row.event != Event::Asked {
+        if row.event != AuditEvent::Asked {
             let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
             rows.push_back(Arc::new(row.clone()));
-            if rows.len() > MOST {
+            if rows.len() > MAX_ROWS {
                 rows.pop_front();
             }
         }
@@ -118,44 +119,45 @@ impl Audit {
         append(&path.lock().unwrap_or_else(PoisonError::into_inner), line)
     }
 
-    /// The last rows, the newest first.
+    /// Returns the last rows, the newest first.
     pub(crate) fn rows(&self) -> Vec<Arc<Row>> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
-    /// Whether this console ended that hold.
+    /// Whether this console broke that hold.
     pub(crate) fn has_broken(&self, key: &Key, token: FencingToken) -> bool {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.iter().any(|row| row.event == Event::Broken && row.token == token && row.lock == *key)
+        rows.iter().any(|row| row.event == AuditEvent::Broken && row.token == token && row.lock == *key)
     }
 
-    /// How many breaks came to which end, of the last ones.
-    pub(crate) fn count(&self, event: Event) -> usize {
+    /// Returns how many of the last breaks had this outcome.
+    pub(crate) fn count(&self, event: AuditEvent) -> usize {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.iter().filter(|row| row.event == event).count()
     }
 }
 
-/// Adds a line to what is at `path` now: the file of the last row may have been taken away since, as logs are.
+/// Appends a line to the file that is at `path` now: log rotation may have moved the last one.
 fn append(path: &Path, mut line: Vec<u8>) -> io::Result<()> {
     let mut file = open(path)?;
     let end = file.metadata()?.len();
     let mut last = [b'\n'];
-    // Nothing is read where there is nothing, or nothing any more.
+    // Reads nothing from an empty file.
     file.read_at(&mut last, end.saturating_sub(1))?;
-    // A disk that was full has left half a line.
+    // A full disk may have left an incomplete line.
     if last != [b'\n'] {
         line.insert(0, b'\n');
     }
-    // In one piece, at the end: also when several consoles append to one file.
+    // In one write at the end, so that several consoles can append to one file.
     file.write_all(&line)?;
     file.sync_data()?;
     if end == 0 {
-        // What is new is on disk only when its name is too.
+        // A new file survives a crash only when its directory entry is on disk too.
         let dir = path.parent().filter(|dir| *dir != "").unwrap_or(Path::new("."));
         match File::open(dir) {
             Ok(dir) => dir.sync_all()?,
-            // Who may write there need not be allowed to read. The row itself is on disk, and its name soon.
+            // Write permission does not imply read permission. The row itself is on disk; its directory entry soon
+            // will be.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -165,7 +167,7 @@ fn append(path: &Path, mut line: Vec<u8>) -> io::Result<()> {
 
 fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-    // Anything else has no end to look at, and no disk.
+    // Other file types have no end to check and no disk.
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
@@ -179,28 +181,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_knows_what_was_broken() {
+    fn rows_in_memory_are_bounded_and_find_broken_holds() {
         let audit = Audit::open(None).unwrap();
         let key = Key::new("a").unwrap();
-        for token in 0..=MOST as u64 {
+        for token in 0..=MAX_ROWS as u64 {
             audit.write(&row(token)).unwrap();
-            audit.write(&row(token).ended(Event::Broken, None)).unwrap();
+            audit.write(&row(token).ended(AuditEvent::Broken, None)).unwrap();
         }
-        audit.write(&row(5).ended(Event::Refused, Some("no".into()))).unwrap();
-        assert_eq!(audit.rows().len(), MOST);
-        assert_eq!(audit.rows()[0].event, Event::Refused, "the newest first");
-        assert!(audit.has_broken(&key, FencingToken::new(MOST as u64)));
+        audit.write(&row(5).ended(AuditEvent::Refused, Some("no".into()))).unwrap();
+        assert_eq!(audit.rows().len(), MAX_ROWS);
+        assert_eq!(audit.rows()[0].event, AuditEvent::Refused, "the newest first");
+        assert!(audit.has_broken(&key, FencingToken::new(MAX_ROWS as u64)));
         assert!(!audit.has_broken(&key, FencingToken::new(0)), "forgotten");
     }
 
-    /// A path of a test's own, at which there is nothing.
+    /// Returns a path for one test, where no file exists.
     fn vacant(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("distlock-audit-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         path
     }
 
-    /// The tokens of the rows in a file, `None` for what is no row; and the file is gone.
+    /// Removes the file and returns the tokens of its rows, `None` for a malformed row.
     fn take(path: &Path) -> Vec<Option<String>> {
         let text = std::fs::read_to_string(path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_line_costs_no_other() {
+    fn an_incomplete_line_does_not_damage_the_next() {
         let path = vacant("half");
         let audit = Audit::open(Some(&path)).unwrap();
         audit.write(&row(1)).unwrap();
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_renamed_or_removed_is_followed_by_a_new_one() {
+    fn a_renamed_or_removed_file_is_created_again() {
         use std::os::unix::fs::PermissionsExt;
 
         let (path, rotated) = (vacant("rotated"), vacant("rotated-1"));
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_appended_to_is_refused_at_the_start_and_later() {
+    fn files_that_cannot_be_appended_to_are_refused() {
         let path = vacant("directory");
         let audit = Audit::open(Some(&path)).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -245,11 +247,11 @@ mod tests {
         assert!(audit.write(&row(1)).is_err());
         assert!(Audit::open(Some(&path)).is_err());
         std::fs::remove_dir(&path).unwrap();
-        assert!(Audit::open(Some(Path::new("/dev/null"))).is_err(), "it forgets");
+        assert!(Audit::open(Some(Path::new("/dev/null"))).is_err(), "not a regular file");
     }
 
     #[test]
-    fn a_directory_that_may_not_be_read_is_no_reason_to_write_nothing() {
+    fn rows_are_written_in_an_unreadable_directory() {
         use std::os::unix::fs::PermissionsExt;
 
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -261,7 +263,7 @@ mod tests {
         let mut rights = capabilities(None).unwrap();
         rights.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
         set_capabilities(None, rights).unwrap();
-        assert!(File::open(&dir).is_err(), "it may not be read");
+        assert!(File::open(&dir).is_err(), "the directory is unreadable");
         let path = dir.join("rows");
         Audit::open(Some(&path)).unwrap().write(&row(1)).unwrap();
         assert_eq!(take(&path), [Some("1".into())]);
@@ -269,11 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_the_wish_and_the_outcome_one_a_line() {
+    fn the_file_has_one_line_for_the_request_and_one_for_the_outcome() {
         let path = vacant("rows");
         let audit = Audit::open(Some(&path)).unwrap();
         audit.write(&row(7)).unwrap();
-        audit.write(&row(7).ended(Event::Unknown, Some("no\nreply".into()))).unwrap();
+        audit.write(&row(7).ended(AuditEvent::Unknown, Some("no\nreply".into()))).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&rows[0]["event"], &rows[1]["event"], rows.len()), (&"asked".into(), &"unknown".into(), 2));

@@ -1,4 +1,4 @@
-//! The console itself: bound, then served until it is told to stop.
+//! The console: binds its address, then serves until it is stopped.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use tokio::time::sleep;
 use crate::access::AccessToken;
 use crate::api::App;
 use crate::audit::Audit;
-use crate::door::Door;
-use crate::gate::Gate;
 use crate::options::{Options, Refused};
+use crate::request_filter::RequestFilter;
+use crate::server::HttpServer;
 use crate::watcher::Watcher;
 use crate::{routes, tls};
 
-/// How long visitors have to finish once it is told to stop.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long open requests may take after the stop.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// A console that listens. Dropping it closes the door.
+/// A console that listens. Dropping it closes the listener.
 pub struct Console {
-    door: Door,
+    server: HttpServer,
     address: SocketAddr,
     scheme: &'static str,
     token: AccessToken,
@@ -31,11 +31,11 @@ pub struct Console {
 }
 
 impl Console {
-    /// Listens, with nobody served yet. `engine` names the locker's engine to people and must not hold secrets; what
-    /// looks like a URL with a password loses it all the same.
+    /// Binds the address; no request is served yet. `engine` is the name of the locker's engine for users and must not
+    /// contain secrets; the password of a URL is removed in any case.
     ///
     /// # Errors
-    /// When the options are refused, a file of theirs cannot be used or the address is taken.
+    /// When the options are refused, one of their files cannot be used, or the address is in use.
     pub async fn bind(locker: Locker, engine: &str, options: Options) -> Result<Console, Refused> {
         options.check()?;
         let audit = Arc::new(Audit::open(options.audit_file.as_deref())?);
@@ -44,53 +44,53 @@ impl Console {
         let listener = TcpListener::bind(options.listen).await.map_err(taken)?;
         let address = listener.local_addr().map_err(taken)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let gate = Gate::new(options.token.clone(), options.hosts);
+        let request_filter = RequestFilter::new(options.token.clone(), options.hosts);
         let app = App {
-            gate: Arc::new(gate),
+            request_filter: Arc::new(request_filter),
             watcher: Arc::new(Watcher::new(locker.clone(), audit.clone())),
             audit,
             locker: Arc::new(locker),
             engine: distlock::redact(engine).into(),
             read_only: options.read_only,
         };
-        let door = Door::new(listener, tls);
-        Ok(Console { door, address, scheme, token: options.token, app })
+        let server = HttpServer::new(listener, tls);
+        Ok(Console { server, address, scheme, token: options.token, app })
     }
 
-    /// Where it listens.
+    /// Returns the address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it is, for people who know the token.
+    /// Returns the URL without the token.
     #[must_use]
     pub fn url(&self) -> String {
         format!("{}://{}/", self.scheme, self.address)
     }
 
-    /// Where it is, with the token. Browsers do not send what follows `#` to anybody, and the page takes it off.
+    /// Returns the URL with the token. Browsers do not send the part after `#`, and the page removes it.
     #[must_use]
     pub fn url_with_token(&self) -> String {
         format!("{}#token={}", self.url(), self.token.reveal())
     }
 
-    /// Serves until `stop` resolves; streams are ended then, and other requests have two seconds to finish.
+    /// Serves until `stop` resolves. Then it ends the event streams and gives other requests two seconds to finish.
     ///
     /// # Errors
-    /// When the system cannot go on listening.
+    /// When the listener fails.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let watcher = self.app.watcher.clone();
         let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = self.door.serve(routes::router(self.app), async {
-            // An error is the other end dropped: that is the end as well.
+        let server = self.server.serve(routes::router(self.app), async {
+            // An error means that the sender was dropped, which also stops the console.
             let _ = stopped.await;
         });
         let farewell = async {
             stop.await;
             let _ = stopping.send(());
-            watcher.dismiss();
-            sleep(FAREWELL).await;
+            watcher.close_all();
+            sleep(SHUTDOWN_LIMIT).await;
         };
         tokio::select! {
             () = server => {}

@@ -1,4 +1,4 @@
-//! What a visitor is told when something is refused or goes wrong: `{"error":{"kind","message","help"}}`.
+//! The error response: `{"error":{"kind","message","help"}}`.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -7,7 +7,7 @@ use distlock::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::json;
 
-/// A failure as it is answered.
+/// An error as it is returned to the client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Failure {
     #[serde(skip)]
@@ -36,12 +36,12 @@ impl IntoResponse for Failure {
 impl From<&Error> for Failure {
     fn from(error: &Error) -> Failure {
         let (status, kind, help) = match error.kind() {
-            ErrorKind::NotHeld => (409, "not_held", "somebody else holds it by now, or nobody; look again"),
-            ErrorKind::Foreign => (409, "foreign", "it was left alone: distlock ends only what it began"),
+            ErrorKind::NotHeld => (409, "not_held", "another holder has it by now, or it is free; look again"),
+            ErrorKind::Foreign => (409, "foreign", "nothing was changed: distlock breaks only its own locks"),
             ErrorKind::InvalidInput => (400, "invalid_input", "nothing was changed"),
             ErrorKind::Unsupported => (501, "unsupported", "end the process that holds it instead"),
             ErrorKind::Unknown => (504, "unknown", "it may or may not have been done; look again"),
-            ErrorKind::Timeout | ErrorKind::Unavailable => (503, "unavailable", "the engine is asked again by itself"),
+            ErrorKind::Timeout | ErrorKind::Unavailable => (503, "unavailable", "the console retries by itself"),
             ErrorKind::Auth => (502, "auth", "the engine refuses the credentials the console was started with"),
             ErrorKind::Config => (502, "config", "the console was started with a configuration that cannot be used"),
             ErrorKind::Closed => (503, "closed", "the console is being stopped"),
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_end_is_not_told_as_a_failure_of_the_request() {
+    fn an_unknown_outcome_is_not_reported_as_a_bad_request() {
         let failure = Failure::from(&Error::unknown("no reply"));
         assert_eq!((failure.status.as_u16(), failure.kind), (504, "unknown"));
         assert!(failure.message.contains("no reply"));

@@ -1,4 +1,4 @@
-//! What browsers are sent: events of a stream, each one JSON object.
+//! The server-sent events for browsers, each with one JSON object.
 
 use axum::body::Bytes;
 use serde::Serialize;
@@ -10,23 +10,23 @@ use crate::lock::Lock;
 use crate::locks::{Changes, List, Locks};
 use crate::losses::Lost;
 
-/// A look at the engine that worked.
+/// A successful listing of the engine.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Look {
-    /// Counts the looks.
+pub(crate) struct ListingInfo {
+    /// The listing's number.
     pub(crate) look: u64,
-    /// When.
+    /// When the listing was made.
     pub(crate) at_ms: u64,
     /// How long the engine took.
     pub(crate) took_ms: u64,
 }
 
-/// Everything.
-pub(crate) fn snapshot(look: Option<Look>, trouble: Option<&Failure>, locks: &Locks, lost: &Lost) -> Bytes {
+/// The whole state.
+pub(crate) fn snapshot(look: Option<ListingInfo>, trouble: Option<&Failure>, locks: &Locks, lost: &Lost) -> Bytes {
     #[derive(Serialize)]
     struct Body<'a, L> {
         #[serde(flatten)]
-        look: Option<Look>,
+        look: Option<ListingInfo>,
         trouble: Option<&'a Failure>,
         lost: &'a Lost,
         locks: L,
@@ -34,12 +34,12 @@ pub(crate) fn snapshot(look: Option<Look>, trouble: Option<&Failure>, locks: &Lo
     encode("snapshot", &Body { look, trouble, lost, locks: List(locks.iter()) })
 }
 
-/// What a look changed.
-pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks, lost: &Lost) -> Bytes {
+/// The changes of a listing.
+pub(crate) fn changes(look: ListingInfo, changes: &Changes, locks: &Locks, lost: &Lost) -> Bytes {
     #[derive(Serialize)]
     struct Body<'a, S> {
         #[serde(flatten)]
-        look: Look,
+        look: ListingInfo,
         set: S,
         renewed: Vec<(&'a str, Vec<Option<u64>>)>,
         gone: Vec<&'a str>,
@@ -56,25 +56,25 @@ pub(crate) fn changes(look: Look, changes: &Changes, locks: &Locks, lost: &Lost)
     encode("changes", &body)
 }
 
-/// The engine did not answer, or refused.
+/// A failed listing.
 pub(crate) fn trouble(failure: &Failure, at_ms: u64) -> Bytes {
     encode("trouble", &json!({"at_ms": at_ms, "error": failure}))
 }
 
-/// What time it is: nothing is new, and what was seen is so old by now.
+/// The time: nothing has changed, but the data is older by now.
 pub(crate) fn time(at_ms: u64) -> Bytes {
     encode("time", &json!({"at_ms": at_ms}))
 }
 
-/// Somebody broke a lock, or tried to.
+/// A break, done or tried.
 pub(crate) fn audit(row: &Row) -> Bytes {
     encode("audit", row)
 }
 
-/// JSON has no line break of its own, so the data is one line.
+/// JSON contains no raw line break, so the data is one line.
 fn encode(event: &str, body: &impl Serialize) -> Bytes {
     let mut text = format!("event: {event}\ndata: ").into_bytes();
-    // Nothing here can fail to be JSON: all keys are text, and memory takes every byte.
+    // Cannot fail: all keys are text, and memory takes every byte.
     serde_json::to_writer(&mut text, body).unwrap_or_default();
     text.extend_from_slice(b"\n\n");
     text.into()

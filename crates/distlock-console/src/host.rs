@@ -1,8 +1,8 @@
-//! By which names browsers may call the console.
+//! The host names that browsers may use.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A name by which browsers may call the console, without a port.
+/// A host name that browsers may use, without a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostName(String);
 
@@ -16,10 +16,10 @@ impl std::str::FromStr for HostName {
     }
 }
 
-/// Whether the Host header `header` calls us by an address, as `localhost` or by one of `names`.
+/// Whether the Host header `header` is an address, `localhost` or one of `names`.
 ///
-/// A page of somebody else can have its own name point here, and would then be of the same origin as we are; it cannot
-/// make itself called by an address or by a name that is not its own.
+/// A foreign page can point its own name here (DNS rebinding), and would then have the same origin; it cannot use an
+/// address or a name that is not its own.
 pub(crate) fn is_ours(header: &str, names: &[HostName]) -> bool {
     let Some(host) = without_port(header) else { return false };
     if let Some(inner) = host.strip_prefix('[') {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_localhost_and_given_names_are_ours_and_nothing_else() {
+    fn only_addresses_localhost_and_given_names_are_accepted() {
         let names = ["Locks.example.com".parse().unwrap()];
         for ours in
             ["127.0.0.1:7411", "localhost", "LOCALHOST:1", "[::1]:80", "[::1]", "10.0.0.7", "locks.example.com:443"]

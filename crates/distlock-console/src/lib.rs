@@ -1,7 +1,8 @@
-//! The web console: who holds which lock and since when, who waits, and the way to end a hold that nobody else will end.
+//! The web console: the holders and waiters of all locks, and a way to break a hold that does not end.
 //!
-//! One page over any engine. The engine is listed at most once a second however many browsers look, and not at all when
-//! none does; browsers are sent what changed. What it shows, who may look and who may break: `docs/console.md`.
+//! One page for any engine. The engine is listed at most once a second for any number of browsers, and not at all
+//! while none is connected; browsers receive the changes. What it shows, who has access and who may break locks:
+//! `docs/console.md`.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,21 +20,21 @@ mod access;
 mod api;
 mod assets;
 mod audit;
-mod chronicle;
 mod console;
-mod door;
 mod failure;
 mod frame;
-mod gate;
 mod heat;
+mod history;
 mod host;
 mod lock;
 mod locks;
 mod losses;
 mod metrics;
 mod options;
-mod patient;
+mod request_filter;
 mod routes;
+mod server;
+mod stall_limit;
 mod timeline;
 mod tls;
 mod viewers;

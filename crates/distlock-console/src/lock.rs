@@ -1,4 +1,4 @@
-//! A lock as it is shown, in terms that stay the same from one look to the next.
+//! A lock as it is shown, with times that stay the same from one listing to the next.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,13 +8,13 @@ use distlock::{FencingToken, Holder, Key, Mode, Record};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-use crate::frame::Look;
+use crate::frame::ListingInfo;
 
-/// Two looks at a moment that differ by less than this and what the two looks took are looks at the same moment: it is
-/// not known when during a look the engine was asked about this lock.
+/// Two listings show the same moment if they differ by less than this plus the time that both listings took: when
+/// during a listing the engine read this lock is unknown.
 pub(crate) const TOLERANCE_MS: u64 = 400;
 
-/// Milliseconds of the Unix epoch.
+/// Returns the time in milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     millis(since)
@@ -28,67 +28,67 @@ fn millis(time: Duration) -> u64 {
 #[derive(Debug, Clone)]
 pub(crate) struct Lock {
     pub(crate) key: Key,
-    /// Who has it, the one that got it first first.
+    /// The holds, the oldest first.
     pub(crate) holds: Vec<Hold>,
-    /// Who waits, the next one first.
+    /// The waiters, the next one first.
     pub(crate) waiters: Vec<Arc<Record>>,
-    /// The look at which holders or waiters last changed.
+    /// The number of the listing in which holders or waiters last changed.
     pub(crate) revision: u64,
 }
 
-/// Somebody's hold of a lock. Moments are milliseconds of the Unix epoch by this machine's clock.
+/// One hold of a lock. Times are milliseconds since the Unix epoch by this machine's clock.
 #[derive(Debug, Clone)]
 pub(crate) struct Hold {
     pub(crate) token: Option<FencingToken>,
     pub(crate) record: Option<Arc<Record>>,
     pub(crate) since_ms: Option<u64>,
     pub(crate) expires_ms: Option<u64>,
-    /// The most that was ever seen to be left of its lease: about the whole of it.
+    /// The longest remaining lease ever seen: about the whole lease.
     pub(crate) longest_ms: u64,
-    /// How long the look took that `expires_ms` is from: it may be off by as much.
-    pub(crate) blur_ms: u64,
+    /// How long the listing took that `expires_ms` is from: the error of that time.
+    pub(crate) error_ms: u64,
 }
 
 impl Lock {
-    /// What the engine said at a look.
-    pub(crate) fn new(info: LockInfo, look: Look) -> Lock {
+    /// Converts what the engine listed.
+    pub(crate) fn new(info: LockInfo, look: ListingInfo) -> Lock {
         let holds = info.holders.into_iter().map(|holder| Hold::new(holder, look)).collect();
         Lock { key: info.key, holds, waiters: info.waiters, revision: look.look }
     }
 
-    /// Whether the same ones hold it and wait for it.
+    /// Whether the holders and waiters are the same.
     pub(crate) fn is_like(&self, other: &Lock) -> bool {
         self.waiters == other.waiters
             && self.holds.len() == other.holds.len()
             && self.holds.iter().zip(&other.holds).all(|(a, b)| a.is_same(b) && a.record == b.record)
     }
 
-    /// When each hold ends by itself.
+    /// Returns when each hold expires.
     pub(crate) fn expiries(&self) -> Vec<Option<u64>> {
         self.holds.iter().map(|hold| hold.expires_ms).collect()
     }
 
-    /// When the one that has waited longest began, by its own clock.
+    /// Returns when the longest wait began, by the waiter's own clock.
     fn waiting_since_ms(&self) -> Option<u64> {
         self.waiters.iter().map(|waiter| waiter.since_ms).min()
     }
 }
 
 impl Hold {
-    fn new(holder: Holder, look: Look) -> Hold {
+    fn new(holder: Holder, look: ListingInfo) -> Hold {
         let Holder { record, token, ttl_left, held_for, .. } = holder;
         let since_ms = held_for.map(|held| look.at_ms.saturating_sub(millis(held)));
         let expires_ms = ttl_left.map(|left| look.at_ms.saturating_add(millis(left)));
         let longest_ms = ttl_left.map_or(0, millis);
-        Hold { token, record, since_ms, expires_ms, longest_ms, blur_ms: look.took_ms }
+        Hold { token, record, since_ms, expires_ms, longest_ms, error_ms: look.took_ms }
     }
 
-    /// A hold of which only the token is known.
+    /// Returns a hold of which only the token is known.
     pub(crate) fn unseen(token: FencingToken) -> Hold {
-        Hold { token: Some(token), record: None, since_ms: None, expires_ms: None, longest_ms: 0, blur_ms: 0 }
+        Hold { token: Some(token), record: None, since_ms: None, expires_ms: None, longest_ms: 0, error_ms: 0 }
     }
 
-    /// Whether it is the same hold, seen again.
+    /// Whether it is the same hold in another listing.
     pub(crate) fn is_same(&self, other: &Hold) -> bool {
         match (self.token, other.token) {
             (None, None) => self.record == other.record,
@@ -96,14 +96,14 @@ impl Hold {
         }
     }
 
-    /// Takes over from an earlier look what only seems to have moved since.
-    pub(crate) fn settle(&mut self, earlier: &Hold) {
-        let tolerance_ms = TOLERANCE_MS + self.blur_ms + earlier.blur_ms;
+    /// Keeps the earlier expiry if the difference is within the error of both listings.
+    pub(crate) fn keep_earlier_expiry(&mut self, earlier: &Hold) {
+        let tolerance_ms = TOLERANCE_MS + self.error_ms + earlier.error_ms;
         if let (Some(now), Some(then)) = (self.expires_ms, earlier.expires_ms)
             && now.abs_diff(then) < tolerance_ms
         {
-            // With its own blur, or many small steps would go unseen.
-            (self.expires_ms, self.blur_ms) = (Some(then), earlier.blur_ms);
+            // With the earlier error, or many small steps would go unseen.
+            (self.expires_ms, self.error_ms) = (Some(then), earlier.error_ms);
         }
         self.since_ms = earlier.since_ms.or(self.since_ms);
         self.longest_ms = self.longest_ms.max(earlier.longest_ms);
@@ -139,7 +139,7 @@ impl Serialize for Hold {
     }
 }
 
-/// Somebody who holds or waits, in its own words.
+/// The owner of a hold or a wait, as its record says.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Who<'a> {
     owner: &'a str,

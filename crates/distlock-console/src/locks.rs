@@ -1,4 +1,4 @@
-//! All locks as they were at the last look, and what a new look changes.
+//! All locks of the last listing, and what a new listing changes.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +6,29 @@ use distlock::Key;
 use distlock::backend::LockInfo;
 use serde::{Serialize, Serializer};
 
-use crate::frame::Look;
+use crate::frame::ListingInfo;
 use crate::lock::{Hold, Lock};
 
 /// All locks, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Locks(BTreeMap<Key, Lock>);
 
-/// What changed between two looks.
+/// The changes between two listings.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// New locks, and locks with other holders or waiters than before.
+    /// New locks, and locks with changed holders or waiters.
     pub(crate) set: Vec<Key>,
-    /// Locks of which only the ends of the leases moved.
+    /// Locks of which only the lease ends moved.
     pub(crate) renewed: Vec<Key>,
-    /// Locks that nobody holds or waits for any more.
+    /// Locks without holders and waiters any more.
     pub(crate) gone: Vec<Key>,
-    /// Holds that are over.
+    /// Holds that have ended.
     pub(crate) ended: Vec<(Key, Hold)>,
 }
 
 impl Locks {
-    /// Puts a new look in the place of the old one. Names that the engine lists twice count once.
-    pub(crate) fn replace(&mut self, listing: Vec<LockInfo>, look: Look) -> Changes {
+    /// Replaces the last listing by a new one. A name that the engine lists twice counts once.
+    pub(crate) fn replace(&mut self, listing: Vec<LockInfo>, look: ListingInfo) -> Changes {
         let mut before = std::mem::take(&mut self.0);
         let mut changes = Changes::default();
         for info in listing {
@@ -54,7 +54,7 @@ impl Locks {
         self.0.values()
     }
 
-    /// Those of `keys` that are still there.
+    /// Returns the locks in `keys` that still exist.
     pub(crate) fn these<'a>(&'a self, keys: &'a [Key]) -> impl Iterator<Item = &'a Lock> + Clone {
         keys.iter().filter_map(|key| self.get(key))
     }
@@ -64,7 +64,7 @@ impl Changes {
     fn compare(&mut self, earlier: Lock, lock: &mut Lock) {
         for hold in &mut lock.holds {
             if let Some(then) = earlier.holds.iter().find(|then| then.is_same(hold)) {
-                hold.settle(then);
+                hold.keep_earlier_expiry(then);
             }
         }
         if !earlier.is_like(lock) {
@@ -80,7 +80,7 @@ impl Changes {
     }
 }
 
-/// Locks as a JSON list, without collecting them first.
+/// Serializes locks as a JSON list, without collecting them first.
 pub(crate) struct List<I>(pub(crate) I);
 
 impl<'a, I: Iterator<Item = &'a Lock> + Clone> Serialize for List<I> {
@@ -110,8 +110,8 @@ mod tests {
         LockInfo::new(Key::new(name).unwrap(), Some(holder), waiters.iter().map(|owner| record(owner)).collect())
     }
 
-    fn look(look: u64, at_ms: u64) -> Look {
-        Look { look, at_ms, took_ms: 5 }
+    fn look(look: u64, at_ms: u64) -> ListingInfo {
+        ListingInfo { look, at_ms, took_ms: 5 }
     }
 
     fn names(keys: &[Key]) -> Vec<&str> {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_passes_changes_nothing_and_a_renewal_only_the_lease() {
+    fn passing_time_changes_nothing_and_a_renewal_only_the_lease() {
         let mut locks = Locks::default();
         assert_eq!(names(&locks.replace(vec![held("a", 1, 10_000, &["w"])], look(1, 100_000)).set), ["a"]);
         let same = locks.replace(vec![held("a", 1, 8_990, &["w"])], look(2, 101_000));
@@ -131,22 +131,22 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_seen_by_a_slow_look_and_then_by_a_quick_one_has_not_moved() {
+    fn a_lease_in_a_slow_and_then_a_quick_listing_has_not_moved() {
         let mut locks = Locks::default();
-        // Asked at the beginning of a look that took 3 s: the lease really ends at 110 000.
-        locks.replace(vec![held("a", 1, 13_000, &[])], Look { look: 1, at_ms: 100_000, took_ms: 3_000 });
+        // Read at the start of a listing that took 3 s: the lease really ends at 110 000.
+        locks.replace(vec![held("a", 1, 13_000, &[])], ListingInfo { look: 1, at_ms: 100_000, took_ms: 3_000 });
         let quick = locks.replace(vec![held("a", 1, 5_000, &[])], look(2, 105_000));
         assert!(quick.renewed.is_empty() && quick.set.is_empty(), "{:?}", quick.renewed);
         let again = locks.replace(vec![held("a", 1, 4_000, &[])], look(3, 106_000));
-        assert!(again.renewed.is_empty(), "the first look stays as blurred as it was");
+        assert!(again.renewed.is_empty(), "the error of the first listing is kept");
         let renewed = locks.replace(vec![held("a", 1, 10_000, &[])], look(4, 107_000));
         assert_eq!(names(&renewed.renewed), ["a"]);
         let quick = locks.replace(vec![held("a", 1, 8_500, &[])], look(5, 109_000));
-        assert_eq!(names(&quick.renewed), ["a"], "both looks were quick: half a second is a renewal");
+        assert_eq!(names(&quick.renewed), ["a"], "both listings were quick: half a second is a renewal");
     }
 
     #[test]
-    fn a_new_holder_a_new_waiter_and_the_end_are_told() {
+    fn new_holders_new_waiters_and_ends_are_changes() {
         let mut locks = Locks::default();
         locks.replace(vec![held("a", 1, 10_000, &["x", "y"]), held("b", 1, 10_000, &[])], look(1, 0));
         let queue = locks.replace(vec![held("a", 1, 10_000, &["y", "x"]), held("b", 1, 10_000, &[])], look(2, 0));

@@ -1,4 +1,4 @@
-//! The holds that were lost or broken in the last 24 hours, as far as this console can know.
+//! The holds that were lost or broken in the last 24 hours, as far as this console knows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,44 +11,44 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::timeline::{End, GAP_MS, PastHold};
 
-/// How far back it goes.
+/// The time that is covered.
 const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
-/// How many losses are remembered.
-const MOST: usize = 10_000;
+/// How many losses are kept.
+const MAX_LOSSES: usize = 10_000;
 /// How many are shown.
-const MOST_SHOWN: usize = 200;
-/// How many locks may wait for their histories to be read; of the others nothing is read, and that is said.
-const MOST_UNREAD: usize = 5_000;
-/// How long a history is left to be written, after something has happened to its lock.
+const MAX_SHOWN: usize = 200;
+/// How many locks may wait for their histories to be read. Further histories are not read, which is reported.
+const MAX_QUEUED: usize = 5_000;
+/// How long to wait before a history is read: clients write it shortly after the event.
 const DELAY: Duration = Duration::from_millis(1_500);
 
-/// What was lost, from three sources: looks, the histories of locks, and the breaks that were done here.
+/// The losses from three sources: listings, the locks' histories, and the breaks made in this console.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
     holds: HashMap<(Key, FencingToken), PastHold>,
-    /// Since when one look has followed the other, and nothing was forgotten.
+    /// Since when listings have followed each other without a gap and no loss was dropped.
     since_ms: u64,
-    /// What ended before is not counted any more.
+    /// Losses before this moment are not counted any more.
     from_ms: u64,
-    /// Of how many locks nothing older is known: there were too many to read all histories.
+    /// How many locks have unknown earlier losses: there were too many histories to read.
     unread: usize,
-    /// Those whose histories could not be read, at most as many as may be in line.
+    /// The locks whose histories could not be read; bounded like the queue.
     pub(crate) missed: HashSet<Key>,
 }
 
-/// How many there are.
+/// The number of losses.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Lost {
     pub(crate) count: usize,
-    /// Since when all were seen; older ones are only those that histories or earlier looks told of.
+    /// Since when all losses were seen; older ones are known only from histories or earlier listings.
     pub(crate) since_ms: u64,
-    /// Of how many locks nothing older is known.
+    /// How many locks have unknown earlier losses.
     pub(crate) unread: usize,
-    /// The lock of the last one.
+    /// The lock of the last loss.
     last: Option<String>,
 }
 
-/// One of them.
+/// One loss.
 #[derive(Debug, Serialize)]
 pub(crate) struct Loss<'a> {
     name: &'a str,
@@ -57,16 +57,17 @@ pub(crate) struct Loss<'a> {
 }
 
 impl Losses {
-    /// There was a look at `now_ms`, and one before at `seen_ms`. Says whether there was a gap between the two.
-    pub(crate) fn look(&mut self, seen_ms: Option<u64>, now_ms: u64) -> bool {
+    /// Records a listing at `now_ms`; the one before was at `seen_ms`. Returns whether there was a gap between the
+    /// two.
+    pub(crate) fn record_listing(&mut self, seen_ms: Option<u64>, now_ms: u64) -> bool {
         let is_gap = seen_ms.is_none_or(|seen| now_ms.saturating_sub(seen) > GAP_MS);
         if is_gap {
-            self.leave_out(0, now_ms);
+            self.record_unread_count(0, now_ms);
         }
-        // A clock that was ahead, a client's or ours, is believed no longer than until now.
+        // A time from a clock that is ahead, a client's or this machine's, is capped to now.
         self.holds.values_mut().for_each(|past| past.ended_ms = past.ended_ms.min(now_ms));
         self.from_ms = now_ms.saturating_sub(DAY_MS);
-        if let Some(excess) = self.holds.len().checked_sub(MOST + 1) {
+        if let Some(excess) = self.holds.len().checked_sub(MAX_LOSSES + 1) {
             let mut ends: Vec<u64> = self.holds.values().map(|past| past.ended_ms).collect();
             self.from_ms = self.from_ms.max(ends.select_nth_unstable(excess).1.saturating_add(1));
         }
@@ -75,31 +76,31 @@ impl Losses {
         is_gap
     }
 
-    /// What came before `now_ms` is known from histories only, and of so many locks not even from those.
-    pub(crate) fn leave_out(&mut self, unread: usize, now_ms: u64) {
+    /// Records that losses before `now_ms` are known from histories only, and for `unread` locks not at all.
+    pub(crate) fn record_unread_count(&mut self, unread: usize, now_ms: u64) {
         (self.since_ms, self.unread) = (now_ms, unread);
         self.missed.clear();
     }
 
-    /// The same of one more lock, whose history could not be read. Of one that is counted already that is no news.
-    pub(crate) fn miss(&mut self, key: Key, now_ms: u64) {
+    /// Records the same for a lock whose history could not be read, once per lock.
+    pub(crate) fn record_unread(&mut self, key: Key, now_ms: u64) {
         if self.missed.contains(&key) {
             return;
         }
         self.since_ms = now_ms;
-        if self.missed.len() < MOST_UNREAD {
+        if self.missed.len() < MAX_QUEUED {
             self.missed.insert(key);
         }
     }
 
-    /// Takes in a hold that is over. What the holder or a history says wins over what a look made of it. Holds of other
-    /// programs are not counted: with them a lease that runs out may be the ordinary end.
-    pub(crate) fn learn(&mut self, key: &Key, past: &PastHold) {
+    /// Records a hold that has ended. A report of the holder or of a history overrides what a listing suggests. Holds
+    /// of other programs are not counted: for them, an expired lease may be the normal end.
+    pub(crate) fn record(&mut self, key: &Key, past: &PastHold) {
         let Some(token) = past.hold.token else { return };
         let id = (key.clone(), token);
         let mut past = past.clone();
         if let Some(known) = self.holds.get(&id) {
-            // It was over by then. A history that a clock ahead has dated says at each reading that it was just now.
+            // A history dated by a clock that is ahead would otherwise seem to end just now at every reading.
             past.ended_ms = past.ended_ms.min(known.ended_ms);
         }
         match past.end {
@@ -119,59 +120,59 @@ impl Losses {
         Lost { count: self.holds.len(), since_ms: self.since_ms, unread, last }
     }
 
-    /// The last ones, the newest first.
+    /// Returns the last losses, the newest first.
     pub(crate) fn rows(&self) -> Vec<Loss<'_>> {
         let mut rows: Vec<_> = self.holds.iter().map(|((key, _), hold)| Loss { name: key.as_str(), hold }).collect();
         rows.sort_by_key(|row| (std::cmp::Reverse(row.hold.ended_ms), row.name));
-        rows.truncate(MOST_SHOWN);
+        rows.truncate(MAX_SHOWN);
         rows
     }
 }
 
-/// The locks whose histories are to be read, each once.
+/// The locks whose histories are to be read, each queued once.
 #[derive(Debug, Default)]
-pub(crate) struct Unread {
-    line: Mutex<Line>,
+pub(crate) struct HistoryQueue {
+    queue: Mutex<QueuedKeys>,
     added: Notify,
 }
 
-/// Who is in line since when, and who is.
-type Line = (VecDeque<(Instant, Key)>, HashSet<Key>);
+/// The queue with the time of each entry, and the set of queued locks.
+type QueuedKeys = (VecDeque<(Instant, Key)>, HashSet<Key>);
 
-impl Unread {
-    /// Puts them in line, and says for how many there was no room.
+impl HistoryQueue {
+    /// Queues the locks. Returns for how many there was no room.
     pub(crate) fn add<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> usize {
-        let (now, (line, there)) = (Instant::now(), &mut *self.line());
-        let mut left_out = HashSet::new();
+        let (now, (queue, there)) = (Instant::now(), &mut *self.queue());
+        let mut unqueued = HashSet::new();
         for key in keys {
-            if line.len() >= MOST_UNREAD && !there.contains(key) {
-                left_out.insert(key);
+            if queue.len() >= MAX_QUEUED && !there.contains(key) {
+                unqueued.insert(key);
             } else if there.insert(key.clone()) {
-                line.push_back((now, key.clone()));
+                queue.push_back((now, key.clone()));
             }
         }
         self.added.notify_one();
-        left_out.len()
+        unqueued.len()
     }
 
-    /// The next one, for the only one who asks. Dropping the future takes none away.
+    /// Returns the next lock, for a single consumer. Dropping the future loses none.
     pub(crate) async fn next(&self) -> Key {
         loop {
-            let first = self.line().0.front().map(|(since, _)| *since);
+            let first = self.queue().0.front().map(|(since, _)| *since);
             match first {
                 Some(since) => sleep_until(since + DELAY).await,
                 None => self.added.notified().await,
             }
-            let (line, there) = &mut *self.line();
-            if let Some((_, key)) = first.and_then(|_| line.pop_front()) {
+            let (queue, there) = &mut *self.queue();
+            if let Some((_, key)) = first.and_then(|_| queue.pop_front()) {
                 there.remove(&key);
                 return key;
             }
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, QueuedKeys> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,7 +187,7 @@ mod tests {
 
     fn past(token: Option<u64>, ended_ms: u64, end: End) -> PastHold {
         let token = token.map(FencingToken::new);
-        let hold = Hold { token, record: None, since_ms: None, expires_ms: None, longest_ms: 0, blur_ms: 0 };
+        let hold = Hold { token, record: None, since_ms: None, expires_ms: None, longest_ms: 0, error_ms: 0 };
         PastHold { hold, seen_ms: ended_ms, ended_ms, end, reason: None }
     }
 
@@ -195,91 +196,95 @@ mod tests {
     }
 
     #[test]
-    fn each_hold_is_counted_once_and_what_is_written_down_wins() {
+    fn each_hold_is_counted_once_and_histories_take_precedence() {
         let (mut losses, a) = (Losses::default(), key("a"));
         for (token, end) in
             [(1, End::Ended), (2, End::Unseen), (3, End::Released), (4, End::Expired), (5, End::Expired)]
         {
-            losses.learn(&a, &past(Some(token), token, end));
+            losses.record(&a, &past(Some(token), token, end));
         }
-        losses.learn(&a, &past(None, 9, End::Expired));
-        assert_eq!(ends(&losses), [(5, End::Expired), (4, End::Expired)], "the newest first, and nobody else's");
-        // It was released after all: the look did not see its last renewal.
-        losses.learn(&a, &past(Some(4), 4, End::Released));
-        losses.learn(&a, &past(Some(5), 6, End::Lost));
-        losses.learn(&a, &past(Some(5), 7, End::Broken));
-        losses.learn(&a, &past(Some(5), 8, End::Lost));
-        losses.learn(&a, &past(Some(5), 8, End::Expired));
+        losses.record(&a, &past(None, 9, End::Expired));
+        assert_eq!(
+            ends(&losses),
+            [(5, End::Expired), (4, End::Expired)],
+            "the newest first, without other programs' holds"
+        );
+        // It was released after all: the listing did not see its last renewal.
+        losses.record(&a, &past(Some(4), 4, End::Released));
+        losses.record(&a, &past(Some(5), 6, End::Lost));
+        losses.record(&a, &past(Some(5), 7, End::Broken));
+        losses.record(&a, &past(Some(5), 8, End::Lost));
+        losses.record(&a, &past(Some(5), 8, End::Expired));
         assert_eq!(ends(&losses), [(5, End::Broken)]);
-        losses.learn(&key("b"), &past(Some(5), 99, End::Lost));
+        losses.record(&key("b"), &past(Some(5), 99, End::Lost));
         assert_eq!((losses.count().count, losses.count().last.as_deref()), (2, Some("b")));
     }
 
     #[test]
-    fn it_says_since_when_it_knows_and_forgets_after_a_day() {
+    fn the_start_of_complete_knowledge_is_reported_and_losses_expire_after_a_day() {
         let (mut losses, a) = (Losses::default(), key("a"));
         let start = 10 * DAY_MS;
-        assert!(losses.look(None, start), "nobody looked before");
-        losses.learn(&a, &past(Some(1), start - 5_000, End::Lost));
-        losses.learn(&a, &past(Some(2), start - DAY_MS - 1, End::Lost));
+        assert!(losses.record_listing(None, start), "no listing before");
+        losses.record(&a, &past(Some(1), start - 5_000, End::Lost));
+        losses.record(&a, &past(Some(2), start - DAY_MS - 1, End::Lost));
         assert_eq!((losses.count().count, losses.count().since_ms), (1, start), "the other is older than a day");
-        assert!(!losses.look(Some(start), start + GAP_MS));
+        assert!(!losses.record_listing(Some(start), start + GAP_MS));
         assert_eq!(losses.count().since_ms, start);
-        assert!(losses.look(Some(start), start + GAP_MS + 1), "nobody looked meanwhile");
+        assert!(losses.record_listing(Some(start), start + GAP_MS + 1), "no listing meanwhile");
         assert_eq!((losses.count().count, losses.count().since_ms), (1, start + GAP_MS + 1));
         losses.since_ms = start;
-        losses.look(Some(start + DAY_MS), start + DAY_MS + 1_000);
+        losses.record_listing(Some(start + DAY_MS), start + DAY_MS + 1_000);
         assert_eq!((losses.count().count, losses.count().since_ms), (0, start + 1_000), "the whole day");
     }
 
     #[test]
-    fn of_too_many_the_oldest_are_forgotten_and_that_is_said() {
+    fn the_oldest_losses_are_dropped_above_the_limit_and_reported() {
         let (mut losses, a) = (Losses::default(), key("a"));
-        losses.look(None, 1);
-        for token in 1..=MOST as u64 + 3 {
-            losses.learn(&a, &past(Some(token), 100 + token, End::Lost));
+        losses.record_listing(None, 1);
+        for token in 1..=MAX_LOSSES as u64 + 3 {
+            losses.record(&a, &past(Some(token), 100 + token, End::Lost));
         }
-        losses.look(Some(2 * MOST as u64), 2 * MOST as u64);
-        assert_eq!((losses.count().count, losses.count().since_ms), (MOST, 104));
-        assert_eq!(losses.rows().len(), MOST_SHOWN);
+        losses.record_listing(Some(2 * MAX_LOSSES as u64), 2 * MAX_LOSSES as u64);
+        assert_eq!((losses.count().count, losses.count().since_ms), (MAX_LOSSES, 104));
+        assert_eq!(losses.rows().len(), MAX_SHOWN);
     }
 
     #[test]
-    fn what_a_clock_that_is_ahead_has_dated_is_forgotten_like_everything_else() {
+    fn losses_dated_by_a_clock_that_is_ahead_also_expire() {
         let (mut losses, a, start) = (Losses::default(), key("a"), 10 * DAY_MS);
-        losses.look(None, start);
-        losses.learn(&a, &past(Some(1), u64::MAX, End::Lost));
-        losses.look(Some(start), start + 1_000);
-        losses.learn(&key("b"), &past(Some(1), start + 2_000, End::Lost));
-        // Whenever that history is read, it says that it was just now.
-        losses.learn(&a, &past(Some(1), start + 3_000, End::Lost));
-        losses.look(Some(start), start + 3_000);
+        losses.record_listing(None, start);
+        losses.record(&a, &past(Some(1), u64::MAX, End::Lost));
+        losses.record_listing(Some(start), start + 1_000);
+        losses.record(&key("b"), &past(Some(1), start + 2_000, End::Lost));
+        // Every reading of that history says that it was just now.
+        losses.record(&a, &past(Some(1), start + 3_000, End::Lost));
+        losses.record_listing(Some(start), start + 3_000);
         assert_eq!((losses.count().count, losses.count().last.as_deref()), (2, Some("b")));
-        losses.look(Some(start + DAY_MS), start + DAY_MS + 1_001);
+        losses.record_listing(Some(start + DAY_MS), start + DAY_MS + 1_001);
         assert_eq!(losses.count().count, 1, "it is a day old");
     }
 
     #[test]
-    fn of_losses_that_clocks_ahead_have_dated_no_more_are_remembered_than_of_others() {
+    fn losses_dated_by_clocks_that_are_ahead_are_bounded_too() {
         let (mut losses, a) = (Losses::default(), key("a"));
-        for token in 1..=MOST as u64 + 3 {
-            losses.learn(&a, &past(Some(token), u64::MAX, End::Lost));
+        for token in 1..=MAX_LOSSES as u64 + 3 {
+            losses.record(&a, &past(Some(token), u64::MAX, End::Lost));
         }
-        losses.look(Some(1), 2);
-        assert!(losses.count().count <= MOST, "{}", losses.count().count);
+        losses.record_listing(Some(1), 2);
+        assert!(losses.count().count <= MAX_LOSSES, "{}", losses.count().count);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_history_is_in_line_once_and_the_line_is_bounded() {
-        let unread = Unread::default();
-        let keys: Vec<Key> = (0..MOST_UNREAD + 9).map(|number| key(&number.to_string())).collect();
+    async fn a_lock_is_queued_once_and_the_queue_is_bounded() {
+        let unread = HistoryQueue::default();
+        let keys: Vec<Key> = (0..MAX_QUEUED + 9).map(|number| key(&number.to_string())).collect();
         assert_eq!(unread.add([&keys[1], &keys[0], &keys[1]].into_iter()), 0);
-        assert_eq!(unread.add(keys.iter()), 9, "for these there is no room");
-        assert_eq!(unread.line().0.len(), MOST_UNREAD);
+        assert_eq!(unread.add(keys.iter()), 9, "no room in the queue");
+        assert_eq!(unread.queue().0.len(), MAX_QUEUED);
         let began = Instant::now();
         assert_eq!((unread.next().await, unread.next().await), (keys[1].clone(), keys[0].clone()));
-        assert_eq!(began.elapsed().as_millis(), DELAY.as_millis(), "by then it is written");
+        assert_eq!(began.elapsed().as_millis(), DELAY.as_millis(), "the history is written by then");
         unread.add([&keys[1]].into_iter());
-        assert_eq!(unread.line().0.back().unwrap().1, keys[1], "again, once it was read");
+        assert_eq!(unread.queue().0.back().unwrap().1, keys[1], "again, once it was read");
     }
 }

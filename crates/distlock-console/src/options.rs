@@ -1,4 +1,4 @@
-//! How a console is to be run, and what is refused before it listens.
+//! The options of a console, and their validation.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,30 +7,30 @@ use std::path::PathBuf;
 use crate::access::AccessToken;
 use crate::host::HostName;
 
-/// Where a console listens unless told otherwise.
+/// The default address.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7411);
 
-/// How a console is to be run.
+/// The options of a console.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to listen; port 0 is any free one. Default: [`DEFAULT_LISTEN`].
+    /// The address; port 0 is any free one. Default: [`DEFAULT_LISTEN`].
     pub listen: SocketAddr,
-    /// Names besides `localhost` and addresses by which browsers may call it.
+    /// Host names that browsers may use, besides `localhost` and addresses.
     pub hosts: Vec<HostName>,
-    /// What lets visitors in.
+    /// The token that gives access.
     pub token: AccessToken,
     /// Refuse every change. Default: no.
     pub read_only: bool,
-    /// Append breaks to this file, one JSON object a line.
+    /// Append breaks to this file, one JSON object per line.
     pub audit_file: Option<PathBuf>,
-    /// Certificate chain and key, both PEM.
+    /// The certificate chain and its key, both PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Let others than this machine in without encryption. Default: no.
+    /// Accept other machines without encryption. Default: no.
     pub insecure_listen: bool,
 }
 
 impl Options {
-    /// The defaults.
+    /// Returns the defaults.
     #[must_use]
     pub fn new(token: AccessToken) -> Options {
         Options {
@@ -44,7 +44,7 @@ impl Options {
         }
     }
 
-    /// Refuses what would send the token over a network for everybody to read.
+    /// Refuses options that would send the token over a network in clear text.
     pub(crate) fn check(&self) -> Result<(), Refused> {
         if self.listen.ip().is_loopback() || self.tls.is_some() || self.insecure_listen {
             return Ok(());
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_loopback_goes_without_encryption_or_a_word() {
+    fn only_loopback_may_go_without_encryption_by_default() {
         let at = |listen: &str| Options { listen: listen.parse().unwrap(), ..Options::new(AccessToken::random()) };
         for good in ["127.0.0.1:0", "127.9.9.9:80", "[::1]:7411"] {
             assert!(at(good).check().is_ok(), "{good}");

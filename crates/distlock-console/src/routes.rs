@@ -1,4 +1,4 @@
-//! What is where. The OpenAPI document says the same, and a test compares the two.
+//! All routes. The OpenAPI document lists the same, which a test checks.
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -7,12 +7,12 @@ use axum::routing::{MethodRouter, get, post};
 
 use crate::api::{self, App};
 use crate::failure::Failure;
-use crate::{assets, gate};
+use crate::{assets, request_filter};
 
 /// A path with its methods.
 type Route = (&'static str, &'static [&'static str], MethodRouter<App>);
 
-/// Everything but the page's files.
+/// Returns all routes except the page's files.
 fn routes() -> Vec<Route> {
     vec![
         ("/api/v1/session", &["get", "post"], get(api::session).post(api::session)),
@@ -30,20 +30,18 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// The whole server.
+/// Returns the router of the whole console.
 pub(crate) fn router(app: App) -> Router {
-    let gate = app.gate.clone();
+    let request_filter = app.request_filter.clone();
     let router = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let router = assets::ASSETS.into_iter().fold(router, |router, asset| router.route(asset.0, assets::serve(asset)));
     router
-        .fallback(async || {
-            Failure::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here", "see /api/v1/openapi.json")
-        })
+        .fallback(async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path", "see /api/v1/openapi.json"))
         .method_not_allowed_fallback(async || {
             let help = "see /api/v1/openapi.json";
-            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", "not by that method", help)
+            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", "method not allowed", help)
         })
-        .layer(from_fn_with_state(gate, gate::keep))
+        .layer(from_fn_with_state(request_filter, request_filter::filter))
         .with_state(app)
 }
 

@@ -1,4 +1,4 @@
-//! The server's half of encryption.
+//! The TLS configuration of the server.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::options::Refused;
 
-/// Reads a certificate chain and its key, both PEM. Neither is repeated in what is refused.
+/// Reads a certificate chain and its key, both PEM. Error messages contain neither.
 pub(crate) fn server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, Refused> {
     let refuse = |path: &Path, problem: &dyn Display| Refused::new(format!("{}: {problem}", path.display()));
     let chain = CertificateDer::pem_file_iter(certificate)
@@ -20,7 +20,7 @@ pub(crate) fn server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
         return Err(refuse(certificate, &"no certificate in it"));
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|problem| refuse(key, &problem))?;
-    // Named, since a provider for the whole process is the application's to choose.
+    // Set explicitly: the process-wide provider is for the application to choose.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -1,4 +1,4 @@
-//! The browsers that look, each with its own short queue.
+//! The connected browsers, each with its own short queue.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -9,51 +9,51 @@ use axum::body::Bytes;
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-/// How many browsers may look at once.
-const MOST: usize = 256;
-/// A browser that is further behind is cut off; it comes back and starts from what is there then.
+/// How many browsers may be connected at once.
+const MAX_BROWSERS: usize = 256;
+/// How many events a browser may be behind. A slower one is disconnected; it reconnects and gets a new snapshot.
 const BACKLOG: usize = 16;
 
-/// Everybody who looks.
+/// The queues of all connected browsers.
 #[derive(Debug, Default)]
 pub(crate) struct Viewers(Mutex<Vec<mpsc::Sender<Bytes>>>);
 
 impl Viewers {
-    /// One more, who is sent `first` and then everything; `None` when there are too many.
+    /// Adds a browser, which gets `first` and then every event; `None` when there are too many.
     pub(crate) fn join<const N: usize>(&self, first: [Bytes; N]) -> Option<Frames> {
-        let mut viewers = self.present();
-        if viewers.len() >= MOST {
+        let mut viewers = self.senders();
+        if viewers.len() >= MAX_BROWSERS {
             return None;
         }
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        // There is room: it is new.
+        // A new queue has room.
         first.into_iter().for_each(|frame| drop(sender.try_send(frame)));
         viewers.push(sender);
         Some(Frames(receiver))
     }
 
-    /// Sends to everybody; who cannot keep up is cut off.
+    /// Sends an event to every browser; disconnects those that cannot keep up.
     pub(crate) fn send(&self, frame: &Bytes) {
-        self.present().retain(|viewer| viewer.try_send(frame.clone()).is_ok());
+        self.senders().retain(|viewer| viewer.try_send(frame.clone()).is_ok());
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.present().len()
+        self.senders().len()
     }
 
-    /// Sends everybody away.
-    pub(crate) fn dismiss(&self) {
-        self.present().clear();
+    /// Disconnects every browser.
+    pub(crate) fn close_all(&self) {
+        self.senders().clear();
     }
 
-    fn present(&self) -> MutexGuard<'_, Vec<mpsc::Sender<Bytes>>> {
+    fn senders(&self) -> MutexGuard<'_, Vec<mpsc::Sender<Bytes>>> {
         let mut viewers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         viewers.retain(|viewer| !viewer.is_closed());
         viewers
     }
 }
 
-/// What one browser is sent. Dropping it is leaving.
+/// The events for one browser. Dropping it disconnects the browser.
 #[derive(Debug)]
 pub(crate) struct Frames(mpsc::Receiver<Bytes>);
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_leaves_is_not_counted_and_who_is_slow_is_cut_off() {
+    fn closed_streams_are_not_counted_and_slow_ones_are_disconnected() {
         let viewers = Viewers::default();
         let first = Bytes::from_static(b"first");
         let (slow, quick) = (viewers.join([first.clone()]).unwrap(), viewers.join([first.clone()]).unwrap());
@@ -80,7 +80,7 @@ mod tests {
         (0..BACKLOG).for_each(|_| viewers.send(&first));
         assert_eq!(viewers.count(), 0, "one more than fits");
         assert_eq!(slow.0.len(), BACKLOG);
-        let many: Vec<_> = (0..MOST).map(|_| viewers.join([first.clone()]).unwrap()).collect();
-        assert!(viewers.join([first]).is_none() && many.len() == MOST);
+        let many: Vec<_> = (0..MAX_BROWSERS).map(|_| viewers.join([first.clone()]).unwrap()).collect();
+        assert!(viewers.join([first]).is_none() && many.len() == MAX_BROWSERS);
     }
 }

@@ -1,4 +1,4 @@
-//! Who waits for whom: those who hold one lock and wait for another, and whether they wait in a circle.
+//! The wait-for graph: owners that hold one lock and wait for another, and deadlocks among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::lock::Who;
 use crate::locks::Locks;
 
-/// How many waits are shown: circles first.
-const MOST: usize = 40;
+/// How many waits are shown: deadlocks first.
+const MAX_WAITS: usize = 40;
 
-/// A graph: who is in it, and who waits for whom.
+/// The wait-for graph.
 #[derive(Debug, Serialize)]
 pub(crate) struct Waits<'a> {
     parties: Vec<Party<'a>>,
     edges: Vec<Edge<'a>>,
-    /// How many more there are.
+    /// How many more waits there are.
     left_off: usize,
 }
 
@@ -27,17 +27,17 @@ struct Party<'a> {
     holds: BTreeSet<&'a str>,
 }
 
-/// `from` waits for `lock`, which `to` holds; both are places in the list of parties.
+/// `from` waits for `lock`, which `to` holds; both are indexes into the parties.
 #[derive(Debug, Serialize)]
 struct Edge<'a> {
     from: usize,
     to: usize,
     lock: &'a str,
-    /// It will wait for ever: it is part of a circle, or between two.
+    /// A deadlock: the wait is part of a cycle, or between two cycles.
     is_stuck: bool,
 }
 
-/// An owner's id waits for a lock that another owner's id holds.
+/// A waiting owner, the lock, and the owner that holds it.
 type Wait<'a> = (&'a str, &'a str, &'a str);
 
 impl<'a> Waits<'a> {
@@ -50,11 +50,11 @@ impl<'a> Waits<'a> {
             }
         }
         let mut waits: Vec<(Wait<'a>, bool)> = all(locks, &parties).into_iter().map(|wait| (wait, false)).collect();
-        let stuck = stuck(waits.iter().map(|(wait, _)| *wait).collect());
-        waits.iter_mut().for_each(|(wait, is_stuck)| *is_stuck = stuck.contains(wait));
+        let deadlocked = deadlocked(waits.iter().map(|(wait, _)| *wait).collect());
+        waits.iter_mut().for_each(|(wait, is_stuck)| *is_stuck = deadlocked.contains(wait));
         waits.sort_by_key(|(wait, is_stuck)| (!is_stuck, *wait));
-        let left_off = waits.len().saturating_sub(MOST);
-        waits.truncate(MOST);
+        let left_off = waits.len().saturating_sub(MAX_WAITS);
+        waits.truncate(MAX_WAITS);
         let owners: BTreeSet<&str> = waits.iter().flat_map(|((from, _, to), _)| [*from, *to]).collect();
         parties.retain(|owner, _| owners.contains(owner));
         let place = |owner: &str| owners.iter().position(|other| *other == owner).unwrap_or_default();
@@ -64,7 +64,7 @@ impl<'a> Waits<'a> {
     }
 }
 
-/// All waits of those who hold something. Who holds nothing keeps nobody waiting.
+/// Returns all waits of owners that hold a lock. An owner without a lock blocks no other.
 fn all<'a>(locks: &'a Locks, parties: &BTreeMap<&str, Party<'a>>) -> BTreeSet<Wait<'a>> {
     let mut waits = BTreeSet::new();
     for lock in locks.iter() {
@@ -77,8 +77,8 @@ fn all<'a>(locks: &'a Locks, parties: &BTreeMap<&str, Party<'a>>) -> BTreeSet<Wa
     waits
 }
 
-/// What is left when everybody who does not wait, or whom nobody waits for, is taken away, again and again.
-fn stuck(mut waits: BTreeSet<Wait<'_>>) -> BTreeSet<Wait<'_>> {
+/// Returns the deadlocked waits: repeatedly removes owners that do not wait, and owners that no other waits for.
+fn deadlocked(mut waits: BTreeSet<Wait<'_>>) -> BTreeSet<Wait<'_>> {
     loop {
         let from: BTreeSet<&str> = waits.iter().map(|(from, ..)| *from).collect();
         let to: BTreeSet<&str> = waits.iter().map(|(.., to)| *to).collect();
@@ -100,7 +100,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::frame::Look;
+    use crate::frame::ListingInfo;
 
     fn graph(locks: &[(&str, &[&str], &[&str])]) -> Value {
         let record = |owner: &&str| {
@@ -113,7 +113,7 @@ mod tests {
             LockInfo::new(Key::new(name).unwrap(), holders.iter().map(holder), waiters)
         };
         let mut all = Locks::default();
-        all.replace(locks.iter().map(info).collect(), Look { look: 1, at_ms: 1, took_ms: 0 });
+        all.replace(locks.iter().map(info).collect(), ListingInfo { look: 1, at_ms: 1, took_ms: 0 });
         let waits = serde_json::to_value(Waits::of(&all)).unwrap();
         let owner = |place: &Value| waits["parties"][place.as_u64().unwrap() as usize]["owner"].clone();
         let edge = |edge: &Value| json!([owner(&edge["from"]), edge["lock"], owner(&edge["to"]), edge["is_stuck"]]);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_in_a_circle_is_stuck_and_who_waits_for_them_is_only_waiting() {
+    fn waits_in_a_cycle_are_deadlocked_and_waits_for_the_cycle_are_not() {
         let locks: [(&str, &[&str], &[&str]); 5] = [
             ("x", &["ann"], &["bob", "eve", "cid"]),
             ("y", &["bob"], &["ann"]),
@@ -135,11 +135,11 @@ mod tests {
             ["fay", "own", "fay", true],
             ["cid", "x", "ann", false]
         ]);
-        assert_eq!(graph(&locks), expected, "eve and nobody's hold nothing");
+        assert_eq!(graph(&locks), expected, "eve and the holder without a record hold nothing");
     }
 
     #[test]
-    fn a_long_chain_is_no_circle() {
+    fn a_long_chain_is_not_a_cycle() {
         let locks: [(&str, &[&str], &[&str]); 4] =
             [("1", &["a"], &["b"]), ("2", &["b"], &["c"]), ("3", &["c"], &["d"]), ("4", &["d"], &[])];
         assert!(graph(&locks).as_array().unwrap().iter().all(|edge| edge[3] == false));

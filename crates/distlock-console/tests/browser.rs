@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// 30 locks that are held, and 100 who wait: 40 for the first, in order, and the others for the rest.
+/// 30 held locks and 100 waiters: 40 for the first lock, in order, and the others for the rest.
 struct Crowd {
     guards: Vec<LockGuard>,
     waiters: Vec<JoinHandle<LockGuard>>,
@@ -25,18 +25,18 @@ struct Crowd {
 const LABELS: [&str; 5] = ["nightly export", "invoice run", "schema change", "cache warm-up", "mail digest"];
 
 impl Crowd {
-    async fn gather(url: &str) -> Crowd {
+    async fn start(url: &str) -> Crowd {
         let family = Locker::connect(&format!("{url}?history=50")).await.unwrap();
-        // Over before anybody looked: only the histories know.
+        // Ended before the first listing: only the histories contain it.
         family.clone().lock("job:00").owner("forerunner").await.unwrap().unlock().await.unwrap();
         let lost = family.clone().lock("job:03").owner("unlucky").await.unwrap();
         family.inspect().force_release("job:03", lost.fencing_token(), "made way").await.unwrap();
-        timeout(LIMIT, lost.lost()).await.expect("it is told");
+        timeout(LIMIT, lost.lost()).await.expect("it is shown");
         let (mut guards, mut waiters) = (Vec::new(), Vec::new());
         for number in 0..30 {
             let label = LABELS[number % LABELS.len()];
             let request = family.clone().lock(format!("job:{number:02}")).owner(format!("holder-{number:02}"));
-            // Long, so that a machine that is busy with other tests loses none; one is short, to see it renewed.
+            // Long leases, so that a busy machine loses none; one is short, to see it renewed.
             let ttl = Duration::from_secs(if number == 5 { 6 } else { 60 });
             guards.push(request.ttl(ttl).label(label).await.unwrap());
         }
@@ -75,13 +75,13 @@ async fn await_waiters(locker: &Locker, name: &str, count: usize) {
     timeout(LIMIT, queued).await.expect("they wait");
 }
 
-/// The row of a lock; only rows in view are there.
+/// Returns the selector of a lock's row; only rows in view exist.
 fn row(name: &str) -> String {
     format!("[...document.querySelectorAll('#rows .row')].find((it) => it.cells.name.textContent === '{name}')")
 }
 
 async fn check_page(engine: &str, url: &str) {
-    let mut crowd = Crowd::gather(url).await;
+    let mut crowd = Crowd::start(url).await;
     let directory = Directory::new();
     let audit_file = directory.path().join("audit.jsonl");
     let watcher = Locker::connect(url).await.unwrap();
@@ -110,7 +110,7 @@ async fn check_page(engine: &str, url: &str) {
 async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd) {
     let seconds = |name: &str, cell: &str| format!("parseFloat({}.cells.{cell}.textContent)", row(name));
     browser.js(&format!("window.before = {}", seconds("job:05", "left"))).await;
-    // Less than the most that was seen, and then more than the least: what is left right now may be either.
+    // Less than the largest value seen, and then more than the smallest: the current value may be either.
     let falls = "(left => { window.before = Math.max(window.before, left); return left < window.before })";
     browser.until("it counts down", &format!("{falls}({})", seconds("job:05", "left"))).await;
     let rises = "(left => { window.before = Math.min(window.before, left); return left > window.before })";
@@ -123,8 +123,8 @@ async fn check_rows_live(browser: &Browser, watcher: &Locker, crowd: &mut Crowd)
     handed.unlock().await.unwrap();
     let next = format!("{}.lock.holders[0].owner.startsWith('waiter-')", row("job:10"));
     browser.until("the next one has it", &next).await;
-    let told = browser.text("#health").await;
-    assert!(told.starts_with("Live"), "{told}");
+    let shown = browser.text("#health").await;
+    assert!(shown.starts_with("Live"), "{shown}");
 }
 
 async fn check_losses(browser: &Browser, engine: &str) {
@@ -148,7 +148,7 @@ async fn check_heat(browser: &Browser) {
     browser.click("#waits > summary").await;
     browser.until("strips", "document.querySelectorAll('#heat .lock').length === 12").await;
     assert!(browser.js("return document.querySelectorAll('#heat .heat').length").await.as_u64().unwrap() >= 12);
-    assert!(browser.text("#graph").await.contains("Nobody who holds"));
+    assert!(browser.text("#graph").await.contains("No holder of a lock"));
     browser.click("#waits > summary").await;
     browser.js("document.querySelector('#table').focus()").await;
 }
@@ -176,7 +176,11 @@ async fn check_keyboard(browser: &Browser) {
     browser.press(&format!("jj{DOWN}k")).await;
     assert_eq!(browser.js(&format!("return {chosen}")).await, "job:01");
     let active = "document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))";
-    assert_eq!(browser.js(&format!("return {active}.cells.name.textContent")).await, "job:01", "readers are told");
+    assert_eq!(
+        browser.js(&format!("return {active}.cells.name.textContent")).await,
+        "job:01",
+        "screen readers are told"
+    );
     let outline = browser.js("return getComputedStyle(document.activeElement).outlineStyle").await;
     assert_eq!(outline, "solid", "the focus can be seen");
     browser.press(ENTER).await;
@@ -247,7 +251,7 @@ async fn check_break(browser: &Browser, console: &Running, crowd: &mut Crowd, au
     browser.picture("break").await;
     assert!(!old.is_lost(), "nothing was done yet");
     browser.click("#break-do").await;
-    assert_eq!(timeout(LIMIT, old.lost()).await.expect("it is told"), LossReason::Broken);
+    assert_eq!(timeout(LIMIT, old.lost()).await.expect("it is shown"), LossReason::Broken);
     let next = "document.querySelector('#detail .holder-card')?.innerText.includes('waiter-00')";
     browser.until("the next in the queue has it", next).await;
     browser.until("and the queue moved up", "document.querySelectorAll('#detail .queue li').length === 39").await;
@@ -283,7 +287,7 @@ async fn the_page_over_etcd_needs_browser() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_wrong_token_shows_nothing_and_the_right_one_can_be_typed_needs_browser() {
+async fn a_wrong_token_shows_nothing_and_a_typed_one_signs_in_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
     let _guard = locker.lock("job").await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
@@ -312,7 +316,7 @@ async fn the_wrong_token_shows_nothing_and_the_right_one_can_be_typed_needs_brow
 }
 
 /// Replies to every request, and returns the heads of all requests so far.
-async fn neighbour() -> (std::net::SocketAddr, std::sync::Arc<std::sync::Mutex<String>>) {
+async fn other_server() -> (std::net::SocketAddr, std::sync::Arc<std::sync::Mutex<String>>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, heard) = (listener.local_addr().unwrap(), std::sync::Arc::new(std::sync::Mutex::default()));
     let all: std::sync::Arc<std::sync::Mutex<String>> = heard.clone();
@@ -331,11 +335,11 @@ async fn neighbour() -> (std::net::SocketAddr, std::sync::Arc<std::sync::Mutex<S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_port_of_the_host_is_told_nothing_that_lets_it_in_needs_browser() {
+async fn another_port_of_the_host_gets_no_credentials_needs_browser() {
     let locker = Locker::connect("mem://").await.unwrap();
     let _guard = locker.lock("job").await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
-    let (address, heard) = neighbour().await;
+    let (address, heard) = other_server().await;
     let browser = Browser::start().await;
     browser.goto(&console.url).await;
     browser.until("signed in", &row("job")).await;
@@ -354,7 +358,7 @@ async fn another_port_of_the_host_is_told_nothing_that_lets_it_in_needs_browser(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_goes_on_by_itself_when_the_console_is_back_needs_browser() {
+async fn the_page_reconnects_when_the_console_is_back_needs_browser() {
     let locker = Locker::connect("mem://").await.unwrap();
     let token = AccessToken::random();
     let start = |listen: std::net::SocketAddr| {
@@ -401,7 +405,7 @@ async fn locks_whose_names_are_dots_can_be_opened_needs_browser() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_needs_browser() {
+async fn a_read_only_console_has_no_break_button_and_names_are_escaped_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
     let name = "<img src=x onerror=\"window.hacked=1\">";
     let label = "</span><script>window.hacked=2</script>";
@@ -415,7 +419,7 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
     browser.until("the detail", "document.querySelector('#detail .holder-card')").await;
     let shown = browser.text("#detail").await;
     assert!(shown.contains(name) && shown.contains(label) && shown.contains("<b>owner</b>"), "{shown}");
-    assert!(shown.contains("This console only shows."), "{shown}");
+    assert!(shown.contains("This console is read-only."), "{shown}");
     assert_eq!(browser.js("return document.querySelectorAll('.danger:not(#break-do)').length").await, 0);
     let inside = "return document.querySelectorAll('#work img, #work script, #work b:not(.mono)').length";
     assert_eq!(browser.js(inside).await, 0);
@@ -436,9 +440,9 @@ async fn a_console_that_only_shows_has_no_button_and_hostile_names_stay_text_nee
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_in_a_circle_is_marked_needs_browser() {
+async fn deadlocked_waits_are_marked_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
-    // Everybody has something before anybody wants more.
+    // Every owner holds a lock before any requests a second one.
     let mut holding = Vec::new();
     for (owner, held, wanted) in [("ann", "x", "y"), ("bob", "y", "x"), ("cid", "z", "x")] {
         holding.push((owner, wanted, locker.clone().lock(held).owner(owner).await.unwrap()));
@@ -462,9 +466,9 @@ async fn who_waits_in_a_circle_is_marked_needs_browser() {
     browser.until("three arrows", "document.querySelectorAll('#graph path.edge').length === 3").await;
     assert_eq!(browser.js("return document.querySelectorAll('#graph path.edge.stuck').length").await, 2);
     assert_eq!(browser.js("return document.querySelectorAll('#graph .party.stuck').length").await, 2);
-    let told = browser.texts("#graph .edges li").await;
-    assert_eq!(told[0], "ann waits for y, held by bob: for ever, in a circle");
-    assert_eq!(told[2], "cid waits for x, held by ann");
+    let shown = browser.texts("#graph .edges li").await;
+    assert_eq!(shown[0], "ann waits for y, held by bob: for ever, in a circle");
+    assert_eq!(shown[2], "cid waits for x, held by ann");
     for scheme in ["light", "dark"] {
         browser.prefer(scheme).await;
         browser.picture(if scheme == "light" { "waits" } else { "waits-dark" }).await;
@@ -477,9 +481,9 @@ async fn who_waits_in_a_circle_is_marked_needs_browser() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browser() {
+async fn the_open_lock_is_read_again_once_after_a_change_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
-    // Long leases: no renewal is taken for a change.
+    // Long leases, so that no renewal counts as a change.
     let other = locker.lock("other").ttl(Duration::from_secs(3600)).await.unwrap();
     let guard = locker.lock("job").ttl(Duration::from_secs(3600)).await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
@@ -502,7 +506,7 @@ async fn the_open_lock_is_read_once_more_at_the_look_after_a_change_needs_browse
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
+async fn an_old_hold_is_drawn_with_few_axis_marks_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let browser = Browser::start().await;
@@ -518,13 +522,13 @@ async fn a_hold_of_long_ago_is_drawn_with_as_few_marks_as_any_needs_browser() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_signed_out_is_not_told_that_the_page_is_live_needs_browser() {
+async fn a_signed_out_page_is_not_shown_as_live_needs_browser() {
     let locker = Locker::new(Memory::new()).unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let (browser, address) = (Browser::start().await, console.address);
     browser.goto(&console.url).await;
     browser.until("it is live", "document.querySelector('#health').textContent.startsWith('Live')").await;
-    // The page asks who it is only when there is somebody else to answer.
+    // The page checks its session only when another console answers.
     let hold = "const before = window.fetch; const held = new Promise((go) => { window.go = go }); \
         window.fetch = (...all) => held.then(() => before(...all))";
     browser.js(hold).await;
@@ -532,21 +536,21 @@ async fn who_is_signed_out_is_not_told_that_the_page_is_live_needs_browser() {
     let other = Running::start(&locker, |options| options.listen = address).await;
     browser.js("window.go()").await;
     browser.until("it asks", "!document.querySelector('#gate').hidden").await;
-    // Time must pass: what is shown is brought up to date every second.
+    // Time must pass: the page updates every second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(browser.text("#health").await, "Not signed in");
     other.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_shown_of_a_slow_engine_is_said_to_be_old_needs_browser() {
+async fn data_of_a_slow_engine_is_shown_as_old_needs_browser() {
     let store = Store::new();
-    // Each of them, so that it is old again and again, however long the browser takes.
+    // For every listing, so that the data is old each time, however long the browser takes.
     (0..20).for_each(|_| store.script(Operation::Inspect, Fault::Delay(Duration::from_secs(2))));
     let locker = Locker::builder().build(Memory::on(&store)).unwrap();
     let console = Running::start(&locker, |_| {}).await;
     let browser = Browser::start().await;
-    // The listing is there before the page, so that the page has to be told how old it is.
+    // The listing is made before the page loads, so that the page must learn its age.
     assert_eq!(console.get("/api/v1/locks").send().await.status, 200);
     browser.goto(&console.url).await;
     browser

@@ -1,4 +1,4 @@
-//! The console over HTTP: who is let in, what is answered, what is told to whom.
+//! The console over HTTP: access, responses and events.
 #![allow(missing_docs)]
 
 mod common;
@@ -31,16 +31,16 @@ const PATHS: [&str; 10] = [
 ];
 
 async fn memory() -> Locker {
-    // Of its own: tests run at the same time in one process.
+    // A separate store: tests run at the same time in one process.
     Locker::new(distlock::backend::memory::Memory::new()).unwrap()
 }
 
-fn wish(name: &str, token: &str) -> Value {
+fn break_body(name: &str, token: &str) -> Value {
     json!({"name": name, "token": token, "reason": "it hangs"})
 }
 
 #[tokio::test]
-async fn without_the_right_token_nobody_comes_in() {
+async fn requests_without_the_right_token_are_refused() {
     let console = Running::start(&memory().await, |_| {}).await;
     for path in PATHS {
         let wrong = [
@@ -58,7 +58,7 @@ async fn without_the_right_token_nobody_comes_in() {
         }
     }
     for path in ["/api/v1/break", "/api/v1/session"] {
-        let answer = console.post(path, &wish("job", "1")).without("Authorization").send().await;
+        let answer = console.post(path, &break_body("job", "1")).without("Authorization").send().await;
         assert_eq!(answer.status, 401, "{path}");
     }
     for open in ["/", "/app.js", "/style.css", "/healthz"] {
@@ -67,13 +67,13 @@ async fn without_the_right_token_nobody_comes_in() {
     console.stop().await;
 }
 
-/// Browsers send cookies to every port of a host: one that opens the console would reach every other server there.
+/// Browsers send cookies to every port of a host: a cookie of the console would reach every other server there.
 #[tokio::test]
-async fn no_answer_sets_a_cookie_and_no_cookie_lets_anybody_in() {
+async fn cookies_are_neither_set_nor_accepted() {
     let console = Running::start(&memory().await, |_| {}).await;
     let (token, port) = (&console.token, console.address.port());
     let mut asks =
-        vec![console.post("/api/v1/session", &Value::Null), console.post("/api/v1/break", &wish("job", "1"))];
+        vec![console.post("/api/v1/session", &Value::Null), console.post("/api/v1/break", &break_body("job", "1"))];
     asks.extend(["/", "/app.js", "/session.js", "/healthz"].map(|path| console.get(path)));
     asks.extend(PATHS.iter().filter(|path| !path.ends_with("events")).map(|path| console.get(path)));
     for ask in asks {
@@ -86,7 +86,7 @@ async fn no_answer_sets_a_cookie_and_no_cookie_lets_anybody_in() {
             assert_eq!((answer.status, answer.error().as_str()), (401, "unauthorized"), "{path}: {cookie}");
         }
         let change =
-            console.post("/api/v1/break", &wish("job", "1")).without("Authorization").header("Cookie", &cookie);
+            console.post("/api/v1/break", &break_body("job", "1")).without("Authorization").header("Cookie", &cookie);
         assert_eq!(change.send().await.status, 401, "{cookie}");
     }
     let about = console.post("/api/v1/session", &Value::Null).send().await.json();
@@ -95,9 +95,9 @@ async fn no_answer_sets_a_cookie_and_no_cookie_lets_anybody_in() {
 }
 
 #[tokio::test]
-async fn a_change_must_be_meant_and_come_from_our_own_page() {
+async fn changes_need_the_header_and_the_consoles_own_origin() {
     let console = Running::start(&memory().await, |_| {}).await;
-    let ask = || console.post("/api/v1/break", &wish("job", "1"));
+    let ask = || console.post("/api/v1/break", &break_body("job", "1"));
     assert_eq!(ask().send().await.error(), "not_held", "let in, and nothing is there to break");
     let answer = ask().without("X-Distlock-Console").send().await;
     assert_eq!((answer.status, answer.error().as_str()), (403, "csrf"));
@@ -116,7 +116,7 @@ async fn a_change_must_be_meant_and_come_from_our_own_page() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_ours_is_refused_whatever_else_is_right() {
+async fn an_unknown_host_name_is_refused_in_any_case() {
     let console = Running::start(&memory().await, |options| options.hosts.push("locks.example".parse().unwrap())).await;
     let port = console.address.port();
     for host in [format!("localhost:{port}"), format!("[::1]:{port}"), "locks.example".into()] {
@@ -134,7 +134,7 @@ async fn a_name_that_is_not_ours_is_refused_whatever_else_is_right() {
 }
 
 #[tokio::test]
-async fn every_answer_tells_the_browser_to_be_strict() {
+async fn every_response_has_the_security_headers() {
     let console = Running::start(&memory().await, |_| {}).await;
     for ask in [console.bare("GET", "/"), console.bare("GET", "/api/v1/locks"), console.get("/nowhere")] {
         let answer = ask.send().await;
@@ -157,12 +157,12 @@ async fn every_answer_tells_the_browser_to_be_strict() {
 }
 
 #[tokio::test]
-async fn a_console_that_only_shows_refuses_on_the_server() {
+async fn a_read_only_console_refuses_changes_on_the_server() {
     let locker = memory().await;
     let guard = locker.lock("job").await.unwrap();
     let console = Running::start(&locker, |options| options.read_only = true).await;
     let token = guard.fencing_token().to_string();
-    let answer = console.post("/api/v1/break", &wish("job", &token)).send().await;
+    let answer = console.post("/api/v1/break", &break_body("job", &token)).send().await;
     assert_eq!((answer.status, answer.error().as_str()), (403, "read_only"));
     assert!(!guard.is_lost() && guard.check().is_ok());
     assert_eq!(console.get("/api/v1/session").send().await.json()["read_only"], true);
@@ -170,7 +170,7 @@ async fn a_console_that_only_shows_refuses_on_the_server() {
     console.stop().await;
 }
 
-/// Breaks a lock over HTTP and looks at everything that must follow.
+/// Breaks a lock over HTTP and checks all consequences.
 async fn check_break(holder: &Locker, watcher: &Locker) {
     let directory = Directory::new();
     let audit_file = directory.path().join("audit.jsonl");
@@ -181,7 +181,7 @@ async fn check_break(holder: &Locker, watcher: &Locker) {
     let (name, snapshot) = events.next().await;
     assert_eq!((name.as_str(), &snapshot["locks"][0]["name"]), ("snapshot", &"jobs/ä 1".into()));
 
-    let wrong = console.post("/api/v1/break", &wish("jobs/ä 1", "987654321")).send().await;
+    let wrong = console.post("/api/v1/break", &break_body("jobs/ä 1", "987654321")).send().await;
     assert_eq!((wrong.status, wrong.error().as_str()), (409, "not_held"), "another token");
     assert!(!guard.is_lost());
     for (reason, status) in [("", 400), ("  ", 400), (&*"x".repeat(257), 400)] {
@@ -190,9 +190,9 @@ async fn check_break(holder: &Locker, watcher: &Locker) {
     }
     assert!(!guard.is_lost(), "nothing without a reason");
 
-    let done = console.post("/api/v1/break", &wish("jobs/ä 1", &token)).send().await;
+    let done = console.post("/api/v1/break", &break_body("jobs/ä 1", &token)).send().await;
     assert_eq!(done.status, 200, "{done:?}");
-    let lost = timeout(LIMIT, guard.lost()).await.expect("the old holder is told");
+    let lost = timeout(LIMIT, guard.lost()).await.expect("the old holder is notified");
     assert_eq!(lost, LossReason::Broken);
 
     let row = &console.get("/api/v1/audit").send().await.json()["rows"][0];
@@ -226,20 +226,20 @@ async fn check_break(holder: &Locker, watcher: &Locker) {
 }
 
 #[tokio::test]
-async fn a_break_ends_the_hold_tells_its_holder_and_is_written_down() {
+async fn a_break_ends_the_hold_notifies_its_holder_and_is_audited() {
     let locker = memory().await;
     check_break(&locker, &locker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_break_on_redis_ends_the_hold_tells_its_holder_and_is_written_down() {
+async fn a_break_on_redis_ends_the_hold_notifies_its_holder_and_is_audited() {
     let server = RedisServer::start();
     let connect = async || Locker::connect(&server.url()).await.unwrap();
     check_break(&connect().await, &connect().await).await;
 }
 
 #[tokio::test]
-async fn an_engine_that_cannot_break_says_so_and_the_wish_is_written_down() {
+async fn an_unsupported_break_is_refused_and_audited() {
     let directory = Directory::new();
     let locker = Locker::connect(&format!("file://{}", directory.path().display())).await.unwrap();
     let guard = locker.lock("job").await.unwrap();
@@ -250,7 +250,7 @@ async fn an_engine_that_cannot_break_says_so_and_the_wish_is_written_down() {
         (&"job".into(), Some(u64::from(std::process::id())))
     );
     assert_eq!(listed["locks"][0]["holders"][0]["expires_ms"], Value::Null);
-    let answer = console.post("/api/v1/break", &wish("job", &guard.fencing_token().to_string())).send().await;
+    let answer = console.post("/api/v1/break", &break_body("job", &guard.fencing_token().to_string())).send().await;
     assert_eq!((answer.status, answer.error().as_str()), (501, "unsupported"));
     assert_eq!(console.get("/api/v1/session").send().await.json()["breaks"], false);
     assert_eq!(console.get("/api/v1/audit").send().await.json()["rows"][0]["event"], "refused");
@@ -258,11 +258,11 @@ async fn an_engine_that_cannot_break_says_so_and_the_wish_is_written_down() {
     console.stop().await;
 }
 
-/// What a page makes of the events.
+/// The state that a page builds from the events.
 #[derive(Default, Debug, PartialEq)]
-struct Picture(BTreeMap<String, Value>);
+struct PageState(BTreeMap<String, Value>);
 
-impl Picture {
+impl PageState {
     fn take(&mut self, event: &str, data: &Value) {
         if event == "snapshot" {
             self.0.clear();
@@ -285,7 +285,7 @@ impl Picture {
 }
 
 #[tokio::test]
-async fn the_changes_add_up_to_what_a_newcomer_is_sent() {
+async fn the_changes_add_up_to_a_new_snapshot() {
     let locker = memory().await;
     let console = Running::start(&locker, |_| {}).await;
     let mut guards: Vec<_> = Vec::new();
@@ -293,7 +293,7 @@ async fn the_changes_add_up_to_what_a_newcomer_is_sent() {
         guards.push(locker.clone().lock(format!("job:{number}")).ttl(Duration::from_millis(1_500)).await.unwrap());
     }
     let mut events = console.events().await;
-    let mut picture = Picture::default();
+    let mut picture = PageState::default();
     let (name, data) = events.next().await;
     picture.take(&name, &data);
     assert_eq!((name.as_str(), picture.0.len()), ("snapshot", 20));
@@ -307,7 +307,7 @@ async fn the_changes_add_up_to_what_a_newcomer_is_sent() {
         picture.take("changes", &data);
         let mut newcomer = console.events().await;
         let (name, data) = newcomer.next().await;
-        let mut fresh = Picture::default();
+        let mut fresh = PageState::default();
         fresh.take(&name, &data);
         assert_eq!(picture, fresh, "after {step}");
     }
@@ -317,7 +317,7 @@ async fn the_changes_add_up_to_what_a_newcomer_is_sent() {
 }
 
 #[tokio::test]
-async fn the_queue_is_shown_in_order_and_holds_that_are_over_are_remembered() {
+async fn the_queue_is_in_order_and_past_holds_are_kept() {
     let locker = memory().await;
     let console = Running::start(&locker, |_| {}).await;
     let mut events = console.events().await;
@@ -352,7 +352,7 @@ async fn console_queue(console: &Running) -> Vec<String> {
     detail["queue"].as_array().unwrap().iter().map(|who| who["owner"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The value of a metric.
+/// Returns the value of a metric.
 async fn metric(console: &Running, name: &str) -> f64 {
     let text = console.get("/metrics").send().await.body;
     let line = text.lines().find(|line| line.split(' ').next() == Some(name));
@@ -360,7 +360,7 @@ async fn metric(console: &Running, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn one_listing_a_second_however_many_look_and_none_when_nobody_does() {
+async fn one_listing_per_second_for_all_browsers_and_none_without() {
     let locker = memory().await;
     let _guard = locker.lock("job").await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
@@ -393,7 +393,7 @@ async fn one_listing_a_second_however_many_look_and_none_when_nobody_does() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let before = metric(&console, "distlock_console_listing_duration_seconds_count").await;
-    // Time must pass with nobody looking: there is no event to wait for.
+    // Time must pass without a browser: there is no event to wait for.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let after = metric(&console, "distlock_console_listing_duration_seconds_count").await;
     assert_eq!(after - before, 1.0, "the one that the last question made");
@@ -401,7 +401,7 @@ async fn one_listing_a_second_however_many_look_and_none_when_nobody_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_that_is_away_is_told_and_the_page_goes_on_when_it_is_back() {
+async fn an_unreachable_engine_is_reported_and_listings_resume() {
     let mut server = RedisServer::options().password("s3cret-pass").start();
     let locker = Locker::connect(&server.url()).await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
@@ -433,7 +433,7 @@ async fn neither_passwords_nor_the_token_are_in_any_answer() {
     assert!(!debug.contains(&token) && !console.url().contains(&token));
     let served = tokio::spawn(console.serve(std::future::pending()));
     for path in PATHS.iter().filter(|path| !path.ends_with("events")).chain(&["/", "/healthz"]) {
-        let ask = common::Ask::new(address, "GET", path).header("Authorization", &format!("Bearer {token}"));
+        let ask = common::HttpRequest::new(address, "GET", path).header("Authorization", &format!("Bearer {token}"));
         let answer = ask.send().await;
         assert_eq!(answer.status, 200, "{path}");
         for secret in ["s3cret", &token] {
@@ -444,7 +444,7 @@ async fn neither_passwords_nor_the_token_are_in_any_answer() {
 }
 
 #[tokio::test]
-async fn names_from_outside_come_back_as_they_are_and_nonsense_is_refused_in_json() {
+async fn lock_names_are_returned_unchanged_and_bad_requests_are_json_errors() {
     let locker = memory().await;
     let name = "<img src=x onerror=alert(1)>\"'&/..%2f";
     let _guard = locker.lock(name).label("</script><script>alert(2)</script>").await.unwrap();
@@ -474,7 +474,7 @@ async fn names_from_outside_come_back_as_they_are_and_nonsense_is_refused_in_jso
     console.stop().await;
 }
 
-/// Clients take `.` and `..` out of a path before they send it, also as `%2E`; never out of a query.
+/// Clients remove `.` and `..` from a path before they send it, also as `%2E`; never from a query.
 #[tokio::test]
 async fn a_lock_of_any_name_is_shown_by_a_query() {
     let locker = memory().await;
@@ -498,7 +498,7 @@ async fn a_lock_of_any_name_is_shown_by_a_query() {
 }
 
 #[tokio::test]
-async fn other_machines_need_encryption_and_are_let_in_with_it() {
+async fn other_machines_are_accepted_only_with_tls() {
     let locker = memory().await;
     let options = Options { listen: "0.0.0.0:0".parse().unwrap(), ..Options::new(AccessToken::random()) };
     let refused = Console::bind(locker.clone(), "mem://", options.clone()).await.err().expect("refused").to_string();
@@ -518,7 +518,7 @@ async fn other_machines_need_encryption_and_are_let_in_with_it() {
     served.abort();
 }
 
-/// Signs in with the machine's own client of TLS.
+/// Sends a request with the machine's own TLS client.
 fn over_tls(address: std::net::SocketAddr, token: &str) -> String {
     use std::io::Write;
     let mut client = std::process::Command::new("openssl")
@@ -537,14 +537,14 @@ fn over_tls(address: std::net::SocketAddr, token: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_given_up_in_the_middle_costs_the_next_one_nothing() {
+async fn a_dropped_request_does_not_affect_the_next() {
     let server = RedisServer::start();
     let locker = Locker::connect(&server.url()).await.unwrap();
     let _guard = locker.lock("job").ttl(Duration::from_secs(60)).await.unwrap();
     let console = Running::start(&locker, |_| {}).await;
     server.stop();
     let given_up = timeout(Duration::from_millis(200), console.get("/api/v1/locks").send()).await;
-    assert!(given_up.is_err(), "nobody answers");
+    assert!(given_up.is_err(), "no response");
     server.cont();
     let answer = console.get("/api/v1/locks").send().await;
     assert_eq!((answer.status, answer.json()["locks"].as_array().map(Vec::len)), (200, Some(1)), "{answer:?}");

@@ -1,6 +1,6 @@
-//! 5 000 locks: how soon they are painted, and what looking at them costs.
+//! 5 000 locks: how fast they are painted, and what listing them costs.
 //!
-//! Alone in its program: it counts the processor time of the whole process.
+//! Alone in its program: it measures the processor time of the whole process.
 #![allow(missing_docs)]
 
 mod common;
@@ -14,15 +14,15 @@ use distlock_testkit::servers::RedisServer;
 
 const LOCKS: usize = 5_000;
 const BROWSERS: usize = 10;
-/// How long nothing happens but looking, at least.
+/// The least time of the measurement, in which only listings happen.
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// What this process has used so far.
+/// Returns the processor time of this process.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-    // Linux counts in hundredths of a second, whatever the machine.
+    // Linux counts in hundredths of a second on every machine.
     Duration::from_millis(ticks * 10)
 }
 
@@ -33,7 +33,7 @@ async fn listings(console: &Running) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser() {
+async fn five_thousand_locks_are_painted_fast_and_cost_little_needs_browser() {
     let server = RedisServer::start();
     let locker = Locker::connect(&server.url()).await.unwrap();
     let _guards = hold_all(&locker).await;
@@ -41,7 +41,7 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
     let browser = Browser::start().await;
     browser.goto(&console.url).await;
     browser.until("all", "document.querySelector('#count').textContent === '5000 locks'").await;
-    // By the token that the tab keeps, and with the engine's listing at hand: what is timed is the page.
+    // With the token that the tab keeps and a listing at hand: only the page is timed.
     browser.goto(console.url.split('#').next().unwrap()).await;
     browser.until("all again", "document.querySelector('#count').textContent === '5000 locks'").await;
     browser.until("it is painted", "performance.getEntriesByName('first rows').length").await;
@@ -68,8 +68,8 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
     let mut listed = 0.0;
     // On a machine so busy that a listing takes a second, the next one comes after ten.
     while listed < 1.0 {
-        assert!(began.elapsed() < common::LIMIT, "nobody lists");
-        // Time must pass: this is what is measured.
+        assert!(began.elapsed() < common::LIMIT, "no listing");
+        // Time must pass: this is the measurement.
         tokio::time::sleep(WATCHED).await;
         listed = listings(&console).await - before;
     }
@@ -84,7 +84,7 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
          {per_listing:.0} ms of it per listing"
     );
     assert!(rate <= 1.0 + 1.5 / took.as_secs_f64(), "{rate} listings a second");
-    // The others are figures, for a quiet machine and an optimised program: this may be neither.
+    // The other values are figures for a quiet machine and an optimised build: this may be neither.
 
     drop(browser);
     let gone = Instant::now();
@@ -95,11 +95,11 @@ async fn five_thousand_locks_are_painted_at_once_and_cost_little_needs_browser()
     let used = processor_time();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let share = 100.0 * (processor_time() - used).as_secs_f64() / 3.0;
-    println!("nobody looks: {share:.1} % of a core");
+    println!("no browser: {share:.1} % of a core");
     console.stop().await;
 }
 
-/// Nobody renews them: what is measured is looking, not holding.
+/// Locks that are not renewed: listing is measured, not holding.
 async fn hold_all(locker: &Locker) -> Vec<LockGuard> {
     let tasks: Vec<_> = (0..50)
         .map(|task| {

@@ -1,8 +1,8 @@
-//! `distlock acquire`: a lock that stays held when this program has ended.
+//! `distlock acquire`: takes a lock that stays held after this program has ended.
 //!
-//! A process in the background holds it, since the kernel's locks end with their process; see `holder.rs`. The two talk
-//! over a pair of sockets. This end closed means that we are gone, and nobody is left to want the lock; so a wait ends
-//! with us, whatever ends us.
+//! A background process holds the lock, since the kernel's locks end with their process; see `holder.rs`. The two
+//! communicate over a socket pair. When this end is closed, the caller is gone and the lock is not wanted any more: so
+//! the wait ends with this process, whatever ends it.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -25,10 +25,10 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
 use crate::note::{Note, Notes};
 use crate::plan;
-use crate::report::{Held, Report};
+use crate::report::{HeldReport, Report};
 use crate::signal_stream::Signals;
 
-/// How long the holder may take to give up its place after we did.
+/// How long the holder may take to give up its place in the queue after this process has ended the wait.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) fn main(flags: &Acquire) -> Exit {
@@ -55,18 +55,18 @@ async fn acquire(flags: &Acquire, key: &Key) -> Exit {
             withdraw(holder).await;
             refusal.say(&mut notes)
         }
-        None => internal(&io::Error::other("the process that was to hold the lock ended without a word"), &mut notes),
+        None => internal(&io::Error::other("the background process ended without a report"), &mut notes),
     }
 }
 
-/// Says what is held, then tells the holder that it was said: it does not keep a lock that nobody can release.
-async fn finish(held: &Held, key: &Key, flags: &Acquire, mut holder: UnixStream, notes: &mut Notes) -> Exit {
+/// Prints the token, then confirms it to the holder: the holder does not keep a lock that no process can release.
+async fn finish(held: &HeldReport, key: &Key, flags: &Acquire, mut holder: UnixStream, notes: &mut Notes) -> Exit {
     notes.say(&Note::Acquired { token: held.token.fencing, waited: held.waited });
-    let told = match print(held, key, flags.output.json) {
+    let confirmed = match print(held, key, flags.output.json) {
         Ok(()) => holder.write_all(b"\n").await,
         Err(error) => Err(error),
     };
-    match told {
+    match confirmed {
         Ok(()) => Exit::SUCCESS,
         Err(error) => {
             withdraw(holder).await;
@@ -75,7 +75,7 @@ async fn finish(held: &Held, key: &Key, flags: &Acquire, mut holder: UnixStream,
     }
 }
 
-/// Waits until the holder is gone, so that nothing is left of it when we end.
+/// Waits until the holder is gone, so that no process is left when this one ends.
 async fn withdraw(mut holder: UnixStream) {
     let gone = async {
         let _ = holder.shutdown().await;
@@ -84,8 +84,8 @@ async fn withdraw(mut holder: UnixStream) {
     let _ = timeout(WITHDRAWAL_LIMIT, gone).await;
 }
 
-fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
-    let Held { token, owner, engine, slot, ttl, .. } = held;
+fn print(held: &HeldReport, key: &Key, as_json: bool) -> io::Result<()> {
+    let HeldReport { token, owner, engine, slot, ttl, .. } = held;
     let line = if as_json {
         let (name, fencing) = (key.as_str(), token.fencing.to_string());
         json!({
@@ -106,16 +106,16 @@ fn print(held: &Held, key: &Key, as_json: bool) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Starts this program again in the background, with the same words after the command's name.
+/// Starts this program again in the background, with the same arguments after the command's name.
 fn start_holder() -> io::Result<UnixStream> {
     let (ours, theirs) = Pair::pair()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("distlock").arg(holder::COMMAND);
     command.args(command_line::words().into_iter().skip(2));
-    // The shell that reads our output must not wait for the holder to close it.
+    // The shell that reads this program's output must not wait for the holder to close it.
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn()?;
-    // Our copy of the holder's end goes with the command: only then does its end show.
+    // Closes this process's copy of the holder's end: otherwise the end of the holder would not show.
     drop(command);
     ours.set_nonblocking(true)?;
     UnixStream::from_std(ours)

@@ -1,4 +1,4 @@
-//! `distlock ask`: whoever holds a lock is asked to release it.
+//! `distlock ask`: asks the holder of a lock to release it.
 
 use crate::commands::{fail, with_engine};
 use crate::exit::{Exit, ExitCode};
@@ -16,7 +16,7 @@ pub(super) fn main(flags: &Ask) -> Exit {
             Some(most) => request.wait(most).await,
             None => request.await,
         };
-        // Takes the question back now and not when its lease ends.
+        // Withdraws the request now, not when its lease ends.
         let _ = engine.locker.close().await;
         asked.map(|_| Exit::SUCCESS)
     })

@@ -12,13 +12,13 @@ use crate::exit::Exit;
 use crate::flags::Bench;
 use crate::histogram::Histogram;
 
-/// What the locks are called; the same in every run, so that engines that keep a fence keep few.
+/// The locks' name, the same in every run: engines that keep a fencing counter per name keep few.
 const NAME: &str = "distlock-bench";
 
-/// What one part found.
+/// The result of one measurement.
 struct Part {
     name: &'static str,
-    /// What was counted, and how long that took.
+    /// The number of operations, and how long they took.
     count: usize,
     took: Duration,
     times: Histogram,
@@ -36,11 +36,11 @@ pub(super) fn main(mut flags: Bench) -> Exit {
                 eprintln!("{what} …");
             }
         };
-        progress("one after the other");
+        progress("one task");
         say(&uncontended(&engine.locker, 1, flags.time).await?);
-        progress("many at once, a lock for each");
+        progress("concurrent tasks, one lock each");
         say(&uncontended(&engine.locker, flags.tasks.into(), flags.time).await?);
-        progress("many at once, one lock for all");
+        progress("concurrent tasks, one shared lock");
         say(&contended(&engine.locker, flags.tasks.into(), flags.time).await?);
         progress("many locks held");
         say(&held(&engine.locker, flags.holds.into()).await?);
@@ -56,13 +56,13 @@ async fn uncontended(locker: &Locker, tasks: usize, time: Duration) -> Result<Pa
     Ok(Part { name, count: times.len(), took, times: Histogram::new(times) })
 }
 
-/// All tasks take and release the same lock; a time is from asking to having it.
+/// All tasks take and release the same lock; measures from the request to the grant.
 async fn contended(locker: &Locker, tasks: usize, time: Duration) -> Result<Part, Error> {
     let (took, times) = cycles(locker, tasks, time, |_| NAME.to_owned()).await?;
     Ok(Part { name: "contended", count: times.len(), took, times: Histogram::new(times) })
 }
 
-/// What each task measures: a whole cycle when it is alone with its lock, the wait when it is not.
+/// Runs the tasks. A task alone with its lock measures the whole cycle, a contending one the wait.
 async fn cycles(
     locker: &Locker,
     tasks: usize,

@@ -1,4 +1,4 @@
-//! `distlock break`: somebody else's lock, released by force.
+//! `distlock break`: releases another owner's lock by force.
 
 use distlock::{ErrorKind, FencingToken};
 
@@ -21,7 +21,7 @@ pub(super) fn main(flags: &Break) -> Exit {
                 notes.say(&Note::Broken { token });
                 Ok(Exit::SUCCESS)
             }
-            // The holder is not the one that was to be broken: as with a lock that is taken, nothing was done.
+            // Another hold has the lock by now: as with a lock held by another owner, nothing was done.
             Err(error) if error.kind() == ErrorKind::NotHeld => {
                 notes.say(&Note::Failed { message: error.to_string() });
                 Ok(ExitCode::NotAcquired.into())

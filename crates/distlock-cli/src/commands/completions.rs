@@ -1,4 +1,4 @@
-//! `distlock completions`: a completion script for a shell.
+//! `distlock completions`: prints a completion script for a shell.
 
 use crate::exit::Exit;
 use crate::flags::{self, Completions};

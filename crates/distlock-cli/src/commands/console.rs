@@ -1,4 +1,4 @@
-//! `distlock console`: the web console, until a signal.
+//! `distlock console`: serves the web console until a signal.
 
 use std::io::{self, Write};
 
@@ -27,14 +27,14 @@ pub(super) fn main(flags: &flags::Console) -> Exit {
 async fn serve(flags: &flags::Console) -> Result<Exit, Error> {
     let settings = Settings::read(&flags.engine)?;
     let options = options(flags).map_err(|problem| refused(&problem))?;
-    // Before the engine is opened: its threads would die of what they do not block.
+    // Before the engine is opened: a signal would end the process through a thread that does not block it.
     let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
     let engine = settings.open().await?;
     let console = Console::bind(engine.locker.clone(), &engine.name, options).await;
     let console = console.map_err(|problem| refused(&problem))?;
     print(&console, flags, &engine.name);
     let stop = async {
-        // A descriptor of signals that fails is no reason to run without one.
+        // An error of the descriptor ends the console: it must not run without signals.
         while signals.next().await.is_ok_and(|delivery| !ends_waiting(delivery.signal)) {}
     };
     console.serve(stop).await.map_err(|error| cannot(&error))?;
@@ -54,7 +54,7 @@ fn options(flags: &flags::Console) -> Result<Options, Refused> {
     })
 }
 
-/// Says where it is, on stdout. A token that came from a file stays there.
+/// Prints the URL on stdout. A token from a file is not printed.
 fn print(console: &Console, flags: &flags::Console, engine: &str) {
     let url = if flags.token_file.is_some() { console.url() } else { console.url_with_token() };
     let line = if flags.output.json {
@@ -63,7 +63,7 @@ fn print(console: &Console, flags: &flags::Console, engine: &str) {
         url
     };
     let mut stdout = io::stdout();
-    // Whoever does not read it knows the token from the file.
+    // A write error does not end the console.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
@@ -72,5 +72,5 @@ fn refused(problem: &Refused) -> Error {
 }
 
 fn cannot(problem: &io::Error) -> Error {
-    Error::new(ErrorKind::Backend, format!("the console cannot go on: {problem}"))
+    Error::new(ErrorKind::Backend, format!("the console failed: {problem}"))
 }

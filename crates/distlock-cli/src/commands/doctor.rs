@@ -1,4 +1,4 @@
-//! `distlock doctor`: what makes locks on this engine unsafe, slow or impossible.
+//! `distlock doctor`: reports what makes locks on this engine unsafe, slow or impossible.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -19,7 +19,7 @@ pub(super) fn main(mut flags: Doctor) -> Exit {
             Ok(findings) => findings,
             Err(error) => return fail(ExitCode::from(&error), error.to_string()),
         };
-        // The worst first; among equals in the order in which they were looked at.
+        // The most severe first; equal ones in the order of the checks.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let text = match (flags.output.json, flags.output.quiet) {
             (true, _) => findings.iter().map(|finding| format!("{}\n", to_json(finding))).collect(),
@@ -31,7 +31,7 @@ pub(super) fn main(mut flags: Doctor) -> Exit {
     })
 }
 
-/// 0, 1 and 2 for fine, warnings and unsafe.
+/// Returns 0, 1 or 2 for fine, warnings and unsafe.
 fn code(findings: &[Finding]) -> Exit {
     match findings.iter().map(|finding| finding.severity).max() {
         Some(Severity::Unsafe) => Exit::Code(2),

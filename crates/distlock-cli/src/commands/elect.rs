@@ -1,9 +1,9 @@
-//! `distlock elect`: a command that runs only while leader.
+//! `distlock elect`: runs a command only while leader.
 
 use distlock::Mode;
 
 use crate::commands::fail;
-use crate::commands::run::{self, Turns};
+use crate::commands::run::{self, Repeat};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Elect;
 
@@ -13,5 +13,5 @@ pub(super) fn main(flags: Elect) -> Exit {
     if run.lock.mode() != Mode::Exclusive {
         return fail(ExitCode::Usage, "an election has one leader: -s and -j cannot be used here");
     }
-    run::take_turns(&run, Turns::UntilTheCommandEnds)
+    run::run_repeatedly(&run, Repeat::UntilCommandEnds)
 }

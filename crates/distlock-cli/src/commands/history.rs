@@ -1,4 +1,4 @@
-//! `distlock history`: who had a lock, and how that ended.
+//! `distlock history`: prints who held a lock, and how each hold ended.
 
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ pub(super) fn main(flags: &History) -> Exit {
     with_engine(&flags.engine, &flags.output, async |engine| {
         let entries = engine.locker.inspect().history(&key, flags.limit).await?;
         if entries.is_empty() {
-            // No failure: there may simply be nothing to tell yet.
+            // Not a failure: the lock may have no entries yet.
             let mut notes = Notes::new((&flags.output).into(), flags.output.json);
             notes.say(&Note::NoHistory { name: key.to_string() });
         }
@@ -31,7 +31,7 @@ pub(super) fn main(flags: &History) -> Exit {
         } else {
             table(&entries)
         };
-        // A reader that has seen enough is no failure.
+        // A reader that stops reading is not a failure.
         let _ = io::stdout().write_all(text.as_bytes());
         Ok(Exit::SUCCESS)
     })

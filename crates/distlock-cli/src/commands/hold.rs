@@ -1,4 +1,4 @@
-//! `distlock hold`: a lock held until a signal or the end of stdin.
+//! `distlock hold`: holds a lock until a signal or the end of stdin.
 
 use std::io::{self, Write};
 
@@ -42,7 +42,7 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
         Err(exit) => return exit,
     };
     print(&guard, &engine, flags.output.json);
-    let end = until_the_end(&guard, &mut signals, &mut notes).await;
+    let end = wait_for_end(&guard, &mut signals, &mut notes).await;
     let released = guard.unlock().await;
     engine.finish().await;
     match released {
@@ -60,7 +60,7 @@ fn cannot_listen(error: &io::Error) -> distlock::Error {
     distlock::Error::new(distlock::ErrorKind::Backend, format!("cannot wait for signals: {error}"))
 }
 
-/// Says on stdout what is held, for the script that reads it.
+/// Prints the hold on stdout, for the script that reads it.
 fn print(guard: &LockGuard, engine: &Engine, as_json: bool) {
     let (name, token, owner) = (guard.key(), guard.fencing_token(), guard.owner());
     let line = if as_json {
@@ -80,12 +80,12 @@ fn print(guard: &LockGuard, engine: &Engine, as_json: bool) {
         format!("{name} token {token} owner {owner}{slot}")
     };
     let mut stdout = io::stdout();
-    // Whoever does not read it does not need it.
+    // A write error does not end the hold.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
 /// Waits for a signal, the end of stdin, or a loss.
-async fn until_the_end(guard: &LockGuard, signals: &mut Signals, notes: &mut Notes) -> Exit {
+async fn wait_for_end(guard: &LockGuard, signals: &mut Signals, notes: &mut Notes) -> Exit {
     let mut stdin = input::end();
     loop {
         tokio::select! {

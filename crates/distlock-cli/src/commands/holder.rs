@@ -1,7 +1,7 @@
-//! The process in the background that holds a lock for `acquire`.
+//! The background process that holds a lock for `acquire`.
 //!
-//! It ends when it is asked to release, by a signal, when the lock is lost, and when the lease has passed since the last
-//! renewal: a script that died without a release blocks the others for no longer than that.
+//! It ends on a release request, on a signal, when the lock is lost, and when a whole lease has passed since the last
+//! renewal: a script that died without a release blocks the waiters no longer than that.
 
 use std::io;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use tokio::net::UnixStream;
 
 use crate::acquire::{Refusal, Wanted, interruption, wait_for};
 use crate::commands::block_on;
-use crate::control_request::{Action, Answer, Request};
+use crate::control_request::{ControlAction, ControlAnswer, ControlRequest};
 use crate::control_socket::{ControlSocket, answer};
 use crate::engine::{Engine, Settings};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
 use crate::hold_token::HoldToken;
 use crate::plan::{self, Wait};
-use crate::report::{Held, Report};
+use crate::report::{HeldReport, Report};
 use crate::signal_stream::Signals;
 use crate::sys;
 
-/// The name under which `acquire` starts it; the words after it are `acquire`'s own.
+/// The internal command that `acquire` starts; the arguments after it are those of `acquire`.
 pub(super) const COMMAND: &str = "acquire-holder";
 
 pub(super) fn main(flags: &Acquire) -> Exit {
     let caller = match detach() {
         Ok(caller) => caller,
-        // Nobody can be told.
+        // The caller cannot be reached.
         Err(_) => return ExitCode::Internal.into(),
     };
     block_on(async {
@@ -41,11 +41,11 @@ pub(super) fn main(flags: &Acquire) -> Exit {
     })
 }
 
-/// Leaves the caller's session, terminal and files. Gives back the way to the caller, which was our stdin.
+/// Leaves the caller's session, terminal and files. Returns the stream to the caller, which was stdin.
 fn detach() -> io::Result<std::os::unix::net::UnixStream> {
     sys::close_inherited();
     let _ = rustix::thread::set_name(c"distlock-holder");
-    // It fails only when we lead a group already, as one who was started by hand may.
+    // Fails only for a group leader, which a holder started by hand may be.
     let _ = rustix::process::setsid();
     let caller = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nowhere = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -69,7 +69,7 @@ async fn hold(flags: &Acquire, mut caller: Caller) -> Exit {
     exit
 }
 
-async fn take(flags: &Acquire, caller: &mut Caller) -> Result<Holder, Refusal> {
+async fn take(flags: &Acquire, caller: &mut Caller) -> Result<BackgroundHolder, Refusal> {
     let refusal = |error: Error| Refusal::new(&error, &flags.lock);
     let key =
         plan::key(&flags.name).map_err(|problem| Refusal { exit: ExitCode::Usage.into(), message: Some(problem) })?;
@@ -83,17 +83,17 @@ async fn take(flags: &Acquire, caller: &mut Caller) -> Result<Holder, Refusal> {
     let stop = async {
         tokio::select! {
             refusal = interruption(&mut signals) => refusal,
-            () = caller.gone() => nobody_left(),
+            () = caller.gone() => caller_gone(),
         }
     };
     let (guard, waited) = wait_for(&engine, &wanted, stop).await?;
-    // The directory in which a script was started may be unmounted while the lock is held.
+    // The directory of the script may be unmounted while the lock is held.
     let _ = rustix::process::chdir("/");
     let token = HoldToken::new(guard.fencing_token());
     let clock = Clock::system();
     let ends = clock.now().after(ttl);
     match ControlSocket::listen(&token) {
-        Ok(socket) => Ok(Holder { guard, engine, token, socket, signals, waited, ttl, ends, clock }),
+        Ok(socket) => Ok(BackgroundHolder { guard, engine, token, socket, signals, waited, ttl, ends, clock }),
         Err(error) => {
             let _ = guard.unlock().await;
             Err(refusal(error))
@@ -101,11 +101,11 @@ async fn take(flags: &Acquire, caller: &mut Caller) -> Result<Holder, Refusal> {
     }
 }
 
-fn nobody_left() -> Refusal {
+fn caller_gone() -> Refusal {
     Refusal { exit: ExitCode::NotAcquired.into(), message: None }
 }
 
-/// The `acquire` that started us.
+/// The stream to the `acquire` that started this process.
 struct Caller(UnixStream);
 
 impl Caller {
@@ -115,33 +115,33 @@ impl Caller {
     }
 
     async fn report(&mut self, report: &Report) {
-        // Who is gone is not told.
+        // The caller may be gone.
         let _ = self.0.write_all(report.encode().as_bytes()).await;
     }
 
-    /// Whether it has passed the token on; `false` when it is gone without.
+    /// Whether the caller has printed the token; `false` when it is gone.
     async fn confirms(&mut self) -> bool {
         self.0.read_u8().await.is_ok()
     }
 
-    /// Resolves when it is gone. It says nothing before it has our report.
+    /// Resolves when the caller is gone. The caller sends nothing before it has the report.
     async fn gone(&mut self) {
         let _ = self.0.read_u8().await;
     }
 }
 
 /// Why a hold ends.
-enum End {
-    /// Somebody with the token asked for it, and waits for the answer.
-    Asked(UnixStream),
-    /// The lease, a signal, or the socket failed.
-    Ours,
-    /// The lock is not ours any more.
+enum HoldEnd {
+    /// A client with the token requested the release and waits for the answer.
+    Requested(UnixStream),
+    /// The lease is over, a signal came, or the socket failed.
+    Local,
+    /// The lock is lost.
     Lost,
 }
 
-/// A lock that is held, and everything that can end it.
-struct Holder {
+/// The hold, and everything that can end it.
+struct BackgroundHolder {
     guard: LockGuard,
     engine: Engine,
     token: HoldToken,
@@ -154,10 +154,10 @@ struct Holder {
     clock: Clock,
 }
 
-impl Holder {
-    /// Tells the caller, and keeps the lock only if the caller passes the token on.
-    async fn present(self, caller: &mut Caller) -> Result<Holder, Refusal> {
-        let report = Report::Held(Held {
+impl BackgroundHolder {
+    /// Reports the hold to the caller, and keeps the lock only if the caller confirms that it printed the token.
+    async fn present(self, caller: &mut Caller) -> Result<BackgroundHolder, Refusal> {
+        let report = Report::Held(HeldReport {
             token: self.token,
             owner: self.guard.owner().to_string(),
             engine: self.engine.name.clone(),
@@ -168,73 +168,76 @@ impl Holder {
         caller.report(&report).await;
         let confirmed = tokio::select! {
             confirmed = caller.confirms() => confirmed,
-            // A caller that is stopped does not keep the lock for longer than its lease.
+            // A stopped caller does not keep the lock longer than its lease.
             () = self.clock.sleep_until(self.ends) => false,
         };
         if confirmed {
             return Ok(self);
         }
-        self.finish(End::Ours).await;
-        Err(nobody_left())
+        self.finish(HoldEnd::Local).await;
+        Err(caller_gone())
     }
 
     async fn serve(mut self) -> Exit {
-        let end = self.until_the_end().await;
+        let end = self.wait_for_end().await;
         self.finish(end).await
     }
 
-    async fn until_the_end(&mut self) -> End {
+    async fn wait_for_end(&mut self) -> HoldEnd {
         loop {
-            // In this order: who was stopped past the lease's end must not renew it afterwards.
+            // In this order: a holder that was stopped past the lease's end must not renew afterwards.
             let asked = tokio::select! {
                 biased;
-                _ = self.guard.lost() => return End::Lost,
-                () = self.clock.sleep_until(self.ends) => return End::Ours,
-                _ = interruption(&mut self.signals) => return End::Ours,
+                _ = self.guard.lost() => return HoldEnd::Lost,
+                () = self.clock.sleep_until(self.ends) => return HoldEnd::Local,
+                _ = interruption(&mut self.signals) => return HoldEnd::Local,
                 asked = self.socket.next() => asked,
             };
-            let Ok((request, stream)) = asked else { return End::Ours };
+            let Ok((request, stream)) = asked else { return HoldEnd::Local };
             if request.token != self.token || request.name != self.guard.key().as_str() {
-                answer(stream, &Answer::NotHeld("the token is not of a hold of this lock".into())).await;
+                answer(stream, &ControlAnswer::NotHeld("the token is not of a hold of this lock".into())).await;
                 continue;
             }
             match request {
-                Request { action: Action::Release, .. } => return End::Asked(stream),
-                Request { action: Action::Renew(ttl), .. } => answer(stream, &self.renew(ttl).await).await,
+                ControlRequest { action: ControlAction::Release, .. } => return HoldEnd::Requested(stream),
+                ControlRequest { action: ControlAction::Renew(ttl), .. } => {
+                    answer(stream, &self.renew(ttl).await).await;
+                }
             }
         }
     }
 
-    /// Starts the lease anew, if the engine says that the lock is still ours.
-    async fn renew(&mut self, ttl: Option<Duration>) -> Answer {
+    /// Starts a new lease, if the engine confirms that the lock is still held.
+    async fn renew(&mut self, ttl: Option<Duration>) -> ControlAnswer {
         let ttl = ttl.unwrap_or(self.ttl).clamp(MIN_TTL, MAX_TTL);
         let asked = self.clock.now();
         match self.guard.extend(ttl).await {
             Ok(()) => {
                 (self.ttl, self.ends) = (ttl, asked.after(ttl));
-                Answer::Done(ttl)
+                ControlAnswer::Done(ttl)
             }
-            Err(error) => Answer::from_error(&error),
+            Err(error) => ControlAnswer::from_error(&error),
         }
     }
 
-    /// Releases the lock and takes the socket away, then answers: whoever is told finds nothing left.
-    async fn finish(self, end: End) -> Exit {
-        let Holder { guard, engine, socket, .. } = self;
+    /// Releases the lock and removes the socket before it answers: a client with an answer finds neither.
+    async fn finish(self, end: HoldEnd) -> Exit {
+        let BackgroundHolder { guard, engine, socket, .. } = self;
         let released = guard.unlock().await;
         drop(socket);
         let unconfirmed = released.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost);
         let exit = match end {
-            End::Asked(stream) => {
-                let said = released.map_or_else(|error| Answer::from_error(&error), |()| Answer::Done(Duration::ZERO));
+            HoldEnd::Requested(stream) => {
+                let said = released
+                    .map_or_else(|error| ControlAnswer::from_error(&error), |()| ControlAnswer::Done(Duration::ZERO));
                 answer(stream, &said).await;
                 Exit::SUCCESS
             }
-            End::Ours => Exit::SUCCESS,
-            End::Lost => ExitCode::Lost.into(),
+            HoldEnd::Local => Exit::SUCCESS,
+            HoldEnd::Lost => ExitCode::Lost.into(),
         };
         if unconfirmed {
-            // Goes on releasing for a while; the engine's lease does the rest.
+            // `close` retries the release for a while; then the engine's lease ends the hold.
             let _ = engine.locker.close().await;
         }
         engine.finish().await;

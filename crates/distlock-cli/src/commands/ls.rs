@@ -1,4 +1,4 @@
-//! `distlock ls`: who holds what.
+//! `distlock ls`: lists locks, their holders and waiters.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ pub(super) fn main(flags: &Ls) -> Exit {
         } else {
             lock_view::table(&locks)
         };
-        // A reader that has seen enough is no failure.
+        // A reader that stops reading is not a failure.
         let _ = io::stdout().write_all(text.as_bytes());
         Ok(Exit::SUCCESS)
     })

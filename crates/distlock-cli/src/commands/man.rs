@@ -1,4 +1,4 @@
-//! `distlock man`: the manual page of the program or of one command.
+//! `distlock man`: prints the manual page of the program or of one command.
 
 use crate::commands::fail;
 use crate::exit::{Exit, ExitCode};

@@ -1,10 +1,10 @@
-//! `distlock release`: the end of a lock taken with `acquire`.
+//! `distlock release`: releases a lock taken with `acquire`.
 
-use crate::commands::renew::tell;
-use crate::control_request::Action;
+use crate::commands::renew::send_request;
+use crate::control_request::ControlAction;
 use crate::exit::Exit;
 use crate::flags::Release;
 
 pub(super) fn main(flags: &Release) -> Exit {
-    tell(&flags.name, &flags.token, Action::Release, &flags.output)
+    send_request(&flags.name, &flags.token, ControlAction::Release, &flags.output)
 }

@@ -1,4 +1,4 @@
-//! `distlock renew`: a longer lease for a lock taken with `acquire`.
+//! `distlock renew`: renews a lock taken with `acquire`.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use distlock::{MAX_TTL, MIN_TTL};
 use serde_json::json;
 
 use crate::commands::{block_on, fail};
-use crate::control_request::{Action, Request};
+use crate::control_request::{ControlAction, ControlRequest};
 use crate::control_socket::ask;
 use crate::exit::{Exit, ExitCode};
 use crate::flags::{self, Renew};
@@ -17,15 +17,15 @@ use crate::plan;
 
 pub(super) fn main(flags: &Renew) -> Exit {
     if flags.ttl.is_some_and(|ttl| !(MIN_TTL..=MAX_TTL).contains(&ttl)) {
-        return fail(ExitCode::Usage, format!("--ttl: not from {MIN_TTL:?} to {MAX_TTL:?}"));
+        return fail(ExitCode::Usage, format!("--ttl: must be from {MIN_TTL:?} to {MAX_TTL:?}"));
     }
-    tell(&flags.name, &flags.token, Action::Renew(flags.ttl), &flags.output)
+    send_request(&flags.name, &flags.token, ControlAction::Renew(flags.ttl), &flags.output)
 }
 
-/// Asks the holder, and says what came of it.
-pub(super) fn tell(name: &OsStr, token: &str, action: Action, output: &flags::Output) -> Exit {
+/// Sends the request to the holder and prints the result.
+pub(super) fn send_request(name: &OsStr, token: &str, action: ControlAction, output: &flags::Output) -> Exit {
     let parsed = plan::key(name).and_then(|key| {
-        // Not left to the parser of the command line, which would repeat a secret that has a letter too many.
+        // Not parsed by clap, whose error message would repeat a mistyped secret.
         Ok((key, token.parse().map_err(|problem| format!("--token: {problem}"))?))
     });
     let (key, token) = match parsed {
@@ -34,7 +34,7 @@ pub(super) fn tell(name: &OsStr, token: &str, action: Action, output: &flags::Ou
     };
     let mut notes = Notes::new(output.into(), output.json);
     block_on(async {
-        let request = Request { name: key.as_str().into(), token, action };
+        let request = ControlRequest { name: key.as_str().into(), token, action };
         match ask(&request).await {
             Ok(ttl) => {
                 done(&request, ttl, output.json, &mut notes);
@@ -49,15 +49,15 @@ pub(super) fn tell(name: &OsStr, token: &str, action: Action, output: &flags::Ou
     })
 }
 
-fn done(request: &Request, ttl: Duration, as_json: bool, notes: &mut Notes) {
-    let released = request.action == Action::Release;
+fn done(request: &ControlRequest, ttl: Duration, as_json: bool, notes: &mut Notes) {
+    let released = request.action == ControlAction::Release;
     notes.say(&if released { Note::Released } else { Note::Renewed { ttl } });
     if as_json {
         let mut fields = json!({"name": request.name, "held": !released});
         if !released {
             fields["ttl_s"] = json!(ttl.as_secs_f64());
         }
-        // Whoever does not read it does not need it.
+        // A write error does not change the result.
         let _ = writeln!(io::stdout(), "{fields}");
     }
 }

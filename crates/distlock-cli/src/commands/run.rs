@@ -1,4 +1,4 @@
-//! `distlock run`: a command under a lock.
+//! `distlock run`: runs a command under a lock.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,32 +19,32 @@ use crate::note::{Note, Notes};
 use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
 use crate::signal_stream::{FORWARDED, Signals};
-use crate::supervise::{Ending, Failure, supervise};
+use crate::supervise::{Ending, SuperviseError, supervise};
 use crate::sys;
 
-/// How often the lock is taken.
+/// How often the lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turns {
-    /// Once: a loss is the end.
-    One,
+pub(super) enum Repeat {
+    /// Once: a loss ends the program.
+    Once,
     /// Again after each loss.
-    UntilTheCommandEnds,
+    UntilCommandEnds,
 }
 
 pub(super) fn main(flags: &Run) -> Exit {
-    take_turns(flags, Turns::One)
+    run_repeatedly(flags, Repeat::Once)
 }
 
 /// Runs the command of `flags` under its lock.
-pub(super) fn take_turns(flags: &Run, turns: Turns) -> Exit {
+pub(super) fn run_repeatedly(flags: &Run, repeat: Repeat) -> Exit {
     let mut notes = match notes(flags) {
         Ok(notes) => notes,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    block_on(run(flags, turns, &mut notes))
+    block_on(run(flags, repeat, &mut notes))
 }
 
-async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
+async fn run(flags: &Run, repeat: Repeat, notes: &mut Notes) -> Exit {
     let settings = match Settings::read(&flags.engine) {
         Ok(settings) => settings,
         Err(error) => return refused(&error, &flags.lock, notes),
@@ -56,7 +56,7 @@ async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
             return ExitCode::Usage.into();
         }
     };
-    // Before any thread is started, so that none of them takes a signal that is meant for the command.
+    // Before any thread is started, so that no thread takes a signal that is meant for the command.
     let mut signals = match Signals::take_over() {
         Ok(signals) => signals,
         Err(error) => return internal(&error, notes),
@@ -66,28 +66,28 @@ async fn run(flags: &Run, turns: Turns, notes: &mut Notes) -> Exit {
         Err(error) => return refused(&error, &flags.lock, notes),
     };
     loop {
-        let turn = run_locked(&plan, &engine, flags, &mut signals, notes).await;
-        if turns == Turns::One || !turn.is_ended_by_loss {
+        let result = run_locked(&plan, &engine, flags, &mut signals, notes).await;
+        if repeat == Repeat::Once || !result.is_ended_by_loss {
             engine.finish().await;
-            return turn.exit;
+            return result.exit;
         }
     }
 }
 
-/// How one turn with the lock ended.
-struct Turn {
+/// The result of one run of the command under the lock.
+struct RunResult {
     exit: Exit,
-    /// The command was ended for a loss.
+    /// The command was ended because of a loss.
     is_ended_by_loss: bool,
 }
 
-impl From<Exit> for Turn {
-    fn from(exit: Exit) -> Turn {
-        Turn { exit, is_ended_by_loss: false }
+impl From<Exit> for RunResult {
+    fn from(exit: Exit) -> RunResult {
+        RunResult { exit, is_ended_by_loss: false }
     }
 }
 
-async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> Turn {
+async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> RunResult {
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
     let guard = match acquire(engine, &wanted, signals, notes).await {
@@ -106,12 +106,13 @@ async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Sig
         slot: guard.slot(),
         engine: &engine.name,
     };
-    let turn = take_turn(plan, &guard, &identity, signals, notes).await;
+    let result = run_once(plan, &guard, &identity, signals, notes).await;
     drop(inherited);
-    release(guard, engine, turn, plan, notes).await
+    release(guard, engine, result, plan, notes).await
 }
 
-/// The lock's descriptor, open in the command too: should we die, the lock stays until the command has ended.
+/// Returns the lock's descriptor, which the command inherits: if the wrapper dies, the lock stays held until the
+/// command has ended.
 fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
     let descriptor = guard.descriptor().map_err(io::Error::other)?;
     if let Some(descriptor) = &descriptor {
@@ -120,29 +121,29 @@ fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
     Ok(descriptor)
 }
 
-/// Releases the lock after the command. A loss that shows only now counts as any other.
-async fn release(guard: LockGuard, engine: &Engine, turn: Turn, plan: &Plan, notes: &mut Notes) -> Turn {
+/// Releases the lock after the command. A loss found only now is reported like any other.
+async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Plan, notes: &mut Notes) -> RunResult {
     let was_lost = guard.is_lost();
     let Err(error) = guard.unlock().await else {
         notes.say(&Note::Released);
-        return turn;
+        return result;
     };
     if error.kind() == ErrorKind::Lost {
         if was_lost || plan.policy.on_lost == OnLost::Ignore {
-            return turn;
+            return result;
         }
         notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
         return Exit::from(ExitCode::Lost).into();
     }
     notes.say(&Note::Failed { message: error.to_string() });
-    // Goes on releasing for a while; a lease that was given up for lost ends by itself about now.
-    if !turn.is_ended_by_loss {
+    // `close` retries the release for a while. A lost lease ends by itself about now.
+    if !result.is_ended_by_loss {
         let _ = engine.locker.close().await;
     }
-    turn
+    result
 }
 
-/// Where the notes of a run go.
+/// Returns the notes of a run.
 ///
 /// # Errors
 /// When `--status-fd` names a descriptor that is not open.
@@ -154,7 +155,7 @@ pub fn notes(flags: &Run) -> Result<Notes, String> {
     }
 }
 
-/// Runs the plan's command under `hold`. When this returns, the command is gone and the lock may be released.
+/// Runs the plan's command under `hold`. When this returns, the command has ended and the lock may be released.
 pub async fn run_held<H: Hold>(
     plan: &Plan,
     hold: &H,
@@ -162,33 +163,33 @@ pub async fn run_held<H: Hold>(
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Exit {
-    take_turn(plan, hold, identity, signals, notes).await.exit
+    run_once(plan, hold, identity, signals, notes).await.exit
 }
 
-async fn take_turn<H: Hold>(
+async fn run_once<H: Hold>(
     plan: &Plan,
     hold: &H,
     identity: &Identity<'_>,
     signals: &mut Signals,
     notes: &mut Notes,
-) -> Turn {
+) -> RunResult {
     let started = Clock::system().now();
     let mut command = plan.command();
     identity.apply(&mut command, |name| std::env::var_os(name));
     match supervise(command, &plan.policy, hold, signals, notes).await {
         Ok(ending) if ending.loss.is_some() => {
-            Turn { exit: verdict(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }
+            RunResult { exit: exit_of(&ending, &plan.policy), is_ended_by_loss: ending.by_loss }
         }
         Ok(ending) => {
             let until = plan.at_least.map_or(started, |least| started.after(least));
             let ended = linger(until, &plan.policy, hold, signals, notes).await;
-            ended.unwrap_or_else(|| verdict(&ending, &plan.policy)).into()
+            ended.unwrap_or_else(|| exit_of(&ending, &plan.policy)).into()
         }
-        Err(Failure::Exec(error)) => {
+        Err(SuperviseError::Exec(error)) => {
             notes.say(&Note::Failed { message: format!("cannot run {:?}: {error}", plan.program()) });
             Exit::from(child::exec_failure(&error)).into()
         }
-        Err(Failure::Internal(error)) => internal(&error, notes).into(),
+        Err(SuperviseError::Internal(error)) => internal(&error, notes).into(),
     }
 }
 
@@ -197,17 +198,17 @@ fn internal(error: &io::Error, notes: &mut Notes) -> Exit {
     ExitCode::Internal.into()
 }
 
-fn verdict(ending: &Ending, policy: &Policy) -> Exit {
-    let tells = policy.on_lost != OnLost::Ignore || ending.loss == Some(LossReason::MaxHold);
+fn exit_of(ending: &Ending, policy: &Policy) -> Exit {
+    let reports_loss = policy.on_lost != OnLost::Ignore || ending.loss == Some(LossReason::MaxHold);
     match ending.outcome.map(Exit::from) {
         None => ExitCode::Lost.into(),
-        Some(_) if ending.loss.is_some() && tells => ExitCode::Lost.into(),
+        Some(_) if ending.loss.is_some() && reports_loss => ExitCode::Lost.into(),
         Some(Exit::Signal(signal)) if ending.by_terminal => Exit::TerminalSignal(signal),
         Some(exit) => exit,
     }
 }
 
-/// Keeps the lock until `until`. Returns an end that goes before the command's own.
+/// Keeps the lock until `until`. Returns an exit that takes precedence over the command's own.
 async fn linger<H: Hold>(
     until: Moment,
     policy: &Policy,
@@ -233,8 +234,8 @@ async fn linger<H: Hold>(
     None
 }
 
-/// Whether a signal that reaches the wrapper while no command runs ends it. One that was ignored at the start, as by
-/// nohup(1), does not.
+/// Whether a signal ends the wrapper while no command runs. A signal that was ignored at the start, as by nohup(1),
+/// does not.
 #[must_use]
 pub fn ends_waiting(signal: Signal) -> bool {
     FORWARDED.contains(&signal) && !sys::is_ignored(signal.as_raw())

@@ -1,4 +1,4 @@
-//! `distlock show`: one lock, with everybody who waits for it.
+//! `distlock show`: prints one lock with its holders and waiters.
 
 use std::io::{self, Write};
 

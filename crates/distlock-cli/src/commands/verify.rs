@@ -1,7 +1,7 @@
-//! `distlock verify`: whether locks on this engine are what they promise, by trying hard to have two holders.
+//! `distlock verify`: tests locks on this engine by provoking two holders at once.
 //!
-//! Workers are processes of their own, so that they can be stopped and killed as real ones are. All are on this machine,
-//! so that one clock tells who held the lock when.
+//! Workers are separate processes, so that they can be stopped and killed like real ones. All run on this machine, so
+//! that one clock orders their holds.
 
 mod history;
 pub(crate) mod worker;
@@ -15,7 +15,7 @@ use distlock::Clock;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use self::history::{Hold, violations};
+use self::history::{WorkerHold, violations};
 use crate::command_line;
 use crate::commands::{fail, with_engine};
 use crate::exit::{Exit, ExitCode};
@@ -24,14 +24,14 @@ use crate::histogram::Histogram;
 
 /// The lock that all workers take.
 const NAME: &str = "distlock-verify";
-/// How many violations are shown.
-const SHOWN: usize = 10;
-/// How long workers may take to leave.
-const LEAVING: Duration = Duration::from_secs(10);
+/// How many violations are printed.
+const MAX_PRINTED: usize = 10;
+/// How long workers may take to end.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn main(mut flags: Verify) -> Exit {
     flags.engine.url = flags.target.take().or(flags.engine.url);
-    // An engine that cannot be used is said once, and not by every worker.
+    // An unusable engine is reported once, not by every worker.
     let mut is_fair = false;
     let opened = with_engine(&flags.engine, &flags.output, async |engine| {
         is_fair = engine.locker.capabilities().fair;
@@ -41,34 +41,34 @@ pub(super) fn main(mut flags: Verify) -> Exit {
     if opened != Exit::SUCCESS {
         return opened;
     }
-    match Run::of(&flags) {
+    match VerifyRun::of(&flags) {
         Ok(run) => run.report(&flags, is_fair),
         Err(error) => fail(ExitCode::Internal, format!("cannot run a worker: {error}")),
     }
 }
 
-/// What a worker said: the number of its process among all that were started, a word, a time and a token.
-type Line = (usize, String);
+/// A worker's line: the worker's number, and the line with an event, a time and a token.
+type WorkerLine = (usize, String);
 
-/// One process.
+/// One worker process.
 struct Worker {
     child: Child,
     disturbed: bool,
-    /// When it was killed, by the clock of the workers.
+    /// When it was killed, by the workers' clock.
     killed: Option<u64>,
 }
 
-struct Run {
+struct VerifyRun {
     workers: Vec<Worker>,
-    lines: Vec<Line>,
+    lines: Vec<WorkerLine>,
     kills: u32,
     pauses: u32,
 }
 
-impl Run {
-    fn of(flags: &Verify) -> io::Result<Run> {
+impl VerifyRun {
+    fn of(flags: &Verify) -> io::Result<VerifyRun> {
         let (sender, receiver) = mpsc::channel();
-        let mut run = Run { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0 };
+        let mut run = VerifyRun { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0 };
         let mut alive = Vec::new();
         for _ in 0..flags.workers {
             alive.push(run.start(&sender)?);
@@ -91,11 +91,11 @@ impl Run {
         Ok(run)
     }
 
-    fn start(&mut self, sender: &Sender<Line>) -> io::Result<usize> {
+    fn start(&mut self, sender: &Sender<WorkerLine>) -> io::Result<usize> {
         let mut words = command_line::words().into_iter();
         let program = words.next().unwrap_or_default();
         let program = std::env::current_exe().unwrap_or_else(|_| program.into());
-        // The same flags, for another command.
+        // The same flags, for the internal command.
         let mut command = Command::new(program);
         command.arg(worker::COMMAND).args(words.skip(1)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
@@ -111,8 +111,8 @@ impl Run {
         Ok(number)
     }
 
-    /// Takes what workers say until `until`; `end` is for those who watch.
-    fn listen(&mut self, receiver: &Receiver<Line>, until: Instant, end: Instant) {
+    /// Reads the workers' lines until `until`; `end` is for the progress line.
+    fn listen(&mut self, receiver: &Receiver<WorkerLine>, until: Instant, end: Instant) {
         let shows = io::stderr().is_terminal();
         let mut shown = Instant::now();
         while let Some(left) = until.checked_duration_since(Instant::now()) {
@@ -130,7 +130,7 @@ impl Run {
         }
     }
 
-    fn pause(&mut self, number: usize, time: Duration, receiver: &Receiver<Line>) {
+    fn pause(&mut self, number: usize, time: Duration, receiver: &Receiver<WorkerLine>) {
         self.workers[number].disturbed = true;
         self.pauses += 1;
         let pid = Pid::from_child(&self.workers[number].child);
@@ -143,20 +143,21 @@ impl Run {
     fn kill(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         worker.disturbed = true;
-        // Before: on this machine the kernel gives its lock to the next while we wait for it to be gone.
+        // Taken before the kill: the kernel may give its lock to the next worker while this process still waits for
+        // the end of the killed one.
         worker.killed = Some(Clock::system().now().as_nanos());
         let _ = worker.child.kill();
         let _ = worker.child.wait();
         self.kills += 1;
     }
 
-    /// Ends the workers by closing their input; those that do not leave are killed.
-    fn stop(&mut self, alive: &[usize], receiver: &Receiver<Line>) {
+    /// Ends the workers by closing their stdin; kills those that do not end.
+    fn stop(&mut self, alive: &[usize], receiver: &Receiver<WorkerLine>) {
         for number in alive {
             drop(self.workers[*number].child.stdin.take());
         }
-        let end = Instant::now() + LEAVING;
-        // The channel is closed when the last of them has closed its output.
+        let end = Instant::now() + STOP_LIMIT;
+        // The channel closes when the last worker has closed its stdout.
         while let Some(left) = end.checked_duration_since(Instant::now()) {
             match receiver.recv_timeout(left) {
                 Ok(line) => self.lines.push(line),
@@ -173,11 +174,11 @@ impl Run {
         }
     }
 
-    /// The holds that the workers told of.
-    fn holds(&self) -> Vec<Hold> {
+    /// Returns the holds that the workers reported.
+    fn holds(&self) -> Vec<WorkerHold> {
         let mut holds = Vec::new();
         for (number, worker) in self.workers.iter().enumerate() {
-            let (mut asked, mut inside) = (0, None::<Hold>);
+            let (mut asked, mut inside) = (0, None::<WorkerHold>);
             for (_, line) in self.lines.iter().filter(|(of, _)| *of == number) {
                 let mut words = line.split(' ');
                 let what = words.next().unwrap_or_default();
@@ -187,13 +188,13 @@ impl Run {
                     "asked" => asked = at,
                     "entered" => {
                         let disturbed = worker.disturbed;
-                        inside = Some(Hold { worker: number, asked, entered: at, left: at, token, disturbed });
+                        inside = Some(WorkerHold { worker: number, asked, entered: at, left: at, token, disturbed });
                     }
-                    _ => holds.extend(inside.take().map(|hold| Hold { left: at, ..hold })),
+                    _ => holds.extend(inside.take().map(|hold| WorkerHold { left: at, ..hold })),
                 }
             }
-            // Killed inside: it may have believed in its lock until then.
-            holds.extend(inside.map(|hold| Hold { left: worker.killed.unwrap_or(hold.entered), ..hold }));
+            // Killed while holding: until then it may have believed that it held the lock.
+            holds.extend(inside.map(|hold| WorkerHold { left: worker.killed.unwrap_or(hold.entered), ..hold }));
         }
         holds
     }
@@ -210,12 +211,12 @@ impl Run {
             (_, false) => "unsafe",
         };
         let text = if flags.output.json {
-            let found: Vec<_> = found.iter().take(SHOWN).collect();
+            let found: Vec<_> = found.iter().take(MAX_PRINTED).collect();
             let fields = json!({"verdict": verdict, "holds": count, "workers": flags.workers, "kills": kills,
                 "pauses": pauses, "in_order": is_fair, "violations": found, "waits": waits.to_json()});
             format!("{fields}\n")
         } else {
-            let shown: String = found.iter().take(SHOWN).map(|text| format!("  {text}\n")).collect();
+            let shown: String = found.iter().take(MAX_PRINTED).map(|text| format!("  {text}\n")).collect();
             let order = if is_fair { "; served in order" } else { "" };
             format!(
                 "{verdict}: {count} holds by {} workers, {kills} kills, {pauses} pauses\n\

@@ -1,4 +1,4 @@
-//! `distlock watch`: locks as they change hands, until interrupted: a table on a terminal, else a line for each change.
+//! `distlock watch`: follows locks until interrupted, with a table on a terminal, else a line for each change.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::exit::Exit;
 use crate::flags::Ls;
 use crate::lock_view;
 
-/// How often to look.
+/// How often the locks are read.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// How often to draw a table, which counts seconds.
+/// How often the table is drawn, which shows seconds.
 const REDRAW: Duration = Duration::from_millis(500);
-/// To the upper left corner; to the end of the line; everything below.
+/// Escape sequences: move to the upper left corner; clear to the end of the line; clear everything below.
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
@@ -38,7 +38,7 @@ pub(super) fn main(flags: &Ls) -> Exit {
     })
 }
 
-/// A table that is drawn over the one before.
+/// Draws a table over the last one.
 async fn draw(engine: &Engine, prefix: &str) -> Result<Exit, Error> {
     let mut stdout = io::stdout();
     let _ = write!(stdout, "{HOME}{CLEAR_BELOW}");
@@ -55,7 +55,7 @@ async fn draw(engine: &Engine, prefix: &str) -> Result<Exit, Error> {
     }
 }
 
-/// As much of the table as fits; the last line says how much does not.
+/// Returns as much of the table as fits; the last line counts the rows that do not.
 fn screen(table: &str, rows: usize, columns: usize) -> String {
     let lines: Vec<&str> = table.lines().collect();
     let fit = |line: &str| line.chars().take(columns).collect::<String>();

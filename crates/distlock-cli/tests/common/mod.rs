@@ -1,4 +1,4 @@
-//! Real processes for the tests: the harness, started, signalled and awaited.
+//! Real processes for the tests: start, signal and await the harness.
 #![allow(missing_docs, dead_code)]
 
 use std::io::{BufRead, BufReader, Read};
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// Longer than anything here takes, shorter than patience.
+/// Longer than any step here takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// `distlock run` over a lock that does as it is told; see tests/harness/supervised.rs.
+/// Builds and returns the path of the harness: `distlock run` on a controllable lock; see tests/harness/supervised.rs.
 pub(crate) fn harness() -> &'static Path {
     static HARNESS: LazyLock<PathBuf> = LazyLock::new(|| {
         let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples/supervised");
-        // `cargo test --test …` builds no examples, and an old one would be tested in silence.
+        // `cargo test --test …` builds no examples, and would silently test an old one.
         let mut build = Command::new(env!("CARGO"));
-        // As `cargo xtask test` builds everything: with other features half the dependencies would be compiled again.
+        // The features of `cargo xtask test`: with others, half the dependencies would be compiled again.
         build.args(["build", "--quiet", "--workspace", "--all-features", "--example", "supervised"]);
         build.args(path.iter().any(|part| part == "release").then_some("--release"));
-        // What cargo tells a test about its package, some build scripts of others take for a change.
+        // Build scripts of other packages take cargo's variables for this package as a change.
         for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
             if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
                 build.env_remove(name);
@@ -40,7 +40,7 @@ pub(crate) fn run(words: &[&str]) -> Command {
     command
 }
 
-/// The harness, running; killed with everything it started when a test fails.
+/// A running harness; killed with all its processes when a test fails.
 pub(crate) struct Wrapper {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -59,14 +59,14 @@ impl Wrapper {
         Pid::from_child(&self.child)
     }
 
-    /// The next line that the command prints.
+    /// Returns the next line of the command's output.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).expect("a line");
         line.trim_end().to_string()
     }
 
-    /// The next line, as the process id that it is.
+    /// Returns the next line as a process id.
     pub(crate) fn line_pid(&mut self) -> Pid {
         Pid::from_raw(self.line().trim().parse().expect("a process id")).expect("not zero")
     }
@@ -87,12 +87,12 @@ impl Wrapper {
         eventually("the wrapper ends", || self.child.try_wait().expect("a child"))
     }
 
-    /// Its input, if that is a pipe; dropped, the command reads the end.
+    /// Returns the harness's stdin, if it is a pipe; dropping it ends the command's input.
     pub(crate) fn stdin(&mut self) -> std::process::ChildStdin {
         self.child.stdin.take().expect("piped, and not taken before")
     }
 
-    /// What is left of the output once everybody has closed it.
+    /// Returns the remaining output once every process has closed it.
     pub(crate) fn rest(&mut self) -> String {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("text");
@@ -107,12 +107,12 @@ impl Drop for Wrapper {
     }
 }
 
-/// The code, or 128 + signal as shells say it.
+/// Returns the code, or 128 + signal as shells do.
 pub(crate) fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().expect("a signal"))
 }
 
-/// Waits for what must come.
+/// Waits until `probe` returns a value.
 pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -124,7 +124,7 @@ pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// The state letter of a process; `None` when it is gone. A zombie has ended.
+/// Returns the state letter of a process; `None` when it is gone. A zombie has ended.
 pub(crate) fn state(pid: Pid) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
@@ -142,7 +142,7 @@ pub(crate) fn await_state(pid: Pid, letter: char) {
     eventually("a process changes its state", || (state(pid) == Some(letter)).then_some(()));
 }
 
-/// A file name of this test's own.
+/// Returns a file name for one test.
 pub(crate) fn scratch(name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);

@@ -1,9 +1,9 @@
-//! `distlock run` over a lock that does as its environment says, for the tests of supervision.
+//! `distlock run` on a lock that its environment controls, for the tests of supervision.
 //!
 //! - `LEASE_MS`: the lease; without it the lock has none.
-//! - `RENEW_MS`: the lease is renewed for so long; default: for ever.
-//! - `LOSE_MS`: the lock is taken away after so long.
-//! - `RELEASED`: the file that is written when the lock would be released: the moment, in seconds of the boot clock.
+//! - `RENEW_MS`: how long the lease is renewed; default: forever.
+//! - `LOSE_MS`: when the lock is lost.
+//! - `RELEASED`: the file that is written when the lock would be released: the time, in seconds of the boot clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -37,7 +37,7 @@ impl FakeHold {
             std::thread::spawn(move || {
                 while Clock::system().now().after(lease / 3) < until {
                     std::thread::sleep(lease / 3);
-                    // As the real keeper: a lease that is over is not renewed.
+                    // As in the real keeper, an expired lease is not renewed.
                     if Clock::system().now().since(*START) < Duration::from_nanos(keeper.load(Ordering::SeqCst)) {
                         renew(&keeper, lease);
                     }

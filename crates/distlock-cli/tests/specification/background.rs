@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: locks that a process in the background holds.
+//! `acquire`, `renew`, `release`: locks held by a background process.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
@@ -9,17 +9,17 @@ use serde_json::Value;
 use crate::common::{Wrapper, await_gone, await_state, code, eventually};
 use crate::machine::{Machine, finish};
 
-/// Takes the lock and gives back the token, and the process that holds it.
+/// Acquires the lock. Returns the token and the process id of the holder.
 fn acquire(machine: &Machine, words: &[&str]) -> (String, Pid) {
     let done = machine.run(&[&["acquire"], words].concat());
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     let token = done.stdout.trim().to_owned();
     assert_eq!(done.stdout, format!("{token}\n"), "one word");
-    let pid = machine.show(words[words.len() - 1])["holder"]["pid"].as_i64().expect("somebody holds it");
+    let pid = machine.show(words[words.len() - 1])["holder"]["pid"].as_i64().expect("the lock has a holder");
     (token, Pid::from_raw(pid.try_into().unwrap()).unwrap())
 }
 
-/// Nothing but the lock's own file, which keeps the counter, and its anchor.
+/// Only the lock's own file, which keeps the counter, and its anchor remain.
 fn assert_nothing_left(machine: &Machine) {
     assert_eq!(machine.lock_files(), ["job.lock"]);
 }
@@ -36,14 +36,14 @@ fn a_lock_is_held_from_acquire_to_release() {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""), "success is silent");
     let done = machine.run(&["release", "job", "--token", &token]);
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
-    // At once, not after a while.
+    // At once, without a delay.
     assert!(machine.is_free("job"));
     assert_nothing_left(&machine);
     await_gone(holder);
 }
 
 #[test]
-fn json_is_for_programs() {
+fn json_output_has_the_documented_fields() {
     let machine = Machine::new();
     let object = |words: &[&str]| -> Value { serde_json::from_str(&machine.run(words).stdout).expect("one object") };
     let held = object(&["acquire", "--json", "--ttl", "20s", "job"]);
@@ -58,21 +58,21 @@ fn json_is_for_programs() {
 }
 
 #[test]
-fn a_released_lock_is_79_ever_after() {
+fn renew_and_release_of_a_released_lock_are_79() {
     let machine = Machine::new();
     let (token, _) = acquire(&machine, &["job"]);
     assert_eq!(machine.code(&["release", "job", "--token", &token]), 0);
     let (next, _) = acquire(&machine, &["job"]);
     for command in ["renew", "release"] {
         let done = machine.run(&[command, "job", "--token", &token]);
-        assert!(done.code == 79 && done.stderr.contains("not held"), "{}", done.stderr);
+        assert!(done.code == 79 && done.stderr.contains("no longer held"), "{}", done.stderr);
     }
     assert!(!machine.is_free("job"), "the next one's hold was not touched");
     assert_eq!(machine.code(&["release", "job", "--token", &next]), 0);
 }
 
 #[test]
-fn only_the_right_token_for_the_right_lock_is_heard() {
+fn only_the_right_token_for_the_right_lock_is_accepted() {
     let machine = Machine::new();
     let (token, _) = acquire(&machine, &["job"]);
     let (other, _) = acquire(&machine, &["other"]);
@@ -103,11 +103,11 @@ fn only_the_right_token_for_the_right_lock_is_heard() {
 }
 
 #[test]
-fn a_lease_that_nobody_renews_ends_and_frees_the_lock() {
+fn a_lease_without_renewal_ends_and_frees_the_lock() {
     let machine = Machine::new();
     let start = std::time::Instant::now();
     let (token, holder) = acquire(&machine, &["--ttl", "0.5", "job"]);
-    assert_eq!(machine.code(&["run", "job", "true"]), 0, "whoever waits gets it");
+    assert_eq!(machine.code(&["run", "job", "true"]), 0, "the waiter gets it");
     assert!(start.elapsed() >= std::time::Duration::from_millis(500));
     await_gone(holder);
     for command in ["renew", "release"] {
@@ -117,7 +117,7 @@ fn a_lease_that_nobody_renews_ends_and_frees_the_lock() {
 }
 
 #[test]
-fn a_renewal_begins_the_lease_anew_with_the_length_it_says() {
+fn a_renewal_starts_a_new_lease_of_the_given_length() {
     let machine = Machine::new();
     let (token, holder) = acquire(&machine, &["--ttl", "1h", "job"]);
     assert_eq!(machine.code(&["renew", "job", "--token", &token, "--ttl", "0.3"]), 0, "also a shorter one");
@@ -126,7 +126,7 @@ fn a_renewal_begins_the_lease_anew_with_the_length_it_says() {
 
     let (token, holder) = acquire(&machine, &["--ttl", "3", "job"]);
     assert_eq!(machine.code(&["renew", "job", "--token", &token, "--ttl", "1h"]), 0);
-    // Past the first lease's end.
+    // Past the end of the first lease.
     std::thread::sleep(std::time::Duration::from_millis(3_100));
     assert!(!machine.is_free("job"));
     assert_eq!(machine.code(&["release", "job", "--token", &token]), 0);
@@ -148,7 +148,7 @@ fn a_holder_that_was_stopped_past_its_lease_does_not_renew_it() {
 }
 
 #[test]
-fn a_signal_ends_the_holder_and_nothing_is_left() {
+fn a_signal_ends_the_holder_and_no_files_are_left() {
     let machine = Machine::new();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let (token, holder) = acquire(&machine, &["job"]);
@@ -161,7 +161,7 @@ fn a_signal_ends_the_holder_and_nothing_is_left() {
 }
 
 #[test]
-fn what_a_killed_holder_left_is_removed_by_who_meets_it() {
+fn the_socket_of_a_killed_holder_is_removed() {
     let machine = Machine::new();
     let (token, holder) = acquire(&machine, &["job"]);
     kill_process(holder, Signal::KILL).unwrap();
@@ -171,7 +171,7 @@ fn what_a_killed_holder_left_is_removed_by_who_meets_it() {
     assert!(done.code == 79 && done.stderr.contains("killed"), "{}", done.stderr);
     assert_nothing_left(&machine);
 
-    // Or by the next holder, when it is old enough not to be one that is about to listen.
+    // Or by the next holder, when the socket is too old to be one that is about to listen.
     let (_, holder) = acquire(&machine, &["job"]);
     kill_process(holder, Signal::KILL).unwrap();
     machine.await_free("job");
@@ -185,9 +185,9 @@ fn what_a_killed_holder_left_is_removed_by_who_meets_it() {
 }
 
 #[test]
-fn the_holder_is_on_its_own() {
+fn the_holder_is_independent_of_its_caller() {
     let machine = Machine::new();
-    // As a script would: with descriptors of its own open, under another lock, and reading the token.
+    // Like a script: with descriptors of its own open, under another lock, and reading the token.
     let script = "exec 7>seven; token=$($DISTLOCK acquire job) && echo $token && cat /proc/self/stat >/dev/null";
     let done = finish(&mut machine.command(crate::machine::DISTLOCK, &["run", "outer", "-c", script]));
     assert_eq!(done.code, 0, "{}", done.stderr);
@@ -206,7 +206,7 @@ fn the_holder_is_on_its_own() {
 }
 
 #[test]
-fn its_socket_is_for_this_user_alone() {
+fn only_this_user_can_reach_the_socket() {
     let machine = Machine::new();
     let (token, _) = acquire(&machine, &["job"]);
     let files = machine.lock_files();
@@ -218,16 +218,16 @@ fn its_socket_is_for_this_user_alone() {
     assert!(!socket.contains(&secret[16..]), "its name does not give the token away");
     assert_eq!(machine.code(&["release", "job", "--token", &token]), 0);
 
-    // One that others may enter is not used, and the lock not taken.
+    // A directory that other users may enter is not used, and the lock is not taken.
     std::fs::create_dir(machine.path("locks").join(directory)).unwrap();
     std::fs::set_permissions(machine.path("locks").join(directory), PermissionsExt::from_mode(0o777)).unwrap();
     let done = machine.run(&["acquire", "job"]);
-    assert!(done.code == 73 && done.stderr.contains("others may enter"), "{} {}", done.code, done.stderr);
+    assert!(done.code == 73 && done.stderr.contains("other users may enter"), "{} {}", done.code, done.stderr);
     assert!(machine.is_free("job"));
 }
 
 #[test]
-fn an_acquire_that_dies_leaves_neither_a_hold_nor_a_place() {
+fn a_killed_acquire_leaves_no_hold_and_no_queue_entry() {
     let machine = Machine::new();
     let mut holder = machine.hold("job");
     let mut waiter = Wrapper::start(&mut machine.distlock(&["acquire", "job"]));
@@ -235,7 +235,7 @@ fn an_acquire_that_dies_leaves_neither_a_hold_nor_a_place() {
     waiter.signal(Signal::KILL);
     waiter.wait();
     machine.await_waiters("job", 0);
-    // And when the lock comes while nobody can pass the token on.
+    // Also when the lock is granted after the caller died.
     let mut waiter = Wrapper::start(&mut machine.distlock(&["acquire", "job"]));
     machine.await_waiters("job", 1);
     waiter.signal(Signal::STOP);
@@ -250,7 +250,7 @@ fn an_acquire_that_dies_leaves_neither_a_hold_nor_a_place() {
 }
 
 #[test]
-fn a_token_that_nobody_could_read_is_not_held() {
+fn a_lock_whose_token_cannot_be_printed_is_released() {
     let machine = Machine::new();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let status = machine.distlock(&["acquire", "-q", "job"]).stdout(full).status().unwrap();
@@ -260,7 +260,7 @@ fn a_token_that_nobody_could_read_is_not_held() {
 }
 
 #[test]
-fn a_lock_that_is_lost_is_not_renewed() {
+fn a_lost_lock_is_not_renewed() {
     let machine = Machine::new();
     let (token, holder) = acquire(&machine, &["job"]);
     for file in ["locks/job.lock", "locks/job.held"] {
@@ -270,7 +270,7 @@ fn a_lock_that_is_lost_is_not_renewed() {
     await_gone(holder);
 }
 
-/// The holder leaves the directory in which it was started, and a relative name means the same file all the same.
+/// The holder leaves the directory in which it was started, but a relative name still means the same file.
 #[test]
 fn a_relative_name_is_resolved_before_the_holder_leaves_the_directory() {
     let machine = Machine::new();
@@ -283,9 +283,9 @@ fn a_relative_name_is_resolved_before_the_holder_leaves_the_directory() {
     let holder = machine.show(&relative)["holder"]["pid"].as_i64().expect("a process holds it");
     assert_eq!(run(&["renew", &relative, "--token", token]).code, 0);
     assert_eq!(run(&["release", &relative, "--token", token]).code, 0);
-    // It writes the history after it has answered.
+    // The holder writes the history after it has answered.
     await_gone(Pid::from_raw(holder.try_into().unwrap()).unwrap());
-    // What a holder in the wrong place would leave; not to be left by this test either.
+    // A file that a holder in the wrong directory would create; this test must not leave it either.
     let astray = std::path::Path::new("/").join(format!("{name}.distlock.log"));
     let went_astray = astray.exists();
     let _ = std::fs::remove_file(&astray);

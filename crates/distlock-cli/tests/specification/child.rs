@@ -1,4 +1,4 @@
-//! What the command finds: its input and output, its environment, its descriptors.
+//! What the command inherits: stdin and stdout, its environment, its descriptors.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -18,10 +18,10 @@ fn stdin_and_stdout_belong_to_the_command() {
 }
 
 #[test]
-fn the_command_knows_its_lock_and_no_password() {
+fn the_command_gets_the_lock_variables_and_no_password() {
     let machine = Machine::new();
     let mut command = machine.distlock(&["run", "--owner", "me", "job", "env"]);
-    // What an outer lock with a lease would have left.
+    // Variables that an outer lock with a lease would have set.
     let done = finish(command.env("DISTLOCK_TTL_MS", "30000").env("DISTLOCK_LOCK_NAME", "outer"));
     let value = |name: &str| {
         let prefix = format!("{name}=");
@@ -43,9 +43,9 @@ fn the_command_knows_its_lock_and_no_password() {
 }
 
 #[test]
-fn the_command_inherits_the_lock_unless_told_not_to() {
+fn the_command_inherits_the_lock_unless_close_is_given() {
     let machine = Machine::new();
-    // A daemon in a session of its own is none of the wrapper's business: nobody kills it with the wrapper.
+    // A daemon in its own session is not killed with the wrapper.
     let script = "setsid sh -c 'echo $$; exec sleep 60 >/dev/null' & wait";
     for (option, stays_locked) in [(None, true), (Some("-o"), false)] {
         let words = ["run"].into_iter().chain(option).chain(["job", "sh", "-c", script]);
@@ -53,7 +53,7 @@ fn the_command_inherits_the_lock_unless_told_not_to() {
         let daemon = wrapper.line_pid();
         wrapper.signal(rustix::process::Signal::KILL);
         wrapper.wait();
-        // The shell is killed too; its copy of the output is gone then.
+        // The shell is killed too, and its copy of stdout is closed.
         assert_eq!(wrapper.rest(), "");
         if stays_locked {
             assert!(!machine.is_free("job"), "it fails towards blocked");
@@ -67,7 +67,7 @@ fn the_command_inherits_the_lock_unless_told_not_to() {
 }
 
 #[test]
-fn the_only_descriptor_that_the_command_gets_is_the_locks() {
+fn the_command_inherits_only_the_locks_descriptor() {
     let machine = Machine::new();
     let script = "for fd in /proc/$$/fd/*; do readlink $fd; done";
     for (option, expected) in [(None, vec!["job.lock"]), (Some("-o"), vec![])] {
@@ -86,7 +86,7 @@ fn the_only_descriptor_that_the_command_gets_is_the_locks() {
 }
 
 #[test]
-fn a_nested_run_of_the_same_lock_fails_and_never_waits_for_itself() {
+fn a_nested_run_of_the_same_lock_fails_without_deadlock() {
     let machine = Machine::new();
     let rows = [
         ("$DISTLOCK run job true", 75),
@@ -101,14 +101,14 @@ fn a_nested_run_of_the_same_lock_fails_and_never_waits_for_itself() {
         assert_eq!(done.code, expected, "{script}: {}", done.stderr);
         assert_eq!(done.stderr.contains("runs under it already"), expected != 0, "{script}: {}", done.stderr);
     }
-    // The command's URL has no password in it, and names the same engine.
+    // The command's URL has no password, and names the same engine.
     let redis = RedisServer::options().password("s3cret").start();
     let there = Machine::with_server(redis.url());
     there.write("password", "s3cret");
     let mut outer = there.distlock(&["run", "job", "-c", "$DISTLOCK run --wait 60 job true"]);
     let done = finish(outer.env("DISTLOCK_PASSWORD_FILE", there.text("password")));
     assert!(done.code == 75 && done.stderr.contains("runs under it already"), "{}", done.stderr);
-    // A variable that somebody kept is no lock that somebody holds.
+    // A variable that outlives its hold does not count as a held lock.
     let stale = machine.run(&["run", "job", "-c", "echo $DISTLOCK_CHAIN"]).stdout;
     let done = finish(machine.distlock(&["run", "job", "true"]).env("DISTLOCK_CHAIN", stale.trim()));
     assert_eq!(done.code, 0, "{}", done.stderr);

@@ -1,10 +1,10 @@
-//! Which engine, and that no other one is used instead.
+//! Which engine is used, and that no other one is used instead.
 
 use std::process::Command;
 
 use crate::machine::{Machine, finish};
 
-/// What happens must not depend on the command.
+/// The result must not depend on the command.
 const COMMANDS: [&[&str]; 4] = [&["run", "job", "touch", "ran"], &["hold", "job"], &["acquire", "job"], &["ls"]];
 
 fn assert_refused(machine: &Machine, codes: &[i32], hint: &str, setup: impl Fn(&mut Command)) {
@@ -21,7 +21,7 @@ fn assert_refused(machine: &Machine, codes: &[i32], hint: &str, setup: impl Fn(&
 }
 
 #[test]
-fn a_url_that_cannot_be_used_is_78() {
+fn an_invalid_url_is_78() {
     let machine = Machine::new();
     for url in ["", " ", "nonsense", "redis:hunter2@host", "gopher://u:hunter2@host/", "redis://u:hunter2@:notaport/"] {
         assert_refused(&machine, &[78], "", |command| {
@@ -34,12 +34,12 @@ fn a_url_that_cannot_be_used_is_78() {
 }
 
 #[test]
-fn an_unknown_scheme_is_named_and_nothing_behind_it() {
+fn an_unknown_scheme_is_named_without_the_rest_of_the_url() {
     let machine = Machine::new();
     assert_refused(&machine, &[78], "an unknown scheme \"ftp\"", |command| {
         command.env("DISTLOCK_URL", "ftp://u:hunter2@host/hunter2?hunter2#hunter2");
     });
-    // What looks like a password, or like the beginning of one, is no scheme.
+    // A text that looks like a password, or like the beginning of one, is not named as a scheme.
     for url in ["hunter2://host", "u:hunter2@h://x"] {
         assert_refused(&machine, &[78], "an unknown scheme; known are", |command| {
             command.env("DISTLOCK_URL", url);
@@ -48,7 +48,7 @@ fn an_unknown_scheme_is_named_and_nothing_behind_it() {
 }
 
 #[test]
-fn what_most_commands_take_may_stand_before_the_command() {
+fn common_options_may_precede_the_command() {
     let machine = Machine::new();
     let url = format!("file://{}", machine.text("elsewhere"));
     machine.write("other.toml", &format!("url = {url:?}"));
@@ -57,14 +57,14 @@ fn what_most_commands_take_may_stand_before_the_command() {
     assert!(machine.path("elsewhere/by-url.lock").exists() && machine.path("elsewhere/by-config.lock").exists());
     assert!(machine.lock_files().is_empty(), "nothing was locked in the usual place");
 
-    let told = machine.run(&["-v", "--json", "--url", &url, "run", "job", "true"]).stderr;
-    assert!(told.lines().count() > 2 && told.lines().all(|line| line.starts_with('{')), "{told}");
+    let shown = machine.run(&["-v", "--json", "--url", &url, "run", "job", "true"]).stderr;
+    assert!(shown.lines().count() > 2 && shown.lines().all(|line| line.starts_with('{')), "{shown}");
     let quiet = machine.run(&["-q", "run", "job", "no-such-command"]);
     assert_eq!((quiet.code, quiet.stderr.as_str()), (127, ""));
     let conflict = machine.run(&["-q", "run", "-v", "job", "true"]);
     assert!(conflict.code == 64 && conflict.stderr.contains("cannot be used with"), "{}", conflict.stderr);
 
-    // The process in the background gets the same words.
+    // The background process gets the same arguments.
     let held = machine.run(&["--json", "--url", &url, "acquire", "kept"]).stdout;
     let held: serde_json::Value = serde_json::from_str(&held).expect("JSON");
     assert!(held["engine"].as_str().is_some_and(|engine| engine.ends_with("/elsewhere")), "{held}");
@@ -78,14 +78,14 @@ fn what_most_commands_take_may_stand_before_the_command() {
 }
 
 #[test]
-fn a_user_is_shown_by_name_also_where_no_variable_says_it() {
+fn the_user_name_is_shown_without_a_variable() {
     let machine = Machine::new();
     let name = machine.run(&["run", "job", "id", "-un"]).stdout;
     let user = |value: Option<&str>| {
         let mut command = machine.distlock(&["run", "job", "-c", "$DISTLOCK show --json job"]);
         command.env_remove("USER").envs(value.map(|value| ("USER", value)));
-        let told: serde_json::Value = serde_json::from_str(&finish(&mut command).stdout).expect("JSON");
-        told["holder"]["user"].as_str().expect("a user").to_owned()
+        let shown: serde_json::Value = serde_json::from_str(&finish(&mut command).stdout).expect("JSON");
+        shown["holder"]["user"].as_str().expect("a user").to_owned()
     };
     assert_eq!(user(None), name.trim());
     assert_eq!(user(Some("")), name.trim());
@@ -93,7 +93,7 @@ fn a_user_is_shown_by_name_also_where_no_variable_says_it() {
 }
 
 #[test]
-fn a_configuration_file_that_cannot_be_used_is_78_and_is_named() {
+fn an_invalid_configuration_file_is_78_and_is_named() {
     let machine = Machine::new();
     let rows = [
         ("bad.toml", "url = ", "bad.toml"),
@@ -133,9 +133,9 @@ fn variables_about_a_server_without_one_are_78() {
 }
 
 #[test]
-fn an_engine_that_is_configured_and_not_there_is_an_error_and_never_a_local_lock() {
+fn an_unreachable_configured_engine_is_an_error_and_never_a_local_lock() {
     let machine = Machine::new();
-    // Port 1 is nobody's. 69 when the engine is part of this build, 78 when it is not.
+    // No server listens on port 1. 69 when the engine is part of this build, 78 when it is not.
     let urls = [
         (69, "redis://u:hunter2@127.0.0.1:1/"),
         (69, "rediss://:hunter2@127.0.0.1:1/"),
@@ -154,7 +154,7 @@ fn an_engine_that_is_configured_and_not_there_is_an_error_and_never_a_local_lock
 }
 
 #[test]
-fn a_flag_goes_before_the_environment_and_that_before_the_file() {
+fn flags_override_the_environment_which_overrides_the_file() {
     let machine = Machine::new();
     let url = |name: &str| format!("file://{}", machine.text(name));
     let taken = |name: &str| machine.path(name).join("job.lock").exists();
@@ -173,7 +173,7 @@ fn a_flag_goes_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn a_lock_that_reaches_less_far_than_asked_for_is_refused() {
+fn an_engine_with_a_smaller_scope_is_refused() {
     let machine = Machine::new();
     for words in [&["run", "--scope", "cluster", "job", "touch", "ran"][..], &["hold", "--scope", "cluster", "job"]] {
         let done = machine.run(words);

@@ -1,4 +1,4 @@
-//! `console`: started, visited and ended as people do. What it answers to whom is in the tests of distlock-console.
+//! `console`: starting, visiting and ending it. The responses are tested in distlock-console.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::common::{Wrapper, code};
 use crate::machine::Machine;
 
-/// The body of the answer to a visitor with this token.
+/// Returns the head and the body of the response to a request with this token.
 fn visit(url: &str, path: &str, token: &str) -> (String, String) {
     let address = url.strip_prefix("http://").unwrap().split('/').next().unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -23,7 +23,7 @@ fn visit(url: &str, path: &str, token: &str) -> (String, String) {
 }
 
 #[test]
-fn the_console_shows_the_locks_of_the_engine_to_who_has_the_token_until_a_signal() {
+fn the_console_serves_clients_with_the_token_until_a_signal() {
     let redis = RedisServer::options().password("s3cret-pass").start();
     let there = Machine::with_server(redis.url());
     for machine in [Machine::new(), there] {
@@ -65,7 +65,7 @@ fn a_token_from_a_file_is_not_printed_and_must_be_a_secret() {
 }
 
 #[test]
-fn what_would_let_others_in_or_cannot_be_done_is_refused_before_it_listens() {
+fn insecure_or_invalid_options_are_refused_before_listening() {
     let machine = Machine::new();
     let rows: [(&[&str], i32, &str); 6] = [
         (&["--listen", "0.0.0.0:0"], 78, "--tls-cert"),

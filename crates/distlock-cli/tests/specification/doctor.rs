@@ -1,4 +1,4 @@
-//! `doctor`: each misconfiguration is seeded on real servers and found; on a good set-up it is silent.
+//! `doctor`: each misconfiguration is seeded on real servers and found; a good set-up has no findings.
 
 mod etcd;
 mod redis;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::machine::Machine;
 
-/// What doctor says about an engine, but for what is fine.
+/// The findings of doctor about an engine, except those that are fine.
 pub(crate) struct Examined {
     code: i32,
     findings: Vec<Value>,
 }
 
 pub(crate) fn examine(url: &str) -> Examined {
-    // How fast a server answers says something of the machine that the tests run on, too.
+    // The latency of a server also depends on the machine that runs the tests.
     examine_with_latency(url).without("latency")
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn examine_with_latency(url: &str) -> Examined {
 }
 
 impl Examined {
-    /// As if there were no such check.
+    /// Removes the findings of `check`.
     pub(crate) fn without(mut self, check: &str) -> Examined {
         let before = self.findings.len();
         self.findings.retain(|finding| finding["check"] != check);
@@ -42,20 +42,20 @@ impl Examined {
         self
     }
 
-    /// The names of the checks that found something, each with how much it matters.
+    /// Returns the checks with findings, each with its severity.
     fn troubles(&self) -> Vec<(&str, &str)> {
         let text = |finding: &'_ Value, field| finding[field].as_str().map(str::to_owned);
         debug_assert!(self.findings.iter().all(|finding| text(finding, "found").is_some()));
         self.findings.iter().map(|f| (f["check"].as_str().unwrap(), f["severity"].as_str().unwrap())).collect()
     }
 
-    /// Nothing was found.
+    /// Asserts that there are no findings.
     #[track_caller]
     pub(crate) fn expect_silence(&self) {
         assert!(self.findings.is_empty() && self.code == 0, "{}: {:#?}", self.code, self.findings);
     }
 
-    /// Exactly this was found, in so many words, once or several times; and the code says how bad it is.
+    /// Asserts that all findings are of `check` with these words, and that the exit code matches the severity.
     #[track_caller]
     pub(crate) fn expect_only(&self, check: &str, severity: &str, words: &str) {
         let mut troubles = self.troubles();
@@ -64,7 +64,7 @@ impl Examined {
         self.expect_among(check, severity, words);
     }
 
-    /// This was found, perhaps among what follows from it.
+    /// Asserts that this finding is among the findings.
     #[track_caller]
     pub(crate) fn expect_among(&self, check: &str, severity: &str, words: &str) {
         let is_it = |f: &&Value| f["check"] == check && f["severity"] == severity;
@@ -80,7 +80,7 @@ impl Examined {
 }
 
 #[test]
-fn this_machine_and_memory_have_little_to_look_at() {
+fn this_machine_and_memory_have_few_checks() {
     let machine = Machine::new();
     let done = machine.run(&["doctor"]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "1 checks: 0 unsafe, 0 warning, 0 note, 1 fine\n"));
@@ -94,7 +94,7 @@ fn this_machine_and_memory_have_little_to_look_at() {
 }
 
 #[test]
-fn a_lock_directory_that_everybody_may_empty() {
+fn a_world_writable_lock_directory() {
     let machine = Machine::new();
     machine.write("shared/x", "");
     let (dir, url) = (machine.path("shared"), format!("file://{}", machine.text("shared")));

@@ -1,4 +1,4 @@
-//! `elect`, which goes on after a loss, and `ask`.
+//! `elect`, which campaigns again after a loss, and `ask`.
 
 use std::process::Stdio;
 
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::common::{Wrapper, await_gone, code, eventually};
 use crate::machine::Machine;
 
-/// Says its process id, and ends with code 7 when a file is there.
+/// Prints its process id, and ends with code 7 when a file exists.
 const LEAD: &str = "echo $$; while [ ! -e done ]; do sleep 0.02; done; exit 7";
 
 fn candidate(machine: &Machine, value: &str) -> Wrapper {
@@ -22,7 +22,7 @@ fn depose(machine: &Machine) {
 }
 
 #[test]
-fn a_leader_that_is_deposed_waits_for_its_turn_and_leads_again() {
+fn a_deposed_leader_queues_and_leads_again() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     let mut one = candidate(&machine, "one");
@@ -47,7 +47,7 @@ fn a_leader_that_is_deposed_waits_for_its_turn_and_leads_again() {
 }
 
 #[test]
-fn a_leader_that_is_alone_leads_again_after_each_loss() {
+fn a_sole_candidate_leads_again_after_each_loss() {
     let machine = Machine::new();
     let script = "echo turn >> turns; exec sleep 60";
     let words = ["elect", "-q", "--at-most", "0.1", "-k", "0.1", "job", "sh", "-c", script];
@@ -55,14 +55,15 @@ fn a_leader_that_is_alone_leads_again_after_each_loss() {
     let turns = || std::fs::read_to_string(machine.path("turns")).unwrap_or_default().lines().count();
     eventually("several turns", || (turns() >= 3).then_some(()));
     wrapper.signal(Signal::TERM);
-    // It may come while the command is being ended already: then the loss is told, but it is the end all the same.
+    // The signal may arrive while the command is already being ended: then the loss is reported, and the election
+    // still ends.
     let end = code(wrapper.wait());
     assert!([79, 143].contains(&end), "{end}");
     assert!(machine.is_free("job"));
 }
 
 #[test]
-fn a_command_that_ends_by_itself_is_the_end_of_the_election() {
+fn the_election_ends_when_the_command_ends_by_itself() {
     let machine = Machine::new();
     assert_eq!(machine.code(&["elect", "job", "--", "sh", "-c", "exit 7"]), 7);
     assert_eq!(machine.code(&["elect", "job", "no-such-command"]), 127);
@@ -78,7 +79,7 @@ fn a_command_that_ends_by_itself_is_the_end_of_the_election() {
 }
 
 #[test]
-fn asking_waits_for_the_release() {
+fn ask_waits_for_the_release() {
     let server = RedisServer::start();
     for machine in [Machine::new(), Machine::with_server(server.url())] {
         assert_eq!(machine.code(&["ask", "job"]), 0, "nobody has it");

@@ -1,4 +1,4 @@
-//! One holder at a time, whoever the others are.
+//! One holder at a time, with flock and with any number of processes.
 
 use std::process::Stdio;
 
@@ -47,7 +47,7 @@ fn a_path_is_the_same_lock_however_it_is_written() {
 }
 
 #[test]
-fn two_hundred_at_once_count_to_two_hundred() {
+fn two_hundred_concurrent_runs_count_to_two_hundred() {
     let machine = Machine::new();
     machine.write("counter", "0\n");
     let script = "read n < counter; echo $((n + 1)) > counter";
@@ -77,7 +77,7 @@ fn a_removed_lock_file_never_gives_two_holders() {
 }
 
 #[test]
-fn a_holder_of_whose_files_nothing_is_left_is_told_and_its_command_ended() {
+fn deleting_all_lock_files_is_a_loss_and_ends_the_command() {
     let machine = Machine::new();
     let words = ["run", "--ttl", "0.3", "job", "sh", "-c", "echo $$; exec sleep 60"];
     let mut holder = Wrapper::start(machine.distlock(&words).stderr(Stdio::piped()));
@@ -93,7 +93,7 @@ fn a_holder_of_whose_files_nothing_is_left_is_told_and_its_command_ended() {
 fn waiters_of_a_removed_lock_file_never_hold_two_files_at_once() {
     let machine = Machine::new();
     let mut holder = machine.hold("job");
-    // Whoever waited for the old file and whoever makes a new one must end up with the same file.
+    // A waiter of the old file and a process that creates a new one must end up with the same file.
     let script = "mkdir inside || echo together >> trouble; sleep 0.02; rmdir inside";
     let run = || machine.distlock(&["run", "-w", "60", "job", "sh", "-c", script]).spawn().unwrap();
     let mut all: Vec<_> = (0..4).map(|_| run()).collect();
@@ -106,7 +106,7 @@ fn waiters_of_a_removed_lock_file_never_hold_two_files_at_once() {
 }
 
 #[test]
-fn a_removed_file_with_contents_of_its_own_still_keeps_others_out() {
+fn a_removed_file_with_other_contents_still_excludes() {
     let machine = Machine::new();
     machine.write("notes", "somebody's notes");
     let mut holder = machine.hold("./notes");

@@ -1,4 +1,4 @@
-//! `ls`, `show`, `watch` and `break`; and what is printed for shells and readers.
+//! `ls`, `show`, `watch` and `break`; completions and manual pages.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use crate::common::{Wrapper, code};
 use crate::machine::Machine;
 
 #[test]
-fn ls_lists_who_holds_and_who_waits() {
+fn ls_lists_holders_and_waiters() {
     let machine = Machine::new();
     assert_eq!(machine.run(&["ls", "--json"]).stdout, "");
     assert_eq!(machine.run(&["ls"]).stdout.lines().count(), 1, "the heading");
@@ -31,7 +31,7 @@ fn ls_lists_who_holds_and_who_waits() {
 }
 
 #[test]
-fn show_shows_one_lock_even_a_free_one() {
+fn show_prints_one_lock_held_or_free() {
     let machine = Machine::new();
     assert!(machine.run(&["show", "job"]).stdout.contains("free"));
     assert_eq!(machine.show("job")["holder"], Value::Null);
@@ -51,7 +51,7 @@ fn show_shows_one_lock_even_a_free_one() {
 }
 
 #[test]
-fn watch_follows_a_lock_from_hand_to_hand() {
+fn watch_prints_every_change_of_holder() {
     let machine = Machine::new();
     let mut text = Wrapper::start(&mut machine.distlock(&["watch"]));
     let mut json = Wrapper::start(&mut machine.distlock(&["watch", "--json", "job"]));
@@ -65,7 +65,7 @@ fn watch_follows_a_lock_from_hand_to_hand() {
 }
 
 #[test]
-fn history_tells_what_happened_and_says_when_there_is_none() {
+fn history_prints_the_entries_and_reports_when_there_are_none() {
     let machine = Machine::new();
     assert_eq!(machine.code(&["run", "job", "true"]), 0);
     let none = machine.run(&["history", "job"]);
@@ -89,9 +89,10 @@ fn history_tells_what_happened_and_says_when_there_is_none() {
     assert_eq!(machine.code(&["history", "--limit", "0", "job"]), 64);
 }
 
-/// What anybody who may write to the directory can put there: it is no record of ours, and its words are shown nowhere.
+/// Any process that may write to the directory can put such a text there: it is not a valid record, and its words are
+/// not shown.
 #[test]
-fn no_control_character_of_somebody_else_reaches_the_terminal() {
+fn foreign_control_characters_do_not_reach_the_terminal() {
     const HOSTILE: &str = r"\u001b[2J\u001b[H\nforged\r\u009b31m";
     let machine = Machine::new();
     for (place, [owner, user, label]) in
@@ -111,8 +112,8 @@ fn no_control_character_of_somebody_else_reaches_the_terminal() {
     }
 }
 
-/// Writes all files of a lock, by hand: who holds it, waits for it and broke it is `record`. It is held until what this
-/// answers is dropped.
+/// Writes all files of a lock by hand, with `record` as its holder, its waiter and the user who broke it. The lock is
+/// held until the returned files are dropped.
 fn write_lock(machine: &Machine, name: &str, record: &str) -> [File; 2] {
     let id = "0123456789abcdef0123456789abcdef";
     let entry = format!(r#"{{"token":7,"attempt":"{id}","granted_ms":1,"record":{{{record}}}}}"#);
@@ -135,7 +136,7 @@ fn write_lock(machine: &Machine, name: &str, record: &str) -> [File; 2] {
 }
 
 #[test]
-fn break_says_what_it_cannot_do_and_does_nothing_else() {
+fn break_reports_when_the_engine_cannot_and_changes_nothing() {
     let machine = Machine::new();
     let break_it = |token: &str| machine.run(&["break", "job", "--if-token", token, "--reason", "test"]);
     assert_eq!(break_it("1").code, 75, "nobody holds it");
@@ -178,7 +179,7 @@ fn every_shell_has_completions_and_every_command_a_manual_page() {
         assert!(done.code == 0 && commands.iter().all(|it| done.stdout.contains(it)), "{shell}");
         assert!(
             !done.stdout.contains("verify-worker") && !done.stdout.contains("acquire-holder"),
-            "{shell}: it is nobody's to call"
+            "{shell}: internal commands are not completed"
         );
     }
     let program = machine.run(&["man"]).stdout;

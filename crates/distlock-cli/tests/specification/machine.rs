@@ -1,4 +1,4 @@
-//! A machine of a test's own: an empty lock directory, an empty home, no configuration.
+//! A separate machine for each test: an empty lock directory, an empty home, no configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::common::{Wrapper, code, eventually};
 
-/// The lock directory, the working directory and the home of what is started here. Removed at the end.
+/// The lock directory, the working directory and the home of the processes started here. Removed at the end.
 pub(crate) struct Machine {
     dir: PathBuf,
-    /// The engine that its environment names.
+    /// The engine that the environment names.
     url: Option<String>,
 }
 
@@ -21,13 +21,13 @@ impl Machine {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("machine-{}-{number}", std::process::id()));
-        // What a killed run of the tests left under the same process id.
+        // Files of a killed test run with the same process id.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         Machine { dir, url: None }
     }
 
-    /// A machine whose locks are on a server.
+    /// Returns a machine whose locks are on a server.
     pub(crate) fn with_server(url: String) -> Machine {
         let mut machine = Machine::new();
         machine.url = Some(url);
@@ -47,7 +47,7 @@ impl Machine {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// Any program, in the environment of this machine.
+    /// Returns a command for any program, in the environment of this machine.
     pub(crate) fn command(&self, program: &str, words: &[&str]) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DISTLOCK_")) {
@@ -65,17 +65,17 @@ impl Machine {
         self.command(DISTLOCK, words)
     }
 
-    /// Runs the program to its end, which must come.
+    /// Runs the program to its end.
     pub(crate) fn run(&self, words: &[&str]) -> Done {
         finish(&mut self.distlock(words))
     }
 
-    /// The exit code of the program.
+    /// Returns the exit code of the program.
     pub(crate) fn code(&self, words: &[&str]) -> i32 {
         self.run(words).code
     }
 
-    /// Whether somebody could take the lock now.
+    /// Whether the lock can be acquired now.
     pub(crate) fn is_free(&self, name: &str) -> bool {
         match self.code(&["run", "-n", "-q", name, "true"]) {
             0 => true,
@@ -84,33 +84,33 @@ impl Machine {
         }
     }
 
-    /// Holds `name` until it is dropped or told to end.
+    /// Holds `name` until the wrapper is dropped or signalled.
     pub(crate) fn hold(&self, name: &str) -> Wrapper {
         let mut holder = Wrapper::start(self.distlock(&["hold", name]).stdin(Stdio::piped()));
         assert!(holder.line().starts_with(&format!("{name} token ")), "it holds {name}");
         holder
     }
 
-    /// What `show` says.
+    /// Returns the output of `show`.
     pub(crate) fn show(&self, name: &str) -> Value {
         serde_json::from_str(&self.run(&["show", "--json", name]).stdout).expect("JSON")
     }
 
-    /// Waits until so many wait for `name`.
+    /// Waits until `count` waiters wait for `name`.
     pub(crate) fn await_waiters(&self, name: &str, count: usize) {
         let waiting = || self.show(name)["waiters"].as_array().map(Vec::len);
-        eventually("somebody waits for the lock", || (waiting() == Some(count)).then_some(()));
+        eventually("a waiter in the queue", || (waiting() == Some(count)).then_some(()));
     }
 
     pub(crate) fn await_free(&self, name: &str) {
         eventually("the lock is free", || self.is_free(name).then_some(()));
     }
 
-    /// What is in the lock directory, below it too.
+    /// Returns the files in the lock directory, subdirectories included.
     pub(crate) fn lock_files(&self) -> Vec<String> {
         let mut found = Vec::new();
         list(&self.path("locks"), "", &mut found);
-        // Every lock has an anchor, which stays as its file does.
+        // Every lock has an anchor, which stays like its file.
         found.retain(|name| !name.ends_with(".held"));
         found.sort();
         found
@@ -119,15 +119,15 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.kill_who_is_left();
-        // Somebody may still be leaving a queue in it.
+        self.kill_remaining();
+        // A process may still be leaving a queue in it.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 impl Machine {
-    /// Nobody outlives its test, not even those in the background of one that failed.
-    fn kill_who_is_left(&self) {
+    /// Kills the processes of a failed test, background processes included.
+    fn kill_remaining(&self) {
         let mark = format!("DISTLOCK_LOCK_DIR={}", self.text("locks")).into_bytes();
         for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
@@ -149,7 +149,7 @@ fn list(dir: &Path, inside: &str, found: &mut Vec<String>) {
     }
 }
 
-/// A program that has ended.
+/// The result of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) status: ExitStatus,
@@ -159,7 +159,7 @@ pub(crate) struct Done {
     pub(crate) stderr: String,
 }
 
-/// Runs a program to its end. One that does not end is killed, and fails the test instead of hanging it.
+/// Runs a program to its end. A program that does not end is killed and fails the test instead of hanging it.
 pub(crate) fn finish(command: &mut Command) -> Done {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let pid = rustix::process::Pid::from_child(&child);

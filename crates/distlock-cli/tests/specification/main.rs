@@ -1,9 +1,9 @@
 //! The specification of the command line, row by row, on the real program and the real locks of this machine.
 //!
-//! What happens when a lock with a lease is lost is in tests/supervision.rs, where a harness loses locks on order:
-//! exit code 79 against the child's, `--on-lost`, `--signal`, `--kill-after`, the lease that ends while the wrapper is
-//! stopped, the child that must not go on after SIGCONT, and that each signal is forwarded exactly once. The terminal is
-//! in tests/terminal.rs, most usage errors are in tests/usage.rs. None of them is repeated here.
+//! The loss of a lock with a lease is in tests/supervision.rs, where a harness loses locks on demand: exit code 79
+//! instead of the child's, `--on-lost`, `--signal`, `--kill-after`, the lease that ends while the wrapper is stopped,
+//! the child that must not continue after SIGCONT, and that each signal is forwarded exactly once. The terminal is in
+//! tests/terminal.rs, most usage errors are in tests/usage.rs. None of them is repeated here.
 #![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]

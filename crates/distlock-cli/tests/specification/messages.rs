@@ -1,4 +1,4 @@
-//! What is said, where and how.
+//! The messages: where they go and in which format.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ fn events(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_step_is_said_when_asked_for_in_words_or_json() {
+fn every_step_is_printed_with_verbose_as_text_or_json() {
     let machine = Machine::new();
     let done = machine.run(&["run", "-v", "job", "sh", "-c", "exit 3"]);
     let said: Vec<_> = done.stderr.lines().collect();
@@ -34,7 +34,7 @@ fn a_busy_lock_is_one_line_or_one_object_or_nothing() {
 }
 
 #[test]
-fn steps_go_to_the_status_descriptor_and_the_command_does_not_have_it() {
+fn status_fd_gets_every_step_and_is_not_inherited() {
     let machine = Machine::new();
     let script = "exec 5>status; exec $DISTLOCK run -q --status-fd 5 job sh -c 'echo $DISTLOCK_TOKEN; echo x >&5'";
     let done = finish(&mut machine.command("sh", &["-c", script]));
@@ -47,7 +47,7 @@ fn steps_go_to_the_status_descriptor_and_the_command_does_not_have_it() {
 }
 
 #[test]
-fn hold_prints_what_it_holds() {
+fn hold_prints_the_lock_record() {
     let machine = Machine::new();
     let done = machine.run(&["hold", "--owner", "me", "job"]);
     let words: Vec<_> = done.stdout.split_whitespace().collect();

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::common::{Wrapper, code, eventually};
 use crate::machine::{Machine, finish};
 
-/// Runs `sh -c 'echo in; read x'` with these words before it, and returns once it is inside.
+/// Runs `sh -c 'echo in; read x'` behind these words, and returns once it runs under the lock.
 fn inside(machine: &Machine, program: &str, words: &[&str]) -> Wrapper {
     let words: Vec<&str> = words.iter().copied().chain(["sh", "-c", "echo in $DISTLOCK_SLOT; read x; true"]).collect();
     let mut holder = Wrapper::start(machine.command(program, &words).stdin(Stdio::piped()));
@@ -26,7 +26,7 @@ fn leave(mut holder: Wrapper) {
 }
 
 #[test]
-fn two_readers_at_once_and_no_writer_beside_them() {
+fn readers_share_and_exclude_writers() {
     let machine = Machine::new();
     for name in ["job", "./path"] {
         let readers = [distlock(&machine, &["run", "-s", name]), distlock(&machine, &["run", "--shared", "-n", name])];
@@ -100,7 +100,7 @@ fn a_removed_lock_file_never_gives_a_writer_beside_readers() {
 #[test]
 fn ten_jobs_three_at_a_time() {
     let machine = Machine::new();
-    // Each counts itself in and out under a lock of its own, and writes down how many were inside.
+    // Each job counts itself in and out under a separate lock, and records how many were inside.
     let script = "flock count sh -c 'n=$(cat inside); echo $((n + 1)) > inside; echo $((n + 1)) >> seen'; sleep 0.1; \
                   flock count sh -c 'n=$(cat inside); echo $((n - 1)) > inside'; echo $DISTLOCK_SLOT >> slots";
     for name in ["job", "./path"] {
@@ -121,7 +121,7 @@ fn ten_jobs_three_at_a_time() {
 }
 
 #[test]
-fn a_killed_holder_frees_its_slot_and_the_others_keep_theirs() {
+fn a_killed_holder_frees_its_permit_and_the_others_keep_theirs() {
     let machine = Machine::new();
     let mut killed = distlock(&machine, &["run", "-j", "2", "job"]);
     let other = distlock(&machine, &["run", "-j", "2", "job"]);
@@ -139,7 +139,7 @@ fn a_killed_holder_frees_its_slot_and_the_others_keep_theirs() {
 }
 
 #[test]
-fn what_does_not_agree_is_refused() {
+fn modes_that_do_not_agree_are_refused() {
     let machine = Machine::new();
     let holder = distlock(&machine, &["run", "-j", "3", "job"]);
     for words in [&["-j", "4", "-n"][..], &["-n"], &["-s", "-n"], &["-j", "4"], &["-s"]] {
@@ -182,7 +182,7 @@ fn hold_and_acquire_take_modes_too() {
 }
 
 #[test]
-fn inside_itself_a_command_waits_for_nobody_who_waits_for_it() {
+fn a_nested_request_never_deadlocks_with_its_ancestor() {
     let machine = Machine::new();
     let nested = |outer: &[&str], inner: &str| {
         let script = format!("\"$DISTLOCK\" run -w 10 {inner} job true");
@@ -195,7 +195,7 @@ fn inside_itself_a_command_waits_for_nobody_who_waits_for_it() {
         let done = nested(outer, inner);
         assert!(done.code == 75 && done.stderr.contains("runs under it already"), "{outer:?}: {}", done.stderr);
     }
-    // A writer waits for the outer reader: the inner one would wait behind that for ever.
+    // A writer waits for the outer reader: the inner reader behind it would deadlock.
     let script = "echo in; read x; \"$DISTLOCK\" run -s job true; echo $?";
     let words = ["run", "-s", "job", "sh", "-c", script];
     let mut outer = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()).stderr(Stdio::null()));
@@ -207,7 +207,7 @@ fn inside_itself_a_command_waits_for_nobody_who_waits_for_it() {
 }
 
 #[test]
-fn an_engine_that_cannot_says_so() {
+fn an_unsupported_mode_is_reported() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     for (flags, what) in [(&["-s"][..], "a shared lock"), (&["-j", "2"], "a semaphore of 2")] {

@@ -1,11 +1,11 @@
-//! Processes of one machine that have different mounts.
+//! Processes of one machine with different mounts.
 
 use std::collections::BTreeMap;
 
 use crate::machine::{Machine, finish};
 
-/// A machine of its own: its first process is this shell, its `/run` and `/tmp` are empty. `/run/user` is the program as a
-/// user without rights, `/run/unit` the same in a unit with `PrivateTmp=yes`, which systemd makes in this way.
+/// A separate machine: its first process is this shell, its `/run` and `/tmp` are empty. `/run/user` runs the program
+/// as an unprivileged user, `/run/unit` the same in a unit with `PrivateTmp=yes`, which systemd sets up in this way.
 const MACHINE: &str = r#"
 mount -t tmpfs -o mode=755 tmpfs /run && touch /run/program && mount --bind "$DISTLOCK" /run/program || exit 99
 mount -t tmpfs -o mode=1777 tmpfs /tmp && mkdir -p -m 1777 /tmp/systemd-private-1-job.service/tmp || exit 99
@@ -36,7 +36,7 @@ try() {
 }
 "#;
 
-/// What each command of `script` said, by its name, with its code.
+/// Returns the output and the code of each command of `script`, by its name.
 fn on_a_machine(script: &str) -> BTreeMap<String, (i32, String)> {
     let machine = Machine::new();
     let script = format!("{MACHINE}{script}");
@@ -51,10 +51,10 @@ fn on_a_machine(script: &str) -> BTreeMap<String, (i32, String)> {
     said.collect()
 }
 
-/// A unit with a private `/tmp` has other locks than the rest. That cannot be helped there, so it is said; and it is never
-/// promised that it is otherwise.
+/// A unit with a private `/tmp` has other locks than the rest of the machine. This cannot be prevented there, so it is
+/// reported, and `--scope` refuses it.
 #[test]
-fn f81_a_lock_in_a_private_tmp_is_told_and_never_promised_needs_root() {
+fn f81_a_lock_in_a_private_tmp_is_reported_and_refused_with_scope_needs_root() {
     let said = on_a_machine(
         "hold
         try outside /run/user run -n -q job true
@@ -87,9 +87,9 @@ fn f81_a_lock_in_a_private_tmp_is_told_and_never_promised_needs_root() {
     assert_eq!(code("scope-outside"), 0, "{said:?}");
 }
 
-/// The directory that deploy/tmpfiles.d makes is one for all of them.
+/// The directory that deploy/tmpfiles.d creates is shared by all processes.
 #[test]
-fn f81_the_directory_made_at_boot_is_one_for_all_needs_root() {
+fn f81_the_directory_created_at_boot_is_shared_by_all_needs_root() {
     const MADE_AT_BOOT: &str = include_str!("../../../../deploy/tmpfiles.d/distlock.conf");
     let lines: Vec<_> = MADE_AT_BOOT.lines().filter(|line| !line.starts_with('#')).collect();
     let [line] = lines[..] else { panic!("{lines:?}") };

@@ -1,10 +1,10 @@
-//! A lock inside itself: told at once and never waited for, however the lock is written the second time.
+//! A nested request for the same lock is refused at once and never waits, however the lock is named the second time.
 
 use distlock_testkit::servers::{EtcdServer, RedisServer};
 
 use crate::machine::{Machine, finish};
 
-/// Runs a command under the lock that `outer` names, which asks for the lock that `inner` names: both are flags and a name.
+/// Runs a command under the lock `outer`, which requests the lock `inner`: both are flags and a name.
 fn nest(machine: &Machine, outer: &[&str], inner: &str) -> crate::machine::Done {
     let script = format!("\"$DISTLOCK\" run --wait 10 {inner} true");
     let words: Vec<&str> = ["run"].iter().chain(outer).copied().chain(["-c", &script]).collect();
@@ -12,10 +12,10 @@ fn nest(machine: &Machine, outer: &[&str], inner: &str) -> crate::machine::Done 
 }
 
 #[track_caller]
-fn assert_told(machine: &Machine, outer: &[&str], inner: &str) {
+fn assert_refused(machine: &Machine, outer: &[&str], inner: &str) {
     let done = nest(machine, outer, inner);
-    let is_told = done.code == 75 && done.stderr.contains("runs under it already");
-    assert!(is_told, "{outer:?}, then {inner}: {} {}", done.code, done.stderr);
+    let is_refused = done.code == 75 && done.stderr.contains("runs under it already");
+    assert!(is_refused, "{outer:?}, then {inner}: {} {}", done.code, done.stderr);
 }
 
 #[test]
@@ -27,15 +27,15 @@ fn a_path_is_the_same_lock_however_it_is_written_inside_itself() {
     let absolute = machine.text("dir/l");
     let spellings = ["./dir/l", &absolute, "dir/../dir/l", "dir//l", "link/l", "./link/below/../l", "./file-link"];
     for spelling in spellings {
-        assert_told(&machine, &["./dir/l"], spelling);
-        assert_told(&machine, &[spelling], &absolute);
+        assert_refused(&machine, &["./dir/l"], spelling);
+        assert_refused(&machine, &[spelling], &absolute);
     }
     let script = "cd dir/below; \"$DISTLOCK\" run --wait 10 ../l true";
     let done = machine.run(&["run", "dir/l", "-c", script]);
     assert!(done.code == 75 && done.stderr.contains("runs under it already"), "{}", done.stderr);
-    // A file with contents of its own has its holder beside it.
+    // A file with other contents has its holder record beside it.
     machine.write("notes", "somebody's notes");
-    assert_told(&machine, &["./notes"], &machine.text("notes"));
+    assert_refused(&machine, &["./notes"], &machine.text("notes"));
     assert_eq!(nest(&machine, &["./dir/l"], "./dir/other").code, 0, "another file is another lock");
     assert_eq!(nest(&machine, &["./l"], "l").code, 0, "a bare name is a lock in the lock directory");
 }
@@ -55,9 +55,9 @@ fn a_directory_is_the_same_however_it_is_written() {
         format!("file://{}", dir.replace("/locks", "/%6Cocks")),
     ];
     for url in &urls {
-        assert_told(&machine, &["--url", &urls[0], "job"], &format!("--url '{url}' job"));
-        assert_told(&machine, &["--url", url, "job"], "job");
-        assert_told(&machine, &["job"], &format!("--url '{url}' job"));
+        assert_refused(&machine, &["--url", &urls[0], "job"], &format!("--url '{url}' job"));
+        assert_refused(&machine, &["--url", url, "job"], "job");
+        assert_refused(&machine, &["job"], &format!("--url '{url}' job"));
     }
     let script = format!("DISTLOCK_LOCK_DIR='{}' \"$DISTLOCK\" run --wait 10 job true", machine.text("link"));
     let done = machine.run(&["run", "job", "-c", &script]);
@@ -67,11 +67,11 @@ fn a_directory_is_the_same_however_it_is_written() {
 }
 
 #[test]
-fn names_of_any_length_and_owners_of_any_name_are_known_again() {
+fn ancestors_with_any_lock_name_and_owner_are_recognized() {
     let machine = Machine::new();
     for name in ["x".repeat(512), "% #=@".repeat(102), "é".repeat(256)] {
-        assert_told(&machine, &[&name], &format!("'{name}'"));
-        assert_told(&machine, &["--owner", &"=% ".repeat(85), &name], &format!("'{name}'"));
+        assert_refused(&machine, &[&name], &format!("'{name}'"));
+        assert_refused(&machine, &["--owner", &"=% ".repeat(85), &name], &format!("'{name}'"));
     }
     let same_owner = nest(&machine, &["--owner", "me", "a"], "--owner me b");
     assert_eq!(same_owner.code, 0, "an owner may have two locks: {}", same_owner.stderr);
@@ -90,11 +90,11 @@ fn a_redis_is_the_same_by_any_of_its_names() {
         format!("redis://127.1.2.3:{port}"),
     ] {
         if machine.code(&["ls", "--url", &url]) != 0 {
-            // Not every machine's server listens at every address of its own.
+            // Not every machine's server listens on every address.
             continue;
         }
-        assert_told(&machine, &["job"], &format!("--url '{url}' job"));
-        assert_told(&machine, &["--url", &url, "job"], "job");
+        assert_refused(&machine, &["job"], &format!("--url '{url}' job"));
+        assert_refused(&machine, &["--url", &url, "job"], "job");
     }
     let script = format!(
         "unset DISTLOCK_URL; DISTLOCK_DRIVER=redis DISTLOCK_ENDPOINTS={address} \"$DISTLOCK\" run -w 10 job true"
@@ -111,13 +111,13 @@ fn an_etcd_is_the_same_by_any_of_its_names() {
     let url = server.url();
     let machine = Machine::with_server(url.clone());
     let prefixed = format!("{}?prefix=jobs/", url.trim_end_matches('/'));
-    assert_told(&machine, &["job"], &format!("--url '{}' job", url.trim_end_matches('/')));
-    assert_told(&machine, &["--url", &prefixed, "job"], &format!("--url '{}/jobs/' job", url.trim_end_matches('/')));
+    assert_refused(&machine, &["job"], &format!("--url '{}' job", url.trim_end_matches('/')));
+    assert_refused(&machine, &["--url", &prefixed, "job"], &format!("--url '{}/jobs/' job", url.trim_end_matches('/')));
     assert_eq!(nest(&machine, &["job"], &format!("--url '{prefixed}' job")).code, 0, "another prefix is another lock");
 }
 
 #[test]
-fn an_ancestor_of_an_older_version_is_known_by_the_name_of_its_lock() {
+fn an_ancestor_of_an_older_version_is_recognized_by_its_lock_name() {
     let machine = Machine::new();
     let script = "unset DISTLOCK_CHAIN_HOLDERS; \"$DISTLOCK\" run --wait 10 job true";
     let done = machine.run(&["run", "job", "-c", script]);

@@ -4,7 +4,7 @@ use crate::common::code;
 use crate::machine::{DISTLOCK, Machine, finish};
 
 #[test]
-fn the_commands_end_is_the_programs_end_and_success_is_silent() {
+fn the_program_exits_as_its_command_did_and_success_is_silent() {
     let machine = Machine::new();
     let rows = [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)];
     for (script, expected) in rows {
@@ -72,7 +72,7 @@ fn a_lock_that_cannot_be_created_is_73() {
         assert_eq!(done.code, 73, "{name}: {}", done.stderr);
         assert!(done.stderr.contains("cannot create lock") && done.stderr.lines().count() == 1, "{}", done.stderr);
     }
-    // Not even the directory can be made: a file is where its parent should be.
+    // The directory cannot be created either: a file is in place of its parent.
     let mut nowhere = machine.distlock(&["run", "job", "--", "touch", "ran"]);
     let done = crate::machine::finish(nowhere.env("DISTLOCK_LOCK_DIR", machine.path("file/locks")));
     assert_eq!(done.code, 73, "{}", done.stderr);
@@ -83,11 +83,11 @@ fn a_lock_that_cannot_be_created_is_73() {
 }
 
 #[test]
-fn contents_that_are_not_ours_are_left_alone() {
+fn foreign_file_contents_are_not_changed() {
     let machine = Machine::new();
     machine.write("locks/job.lock", "somebody's notes");
     assert_eq!(machine.code(&["run", "job", "true"]), 73);
-    // Beside a file with a path of its own there is room for counter and holder.
+    // Beside a file with a path of its own there is room for the counter and the holder record.
     machine.write("notes", "somebody's notes");
     assert_eq!(machine.code(&["run", "./notes", "true"]), 0);
     for name in ["locks/job.lock", "notes"] {
@@ -96,7 +96,7 @@ fn contents_that_are_not_ours_are_left_alone() {
 }
 
 #[test]
-fn a_command_that_needs_a_shell_asks_for_one() {
+fn a_shell_is_used_only_with_c() {
     let machine = Machine::new();
     assert_eq!(machine.run(&["run", "job", "-c", "echo a | tr a b"]).stdout, "b\n");
     assert_eq!(machine.run(&["run", "-c", "echo a | tr a b", "job"]).stdout, "b\n");

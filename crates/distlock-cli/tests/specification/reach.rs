@@ -1,4 +1,4 @@
-//! How far the end of a command reaches: work in other groups and sessions, and work of other users.
+//! Which processes end with a command: work in other groups and sessions, and work of other users.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Wrapper, await_gone, await_state, code, is_alive, state};
 use crate::machine::{DISTLOCK, Machine, finish};
 
-/// Work outside of the command's process group; each prints the process id of the work.
+/// Work outside the command's process group; each script prints the process id of its work.
 const ELSEWHERE: [(&str, &str); 4] = [
     ("timeout(1) makes a group", "timeout 1h sh -c 'echo $$; exec sleep 3600' & wait; exit 1"),
     ("job control makes groups", "set -m; sh -c 'echo $$; exec sleep 3600' & wait; exit 1"),
@@ -18,28 +18,28 @@ const ELSEWHERE: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn f77_work_outside_of_the_group_ends_before_the_next_holder_when_the_wrapper_is_stopped() {
+fn f77_work_outside_the_group_ends_before_the_next_hold_if_the_wrapper_is_stopped() {
     for (name, script) in ELSEWHERE {
-        // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+        // A machine that pauses for longer than the margin is always late: one good run of three is enough.
         assert!(
-            (0..3).any(|_| is_alone_after(Signal::STOP, script)),
+            (0..3).any(|_| work_is_gone_after(Signal::STOP, script)),
             "{name}: it ran beside the next holder three times"
         );
     }
 }
 
 #[test]
-fn f77_work_outside_of_the_group_ends_before_the_next_holder_when_the_wrapper_is_killed() {
+fn f77_work_outside_the_group_ends_before_the_next_hold_if_the_wrapper_is_killed() {
     for (name, script) in ELSEWHERE {
         assert!(
-            (0..3).any(|_| is_alone_after(Signal::KILL, script)),
+            (0..3).any(|_| work_is_gone_after(Signal::KILL, script)),
             "{name}: it ran beside the next holder three times"
         );
     }
 }
 
-/// Whether the next holder finds the work of one whose wrapper got `signal` gone.
-fn is_alone_after(signal: Signal, script: &str) -> bool {
+/// Whether the work is gone when the next holder starts, after the wrapper got `signal`.
+fn work_is_gone_after(signal: Signal, script: &str) -> bool {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     let words = ["run", "--ttl", "3s", "job", "bash", "-c", script];
@@ -57,25 +57,25 @@ fn is_alone_after(signal: Signal, script: &str) -> bool {
 }
 
 #[test]
-fn f77_a_loss_ends_work_outside_of_the_group_too() {
+fn f77_a_loss_ends_work_outside_the_group() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     for (name, script) in ELSEWHERE {
         let words = ["run", "-k", "0.5", "job", "bash", "-c", script];
         let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
         let work = wrapper.line_pid();
-        take_away(&machine);
+        break_lock(&machine);
         assert_eq!(code(wrapper.wait()), 79, "{name}");
         assert!(!is_alive(work), "{name}");
     }
 }
 
-fn take_away(machine: &Machine) {
+fn break_lock(machine: &Machine) {
     let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
     assert_eq!(machine.code(&["break", "job", "--if-token", &token, "--reason", "test"]), 0);
 }
 
-/// `distlock run` without the right to signal others' processes, and a command that became another user.
+/// Starts `distlock run` without the right to signal other users' processes, with a command that runs as another user.
 fn run_as_another(machine: &Machine, words: &[&str]) -> Wrapper {
     let script = "echo $$; exec sleep 3600 >/dev/null";
     let wrapper = ["--bounding-set=-kill", DISTLOCK, "run", "--status-fd", "1"];
@@ -84,7 +84,7 @@ fn run_as_another(machine: &Machine, words: &[&str]) -> Wrapper {
     Wrapper::start(machine.command("setpriv", &words).stderr(Stdio::piped()))
 }
 
-/// The next line with `event` in it, of a wrapper that says its steps to stdout.
+/// Returns the next line with `event`, from a wrapper that prints its steps on stdout.
 fn await_event(wrapper: &mut Wrapper, event: &str) -> String {
     loop {
         let line = wrapper.line();
@@ -95,7 +95,7 @@ fn await_event(wrapper: &mut Wrapper, event: &str) -> String {
     }
 }
 
-/// The process id of the work, which prints it between the steps.
+/// Returns the process id that the work prints between the steps.
 fn work_of(wrapper: &mut Wrapper) -> Pid {
     loop {
         if let Some(pid) = wrapper.line().parse().ok().and_then(Pid::from_raw) {
@@ -110,7 +110,7 @@ fn f77_work_of_another_user_is_reported_and_the_lost_lock_is_79_needs_root() {
     let machine = Machine::with_server(server.url());
     let mut wrapper = run_as_another(&machine, &["-k", "0.2"]);
     let work = work_of(&mut wrapper);
-    take_away(&machine);
+    break_lock(&machine);
     let line = await_event(&mut wrapper, "refused");
     assert!(line.contains(&work.to_string()), "{line} names {work}");
     assert_eq!(code(wrapper.wait()), 79);
@@ -119,7 +119,7 @@ fn f77_work_of_another_user_is_reported_and_the_lost_lock_is_79_needs_root() {
 }
 
 #[test]
-fn f77_work_of_another_user_keeps_the_lock_as_long_as_it_can_needs_root() {
+fn f77_the_lock_is_held_while_work_of_another_user_runs_needs_root() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     let mut wrapper = run_as_another(&machine, &["--ttl", "2s"]);
@@ -136,9 +136,9 @@ fn f77_work_of_another_user_keeps_the_lock_as_long_as_it_can_needs_root() {
     assert!(machine.is_free("job"));
 }
 
-/// Work of another user that starts one process after the other is named once, and not once for each of them.
+/// Work of another user that starts one process after the other is reported once, not once per process.
 #[test]
-fn work_of_another_user_is_not_named_again_and_again_needs_root() {
+fn work_of_another_user_is_not_reported_repeatedly_needs_root() {
     let machine = Machine::new();
     let script = "trap '' TERM INT; echo $$; while :; do echo tick; sleep 0.05 >/dev/null; done";
     let wrapper = ["--bounding-set=-kill", DISTLOCK, "run", "--status-fd", "1", "job"];
@@ -163,7 +163,7 @@ fn work_of_another_user_is_not_named_again_and_again_needs_root() {
 }
 
 #[test]
-fn a_daemon_outlives_a_killed_wrapper_only_where_no_lease_ends_under_it() {
+fn a_daemon_outlives_a_killed_wrapper_only_without_a_lease() {
     // With a lease it is killed: see f77.
     let machine = Machine::new();
     let script = "setsid sh -c 'echo $$; exec sleep 60 >/dev/null' & wait";
@@ -176,9 +176,9 @@ fn a_daemon_outlives_a_killed_wrapper_only_where_no_lease_ends_under_it() {
 }
 
 #[test]
-fn a_killed_guardian_takes_the_command_along() {
+fn killing_the_guardian_kills_the_command() {
     let machine = Machine::new();
-    // The rest of the session is there before the command says so: a shell that is killed starts nothing more.
+    // The rest of the session exists before the command prints: a killed shell starts nothing more.
     let script = "sleep 60 >/dev/null & echo $PPID; echo $$; wait";
     let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "--status-fd", "1", "job", "sh", "-c", script]));
     let (mut pids, mut has_started) = (Vec::new(), false);
@@ -193,21 +193,21 @@ fn a_killed_guardian_takes_the_command_along() {
     assert_eq!(name, "distlock-guard\n");
     kill_process(guardian, Signal::KILL).unwrap();
     await_gone(command);
-    // What the shell left in the session holds the lock until it is killed.
+    // A process of the shell in the session holds the lock until it is killed.
     wrapper.signal(Signal::TERM);
     wrapper.signal(Signal::INT);
     assert_eq!(code(wrapper.wait()), 137);
     assert!(machine.is_free("job"));
 }
 
-/// Whether the guardian has reported the command's start before it is killed or not.
+/// Whether or not the guardian has reported the command's start before it is killed.
 #[test]
-fn a_guardian_killed_at_once_leaves_no_work_behind() {
+fn killing_the_guardian_at_once_leaves_no_process() {
     let machine = Machine::new();
     let script = "sleep 60 >/dev/null & kill -KILL $PPID; wait";
     let words = ["run", "--status-fd", "1", "job", "sh", "-c", script];
     let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
-    // The wrapper's end, if the guardian was killed before it had reported the start.
+    // Also the wrapper's end, if the guardian was killed before it had reported the start.
     while !matches!(wrapper.line(), line if line.is_empty() || line.contains("\"event\":\"started\"")) {}
     wrapper.signal(Signal::TERM);
     wrapper.signal(Signal::INT);
@@ -215,14 +215,14 @@ fn a_guardian_killed_at_once_leaves_no_work_behind() {
     assert!(machine.is_free("job"), "nothing of the command has its descriptor");
 }
 
-/// A signal that comes behind the command's end is not lost on it, however late the wrapper hears of that.
+/// A signal that arrives after the command's end is handled, however late the wrapper learns of that end.
 #[test]
-fn a_signal_behind_the_commands_end_ends_the_wait() {
+fn a_signal_after_the_commands_end_ends_the_wait() {
     let machine = Machine::new();
     let script = "read go; echo $PPID; echo $$; read end";
     let words = ["run", "--status-fd", "1", "--at-least", "1h", "job", "sh", "-c", script];
     let mut wrapper = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()));
-    // The guardian has told of the start, and has nothing more to do.
+    // The guardian has reported the start and is idle.
     await_event(&mut wrapper, "started");
     let mut input = wrapper.stdin();
     input.write_all(b"go\n").unwrap();
@@ -236,9 +236,9 @@ fn a_signal_behind_the_commands_end_ends_the_wait() {
     assert!(machine.is_free("job"));
 }
 
-/// A guardian that others have stopped does not keep the command's end to itself.
+/// A stopped guardian is continued, so that it reports the command's end.
 #[test]
-fn a_stopped_guardian_tells_of_the_commands_end() {
+fn a_stopped_guardian_still_reports_the_commands_end() {
     let machine = Machine::new();
     let words = ["run", "--status-fd", "1", "job", "sh", "-c", "echo $PPID; read end; exit 3"];
     let mut wrapper = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()));
@@ -251,7 +251,7 @@ fn a_stopped_guardian_tells_of_the_commands_end() {
 }
 
 #[test]
-fn the_commands_process_id_is_not_free_while_signals_may_be_sent_to_it() {
+fn the_commands_process_id_is_not_reused_while_it_may_be_signalled() {
     let machine = Machine::new();
     let script = "sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.02; done' & exit 3";
     let words = ["run", "--status-fd", "1", "job", "sh", "-c", script];
@@ -274,10 +274,10 @@ fn the_commands_process_id_is_not_free_while_signals_may_be_sent_to_it() {
     assert_eq!(code(wrapper.wait()), 3);
 }
 
-/// Where the first process of a container does not reap, each of them would stay for ever.
+/// Where the first process of a container does not reap, each zombie would stay forever.
 #[test]
-fn no_zombie_is_left_for_others_to_reap() {
-    // What is left is left to us, who do not reap it.
+fn no_zombie_is_left() {
+    // Orphans become children of this test, which does not reap them.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let machine = Machine::new();
     for script in ["echo $$ $PPID", "(sleep 0.1 &); echo $$ $PPID; exit 3", "echo $$ $PPID; kill -KILL $$"] {
@@ -288,9 +288,9 @@ fn no_zombie_is_left_for_others_to_reap() {
     }
 }
 
-/// A stranger that would get the command's process id as soon as the kernel gives it away.
+/// An unrelated process that gets the command's process id as soon as the kernel reuses it.
 #[test]
-fn a_stranger_never_gets_the_commands_signals_needs_root() {
+fn an_unrelated_process_never_gets_the_commands_signals_needs_root() {
     let machine = Machine::new();
     let script = "
         $DISTLOCK run --foreground job sh -c 'sleep 60 >/dev/null 2>&1 & echo $$ > command' &

@@ -1,4 +1,4 @@
-//! Work that goes from process to process, faster than it can be looked at.
+//! Work that passes from process to process faster than the processes can be listed.
 
 use std::process::Stdio;
 
@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use crate::common::{Wrapper, code};
 use crate::machine::Machine;
 
-/// Hands itself on so many times, after a pause of up to so long, each time to a child whose parent ends; then writes a file.
+/// Passes itself on a number of times after a random pause, each time to a child whose parent ends; then writes a
+/// file.
 const RELAY: &str = r#"
     use POSIX ();
     my ($times, $pause) = @ARGV;
@@ -22,8 +23,8 @@ const RELAY: &str = r#"
     print $end "end";
 "#;
 
-/// Makes orphans that end at once, for ever; says so when it is told to end.
-const CROWD: &str = r#"
+/// Creates orphans that end at once, forever; prints a line when it is signalled to end.
+const ORPHAN_MAKER: &str = r#"
     use POSIX ();
     exit if fork;
     $| = 1;
@@ -38,11 +39,11 @@ const CROWD: &str = r#"
     }
 "#;
 
-/// Whether the work was done when the program that runs it was.
+/// Whether the work was done when the program that runs it ended.
 fn relay(machine: &Machine, words: &[&str], pause: &str) -> bool {
     let command = ["job", "perl", "-e", RELAY, "500", pause];
     let words: Vec<_> = ["run"].iter().chain(words).chain(&command).copied().collect();
-    // Its output is not waited for: the work has that too.
+    // Does not wait for the end of stdout: the work has it too.
     let status = Wrapper::start(machine.distlock(&words).stderr(Stdio::null())).wait();
     let is_done = machine.path("end").exists();
     assert_eq!(code(status), 0);
@@ -50,7 +51,7 @@ fn relay(machine: &Machine, words: &[&str], pause: &str) -> bool {
 }
 
 #[test]
-fn f77_the_lock_is_kept_while_the_work_hands_itself_on() {
+fn f77_the_lock_is_held_while_the_work_passes_to_new_processes() {
     let server = RedisServer::start();
     for pause in ["0", "0.0005", "0.001", "0.002"] {
         assert!(relay(&Machine::with_server(server.url()), &[], pause), "on a server, every {pause} s");
@@ -60,9 +61,9 @@ fn f77_the_lock_is_kept_while_the_work_hands_itself_on() {
 }
 
 #[test]
-fn f77_signals_are_not_kept_waiting_by_a_crowd_of_orphans() {
+fn f77_signals_are_handled_while_many_orphans_end() {
     let machine = Machine::new();
-    let mut wrapper = start_crowd(&machine, &[]);
+    let mut wrapper = start_orphan_maker(&machine, &[]);
     wrapper.signal(Signal::TERM);
     loop {
         match wrapper.line().as_str() {
@@ -76,18 +77,18 @@ fn f77_signals_are_not_kept_waiting_by_a_crowd_of_orphans() {
 }
 
 #[test]
-fn f77_a_loss_is_not_kept_waiting_by_a_crowd_of_orphans() {
+fn f77_a_loss_is_handled_while_many_orphans_end() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
-    let mut wrapper = start_crowd(&machine, &["-k", "0.2"]);
+    let mut wrapper = start_orphan_maker(&machine, &["-k", "0.2"]);
     let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
     assert_eq!(machine.code(&["break", "job", "--if-token", &token, "--reason", "test"]), 0);
     assert_eq!(code(wrapper.wait()), 79);
 }
 
-/// A wrapper whose command has ended, and left a crowd.
-fn start_crowd(machine: &Machine, words: &[&str]) -> Wrapper {
-    let command = ["job", "perl", "-e", CROWD];
+/// Starts a wrapper whose command has ended and left a process that keeps creating orphans.
+fn start_orphan_maker(machine: &Machine, words: &[&str]) -> Wrapper {
+    let command = ["job", "perl", "-e", ORPHAN_MAKER];
     let words: Vec<_> = ["run", "--status-fd", "1"].iter().chain(words).chain(&command).copied().collect();
     let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
     let (mut is_ready, mut lingers) = (false, false);

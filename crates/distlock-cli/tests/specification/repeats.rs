@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::common::{Wrapper, await_state, code};
 use crate::machine::{DISTLOCK, Machine};
 
-/// Clears up on TERM, which takes until it reads a line, and then says so.
+/// Cleans up on TERM until it reads a line, and then prints a line.
 const CLEARS_UP: &str = "trap 'echo clearing; read line; echo cleared; exit 5' TERM; echo ready; \
                          while :; do sleep 0.02; done";
 
@@ -21,9 +21,9 @@ fn start(machine: &Machine, program: &str, words: &[&str]) -> Wrapper {
 }
 
 #[test]
-fn a_signal_to_the_wrapper_and_then_to_its_group_is_one() {
+fn a_signal_to_the_wrapper_and_its_group_counts_once() {
     let machine = Machine::new();
-    // On a machine on which a moment passes between the two it is two of them: one good run of three will do.
+    // On a slow machine the two signals may be too far apart and count as two: one good run of three is enough.
     let good = |_| {
         let mut wrapper = start(&machine, DISTLOCK, &[]);
         let sent = Instant::now();
@@ -42,7 +42,7 @@ fn a_signal_to_the_wrapper_and_then_to_its_group_is_one() {
 }
 
 #[test]
-fn a_signal_repeated_after_a_moment_is_a_second_one() {
+fn a_signal_repeated_later_counts_twice() {
     let machine = Machine::new();
     let mut wrapper = start(&machine, DISTLOCK, &[]);
     wrapper.signal(Signal::TERM);
@@ -53,10 +53,10 @@ fn a_signal_repeated_after_a_moment_is_a_second_one() {
 }
 
 #[test]
-fn a_command_under_timeout_clears_up() {
+fn a_command_under_timeout_can_clean_up() {
     let machine = Machine::new();
     for _ in 0..20 {
-        // On one processor the wrapper hears the first signal before timeout(1) sends the second.
+        // On one processor the wrapper receives the first signal before timeout(1) sends the second.
         let mut timeout = start(&machine, "taskset", &["-c", "0", "timeout", "-s", "TERM", "1h", DISTLOCK]);
         timeout.signal(Signal::TERM);
         assert_eq!(timeout.line(), "clearing");
@@ -68,14 +68,14 @@ fn a_command_under_timeout_clears_up() {
 }
 
 #[test]
-fn a_command_clears_up_under_a_timeout_that_strikes_while_the_wrapper_is_stopped() {
+fn a_command_can_clean_up_if_timeout_fires_while_the_wrapper_is_stopped() {
     let machine = Machine::new();
     let mut timeout = start(&machine, "timeout", &["-s", "TERM", "1h", DISTLOCK]);
     let pid = machine.show("job")["holder"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     let wrapper = rustix::process::Pid::from_raw(pid.unwrap()).unwrap();
     rustix::process::kill_process(wrapper, Signal::STOP).unwrap();
     await_state(wrapper, 'T');
-    // It continues the wrapper itself.
+    // timeout(1) continues the wrapper itself.
     timeout.signal(Signal::TERM);
     assert_eq!(timeout.line(), "clearing");
     timeout.stdin().write_all(b"go\n").unwrap();

@@ -1,4 +1,4 @@
-//! A password that comes by a variable or a file is shown to nobody: not by `ps`, not to the command, not in a message.
+//! A password from a variable or a file is not revealed: not by `ps`, not to the command, not in a message.
 
 use std::fs;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use crate::machine::{Machine, finish};
 
 const PASSWORD: &str = "hunter2-s3cret";
 
-/// The words and variables of a process and of all that it started.
+/// Returns the arguments and variables of a process and all its descendants.
 fn shown(pid: Pid) -> Vec<(String, String)> {
     let file = |pid: i32, name: &str| {
         String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default()).into_owned()
@@ -41,7 +41,7 @@ fn ps_shows_no_password_and_the_command_has_none() {
     for (words, _) in &processes {
         assert!(!words.contains(PASSWORD), "{words}");
     }
-    // What stands before the command was started with the variable.
+    // The processes above the command were started with the variable.
     let (_, environ) = processes.iter().find(|(words, _)| words.starts_with("sh\0")).expect("the command");
     assert!(environ.contains("DISTLOCK_TOKEN=") && !environ.contains(PASSWORD), "{environ}");
     drop(wrapper.stdin());
@@ -50,7 +50,7 @@ fn ps_shows_no_password_and_the_command_has_none() {
 }
 
 #[test]
-fn the_command_has_no_password_of_any_variable_also_of_one_that_is_overridden() {
+fn the_command_gets_no_password_even_from_overridden_variables() {
     let machine = Machine::new();
     let url = format!("file://{}", machine.text("other"));
     for (name, value, rest) in [
@@ -69,7 +69,7 @@ fn the_command_has_no_password_of_any_variable_also_of_one_that_is_overridden() 
 }
 
 #[test]
-fn the_command_reaches_the_same_endpoints_if_it_has_the_password_from_elsewhere() {
+fn the_command_reaches_the_same_endpoints_with_its_own_password() {
     let server = RedisServer::options().password(PASSWORD).start();
     let machine = Machine::new();
     machine.write("password", PASSWORD);
@@ -84,14 +84,14 @@ fn the_command_reaches_the_same_endpoints_if_it_has_the_password_from_elsewhere(
 }
 
 #[test]
-fn a_holder_in_the_background_shows_no_password_either() {
+fn the_background_holder_reveals_no_password() {
     let server = RedisServer::options().password(PASSWORD).start();
     let machine = Machine::with_server(format!("redis://{}/", server.address()));
     machine.write("password", &format!("{PASSWORD}\n"));
     let run = |words: &[&str]| finish(machine.distlock(words).env("DISTLOCK_PASSWORD_FILE", machine.path("password")));
     let token = run(&["acquire", "job"]).stdout;
     let lock: serde_json::Value = serde_json::from_str(&run(&["show", "--json", "job"]).stdout).expect("JSON");
-    let pid = lock["holder"]["pid"].as_i64().expect("somebody holds it");
+    let pid = lock["holder"]["pid"].as_i64().expect("the lock has a holder");
     let processes = shown(Pid::from_raw(pid.try_into().unwrap()).unwrap());
     assert!(processes.iter().any(|(words, _)| words.contains("job")), "{processes:?}");
     for (words, environ) in &processes {
@@ -101,7 +101,7 @@ fn a_holder_in_the_background_shows_no_password_either() {
 }
 
 #[test]
-fn no_message_shows_a_password() {
+fn no_message_contains_a_password() {
     let server = RedisServer::options().password(PASSWORD).start();
     let address = server.address();
     let urls = [

@@ -27,7 +27,7 @@ fn every_command_works_with_redlock() {
     check_commands(&Machine::with_server(nodes.url()));
 }
 
-/// Who held a lock and who broke it, though all of them are gone.
+/// The history keeps the holder and the user who broke the lock after both are gone.
 #[test]
 fn a_break_is_in_the_history_of_redis() {
     let server = RedisServer::start();
@@ -36,12 +36,12 @@ fn a_break_is_in_the_history_of_redis() {
     let token = machine.show("job")["holder"]["token"].as_str().expect("a token").to_owned();
     assert_eq!(machine.code(&["break", "job", "--if-token", &token, "--reason", "it hangs"]), 0);
     assert_eq!(code(holder.wait()), 79);
-    let told = machine.run(&["history", "--json", "job"]).stdout;
-    let entries: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shown = machine.run(&["history", "--json", "job"]).stdout;
+    let entries: Vec<serde_json::Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let whats: Vec<_> = entries.iter().map(|entry| entry["what"].as_str().unwrap_or_default()).collect();
-    assert_eq!(whats, ["acquired", "broken", "lost"], "{told}");
+    assert_eq!(whats, ["acquired", "broken", "lost"], "{shown}");
     assert_eq!(entries[1]["reason"], "it hangs");
-    assert!(entries.iter().all(|entry| entry["token"] == token.as_str()), "{told}");
+    assert!(entries.iter().all(|entry| entry["token"] == token.as_str()), "{shown}");
 }
 
 fn check_commands(machine: &Machine) {
@@ -62,7 +62,7 @@ fn check_commands(machine: &Machine) {
     let right = ["break", "job", "--if-token", &token, "--reason", "test"];
     let done = machine.run(&right);
     assert!(done.code == 0 && done.stderr.contains("may still be running"), "{}", done.stderr);
-    assert_eq!(code(holder.wait()), 79, "its holder was told");
+    assert_eq!(code(holder.wait()), 79, "its holder was notified");
     let higher = waiter.line();
     assert!(number(&higher) > number(&token), "{higher} after {token}");
     assert_eq!(machine.show("job")["holder"]["token"], higher.trim());
@@ -82,7 +82,7 @@ fn number(token: &str) -> u64 {
 }
 
 #[test]
-fn a_key_of_another_program_is_respected_shown_and_never_broken() {
+fn a_foreign_key_excludes_is_listed_and_cannot_be_broken() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     server.command(&["SET", "job", "stranger"]);
@@ -99,8 +99,8 @@ fn a_key_of_another_program_is_respected_shown_and_never_broken() {
 }
 
 #[test]
-fn a_command_is_gone_before_its_lease_when_the_server_freezes() {
-    // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+fn the_command_ends_before_its_lease_when_the_server_freezes() {
+    // A machine that pauses for longer than the margin is always late: one good run of three is enough.
     assert!((0..3).any(|_| freezes_in_time()), "the command outlived its lease three times");
 }
 
@@ -111,7 +111,7 @@ fn freezes_in_time() -> bool {
         ["run", "--ttl", "6s", "-k", "1", "job", "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done"];
     let mut wrapper = Wrapper::start(machine.distlock(&words).stderr(Stdio::null()));
     let command = wrapper.line_pid();
-    // Whatever is renewed after this makes the lease only longer.
+    // A renewal after this only makes the lease longer.
     let asked = Instant::now();
     let lease = u64::try_from(server.command(&["PTTL", "job"]).int()).expect("it has a lease");
     server.stop();
@@ -145,9 +145,9 @@ fn check_silence(machine: &Machine) {
     assert!(start.elapsed() < Duration::from_secs(15) && !machine.path("ran").exists());
 }
 
-/// Names that other programs give their locks in the same etcd.
+/// Names that other programs use for their locks in the same etcd.
 #[test]
-fn the_url_says_that_names_are_verbatim() {
+fn the_url_can_request_verbatim_names() {
     let server = EtcdServer::start();
     let machine = Machine::with_server(format!("{}jobs/?names=verbatim", server.url()));
     let mut holder = machine.hold("by/night");
@@ -156,5 +156,5 @@ fn the_url_says_that_names_are_verbatim() {
     assert!(machine.run(&["ls", "by/"]).stdout.contains("by/night"));
     let token = machine.show("by/night")["holder"]["token"].as_str().expect("a token").to_owned();
     assert_eq!(machine.code(&["break", "by/night", "--if-token", &token, "--reason", "test"]), 0);
-    assert_eq!(code(holder.wait()), 79, "its holder was told");
+    assert_eq!(code(holder.wait()), 79, "its holder was notified");
 }

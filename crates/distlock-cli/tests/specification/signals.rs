@@ -1,4 +1,4 @@
-//! Signals to the wrapper, with a lock that others want.
+//! Signals to the wrapper, with other processes waiting for the lock.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -9,11 +9,11 @@ use crate::common::{Wrapper, await_gone, await_state, code, is_alive};
 use crate::machine::Machine;
 
 #[test]
-fn a_signal_ends_the_command_and_then_the_lock() {
+fn a_signal_ends_the_command_before_the_lock_is_released() {
     let machine = Machine::new();
     for to_group in [false, true] {
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
-            // A core file is nobody's business here.
+            // Without a core file.
             let script = "ulimit -c 0; sh -c 'echo $$; sleep 60; :' & echo $$; wait";
             let mut wrapper = Wrapper::start(&mut machine.distlock(&["run", "job", "sh", "-c", script]));
             let below = [wrapper.line_pid(), wrapper.line_pid()];
@@ -22,7 +22,7 @@ fn a_signal_ends_the_command_and_then_the_lock() {
             } else {
                 wrapper.signal(signal);
             }
-            // A shell's children in the background ignore INT and QUIT: the second one is for them.
+            // A shell's background children ignore INT and QUIT: the second signal is for them.
             if signal == Signal::INT || signal == Signal::QUIT {
                 crate::common::eventually("the command ends", || below.iter().any(|pid| !is_alive(*pid)).then_some(()));
                 wrapper.signal(Signal::TERM);
@@ -35,7 +35,7 @@ fn a_signal_ends_the_command_and_then_the_lock() {
 }
 
 #[test]
-fn the_lock_is_kept_while_the_command_clears_up() {
+fn the_lock_is_held_while_the_command_cleans_up() {
     let machine = Machine::new();
     let script = "trap 'echo clearing; read line; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
     let mut wrapper = Wrapper::start(machine.distlock(&["run", "job", "sh", "-c", script]).stdin(Stdio::piped()));
@@ -49,7 +49,7 @@ fn the_lock_is_kept_while_the_command_clears_up() {
 }
 
 #[test]
-fn a_second_signal_is_the_last() {
+fn a_second_signal_kills_the_command() {
     let machine = Machine::new();
     for (first, second) in [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM), (Signal::TERM, Signal::INT)] {
         let script = "trap 'echo heard' TERM INT; sh -c \"trap '' TERM INT; echo \\$\\$; exec sleep 60\" & \
@@ -61,12 +61,12 @@ fn a_second_signal_is_the_last() {
         wrapper.signal(first);
         assert_eq!(wrapper.line(), "heard");
         assert!(!machine.is_free("job"));
-        // By another process: what one process repeats within a moment is one.
+        // From another process: a signal repeated by one process within a moment counts once.
         let number = format!("-{}", second.as_raw());
         let kill = ["-c", "kill $0 $1", &number, &wrapper.pid().to_string()];
         assert_eq!(crate::machine::finish(&mut machine.command("sh", &kill)).code, 0);
         assert_eq!(code(wrapper.wait()), 137, "{first:?}, {second:?}");
-        assert!(!is_alive(stubborn), "nobody is left");
+        assert!(!is_alive(stubborn), "no process is left");
         assert!(machine.is_free("job"));
     }
 }
@@ -90,7 +90,7 @@ fn a_killed_wrapper_leaves_neither_command_nor_lock() {
 }
 
 #[test]
-fn a_stopped_wrapper_keeps_its_lock_and_goes_on() {
+fn a_stopped_wrapper_keeps_its_lock_and_continues() {
     let machine = Machine::new();
     let script = "echo ready; read line; echo \"$line\"; exit 3";
     let mut wrapper = Wrapper::start(machine.distlock(&["run", "job", "sh", "-c", script]).stdin(Stdio::piped()));

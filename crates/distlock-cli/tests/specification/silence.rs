@@ -1,4 +1,4 @@
-//! Output that is not read: a full pipe as stderr, or as the status descriptor, or both.
+//! Output that is not read: a full pipe as stderr, as the status descriptor, or both.
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use crate::common::{Wrapper, await_gone, code};
 use crate::machine::{DISTLOCK, Machine, finish};
 
-/// The flags that make the program say everything to a descriptor 2 that is full, and nothing elsewhere.
-const WAYS: [&[&str]; 3] = [&["-v"], &["-q", "--status-fd", "2"], &["-v", "--status-fd", "2"]];
+/// The flags with which the program writes every message to a full descriptor 2, and nowhere else.
+const FLAG_SETS: [&[&str]; 3] = [&["-v"], &["-q", "--status-fd", "2"], &["-v", "--status-fd", "2"]];
 
-/// A pipe that takes no byte more, as long as its reading end, which is the first one, is kept.
+/// Returns a full pipe, as long as its reading end, the first one, is kept.
 fn full_pipe() -> (OwnedFd, OwnedFd) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
@@ -25,7 +25,7 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (reader, writer)
 }
 
-/// `run` with `way` and `words`, and the end of the pipe that is to be kept.
+/// Returns `run` with `way` and `words`, and the end of the pipe that must be kept.
 fn run_unread(machine: &Machine, way: &[&str], words: &[&str]) -> (Command, OwnedFd) {
     let (reader, writer) = full_pipe();
     let words: Vec<_> = ["run"].iter().chain(way).chain(words).copied().collect();
@@ -35,10 +35,10 @@ fn run_unread(machine: &Machine, way: &[&str], words: &[&str]) -> (Command, Owne
 }
 
 #[test]
-fn f78_signals_are_forwarded_though_the_output_is_not_read() {
+fn f78_signals_are_forwarded_while_the_output_is_not_read() {
     let machine = Machine::new();
-    for way in WAYS {
-        // The shell itself would write to the full pipe, about what it was that ended its sleep.
+    for way in FLAG_SETS {
+        // The shell itself would write to the full pipe which signal ended its sleep.
         let script = "exec 2>/dev/null; trap 'echo usr' USR1; trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
         let (mut command, _unread) = run_unread(&machine, way, &["job", "sh", "-c", script]);
         let mut wrapper = Wrapper::start(&mut command);
@@ -53,9 +53,9 @@ fn f78_signals_are_forwarded_though_the_output_is_not_read() {
 }
 
 #[test]
-fn f78_the_command_is_gone_before_its_lease_though_the_output_is_not_read() {
-    for way in WAYS {
-        // A machine that stands still for longer than the margin is late whatever we do: one good run of three will do.
+fn f78_the_command_ends_before_its_lease_while_the_output_is_not_read() {
+    for way in FLAG_SETS {
+        // A machine that pauses for longer than the margin is always late: one good run of three is enough.
         assert!((0..3).any(|_| ends_in_time(way)), "{way:?}: the command outlived its lease three times");
     }
 }
@@ -68,7 +68,7 @@ fn ends_in_time(way: &[&str]) -> bool {
     let (mut command, _unread) = run_unread(&machine, way, &["--ttl", "6s", "-k", "1", "job", "sh", "-c", script]);
     let mut wrapper = Wrapper::start(&mut command);
     let command = wrapper.line_pid();
-    // Whatever is renewed after this makes the lease only longer.
+    // A renewal after this only makes the lease longer.
     let asked = Instant::now();
     let lease = u64::try_from(server.command(&["PTTL", "job"]).int()).expect("it has a lease");
     server.stop();
@@ -80,10 +80,10 @@ fn ends_in_time(way: &[&str]) -> bool {
 }
 
 #[test]
-fn f78_a_loss_is_acted_on_and_is_79_though_the_output_is_not_read() {
+fn f78_a_loss_ends_the_command_with_79_while_the_output_is_not_read() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
-    for way in WAYS {
+    for way in FLAG_SETS {
         let script = "exec 2>/dev/null; trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
         let (mut command, _unread) = run_unread(&machine, way, &["job", "sh", "-c", script]);
         let mut wrapper = Wrapper::start(&mut command);
@@ -95,9 +95,9 @@ fn f78_a_loss_is_acted_on_and_is_79_though_the_output_is_not_read() {
     }
 }
 
-/// Where no thread can be started a message is written all the same.
+/// Where no thread can be started, a message is still written.
 #[test]
-fn f78_a_failure_is_told_at_the_limit_of_processes_needs_root() {
+fn f78_a_failure_is_reported_at_the_process_limit_needs_root() {
     let machine = Machine::new();
     std::os::unix::fs::chown(machine.path(""), Some(54_321), None).unwrap();
     let limits = ["--reuid=54321", "--clear-groups", "prlimit", "--nproc=1", DISTLOCK];

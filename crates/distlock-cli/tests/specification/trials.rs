@@ -1,4 +1,4 @@
-//! `verify` and `bench`: what they say about engines that are good, and about one that is made to forget.
+//! `verify` and `bench` on good engines, and on one whose data is deleted.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn redis_is_safe_when_workers_are_killed_and_stopped() {
 }
 
 #[test]
-fn this_machine_is_safe_and_says_so_to_people() {
+fn verify_passes_on_this_machine_with_text_output() {
     let machine = Machine::new();
     let done = machine.run(&["verify", "--time", "1s", "--kills", "1"]);
     assert_eq!(done.code, 0, "{}{}", done.stdout, done.stderr);
@@ -51,12 +51,13 @@ fn etcd_is_safe() {
 }
 
 #[test]
-fn a_server_that_forgets_is_found_out() {
+fn verify_detects_a_server_that_loses_data() {
     let server = RedisServer::start();
     let machine = Machine::with_server(server.url());
     let (over, is_over) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        // Until the other end of the channel is gone, by a panic too; with a pause, so that locks are there to be forgotten.
+        // Until the other end of the channel is gone, also by a panic; with a pause, so that there are locks to
+        // delete.
         scope.spawn(move || {
             while is_over.recv_timeout(Duration::from_millis(3)) == Err(RecvTimeoutError::Timeout) {
                 server.command(&["FLUSHALL"]);
@@ -71,7 +72,7 @@ fn a_server_that_forgets_is_found_out() {
 }
 
 #[test]
-fn an_engine_that_is_away_is_69() {
+fn an_unreachable_engine_is_69() {
     let mut server = RedisServer::start();
     server.kill9();
     let machine = Machine::with_server(server.url());

@@ -1,4 +1,4 @@
-//! Where the kernel does not say what is below a process: no `/proc`, or that of another PID namespace.
+//! Machines where the kernel does not list descendants: no `/proc`, or that of another PID namespace.
 
 use std::process::Stdio;
 
@@ -7,10 +7,10 @@ use rustix::process::{Pid, Signal};
 use crate::common::{Wrapper, await_gone, code};
 use crate::machine::{Machine, finish};
 
-/// Runs the words behind it where `/proc` is empty.
+/// Runs the words behind it with an empty `/proc`.
 const WITHOUT_PROC: [&str; 5] = ["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"];
 
-/// A command that ends and leaves a process in its group, which writes a file in the end.
+/// A command that ends and leaves a process in its group, which writes a file at its end.
 const LEAVES_WORK: &str = "sh -c 'sleep 0.5; echo end > end' & exit 3";
 
 fn without_proc<'a>(words: &[&'a str]) -> Vec<&'a str> {
@@ -21,7 +21,7 @@ fn without_proc<'a>(words: &[&'a str]) -> Vec<&'a str> {
 fn f77_without_proc_the_program_waits_for_the_group_and_ends_needs_root() {
     let machine = Machine::new();
     let program = crate::machine::DISTLOCK;
-    // An orphan that ends before the command does, too.
+    // Also with an orphan that ends before the command does.
     for (script, expected) in
         [(LEAVES_WORK, 3), ("(true &); sleep 0.3; echo end > end; exit 4", 4), ("echo end > end", 0)]
     {
@@ -52,7 +52,7 @@ fn f77_without_proc_a_killed_wrapper_ends_the_group_needs_root() {
 }
 
 #[test]
-fn f77_a_proc_of_another_namespace_is_not_believed_needs_root() {
+fn f77_the_proc_of_another_namespace_is_not_used_needs_root() {
     let machine = Machine::new();
     let script = format!("$DISTLOCK run -o job sh -c '{}'; echo $?; cat end", LEAVES_WORK.replace('\'', "'\\''"));
     let done = finish(&mut machine.command("unshare", &["--pid", "--fork", "sh", "-c", &script]));

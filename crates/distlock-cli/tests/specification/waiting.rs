@@ -1,4 +1,4 @@
-//! Locks that somebody else has.
+//! Locks that are held by another owner.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::common::{Wrapper, code};
 use crate::machine::Machine;
 
 #[test]
-fn a_busy_lock_is_75_or_what_was_chosen_and_the_command_does_not_run() {
+fn a_busy_lock_is_75_or_the_chosen_code_and_the_command_does_not_run() {
     let machine = Machine::new();
     let holder = machine.hold("job");
     let rows: [(&[&str], i32); 7] = [
@@ -64,7 +64,7 @@ fn a_wait_ends_when_the_holder_does() {
 }
 
 #[test]
-fn a_signal_ends_a_wait_and_leaves_no_place_in_the_queue() {
+fn a_signal_ends_a_wait_and_leaves_no_queue_entry() {
     let machine = Machine::new();
     let _holder = machine.hold("job");
     for command in [&["run", "job", "true"][..], &["hold", "job"], &["acquire", "job"]] {
@@ -73,7 +73,7 @@ fn a_signal_ends_a_wait_and_leaves_no_place_in_the_queue() {
             machine.await_waiters("job", 1);
             waiter.signal(signal);
             assert_eq!(code(waiter.wait()), 128 + signal.as_raw(), "{command:?}");
-            // Not "after a while": its place is given up before it ends.
+            // At once: the place in the queue is given up before the program ends.
             assert_eq!(machine.show("job")["waiters"], serde_json::json!([]), "{command:?}");
         }
     }
@@ -81,7 +81,7 @@ fn a_signal_ends_a_wait_and_leaves_no_place_in_the_queue() {
 }
 
 #[test]
-fn a_killed_waiter_holds_nobody_up() {
+fn a_killed_waiter_does_not_block_others() {
     let machine = Machine::new();
     let mut holder = machine.hold("job");
     let mut killed = Wrapper::start(&mut machine.distlock(&["run", "job", "echo", "killed"]));
@@ -96,7 +96,7 @@ fn a_killed_waiter_holds_nobody_up() {
 }
 
 #[test]
-fn who_came_first_is_served_first() {
+fn waiters_acquire_in_order_of_arrival() {
     let machine = Machine::new();
     let mut holder = machine.hold("job");
     let mut waiters: Vec<_> = (1..=6)

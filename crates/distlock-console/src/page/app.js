@@ -1,4 +1,4 @@
-// The page: signs in, follows the events, and has table and detail show them.
+// The page: signs in, follows the events, and updates table and detail.
 
 import { session, takeLinked } from "./session.js";
 import { ask, follow, time } from "./stream.js";
@@ -23,17 +23,17 @@ const waits = new Waits((name) => {
   table.open(name);
 });
 waits.isWanted = () => state === "good";
-/** What is wrong, if anything: the engine, the way to the console, or who asks. */
+/** The current problem, if any: with the engine, the connection to the console, or the token. */
 let state = "loading";
 let look = null;
-/** How many looks ago the open lock changed last. */
+/** How many listings ago the open lock last changed. */
 let settled = 0;
 /** Ends the stream of events; null while there is none. */
 let unfollow = null;
-/** The pause before a console is asked again that did not answer when the page was opened. */
+/** The pause before a console is tried again that did not respond when the page was opened. */
 const RETRY_MS = 2000;
 const DAY_MS = 24 * 60 * 60 * 1000;
-/** What is older than that is said to be: an engine that takes long to list is asked less often. */
+/** Data older than this is shown as old: an engine that is slow to list is listed less often. */
 const OLD_MS = 5000;
 
 table.changed = () => {
@@ -42,7 +42,7 @@ table.changed = () => {
   say($("count"), shown.length === locks.size ? all : `${shown.length} of ${all}`);
   $("nothing").hidden = shown.length > 0;
   const asking = look === null && state !== "trouble";
-  say($("nothing"), asking ? "Asking the engine…" : locks.size ? "No lock matches the filter." : look === null ? "Nothing is known yet." : "No lock is held, and nobody waits.");
+  say($("nothing"), asking ? "Asking the engine…" : locks.size ? "No lock matches the filter." : look === null ? "No data yet." : "No lock is held or waited for.");
 };
 
 const on = {
@@ -62,7 +62,7 @@ const on = {
     table.change(data);
     show("good");
     const names = [...data.set.map((lock) => lock.name), ...data.gone, ...data.renewed.map(([name]) => name)];
-    // Once more at the next look: a history is written a moment after the fact.
+    // Read again after the next listing: a history is written a moment after the event.
     settled = names.includes(detail.name) ? 0 : settled + 1;
     if (detail.name !== null && settled < 2) detail.open(detail.name);
   },
@@ -81,7 +81,7 @@ const on = {
   },
 };
 
-/** One plain sentence about the engine, and a banner when it is a bad one. */
+/** One plain sentence about the engine, and a banner when there is a problem. */
 function show(now, error) {
   state = now;
   const known = look ? ` What is shown is from ${clock(look.at_ms)}.` : "";
@@ -135,16 +135,16 @@ function lost({ count, since_ms, unread, last }) {
   button.disabled = last === null;
   button.value = last ?? "";
   say(button, String(count));
-  // Looks come a second apart, so a day that is all but known is known.
+  // Listings are a second apart, so a day that is almost covered counts as covered.
   const isWhole = since_ms <= look.at_ms - DAY_MS + 60000;
   // Without its seconds.
   const since = moment(since_ms, look.at_ms).slice(0, -3);
   say($("stat-lost-since"), isWhole ? "" : `known since ${since}`);
   const but = unread ? `, and those of ${unread} could not be read` : "";
-  button.parentElement.title = isWhole && !unread ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to look or could not read everything; older ones as far as histories tell${but}.`;
+  button.parentElement.title = isWhole && !unread ? "Lost or broken" : `Lost or broken. All of them since ${since}, when the console began to watch or could not read everything; older ones as far as histories tell${but}.`;
 }
 
-/** The filter and the open lock are in the address, to come back to and to hand on. */
+/** The filter and the open lock are in the address, so that it can be bookmarked and shared. */
 function remember() {
   const query = new URLSearchParams();
   if ($("filter").value) query.set("q", $("filter").value);
@@ -191,9 +191,9 @@ async function start(token) {
   unfollow ??= follow(on);
 }
 
-/** Lets a token in that was typed, or followed in a link while the page is open. */
+/** Signs in with a token that was typed, or followed in a link while the page is open. */
 function signIn(token) {
-  // Anew, so that nothing is left of what somebody else has looked at.
+  // A new start, so that nothing of the previous user is left.
   start(token).then(() => location.reload()).catch((error) => showGate(error.message));
 }
 
@@ -245,7 +245,7 @@ async function begin() {
   }
 }
 
-/** Starts with the token of the link or of this tab, as soon as the console answers. */
+/** Starts with the token of the link or of this tab, as soon as the console responds. */
 async function enter(linked) {
   while ($("gate").hidden && !unfollow) {
     try {
@@ -259,7 +259,7 @@ async function enter(linked) {
   }
 }
 
-/** Why somebody is asked for the token. */
+/** Why the token is requested. */
 function refusal(linked) {
   if (linked) return "That token is not the right one.";
   if (!session.token) return "";

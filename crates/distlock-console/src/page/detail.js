@@ -1,4 +1,4 @@
-// One lock: who holds it, who waits in which order, who held it before, what happened to it; and the way to break it.
+// One lock: its holders, its queue in order, its past holds and its events; and the button to break it.
 
 import { ask, time } from "./stream.js";
 import { clock, el, mode, moment, place, quoted, say, span } from "./words.js";
@@ -13,7 +13,7 @@ const MOST_EVENTS = 40;
 const $ = (id) => document.getElementById(id);
 
 export class Detail {
-  /** `about` says what may be done; `closed` is called when it is closed. */
+  /** `about` lists the console's capabilities; `closed` is called when the panel is closed. */
   constructor(closed) {
     this.panel = $("detail");
     this.closed = closed;
@@ -21,7 +21,7 @@ export class Detail {
     this.ticking = [];
     this.about = {};
     setInterval(() => this.ticking.forEach((tick) => tick(time.now())), 250);
-    // The axis goes on though nothing changes.
+    // The axis moves even if nothing changes.
     setInterval(() => this.draw(), 1000);
     new ResizeObserver(() => this.draw()).observe(this.panel);
     this.dialog();
@@ -37,7 +37,7 @@ export class Detail {
     }
     try {
       const [data, audit] = await Promise.all([ask(`/api/v1/lock?name=${encodeURIComponent(name)}`), ask("/api/v1/audit")]);
-      // Another one may have been opened meanwhile.
+      // Another lock may have been opened meanwhile.
       if (this.name !== name) return;
       this.data = data;
       this.failed = null;
@@ -57,7 +57,7 @@ export class Detail {
     this.closed();
   }
 
-  /** Builds the panel anew only when it would read differently: a button must not be replaced under somebody's finger. */
+  /** Rebuilds the panel only when its content differs: a button must not be replaced while it is being clicked. */
   show() {
     const read = JSON.stringify([this.name, this.about, this.failed?.message, this.audit, this.data?.queue, this.data?.events, this.data?.lock?.holders], (key, value) => (key === "expires_ms" ? undefined : value));
     if (this.panel.hidden || read !== this.read) this.build();
@@ -90,9 +90,9 @@ export class Detail {
     const lock = this.data.lock;
     const holders = lock?.holders ?? [];
     const title = holders.length > 1 ? `Holders (${mode(lock)})` : "Holder";
-    const nobody = lock ? "Nobody holds it right now; the next in the queue is about to get it." : "Free: nobody holds it, nobody waits.";
+    const free = lock ? "Free right now; the first waiter is about to get it." : "Free: no holder, no waiters.";
     const cards = holders.map((hold, index) => this.holder(hold, index));
-    return section(title, ...(cards.length ? cards : [el("p", { class: "quiet", text: nobody })]));
+    return section(title, ...(cards.length ? cards : [el("p", { class: "quiet", text: free })]));
   }
 
   holder(hold, index) {
@@ -102,7 +102,7 @@ export class Detail {
     let length = 0;
     this.ticking.push((now) => {
       const expires = this.data?.lock?.holders[index]?.expires_ms ?? null;
-      // As in the table: the longest that was ever left is the lease.
+      // As in the table: the longest remaining lease ever seen is the lease.
       length = Math.max(length, (expires ?? 0) - now);
       say(held, hold.since_ms === null ? "–" : `${span(now - hold.since_ms)}, since ${clock(hold.since_ms)}`);
       showLease(lease, expires, length, now);
@@ -120,7 +120,7 @@ export class Detail {
   }
 
   breakButton(hold) {
-    const why = this.about.read_only ? "This console only shows."
+    const why = this.about.read_only ? "This console is read-only."
       : !this.about.breaks ? "This engine cannot break a hold; end the process instead."
       : hold.token === null ? "It has no token, so it cannot be broken by one." : null;
     if (why) return [el("p", { class: "quiet", text: why })];
@@ -164,7 +164,7 @@ export class Detail {
     const { events } = this.data;
     const title = "Events, the newest first";
     if (!events.length) {
-      const why = this.about.history ? "Nothing is written down about it: its holders keep no history." : "This engine keeps no histories.";
+      const why = this.about.history ? "It has no history: its holders write none." : "This engine keeps no histories.";
       return section(title, el("p", { class: "quiet", text: why }));
     }
     const now = time.now();

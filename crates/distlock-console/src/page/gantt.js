@@ -1,4 +1,4 @@
-// Who held a lock when: a lane for each owner, a bar for each hold.
+// The past holds of a lock: a lane for each owner, a bar for each hold.
 
 import { clock, place, svg } from "./words.js";
 
@@ -7,7 +7,7 @@ const AXIS = 20;
 const NAMES = 116;
 const MOST_LANES = 12;
 const DAY = 86400 * 1000;
-/** Between two marks; longer ones are whole days. */
+/** The distances between two marks; longer ones are whole days. */
 const STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].map((s) => s * 1000);
 const ENDS = {
   held: "held now",
@@ -51,7 +51,7 @@ function shapes({ hold, end, from, seen, till }, x, y) {
   const width = Math.max(3, x(seen) - x(from));
   const shape = svg("rect", { class: `hold ${end}`, x: x(from), y: y + 4, width, height: LANE - 8, rx: 3 }, svg("title", { text: words }));
   const parts = [shape];
-  // Between the last look that saw it and the first that did not nobody knows.
+  // The end lies between the last listing that saw the hold and the first that did not.
   if (till - seen > 3000) {
     parts.unshift(svg("rect", { class: "maybe", x: x(seen), y: y + 8, width: Math.max(1, x(till) - x(seen)), height: LANE - 16 }));
   }

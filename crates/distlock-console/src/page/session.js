@@ -1,7 +1,7 @@
-// The token that lets this page in.
+// The token with which this page is signed in.
 //
-// It is kept for this tab and this origin alone, and sent in a header. A cookie would go to every port of the host, and so
-// to whatever else listens there.
+// It is kept for this tab and this origin only, and sent in a header. A cookie would go to every port of the host, and so
+// to every other program that listens there.
 
 const KEY = "distlock-token";
 let known = null;
@@ -9,7 +9,7 @@ let known = null;
 try {
   known = sessionStorage.getItem(KEY);
 } catch {
-  // A browser that keeps nothing: the token is asked for again after a reload.
+  // A browser without storage: the token is requested again after a reload.
 }
 
 export const session = {
@@ -32,7 +32,7 @@ export const session = {
   },
 };
 
-/** Takes the token out of the address, before anything else: it must not end up in a bookmark or a screenshot. */
+/** Removes the token from the address before anything else: it must not end up in a bookmark or a screenshot. */
 export function takeLinked() {
   const written = /^#token=(.+)$/.exec(location.hash)?.[1] ?? null;
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);

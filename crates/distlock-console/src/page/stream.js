@@ -1,16 +1,16 @@
-// What the server says: answers to questions, and the stream of events.
+// The connection to the server: requests and the stream of events.
 
 import { session } from "./session.js";
 
 /** The pause before the stream is opened again: it doubles with each failure in a row. */
 const FIRST_RETRY_MS = 1000;
 const LONGEST_RETRY_MS = 30000;
-/** Something comes every five seconds, but for the ten that a look may take; after longer silence the connection is dead. */
+/** An event arrives every five seconds, plus the ten that a listing may take; after a longer silence the connection is dead. */
 const SILENCE_MS = 20000;
-/** A page that nobody sees stops looking after so long. */
+/** A hidden page disconnects after this time. */
 const HIDDEN_MS = 30000;
 
-/** Asks the server; a failure is an Error with what it said. */
+/** Sends a request; a failure is an Error with the server's message. */
 export async function ask(path, { method = "GET", body, token } = {}) {
   const headers = {};
   if (method !== "GET") headers["X-Distlock-Console"] = "1";
@@ -29,13 +29,13 @@ async function send(path, { headers = {}, ...wish }, token = session.token) {
   throw Object.assign(error, { status: answer.status, kind: said?.kind, help: said?.help });
 }
 
-/** The server's clock, by the answer that took the shortest way. */
+/** The server's clock, from the response with the shortest round trip. */
 export const time = {
   offset: null,
   now() { return performance.now() + (this.offset ?? Date.now() - performance.now()); },
   learn(at) {
     const offset = at - performance.now();
-    // A clock that was set back would otherwise never be believed again.
+    // Otherwise a clock that was set back would never be accepted again.
     if (this.offset === null || offset > this.offset || this.offset - offset > 5000) this.offset = offset;
   },
 };
@@ -60,8 +60,8 @@ async function read(path, signal, take) {
 }
 
 /**
- * Follows the events for as long as the page is seen. `on` has a function for each kind of event, `down` and `denied`.
- * Returns a function that ends it.
+ * Follows the events while the page is visible. `on` has a function for each kind of event, `down` and `denied`.
+ * Returns a function that ends the stream.
  */
 export function follow(on) {
   let stream = null;
@@ -84,7 +84,7 @@ export function follow(on) {
         return on.denied();
       }
     }
-    // Unless it was closed from here.
+    // Unless the page closed it.
     if (stream === mine) retry();
   }
 
@@ -94,7 +94,7 @@ export function follow(on) {
     try {
       on[kind]?.(data);
     } catch (error) {
-      // What cannot be shown is no failure of the stream.
+      // An event that cannot be shown is not a failure of the stream.
       reportError(error);
     }
   }

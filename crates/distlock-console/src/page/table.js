@@ -12,7 +12,7 @@ const COLUMNS = [
   { name: "Waiting", id: "waiters", order: (a, b) => b.lock.waiters - a.lock.waiters },
   { name: "Token", id: "token" },
 ];
-/** Rows beyond the edges that are elements too. */
+/** Rows outside the view that are elements too. */
 const MARGIN = 8;
 
 const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
@@ -40,17 +40,17 @@ export class Table {
     this.resize();
   }
 
-  /** All locks anew. */
+  /** Replaces all locks. */
   replace(locks) {
     const before = this.locks;
     this.locks = new Map();
     for (const lock of locks) this.put(lock, before.get(lock.name));
     this.sort();
-    // For whoever measures how soon something is seen: after the next frame is drawn.
+    // For tests that measure how soon a change is visible: after the next frame is drawn.
     requestAnimationFrame(() => setTimeout(() => performance.mark("first rows")));
   }
 
-  /** What changed. */
+  /** Applies changes. */
   change({ set, renewed, gone }) {
     for (const lock of set) {
       if (!this.locks.has(lock.name)) this.fresh.add(lock.name);
@@ -77,7 +77,7 @@ export class Table {
       lock,
       since: first?.since_ms ?? null,
       expires: first?.expires_ms ?? null,
-      // The longest that was ever left is the length of the lease, as far as can be seen from here.
+      // The longest remaining lease ever seen is taken for the length of the lease.
       lease: Math.max(left, same ? before.lease : 0),
       text: text.filter(Boolean).join("\n").toLowerCase(),
     });
@@ -99,7 +99,7 @@ export class Table {
     this.changed?.();
   }
 
-  /** Chooses a row by name and brings it into view. */
+  /** Selects a row by name and scrolls it into view. */
   choose(name) {
     this.chosen = name;
     const index = this.shown.findIndex((entry) => entry.name === name);
@@ -160,7 +160,7 @@ export class Table {
 
   resize() {
     this.height = parseFloat(getComputedStyle(this.grid).getPropertyValue("--row")) || 36;
-    // The heading leaves as much room as the scroll bar takes.
+    // The heading leaves room for the scroll bar.
     this.grid.style.setProperty("--gutter", `${this.body.offsetWidth - this.body.clientWidth}px`);
     this.sort();
   }
@@ -231,7 +231,7 @@ export class Table {
     return element;
   }
 
-  /** Time passes in the rows in view. */
+  /** Updates the times in the visible rows. */
   tick() {
     const now = time.now();
     for (const [name, { cells }] of this.elements) {
@@ -243,7 +243,7 @@ export class Table {
   }
 }
 
-/** A lease as a bar and in words. */
+/** A lease as a bar and as text. */
 export function showLease({ track, fill, left }, expires, lease, now) {
   track.hidden = expires === null;
   if (expires === null) return say(left, "no end");

@@ -1,4 +1,4 @@
-// What is waited for: a strip for each lock, and who waits for whom.
+// Recent wait times, a strip for each lock; and the wait-for graph.
 
 import { ask } from "./stream.js";
 import { clock, el, place, say, span, svg } from "./words.js";
@@ -24,7 +24,7 @@ export class Waits {
       this.data = await ask("/api/v1/waits");
       this.draw();
     } catch {
-      // The page says elsewhere that the console or the engine does not answer.
+      // Another part of the page shows that the console or the engine does not respond.
     }
   }
 
@@ -38,14 +38,14 @@ export class Waits {
     if (!this.panel.open) return;
     const width = Math.max(280, $("heat").clientWidth);
     $("heat").replaceChildren(heat.rows.length ? this.strips(heat, width) : quiet("Nobody waited."));
-    // Only when it has changed: what has the focus, or is just being clicked, stays where it is.
+    // Only when it has changed: an element that has the focus or is being clicked is not replaced.
     const shown = JSON.stringify([graph, width]);
     if (shown === this.shown) return;
     this.shown = shown;
-    $("graph").replaceChildren(...(graph.edges.length ? this.graph(graph, width) : [quiet("Nobody who holds a lock waits for another.")]));
+    $("graph").replaceChildren(...(graph.edges.length ? this.graph(graph, width) : [quiet("No holder of a lock waits for another.")]));
   }
 
-  /** A row for each lock, the darker the longer it was waited for. */
+  /** A row for each lock, darker for longer waits. */
   strips({ slot_ms, from_ms, till_ms, rows }, width) {
     const cell = (width - NAMES) / ((till_ms - from_ms) / slot_ms);
     const worst = Math.max(...rows.flatMap((row) => row.cells.map((it) => it.p95_ms)), 1000);
@@ -59,7 +59,7 @@ export class Waits {
       drawing.append(label, svg("rect", { class: "ground", x: NAMES, y: y + 2, width: width - NAMES, height: ROW - 4 }));
       for (const { at_ms, p95_ms } of cells) {
         const x = NAMES + ((at_ms - from_ms) / slot_ms) * cell;
-        // By the logarithm: a second and a minute must both be seen beside an hour.
+        // Logarithmic: a second and a minute must both be visible beside an hour.
         const opacity = 0.15 + 0.85 * (Math.log1p(p95_ms) / Math.log1p(worst));
         drawing.append(svg("rect", { class: "heat", x, y: y + 2, width: Math.max(1, cell - 1), height: ROW - 4, opacity: opacity.toFixed(2) },
           svg("title", { text: `${name}, ${clock(at_ms)}: 95 in 100 waited no longer than ${span(p95_ms)}` })));
@@ -70,7 +70,7 @@ export class Waits {
     return drawing;
   }
 
-  /** Owners on a circle, an arrow from each to whom it waits for; and the same in words. */
+  /** Owners on a circle, an arrow from each to the owner that it waits for; and the same as text. */
   graph({ parties, edges, left_off }, width) {
     const many = parties.length;
     const height = Math.min(320, 90 + many * 26);
@@ -110,7 +110,7 @@ function arrow([x1, y1], [x2, y2], lock, isStuck) {
   const tip = `url(#${isStuck ? "tip-stuck" : "tip"})`;
   // To itself: a loop above its box.
   if (x1 === x2 && y1 === y2) return svg("path", { class: kind, "marker-end": tip, d: `M${x1 - 20} ${y1 - 12}c0 -28 40 -28 40 -1` }, words);
-  // Bent, so that two who wait for each other have two lines; and short of the boxes.
+  // Bent, so that two owners that wait for each other have two lines; and short of the boxes.
   const [dx, dy] = [x2 - x1, y2 - y1];
   const cut = Math.min(0.4, 66 / Math.abs(dx), 15 / Math.abs(dy));
   const bend = 0.12;

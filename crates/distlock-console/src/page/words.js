@@ -1,4 +1,4 @@
-// Elements and words. Text from outside only ever becomes text: nothing here makes markup from it.
+// Elements and texts. Text from outside only ever becomes text: nothing here makes markup from it.
 
 /** An element with attributes and children; `text` is its text. */
 export function el(tag, { text, ...attributes } = {}, ...children) {
@@ -19,12 +19,12 @@ function fill(element, text, attributes, children) {
   return element;
 }
 
-/** Sets an element's text only when it differs, so that nothing is laid out anew in vain. */
+/** Sets an element's text only when it differs, to avoid needless layout. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A length of time in few characters. */
+/** A duration in few characters. */
 export function span(ms) {
   const seconds = Math.max(0, ms) / 1000;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
@@ -48,7 +48,7 @@ export function moment(ms, now) {
   return day(ms) === day(now) ? clock(ms) : `${day(ms)}, ${clock(ms)}`;
 }
 
-/** Where somebody runs. */
+/** The place of a process. */
 export function place(who) {
   return who.owner === undefined ? "not distlock" : `${who.user}@${who.host}/${who.pid}`;
 }
@@ -61,7 +61,7 @@ export function mode(lock) {
   return `${lock.holders.length} of ${how.slot.of}`;
 }
 
-/** A word for a shell. */
+/** Quotes a word for a shell. */
 export function quoted(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 }

@@ -1,4 +1,4 @@
-//! A real browser, driven as https://www.w3.org/TR/webdriver says, through chromedriver.
+//! A real browser, driven through chromedriver by https://www.w3.org/TR/webdriver.
 #![allow(missing_docs, dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use distlock_testkit::servers::{Directory, Port, Process, find_program};
 use serde_json::{Value, json};
 
-use super::{Ask, LIMIT};
+use super::{HttpRequest, LIMIT};
 
-/// Keys that are not characters, as WebDriver names them.
+/// Keys that are not characters, by their WebDriver codes.
 pub(crate) const ENTER: &str = "\u{E007}";
 pub(crate) const ESCAPE: &str = "\u{E00C}";
 pub(crate) const DOWN: &str = "\u{E015}";
 
-/// A browser with one window. Dropping it ends it.
+/// A browser with one window. Dropping it ends the browser.
 pub(crate) struct Browser {
     session: String,
     port: Port,
@@ -23,7 +23,7 @@ pub(crate) struct Browser {
     _directory: Directory,
 }
 
-/// As long as the driver has to listen.
+/// How long the driver may take to listen.
 const START: Duration = Duration::from_secs(60);
 
 impl Browser {
@@ -43,7 +43,7 @@ impl Browser {
         }
         let mut browser = Browser { session: String::new(), port, _driver: driver, _directory: directory };
         let profile = format!("--user-data-dir={}", home.join("profile").display());
-        // By a pipe, so that the browser ends with its driver, however that ends.
+        // Through a pipe, so that the browser ends with its driver in every case.
         let flags = [
             "--remote-debugging-pipe",
             "--headless=new",
@@ -64,7 +64,7 @@ impl Browser {
     }
 
     async fn call(&self, method: &str, path: &str, body: &Value) -> Value {
-        let ask = Ask::new(self.port.address(), method, path).header("Content-Type", "application/json");
+        let ask = HttpRequest::new(self.port.address(), method, path).header("Content-Type", "application/json");
         let answer = if body.is_null() { ask } else { ask.body(&body.to_string()) }.send().await;
         let value = answer.json()["value"].clone();
         assert_eq!(answer.status, 200, "{method} {path}: {value}");
@@ -83,37 +83,37 @@ impl Browser {
         self.post("refresh", json!({})).await;
     }
 
-    /// What a script returns.
+    /// Returns the result of a script.
     pub(crate) async fn js(&self, script: &str) -> Value {
         self.post("execute/sync", json!({"script": script, "args": []})).await
     }
 
-    /// What a script hands to its last argument.
+    /// Returns the value that a script passes to its callback.
     pub(crate) async fn js_async(&self, script: &str) -> Value {
         self.post("execute/async", json!({"script": script, "args": []})).await
     }
 
-    /// The text of the first element that fits; empty when there is none.
+    /// Returns the text of the first matching element; empty when there is none.
     pub(crate) async fn text(&self, css: &str) -> String {
         let script = format!("return document.querySelector({})?.innerText ?? ''", Value::from(css));
         self.js(&script).await.as_str().unwrap_or_default().to_owned()
     }
 
-    /// The texts of all elements that fit.
+    /// Returns the texts of all matching elements.
     pub(crate) async fn texts(&self, css: &str) -> Vec<String> {
         let script = format!("return [...document.querySelectorAll({})].map((it) => it.innerText)", Value::from(css));
         let texts = self.js(&script).await;
         texts.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
     }
 
-    /// Clicks as a hand does: what lies over the element is hit instead.
+    /// Clicks at the element's position: an element that covers it is hit instead.
     pub(crate) async fn click(&self, css: &str) {
         let found = self.post("element", json!({"using": "css selector", "value": css})).await;
         let id = found.as_object().and_then(|found| found.values().next()?.as_str()).expect("an element").to_owned();
         self.post(&format!("element/{id}/click"), json!({})).await;
     }
 
-    /// Types into whatever has the focus.
+    /// Sends keys to the focused element.
     pub(crate) async fn press(&self, keys: &str) {
         let strokes: Vec<Value> = keys
             .chars()
@@ -127,7 +127,7 @@ impl Browser {
         self.devtools("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Has the page drawn for the light or the dark.
+    /// Sets the preferred colour scheme, light or dark.
     pub(crate) async fn prefer(&self, scheme: &str) {
         let feature = json!({"name": "prefers-color-scheme", "value": scheme});
         self.devtools("Emulation.setEmulatedMedia", json!({"features": [feature]})).await;
@@ -137,7 +137,7 @@ impl Browser {
         self.post("goog/cdp/execute", json!({"cmd": command, "params": parameters})).await;
     }
 
-    /// Takes a picture into `target/console/`, and into `docs/images/` when `DISTLOCK_WRITE_IMAGES` is set.
+    /// Saves a screenshot to `target/console/`, and to `docs/images/` when `DISTLOCK_WRITE_IMAGES` is set.
     pub(crate) async fn picture(&self, name: &str) -> Vec<u8> {
         let path = format!("/session/{}/screenshot", self.session);
         let picture = self.call("GET", &path, &Value::Null).await;
@@ -152,7 +152,7 @@ impl Browser {
         bytes
     }
 
-    /// Waits for what must come to the page.
+    /// Waits until `condition` is true in the page.
     pub(crate) async fn until(&self, what: &str, condition: &str) {
         let began = Instant::now();
         while self.js(&format!("return Boolean({condition})")).await != true {

@@ -1,4 +1,4 @@
-//! A console that runs, and just enough HTTP to visit it.
+//! A running console, and a minimal HTTP client for it.
 #![allow(missing_docs, dead_code)]
 
 pub(crate) mod browser;
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Longer than anything here takes, shorter than patience.
+/// Longer than any step here takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// A console, running.
+/// A running console.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     pub(crate) url: String,
@@ -45,20 +45,21 @@ impl Running {
         Running { address, url, token, stop: Some(stop), served }
     }
 
-    /// A request with the token.
-    pub(crate) fn get(&self, path: &str) -> Ask {
-        Ask::new(self.address, "GET", path).header("Authorization", &format!("Bearer {}", self.token))
+    /// Returns a request with the token.
+    pub(crate) fn get(&self, path: &str) -> HttpRequest {
+        HttpRequest::new(self.address, "GET", path).header("Authorization", &format!("Bearer {}", self.token))
     }
 
-    /// A change with the token and everything else that it needs.
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Ask {
-        let ask = Ask::new(self.address, "POST", path).header("Authorization", &format!("Bearer {}", self.token));
+    /// Returns a change with the token and all required headers.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> HttpRequest {
+        let ask =
+            HttpRequest::new(self.address, "POST", path).header("Authorization", &format!("Bearer {}", self.token));
         ask.header("X-Distlock-Console", "1").body(&body.to_string())
     }
 
-    /// A request without anything.
-    pub(crate) fn bare(&self, method: &str, path: &str) -> Ask {
-        Ask::new(self.address, method, path)
+    /// Returns a request without token and headers.
+    pub(crate) fn bare(&self, method: &str, path: &str) -> HttpRequest {
+        HttpRequest::new(self.address, method, path)
     }
 
     pub(crate) async fn events(&self) -> Events {
@@ -72,60 +73,60 @@ impl Running {
 }
 
 /// A request.
-pub(crate) struct Ask {
+pub(crate) struct HttpRequest {
     address: SocketAddr,
     line: String,
     headers: Vec<(String, String)>,
     body: String,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-impl Ask {
-    pub(crate) fn new(address: SocketAddr, method: &str, path: &str) -> Ask {
+impl HttpRequest {
+    pub(crate) fn new(address: SocketAddr, method: &str, path: &str) -> HttpRequest {
         let line = format!("{method} {path} HTTP/1.1");
-        Ask { address, line, headers: vec![("Host".into(), address.to_string())], body: String::new() }
+        HttpRequest { address, line, headers: vec![("Host".into(), address.to_string())], body: String::new() }
     }
 
-    /// Adds a header; one that is there already is replaced.
-    pub(crate) fn header(mut self, name: &str, value: &str) -> Ask {
+    /// Sets a header.
+    pub(crate) fn header(mut self, name: &str, value: &str) -> HttpRequest {
         self.headers.retain(|(other, _)| !other.eq_ignore_ascii_case(name));
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    pub(crate) fn without(mut self, name: &str) -> Ask {
+    pub(crate) fn without(mut self, name: &str) -> HttpRequest {
         self.headers.retain(|(other, _)| !other.eq_ignore_ascii_case(name));
         self
     }
 
-    pub(crate) fn body(mut self, body: &str) -> Ask {
+    pub(crate) fn body(mut self, body: &str) -> HttpRequest {
         self.body = body.into();
         self
     }
 
     async fn write(&self, extra: &str) -> BufReader<TcpStream> {
-        let mut stream = TcpStream::connect(self.address).await.expect("somebody listens");
+        let mut stream = TcpStream::connect(self.address).await.expect("the console listens");
         let headers: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let Ask { line, body, .. } = self;
+        let HttpRequest { line, body, .. } = self;
         let text = format!("{line}\r\n{headers}{extra}Content-Length: {}\r\n\r\n{body}", body.len());
         stream.write_all(text.as_bytes()).await.expect("it is sent");
         BufReader::new(stream)
     }
 
-    /// Sends it and reads the whole answer.
-    pub(crate) async fn send(self) -> Answer {
+    /// Sends the request and reads the whole response.
+    pub(crate) async fn send(self) -> HttpResponse {
         let mut reader = self.write("Connection: close\r\n").await;
-        timeout(LIMIT, Answer::read(&mut reader)).await.expect("an answer in time").expect("an answer")
+        timeout(LIMIT, HttpResponse::read(&mut reader)).await.expect("an answer in time").expect("an answer")
     }
 
-    /// Sends it and leaves the answer open.
+    /// Sends the request and leaves the response open.
     pub(crate) async fn stream(self) -> Events {
         let mut events = Events { reader: self.write("").await };
         let first = events.line().await;
@@ -135,13 +136,13 @@ impl Ask {
     }
 }
 
-impl Answer {
-    /// Reads as much as the head says, or to the end: not everybody closes the connection when asked to.
-    async fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Answer> {
+impl HttpResponse {
+    /// Reads as much as the head says, or to the end: not every server closes the connection when asked to.
+    async fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<HttpResponse> {
         let (mut head, mut body) = (String::new(), Vec::new());
         while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).await? > 0 {}
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_default();
-        let mut answer = Answer { status, head: head.to_ascii_lowercase(), body: String::new() };
+        let mut answer = HttpResponse { status, head: head.to_ascii_lowercase(), body: String::new() };
         match answer.header("content-length").and_then(|length| length.parse().ok()) {
             Some(length) => reader.take(length).read_to_end(&mut body).await?,
             None => reader.read_to_end(&mut body).await?,
@@ -161,7 +162,7 @@ impl Answer {
         self.head.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
     }
 
-    /// The kind of error that it tells.
+    /// Returns the kind of the error in the response.
     #[track_caller]
     pub(crate) fn error(&self) -> String {
         let json = self.json();
@@ -185,7 +186,7 @@ fn unchunk(mut text: &str) -> String {
     whole
 }
 
-/// Events as they come.
+/// The events of an open stream.
 pub(crate) struct Events {
     reader: BufReader<TcpStream>,
 }
@@ -198,7 +199,7 @@ impl Events {
         line.trim_end().to_owned()
     }
 
-    /// The next event: its name and its data. Sizes of chunks lie between, and are passed over.
+    /// Returns the name and the data of the next event. Skips chunk sizes.
     pub(crate) async fn next(&mut self) -> (String, Value) {
         let mut name = String::new();
         loop {
@@ -211,7 +212,7 @@ impl Events {
         }
     }
 
-    /// The next event of that name.
+    /// Returns the data of the next event of that name.
     pub(crate) async fn next_of(&mut self, name: &str) -> Value {
         loop {
             let (event, data) = self.next().await;
@@ -221,7 +222,7 @@ impl Events {
         }
     }
 
-    /// Whether the server has ended it, after what is still on the way.
+    /// Whether the server has ended the stream, after the events still in transit.
     pub(crate) async fn is_ended(&mut self) -> bool {
         let mut rest = Vec::new();
         timeout(LIMIT, self.reader.read_to_end(&mut rest)).await.is_ok()

@@ -1,4 +1,4 @@
-//! What is known of the time before: histories, and what was lost.
+//! Past holds: histories, and losses.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use distlock_testkit::servers::RedisServer;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use crate::break_body;
 use crate::common::{Events, LIMIT, Running};
-use crate::wish;
 
 #[tokio::test]
-async fn what_happened_before_the_console_was_started_is_told_where_a_history_is_kept() {
+async fn events_before_the_consoles_start_are_shown_from_a_history() {
     let store = Store::new();
     let before = Locker::builder().history(50).build(Memory::on(&store)).unwrap();
     before.lock("job").owner("first").await.unwrap().unlock().await.unwrap();
@@ -30,18 +30,18 @@ async fn what_happened_before_the_console_was_started_is_told_where_a_history_is
     assert_eq!(ends, [(Some("first"), Some("released")), (Some("second"), Some("broken"))], "{detail}");
     assert_eq!((&past[1]["reason"], &detail["has_history"]), (&"it hangs".into(), &true.into()));
     assert_eq!(detail["lock"]["holders"][0]["owner"], "third");
-    let told = |field: &str| -> Vec<Value> {
+    let shown = |field: &str| -> Vec<Value> {
         detail["events"].as_array().unwrap().iter().map(|event| event[field].clone()).collect()
     };
-    assert_eq!(told("what"), ["lost", "broken", "acquired", "released", "acquired"], "the newest first");
-    assert_eq!(told("owner")[3..], ["first", "first"]);
+    assert_eq!(shown("what"), ["lost", "broken", "acquired", "released", "acquired"], "the newest first");
+    assert_eq!(shown("owner")[3..], ["first", "first"]);
     let token = second.fencing_token().to_string();
-    assert_eq!((&told("token")[0], &told("reason")[1]), (&token.into(), &"it hangs".into()));
-    assert!(told("at_ms").iter().chain(&told("took_ms")[3..]).all(Value::is_u64), "{detail}");
+    assert_eq!((&shown("token")[0], &shown("reason")[1]), (&token.into(), &"it hangs".into()));
+    assert!(shown("at_ms").iter().chain(&shown("took_ms")[3..]).all(Value::is_u64), "{detail}");
     console.stop().await;
 }
 
-/// Looks until the console counts so many losses.
+/// Reads events until the console counts `count` losses.
 async fn await_losses(events: &mut Events, count: u64) -> Value {
     let began = Instant::now();
     loop {
@@ -54,11 +54,11 @@ async fn await_losses(events: &mut Events, count: u64) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_lost_is_counted_once_by_looks_by_histories_and_by_breaks() {
+async fn a_loss_seen_in_listings_histories_and_breaks_counts_once() {
     let server = RedisServer::start();
     let url = server.url();
     let writer = Locker::connect(&format!("{url}?history=50")).await.unwrap();
-    // Before anybody looked: only the history knows.
+    // Before the first listing: only the history contains it.
     let old = writer.lock("old").owner("old-holder").await.unwrap();
     writer.inspect().force_release("old", old.fencing_token(), "before").await.unwrap();
     timeout(LIMIT, old.lost()).await.unwrap();
@@ -73,7 +73,7 @@ async fn what_was_lost_is_counted_once_by_looks_by_histories_and_by_breaks() {
     let lost = await_losses(&mut events, 1).await;
     assert_eq!((&lost["last"], &lost["since_ms"]), (&"old".into(), &first["at_ms"]), "it does not know the day");
 
-    // Nobody renews it: a look sees its lease run out. One that is released is no loss.
+    // It is not renewed: a listing sees its lease expire. A released lock is no loss.
     let request = locker.lock("dying").owner("dying-holder").ttl(Duration::from_secs(6));
     let dying = request.watchdog(false).await.unwrap();
     let well = locker.lock("well").await.unwrap();
@@ -83,25 +83,25 @@ async fn what_was_lost_is_counted_once_by_looks_by_histories_and_by_breaks() {
 
     let hung = locker.lock("hung").owner("hung-holder").await.unwrap();
     let token = hung.fencing_token().to_string();
-    assert_eq!(console.post("/api/v1/break", &wish("hung", &token)).send().await.status, 200);
+    assert_eq!(console.post("/api/v1/break", &break_body("hung", &token)).send().await.status, 200);
     let lost = await_losses(&mut events, 3).await;
     assert_eq!((&lost["last"], &lost["since_ms"]), (&"hung".into(), &first["at_ms"]));
-    let told = console.get("/api/v1/losses").send().await.json();
-    let rows = told["rows"].as_array().unwrap().iter();
+    let shown = console.get("/api/v1/losses").send().await.json();
+    let rows = shown["rows"].as_array().unwrap().iter();
     let rows: Vec<_> = rows.map(|row| [&row["name"], &row["end"], &row["owner"], &row["reason"]]).collect();
     let expected = json!([
         ["hung", "broken", "hung-holder", "it hangs"],
         ["dying", "expired", "dying-holder", null],
         ["old", "broken", "old-holder", "before"],
     ]);
-    assert_eq!(json!(rows), expected, "{told}");
-    assert_eq!(told["count"], 3);
+    assert_eq!(json!(rows), expected, "{shown}");
+    assert_eq!(shown["count"], 3);
     drop(dying);
     console.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_how_many_locks_the_history_is_not_read_is_told() {
+async fn locks_with_unread_histories_are_counted() {
     let locker = Locker::new(Memory::new()).unwrap();
     let mut guards = Vec::new();
     for number in 0..5_003 {

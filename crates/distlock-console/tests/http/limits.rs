@@ -1,4 +1,4 @@
-//! Visitors who want too much, send too much, or never come to an end.
+//! Clients that send too much, open too many connections, or never finish a request.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use tokio::time::timeout;
 use crate::common::{LIMIT, Running};
 use crate::{memory, metric};
 
-/// Sends a piece of a request and reads whatever comes until the end.
+/// Sends a piece of a request and reads until the end of the connection.
 async fn send_piece(address: SocketAddr, piece: String) -> String {
-    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    let mut stream = TcpStream::connect(address).await.expect("the console listens");
     stream.write_all(piece.as_bytes()).await.expect("it is sent");
     let mut answer = Vec::new();
-    // Who is cut off in the middle of sending may see a reset instead of an end.
+    // A client that is disconnected while sending may see a reset instead of an end.
     let _ = timeout(LIMIT, stream.read_to_end(&mut answer)).await.expect("it ends");
     String::from_utf8_lossy(&answer).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_sends_too_much_or_never_ends_is_sent_away() {
+async fn oversized_and_unfinished_requests_are_refused() {
     let console = Running::start(&memory().await, |_| {}).await;
     let (address, token) = (console.address, console.token.clone());
     let head = |rest: &str| {
@@ -49,9 +49,10 @@ async fn who_sends_too_much_or_never_ends_is_sent_away() {
     console.stop().await;
 }
 
-/// Asks whether the console is well, with the token that the console has or with another one, and keeps the connection.
-async fn ask_and_stay(address: SocketAddr, token: String) -> (bool, TcpStream) {
-    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+/// Sends one request with the console's token or another one, and keeps the connection. Returns whether it was
+/// accepted.
+async fn request_and_keep(address: SocketAddr, token: String) -> (bool, TcpStream) {
+    let mut stream = TcpStream::connect(address).await.expect("the console listens");
     let head = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
     let _ = stream.write_all(head.as_bytes()).await;
     let answered = timeout(LIMIT, stream.read(&mut [0; 64])).await.expect("an answer, or the end");
@@ -59,7 +60,7 @@ async fn ask_and_stay(address: SocketAddr, token: String) -> (bool, TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_many_visitors_are_sent_away_until_others_leave() {
+async fn connections_above_the_limit_are_closed() {
     let console = Running::start(&memory().await, |_| {}).await;
     let mut browsers = Vec::new();
     for _ in 0..256 {
@@ -68,26 +69,26 @@ async fn too_many_visitors_are_sent_away_until_others_leave() {
     let refused = console.get("/api/v1/events").send().await;
     assert_eq!((refused.status, refused.error().as_str()), (503, "busy"), "there is an end of browsers");
     let mut others = JoinSet::new();
-    (0..100).for_each(|_| drop(others.spawn(ask_and_stay(console.address, console.token.clone()))));
+    (0..100).for_each(|_| drop(others.spawn(request_and_keep(console.address, console.token.clone()))));
     let others = others.join_all().await;
     let inside = others.iter().filter(|(is_inside, _)| *is_inside).count();
     assert!((1..100).contains(&inside), "{inside} of 100 beside the browsers");
     drop((browsers, others));
     let left = Instant::now();
-    while !ask_and_stay(console.address, console.token.clone()).await.0 {
+    while !request_and_keep(console.address, console.token.clone()).await.0 {
         assert!(left.elapsed() < LIMIT, "there is room again");
     }
     console.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_make_way_for_who_has_the_token() {
+async fn connections_without_the_token_are_closed_for_one_with_it() {
     let console = Running::start(&memory().await, |_| {}).await;
     let mut browser = console.events().await;
     assert_eq!(browser.next().await.0, "snapshot");
     let mut strangers = Vec::new();
     for _ in 0..330 {
-        strangers.push(ask_and_stay(console.address, "wrong".into()).await);
+        strangers.push(request_and_keep(console.address, "wrong".into()).await);
     }
     for _ in 0..3 {
         assert_eq!(console.get("/api/v1/locks").send().await.status, 200);
@@ -97,7 +98,7 @@ async fn strangers_make_way_for_who_has_the_token() {
     console.stop().await;
 }
 
-/// A console over an engine that takes `time` for the first listing.
+/// Returns a console over an engine that takes `time` for the first listing.
 async fn over_a_slow_engine(time: Duration) -> Running {
     let store = Store::new();
     store.script(Operation::Inspect, Fault::Delay(time));
@@ -105,18 +106,18 @@ async fn over_a_slow_engine(time: Duration) -> Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_engine_is_left_alone_for_long_and_a_newcomer_is_told_the_time() {
+async fn a_slow_engine_is_listed_rarely_and_new_browsers_get_the_time() {
     let console = over_a_slow_engine(Duration::from_millis(700)).await;
     let mut events = console.events().await;
     let seen = events.next_of("snapshot").await["at_ms"].as_u64().unwrap();
-    assert!(events.next_of("time").await["at_ms"].as_u64().unwrap() >= seen, "how old that is can be told from this");
+    assert!(events.next_of("time").await["at_ms"].as_u64().unwrap() >= seen, "the time shows how old the data is");
     let next = events.next_of("changes").await["at_ms"].as_u64().unwrap();
     assert!(next - seen >= 6_000, "{} ms after a look that took 700", next - seen);
     console.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listing_that_nobody_waits_for_any_more_counts_as_well() {
+async fn a_listing_counts_after_its_request_was_dropped() {
     let console = over_a_slow_engine(Duration::from_millis(1_500)).await;
     let given_up = timeout(Duration::from_millis(200), console.get("/api/v1/locks").send()).await;
     assert!(given_up.is_err(), "it takes longer");

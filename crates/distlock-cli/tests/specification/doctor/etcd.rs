@@ -1,4 +1,4 @@
-//! etcd. The servers of the tests are of versions that doctor warns of, and rightly; so that much is always there.
+//! etcd. Doctor rightly warns about the version of the test servers: that finding is always there.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use distlock_testkit::servers::{EtcdCluster, EtcdServer, eventually};
 
 use super::{Examined, examine};
 
-/// Everything but the version.
+/// Returns all findings except the version.
 fn examine_older(url: &str) -> Examined {
     examine(url).without("version")
 }
 
 #[test]
-fn a_good_cluster_and_then_less_of_it() {
+fn a_good_cluster_and_one_with_members_down() {
     let mut cluster = EtcdCluster::start();
     examine(&cluster.url()).expect_only("version", "warning", "version 3.");
     examine_older(&cluster.url()).expect_silence();
@@ -52,14 +52,14 @@ fn elections_that_take_too_long() {
 }
 
 #[test]
-fn a_server_that_everybody_reaches_without_a_login() {
-    // An address that is nobody's: clients are told it, and nobody listens there.
+fn a_reachable_server_without_authentication() {
+    // No client can reach this address: it is announced, and no server listens there.
     let server = EtcdServer::options().flag("--advertise-client-urls=http://192.0.2.1:2379").start();
     examine_older(&server.url()).expect_among("auth", "warning", "192.0.2.1:2379");
 }
 
 #[test]
-fn a_user_who_may_not_write_where_the_locks_are() {
+fn a_user_without_write_permission_on_the_prefix() {
     let server = EtcdServer::options().auth("secret").start();
     let etcdctl = server.etcdctl();
     etcdctl.run(&["user", "add", "locker:secret"]);

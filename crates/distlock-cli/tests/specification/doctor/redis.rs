@@ -9,18 +9,18 @@ use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE
 use super::{examine, examine_with_latency};
 use crate::machine::Machine;
 
-/// A server that nothing is wrong with.
+/// Options of a server without findings.
 fn good() -> RedisOptions {
     RedisServer::options().persistent().config("maxmemory 100mb")
 }
 
-/// The rights that docs/backends/redis.md asks for.
+/// The permissions that docs/backends/redis.md lists.
 const RIGHTS: &str = "resetchannels ~app:* ~{app:* &distlock:wake:* -@all +hello +auth +ping +select +role +time \
                       +subscribe +scan +eval +evalsha +get +getrange +setrange +set +del +exists +type +pttl +pexpire \
                       +zadd +zrem +zrange +zrank +zcard +zscore +hset +hget +hmget +hgetall +hdel +publish";
 
 #[test]
-fn a_good_server_is_left_in_peace_and_as_it_was() {
+fn a_good_server_has_no_findings_and_is_unchanged() {
     let server = good().start();
     examine(&server.url()).expect_silence();
     assert_eq!(server.command(&["DBSIZE"]).int(), 0, "nothing is left behind");
@@ -31,7 +31,7 @@ fn a_good_server_is_left_in_peace_and_as_it_was() {
 }
 
 #[test]
-fn a_lock_that_somebody_holds_is_not_touched() {
+fn a_held_lock_is_not_changed() {
     let server = good().start();
     let machine = Machine::with_server(server.url());
     let _holder = machine.hold("distlock-doctor");
@@ -47,7 +47,7 @@ fn a_server_that_evicts_locks() {
 }
 
 #[test]
-fn a_server_that_keeps_nothing() {
+fn a_server_without_persistence() {
     let server = good().config("appendonly no").start();
     examine(&server.url()).expect_only("persistence", "warning", "nothing is kept");
     server.command(&["CONFIG", "SET", "save", "3600 1"]);
@@ -55,13 +55,13 @@ fn a_server_that_keeps_nothing() {
 }
 
 #[test]
-fn a_server_that_writes_to_its_disk_late() {
+fn a_server_that_syncs_late() {
     let server = good().config("appendfsync everysec").start();
     examine(&server.url()).expect_only("persistence", "warning", "everysec");
 }
 
 #[test]
-fn a_server_whose_disk_fails() {
+fn a_server_with_a_failing_disk() {
     let server = good().config("dbfilename taken").start();
     std::fs::create_dir(server.directory().join("taken")).unwrap();
     server.command(&["BGSAVE"]);
@@ -85,7 +85,7 @@ fn a_replica_and_a_master_that_does_not_wait_for_it() {
 }
 
 #[test]
-fn a_master_whose_replicas_are_away() {
+fn a_master_with_disconnected_replicas() {
     let server = good().config("min-replicas-to-write 1").start();
     let examined = examine(&server.url());
     examined.expect_among("replicas", "unsafe", "0 replicas keep up, 1 must");
@@ -93,7 +93,7 @@ fn a_master_whose_replicas_are_away() {
 }
 
 #[test]
-fn rights_that_are_missing() {
+fn missing_permissions() {
     let server = good()
         .user("whole", "secret", RIGHTS)
         .user("unordered", "secret", &RIGHTS.replace("+zadd ", ""))
@@ -115,7 +115,7 @@ fn rights_that_are_missing() {
 }
 
 #[test]
-fn rights_that_only_a_history_needs() {
+fn permissions_that_only_a_history_needs() {
     let with = |more: &str| format!("{RIGHTS} {more}");
     let server = good()
         .user("whole", "secret", &with("+xadd +xrevrange"))
@@ -143,8 +143,8 @@ fn rights_that_only_a_history_needs() {
 }
 
 #[test]
-fn a_server_that_everybody_reaches_without_a_password() {
-    // An address that is nobody's: the server passes it over, and listens to nobody else.
+fn a_reachable_server_without_a_password() {
+    // The machine does not have this address: the server skips it and listens only on loopback.
     let server = good().config("bind 127.0.0.1 -192.0.2.1").start();
     examine(&server.url()).expect_only("password", "unsafe", "192.0.2.1");
     let guarded = good().config("bind 127.0.0.1 -192.0.2.1").password("secret").start();
@@ -152,7 +152,7 @@ fn a_server_that_everybody_reaches_without_a_password() {
 }
 
 #[test]
-fn a_clock_that_is_wrong() {
+fn a_wrong_clock() {
     let shim = ClockShim::new();
     let server = good().clock(&shim).start();
     shim.forward(ShiftedClock::Wall, Duration::from_secs(60));
@@ -163,7 +163,7 @@ fn a_clock_that_is_wrong() {
 }
 
 #[test]
-fn a_server_that_is_far_away() {
+fn a_server_with_high_latency() {
     let server = good().start();
     let proxy = Proxy::start(server.address());
     proxy.delay(Duration::from_millis(60));
@@ -172,13 +172,13 @@ fn a_server_that_is_far_away() {
 }
 
 #[test]
-fn a_server_with_hardly_a_connection_left() {
+fn a_server_near_its_connection_limit() {
     let server = good().config("maxclients 10").start();
     examine(&server.url()).expect_only("connections", "warning", "of 10");
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_and_one_that_knows_us_not() {
+fn an_unreachable_server_and_one_that_refuses_the_password() {
     let mut server = good().password("secret").start();
     let wrong = server.url().replace("secret", "hunter2");
     let examined = examine(&wrong);

@@ -1,4 +1,4 @@
-//! Redlock: what only several servers can get wrong.
+//! Redlock: misconfigurations that need several servers.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use distlock_testkit::servers::{RedisServer, RedlockNodes};
 use super::examine;
 
 #[test]
-fn good_nodes_and_then_fewer_of_them() {
+fn good_nodes_and_then_nodes_down() {
     let mut nodes = RedlockNodes::start(3);
     examine(&nodes.url()).expect_silence();
     examine(&format!("{}?restart_guard=off", nodes.url())).expect_only("persistence", "unsafe", "nothing is kept");

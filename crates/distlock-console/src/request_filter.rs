@@ -1,4 +1,4 @@
-//! Who may come in, and what every answer says to the browser.
+//! Checks every request, and adds the security headers to every response.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::access::AccessToken;
-use crate::door::Known;
 use crate::failure::Failure;
 use crate::host::{self, HostName};
+use crate::server::Authenticated;
 
-/// The header that every change carries. A page of another origin cannot send it without asking us first, and we never
-/// say yes.
+/// The header that every change carries. A page of another origin cannot send it without a CORS preflight, which is
+/// never allowed.
 pub(crate) const CHANGE_HEADER: &str = "x-distlock-console";
 
-/// Nothing but our own files, nothing inline, no frames, and no text that becomes markup.
+/// Only the console's own files, no inline code, no frames, and no text that becomes markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// What every answer says.
+/// The headers of every response.
 const HEADERS: [(&str, &str); 8] = [
     ("content-security-policy", POLICY),
     ("x-content-type-options", "nosniff"),
@@ -34,73 +34,81 @@ const HEADERS: [(&str, &str); 8] = [
     ("cache-control", "no-store"),
 ];
 
-/// What the door keeper knows.
+/// The rules for requests.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct RequestFilter {
     token: AccessToken,
     hosts: Vec<HostName>,
 }
 
-impl Gate {
-    pub(crate) fn new(token: AccessToken, hosts: Vec<HostName>) -> Gate {
-        Gate { token, hosts }
+impl RequestFilter {
+    pub(crate) fn new(token: AccessToken, hosts: Vec<HostName>) -> RequestFilter {
+        RequestFilter { token, hosts }
     }
 
     fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Failure> {
-        let host = one(headers, header::HOST).filter(|host| host::is_ours(host, &self.hosts)).ok_or_else(|| {
-            let help = "call it by its address or as localhost, or start it with --host NAME";
-            Failure::new(StatusCode::MISDIRECTED_REQUEST, "host", "the console does not go by that name", help)
-        })?;
+        let host =
+            single_value(headers, header::HOST).filter(|host| host::is_ours(host, &self.hosts)).ok_or_else(|| {
+                let help = "use its address or localhost, or start it with --host NAME";
+                Failure::new(
+                    StatusCode::MISDIRECTED_REQUEST,
+                    "host",
+                    "the console does not accept this host name",
+                    help,
+                )
+            })?;
         if !(path.starts_with("/api/") || path == "/metrics") {
             return Ok(());
         }
         self.check_origin(host, headers)?;
-        if !self.knows(headers) {
+        if !self.has_token(headers) {
             let help = "open the URL that `distlock console` printed, or send `Authorization: Bearer TOKEN`";
             return Err(Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "the token is missing or wrong", help));
         }
         if method != Method::GET && method != Method::HEAD && !headers.contains_key(CHANGE_HEADER) {
             let help = "send the header `X-Distlock-Console: 1`";
-            return Err(Failure::new(StatusCode::FORBIDDEN, "csrf", "a change must be meant", help));
+            return Err(Failure::new(StatusCode::FORBIDDEN, "csrf", "the header that marks a change is missing", help));
         }
         Ok(())
     }
 
-    /// A browser says which page asks. Another port of this machine is another origin.
+    /// Checks the page that sent the request, which the browser names. Another port of this machine is another origin.
     fn check_origin(&self, host: &str, headers: &HeaderMap) -> Result<(), Failure> {
         if !headers.contains_key(header::ORIGIN) {
             return Ok(());
         }
-        // A proxy may encrypt for us, so the scheme is not compared.
-        let asking = one(headers, header::ORIGIN).and_then(|origin| origin.split_once("://"));
+        // A proxy may terminate TLS, so the scheme is not compared.
+        let asking = single_value(headers, header::ORIGIN).and_then(|origin| origin.split_once("://"));
         if asking.is_some_and(|(scheme, asking)| ["http", "https"].contains(&scheme) && asking == host) {
             return Ok(());
         }
-        let help = "only the console's own page may ask";
+        let help = "only the console's own page may send it";
         Err(Failure::new(StatusCode::FORBIDDEN, "origin", "the request comes from another page", help))
     }
 
-    /// Whether the request shows the token. No cookie counts: browsers send those to every port of the host, and so to
-    /// whatever else listens there.
-    fn knows(&self, headers: &HeaderMap) -> bool {
-        let word = one(headers, header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
+    /// Whether the request has the token. Cookies do not count: browsers send them to every port of the host, and so
+    /// to other programs that listen there.
+    fn has_token(&self, headers: &HeaderMap) -> bool {
+        let word = single_value(headers, header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
         word.is_some_and(|word| self.token.is(word))
     }
 }
 
-/// The header's value, if it is there once.
-fn one(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+/// Returns the header's value, if the header occurs exactly once.
+fn single_value(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(value)
 }
 
-/// Lets in who may, and adds to every answer what browsers must know.
-pub(crate) async fn keep(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    if let Some(known) = request.extensions().get::<Known>().filter(|_| gate.knows(request.headers())) {
-        known.set();
+/// Refuses or forwards the request, and adds the security headers to the response.
+pub(crate) async fn filter(State(request_filter): State<Arc<RequestFilter>>, request: Request, next: Next) -> Response {
+    if let Some(authenticated) =
+        request.extensions().get::<Authenticated>().filter(|_| request_filter.has_token(request.headers()))
+    {
+        authenticated.set();
     }
-    let checked = gate.check(request.method(), request.uri().path(), request.headers());
+    let checked = request_filter.check(request.method(), request.uri().path(), request.headers());
     let mut response = match checked {
         Ok(()) => next.run(request).await,
         Err(failure) => failure.into_response(),

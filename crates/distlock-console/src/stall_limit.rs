@@ -1,4 +1,4 @@
-//! A connection whose other end must read: not fast, but ever.
+//! A connection that fails when its peer stops reading.
 
 use std::io;
 use std::pin::Pin;
@@ -8,23 +8,23 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Who takes nothing for so long is cut off: what waits for it is kept in memory.
+/// How long a peer may read nothing: its unsent data is kept in memory.
 const LONGEST_STALL: Duration = Duration::from_secs(20);
 
-/// A connection that fails when nothing can be written for too long.
-pub(crate) struct Patient<W> {
+/// A connection that fails when nothing can be written for [`LONGEST_STALL`].
+pub(crate) struct StallLimit<W> {
     wire: W,
-    /// Runs while something waits to be written.
+    /// Runs while data waits to be written.
     stall: Option<Pin<Box<Sleep>>>,
 }
 
-impl<W> Patient<W> {
-    pub(crate) fn new(wire: W) -> Patient<W> {
-        Patient { wire, stall: None }
+impl<W> StallLimit<W> {
+    pub(crate) fn new(wire: W) -> StallLimit<W> {
+        StallLimit { wire, stall: None }
     }
 
-    /// Whatever came out of writing; an error once that has been nothing for too long.
-    fn judge<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+    /// Passes on the result of a write; an error once writing has been blocked for too long.
+    fn limit<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stall = None;
             return written;
@@ -35,7 +35,7 @@ impl<W> Patient<W> {
     }
 }
 
-impl<W: AsyncRead + Unpin> AsyncRead for Patient<W> {
+impl<W: AsyncRead + Unpin> AsyncRead for StallLimit<W> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -45,20 +45,20 @@ impl<W: AsyncRead + Unpin> AsyncRead for Patient<W> {
     }
 }
 
-impl<W: AsyncWrite + Unpin> AsyncWrite for Patient<W> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for StallLimit<W> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.wire).poll_write(context, bytes);
-        self.judge(written, context)
+        self.limit(written, context)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.wire).poll_flush(context);
-        self.judge(flushed, context)
+        self.limit(flushed, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.wire).poll_shutdown(context);
-        self.judge(shut, context)
+        self.limit(shut, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -71,7 +71,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Patient<W> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.wire).poll_write_vectored(context, pieces);
-        self.judge(written, context)
+        self.limit(written, context)
     }
 }
 
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_never_reads_is_cut_off_and_who_reads_slowly_is_not() {
+    async fn a_peer_that_never_reads_is_disconnected_and_a_slow_one_is_not() {
         let (wire, mut reader) = duplex(16);
-        let mut patient = Patient::new(wire);
+        let mut stall_limit = StallLimit::new(wire);
         let slow = tokio::spawn(async move {
             let mut piece = [0; 16];
             for _ in 0..5 {
@@ -95,11 +95,11 @@ mod tests {
             reader
         });
         let began = Instant::now();
-        patient.write_all(&[7; 96]).await.expect("it reads, if slowly");
+        stall_limit.write_all(&[7; 96]).await.expect("the peer reads slowly");
         assert!(began.elapsed() > LONGEST_STALL * 2);
         let _reader = slow.await.unwrap();
         let began = Instant::now();
-        let error = timeout(LONGEST_STALL * 2, patient.write_all(&[7; 96])).await.expect("cut off").unwrap_err();
+        let error = timeout(LONGEST_STALL * 2, stall_limit.write_all(&[7; 96])).await.expect("cut off").unwrap_err();
         assert_eq!((error.kind(), began.elapsed().as_secs()), (io::ErrorKind::TimedOut, LONGEST_STALL.as_secs()));
     }
 }
