@@ -3,21 +3,17 @@
 //! The token is a ballot: a node votes for a claim only with a higher ballot than any it has voted for, so two grants
 //! never share one. See `docs/backends/redlock.md`.
 
-mod attempts;
-mod builder;
-mod claiming;
-mod crew;
+mod claim;
+mod config;
 mod doctor;
-mod gate;
-mod healing;
-mod inspecting;
+mod heal;
+mod inspect;
+mod protocol;
 mod quarantine;
-mod race;
-mod releasing;
-mod renewing;
-mod scripts;
-mod volley;
-mod vote;
+mod release;
+mod renew;
+mod state;
+mod wire;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -25,10 +21,10 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use self::builder::Options;
-pub use self::builder::RedlockBuilder;
-use self::crew::Crew;
-use self::race::Race;
+use self::config::Options;
+pub use self::config::RedlockBuilder;
+use self::wire::calls::Race;
+use self::wire::nodes::Crew;
 use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
@@ -113,7 +109,7 @@ impl Backend for Redlock {
         let crew = self.crew();
         let _passage = crew.gates.pass(&claim.key).await;
         crew.gather(Lane::Main, PATIENCE).await?;
-        let outcome = claiming::claim(crew, claim).await;
+        let outcome = claim::claim(crew, claim).await;
         if !matches!(outcome, Ok(Claimed::Busy(_))) {
             self.forget(claim);
         } else if !claim.queue {
@@ -140,24 +136,24 @@ impl Backend for Redlock {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
-        renewing::renew(self.crew(), leases).await
+        renew::renew(self.crew(), leases).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.forget(claim);
-        releasing::release(self.crew(), claim).await
+        release::release(self.crew(), claim).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        inspecting::list(self.crew(), prefix).await
+        inspect::list(self.crew(), prefix).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
-        inspecting::get(self.crew(), key).await
+        inspect::get(self.crew(), key).await
     }
 
     async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
-        inspecting::force_release(self.crew(), key, token).await
+        inspect::force_release(self.crew(), key, token).await
     }
 
     async fn history(&self, _key: &Key, _most: u32) -> Result<Vec<HistoryEntry>> {

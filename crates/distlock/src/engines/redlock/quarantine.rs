@@ -14,10 +14,10 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::engines::redis::node::{Lane, LeapForward};
-use crate::engines::redlock::crew::{Crew, Member};
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::scripts::{BIRTH, HORIZON, LEAP};
-use crate::engines::redlock::vote::quorum_of;
+use crate::engines::redlock::protocol::scripts::{BIRTH, HORIZON, LEAP};
+use crate::engines::redlock::state::claim_votes::quorum_of;
+use crate::engines::redlock::wire::calls::Race;
+use crate::engines::redlock::wire::nodes::{Crew, Member};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{ErrorKind, Result};
 

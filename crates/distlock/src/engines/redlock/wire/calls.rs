@@ -10,10 +10,10 @@ use tokio::time::{Sleep, sleep};
 type Runner<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What is asked of several nodes, by their numbers.
-pub(super) struct Race<T>(Vec<(usize, Runner<T>)>);
+pub(crate) struct Race<T>(Vec<(usize, Runner<T>)>);
 
 impl<T> Race<T> {
-    pub(super) fn new<F>(runners: impl IntoIterator<Item = (usize, F)>) -> Race<T>
+    pub(crate) fn new<F>(runners: impl IntoIterator<Item = (usize, F)>) -> Race<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -21,16 +21,16 @@ impl<T> Race<T> {
     }
 
     /// Whether all have answered.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The next answer; `None` when all have answered.
-    pub(super) async fn next(&mut self) -> Option<(usize, T)> {
+    pub(crate) async fn next(&mut self) -> Option<(usize, T)> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
         for at in 0..self.0.len() {
             let (node, runner) = &mut self.0[at];
             if let Poll::Ready(answer) = runner.as_mut().poll(context) {
@@ -43,7 +43,7 @@ impl<T> Race<T> {
     }
 
     /// Takes answers as [`run_until`] says, for `limit` at the longest.
-    pub(super) async fn run(&mut self, limit: Duration, grace: Duration, take: impl FnMut(usize, T) -> bool) {
+    pub(crate) async fn run(&mut self, limit: Duration, grace: Duration, take: impl FnMut(usize, T) -> bool) {
         let mut wait = pin!(sleep(limit));
         run_until(wait.as_mut(), grace, |context| self.poll_next(context), take).await;
     }
@@ -51,7 +51,7 @@ impl<T> Race<T> {
 
 /// Takes answers until `take` says that they decide, until all have come, or until `wait` is over. Those that are about to
 /// come get another `grace` when it is decided: it costs less than to wait for them elsewhere.
-pub(super) async fn run_until<T>(
+pub(crate) async fn run_until<T>(
     mut wait: Pin<&mut Sleep>,
     grace: Duration,
     mut next: impl FnMut(&mut Context<'_>) -> Poll<Option<(usize, T)>>,

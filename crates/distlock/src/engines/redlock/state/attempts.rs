@@ -17,18 +17,18 @@ const FAR_AHEAD_US: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// What the nodes know an attempt by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Attempt {
+pub(crate) struct Attempt {
     /// The fencing token, if it is granted.
-    pub(super) ballot: u64,
+    pub(crate) ballot: u64,
     /// Where it stands among those who wait: the same on every node.
-    pub(super) ticket: u64,
+    pub(crate) ticket: u64,
     /// It was told to wait: the nodes keep a place for it.
-    pub(super) waits: bool,
+    pub(crate) waits: bool,
     /// A node may keep a place for it that must be given up when it ends.
-    pub(super) places: bool,
+    pub(crate) places: bool,
     /// How often in a row the votes were split.
-    pub(super) splits: u32,
-    pub(super) was_granted: bool,
+    pub(crate) splits: u32,
+    pub(crate) was_granted: bool,
     /// Its release has begun.
     is_ending: bool,
     /// The ballot was given up: the next claim needs another.
@@ -39,7 +39,7 @@ pub(super) struct Attempt {
 
 /// Every attempt that a node may know of.
 #[derive(Debug, Default)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     table: Mutex<Table>,
     /// The highest ballot used so far.
     last: AtomicU64,
@@ -53,7 +53,7 @@ struct Table {
 
 impl Attempts {
     /// The ballot for a claim of `attempt`: the one that it may have been granted with already, or a new one.
-    pub(super) fn begin(&self, claim: &Claim, wall: SystemTime, now: Moment) -> Attempt {
+    pub(crate) fn begin(&self, claim: &Claim, wall: SystemTime, now: Moment) -> Attempt {
         let fresh = || self.ballot_above(micros(wall).saturating_sub(1));
         let mut table = self.table();
         table.sweep(now);
@@ -82,7 +82,7 @@ impl Attempts {
     }
 
     /// The claim of `attempt` was granted; `places` if a node may have told it to wait all the same.
-    pub(super) fn granted(&self, id: AttemptId, places: bool) {
+    pub(crate) fn granted(&self, id: AttemptId, places: bool) {
         if let Some(entry) = self.table().entries.get_mut(&id) {
             entry.places = places;
             entry.waits = false;
@@ -92,7 +92,7 @@ impl Attempts {
     }
 
     /// Another ballot for the same attempt, above one that a node has told.
-    pub(super) fn raise(&self, id: AttemptId, above: u64, wall: SystemTime) -> u64 {
+    pub(crate) fn raise(&self, id: AttemptId, above: u64, wall: SystemTime) -> u64 {
         let ballot = above.saturating_add(1);
         // Somebody's clock is ahead of ours: the next claim begins there. What stands further ahead was written by hand
         // into one lock's fence, and is no matter of the others.
@@ -106,13 +106,13 @@ impl Attempts {
         ballot
     }
 
-    pub(super) fn get(&self, id: AttemptId) -> Option<Attempt> {
+    pub(crate) fn get(&self, id: AttemptId) -> Option<Attempt> {
         self.table().entries.get(&id).copied()
     }
 
     /// The claim of `attempt` was not granted and is taken back: its ballot is spent. Answers how often in a row that
     /// happened because votes were split.
-    pub(super) fn refused(&self, id: AttemptId, waits: bool, split: bool) -> u32 {
+    pub(crate) fn refused(&self, id: AttemptId, waits: bool, split: bool) -> u32 {
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(&id) else { return 0 };
         entry.spent = true;
@@ -122,25 +122,25 @@ impl Attempts {
     }
 
     /// A renewal is on its way: the attempt lives.
-    pub(super) fn keep(&self, id: AttemptId, now: Moment, ttl: Duration) {
+    pub(crate) fn keep(&self, id: AttemptId, now: Moment, ttl: Duration) {
         if let Some(entry) = self.table().entries.get_mut(&id) {
             entry.until = still_there_until(now, ttl);
         }
     }
 
     /// Whether `attempt` was granted, and is not being released: only then may a node be asked to set it again.
-    pub(super) fn holds(&self, id: AttemptId) -> bool {
+    pub(crate) fn holds(&self, id: AttemptId) -> bool {
         self.get(id).is_some_and(|entry| entry.was_granted && !entry.is_ending)
     }
 
     /// The release of `attempt` begins.
-    pub(super) fn end(&self, id: AttemptId) {
+    pub(crate) fn end(&self, id: AttemptId) {
         if let Some(entry) = self.table().entries.get_mut(&id) {
             entry.is_ending = true;
         }
     }
 
-    pub(super) fn forget(&self, id: AttemptId) {
+    pub(crate) fn forget(&self, id: AttemptId) {
         self.table().entries.remove(&id);
     }
 

@@ -8,7 +8,7 @@ use crate::types::owner::Holder;
 
 /// What one node says to a claim.
 #[derive(Debug)]
-pub(super) enum Vote {
+pub(crate) enum Vote {
     /// It keeps the lock for us.
     Granted,
     /// So it does, but this process knows the node for a moment only: its clock may have leapt just before, and have ended
@@ -32,17 +32,17 @@ pub(super) enum Vote {
 
 /// Somebody else's hold on one node.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) holder: Holder,
+pub(crate) struct Held {
+    pub(crate) holder: Holder,
     /// Our place among those who wait there.
-    pub(super) place: Option<u32>,
+    pub(crate) place: Option<u32>,
     /// Whether the node can tell us of its end.
-    pub(super) tells: bool,
+    pub(crate) tells: bool,
 }
 
 impl Vote {
     /// Whether the node keeps the lock for us, wherever that counts.
-    pub(super) fn keeps(&self) -> bool {
+    pub(crate) fn keeps(&self) -> bool {
         matches!(self, Vote::Granted | Vote::Young | Vote::Distrusted)
     }
 }
@@ -67,22 +67,22 @@ impl fmt::Display for Vote {
 
 /// The votes of one round.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     votes: Vec<Vote>,
 }
 
 impl Tally {
     /// A round in which nobody has answered yet.
-    pub(super) fn new(nodes: usize) -> Tally {
+    pub(crate) fn new(nodes: usize) -> Tally {
         Tally { votes: (0..nodes).map(|_| Vote::Unanswered).collect() }
     }
 
-    pub(super) fn set(&mut self, node: usize, vote: Vote) {
+    pub(crate) fn set(&mut self, node: usize, vote: Vote) {
         self.votes[node] = vote;
     }
 
     /// How many nodes decide.
-    pub(super) fn quorum(&self) -> usize {
+    pub(crate) fn quorum(&self) -> usize {
         quorum_of(self.votes.len())
     }
 
@@ -90,7 +90,7 @@ impl Tally {
         self.votes.iter().filter(|vote| is(vote)).count()
     }
 
-    pub(super) fn is_granted(&self) -> bool {
+    pub(crate) fn is_granted(&self) -> bool {
         self.is_sure()
             || self.is_alone() && self.count(|vote| matches!(vote, Vote::Granted | Vote::Young)) >= self.quorum()
     }
@@ -106,12 +106,12 @@ impl Tally {
     }
 
     /// It is granted unless somebody else turns out to have it on another node.
-    pub(super) fn is_provisional(&self) -> bool {
+    pub(crate) fn is_provisional(&self) -> bool {
         self.is_granted() && !self.is_sure()
     }
 
     /// A higher ballot would do.
-    pub(super) fn is_low(&self) -> bool {
+    pub(crate) fn is_low(&self) -> bool {
         let is_low = |vote: &Vote| matches!(vote, Vote::Low(_));
         let may_grant = |vote: &Vote| match vote {
             Vote::Young => self.is_alone(),
@@ -121,7 +121,7 @@ impl Tally {
     }
 
     /// Whether no further answer changes the outcome.
-    pub(super) fn is_decided(&self) -> bool {
+    pub(crate) fn is_decided(&self) -> bool {
         let open = self.count(|vote| match vote {
             Vote::Granted | Vote::Low(_) | Vote::Unanswered => true,
             Vote::Young => self.is_alone(),
@@ -131,24 +131,24 @@ impl Tally {
     }
 
     /// A majority could have been had, if somebody else were not there.
-    pub(super) fn is_contested(&self) -> bool {
+    pub(crate) fn is_contested(&self) -> bool {
         let may_vote =
             |vote: &Vote| matches!(vote, Vote::Granted | Vote::Young | Vote::Low(_) | Vote::Held(_) | Vote::Unanswered);
         self.held().next().is_some() && self.count(may_vote) >= self.quorum()
     }
 
     /// Among those who split the votes, whether the claim with this ballot was the first.
-    pub(super) fn is_first(&self, ballot: u64) -> bool {
+    pub(crate) fn is_first(&self, ballot: u64) -> bool {
         self.held().filter_map(|held| held.holder.token).all(|rival| ballot < rival.get())
     }
 
     /// Whether one other has a majority, so that nothing but its end helps.
-    pub(super) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         let same = |one: &Held| self.held().filter(|other| other.holder.token == one.holder.token).count();
         self.held().any(|held| same(held) >= self.quorum())
     }
 
-    pub(super) fn held(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Held> {
         self.votes.iter().filter_map(|vote| match vote {
             Vote::Held(held) => Some(held),
             _ => None,
@@ -156,16 +156,16 @@ impl Tally {
     }
 
     /// The highest ballot that a node has told.
-    pub(super) fn highest_ballot(&self) -> u64 {
+    pub(crate) fn highest_ballot(&self) -> u64 {
         self.votes.iter().map(|vote| if let Vote::Low(ballot) = vote { *ballot } else { 0 }).max().unwrap_or(0)
     }
 
-    pub(super) fn nodes(&self, is: impl Fn(&Vote) -> bool) -> Vec<usize> {
+    pub(crate) fn nodes(&self, is: impl Fn(&Vote) -> bool) -> Vec<usize> {
         self.votes.iter().enumerate().filter(|(_, vote)| is(vote)).map(|(node, _)| node).collect()
     }
 
     /// When a majority is free by itself at the latest, as far as the nodes tell.
-    pub(super) fn free_in(&self) -> Option<Duration> {
+    pub(crate) fn free_in(&self) -> Option<Duration> {
         let mut left: Vec<_> = self
             .votes
             .iter()
@@ -179,7 +179,7 @@ impl Tally {
     }
 
     /// When the last node that a majority needs is out of its quarantine.
-    pub(super) fn quarantine(&self) -> Option<Duration> {
+    pub(crate) fn quarantine(&self) -> Option<Duration> {
         let longest = |vote: &Vote| match vote {
             Vote::Quarantined(left) => Some(*left),
             Vote::Fresh | Vote::Distrusted => Some(Duration::ZERO),
@@ -192,7 +192,7 @@ impl Tally {
     }
 
     /// The error when a majority cannot be had, for which nobody else's hold is the reason: names each node and its vote.
-    pub(super) fn error(&self, kind: ErrorKind, places: &[&str]) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, places: &[&str]) -> Error {
         let granted = self.count(|vote| matches!(vote, Vote::Granted | Vote::Young));
         let votes = list(places, self.votes.iter());
         Error::new(
@@ -202,7 +202,7 @@ impl Tally {
     }
 
     /// The kind of error when a majority certainly has nothing of ours.
-    pub(super) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         let mut kinds = self.votes.iter().filter_map(|vote| match vote {
             Vote::Refused(error) if !error.is_retryable() => Some(error.kind()),
             _ => None,
@@ -217,12 +217,12 @@ impl Tally {
 }
 
 /// How many of so many nodes decide.
-pub(super) fn quorum_of(nodes: usize) -> usize {
+pub(crate) fn quorum_of(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
 /// Each node and what it said.
-pub(super) fn list<T: fmt::Display>(places: &[&str], said: impl Iterator<Item = T>) -> String {
+pub(crate) fn list<T: fmt::Display>(places: &[&str], said: impl Iterator<Item = T>) -> String {
     let each: Vec<_> = places.iter().zip(said).map(|(place, said)| format!("{place}: {said}")).collect();
     each.join("; ")
 }

@@ -8,12 +8,12 @@ use redis::Cmd;
 use crate::contract::{Lease, Renewal, Term};
 use crate::engines::redis::node::{self, Connection, Keys, Lane};
 use crate::engines::redis::script::garbled;
-use crate::engines::redlock::crew::{Crew, GRACE, no_answer};
-use crate::engines::redlock::healing;
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::releasing::{self, Parting};
-use crate::engines::redlock::scripts::RENEW;
-use crate::engines::redlock::vote::list;
+use crate::engines::redlock::heal;
+use crate::engines::redlock::protocol::scripts::RENEW;
+use crate::engines::redlock::release::{self, Parting};
+use crate::engines::redlock::state::claim_votes::list;
+use crate::engines::redlock::wire::calls::Race;
+use crate::engines::redlock::wire::nodes::{Crew, GRACE, no_answer};
 use crate::types::clock::{Moment, deadline};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 
 /// What one node says to the renewal of one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Vote {
+pub(crate) enum Vote {
     Renewed,
     /// The lock was missing there and is set again.
     Healed,
@@ -63,16 +63,16 @@ impl Vote {
 }
 
 /// What is sent to every node.
-pub(super) struct Request {
+pub(crate) struct Request {
     node_key: String,
-    pub(super) items: Vec<Item>,
+    pub(crate) items: Vec<Item>,
     guard: u8,
 }
 
 #[derive(Clone)]
-pub(super) struct Item {
+pub(crate) struct Item {
     keys: Keys,
-    pub(super) id: AttemptId,
+    pub(crate) id: AttemptId,
     ballot: u64,
     ttl_ms: u64,
     rest: String,
@@ -97,18 +97,18 @@ impl Request {
         Ok(Request { node_key: crew.options.node_key(), items, guard: u8::from(crew.options.restart_guard) })
     }
 
-    pub(super) fn name(&self, item: usize) -> &str {
+    pub(crate) fn name(&self, item: usize) -> &str {
         &self.items[item].keys.lock
     }
 
     /// The same for some of them, each by the ballot that the node has told.
-    pub(super) fn by(&self, bars: &[(usize, u64)]) -> Request {
+    pub(crate) fn by(&self, bars: &[(usize, u64)]) -> Request {
         let items = bars.iter().map(|(at, bar)| Item { bar: *bar, ..self.items[*at].clone() });
         Request { node_key: self.node_key.clone(), items: items.collect(), guard: self.guard }
     }
 
     /// Asks a node, if there is a connection to it.
-    pub(super) async fn ask(&self, connection: Option<&Connection>) -> Result<Vec<Vote>> {
+    pub(crate) async fn ask(&self, connection: Option<&Connection>) -> Result<Vec<Vote>> {
         let connection = connection.ok_or_else(|| Error::unavailable("no connection"))?;
         let fill = |command: &mut Cmd, nonce| {
             command.arg(1 + 2 * self.items.len()).arg(&self.node_key);
@@ -127,7 +127,7 @@ impl Request {
 }
 
 /// Renews; one answer for each lease, in their order.
-pub(super) async fn renew(crew: &Arc<Crew>, leases: &[Lease]) -> Vec<Result<Renewal>> {
+pub(crate) async fn renew(crew: &Arc<Crew>, leases: &[Lease]) -> Vec<Result<Renewal>> {
     let mut answers = Vec::with_capacity(leases.len());
     for chunk in leases.chunks(CHUNK) {
         match renew_chunk(crew, chunk).await {
@@ -159,21 +159,21 @@ async fn renew_chunk(crew: &Arc<Crew>, leases: &[Lease]) -> Result<Vec<Result<Re
     let renewals = leases.iter().enumerate().map(|(item, lease)| settle(crew, lease, &answers, item, start)).collect();
     let kept = leases.iter().enumerate().filter(|(item, _)| is_kept(crew, &answers, *item));
     let kept = kept.map(|(item, lease)| (item, deadline(start, lease.claim.ttl, crew.drift))).collect();
-    healing::begin(crew, Round { request, connections, kept, answers, late: race, timeout });
+    heal::begin(crew, Round { request, connections, kept, answers, late: race, timeout });
     Ok(renewals)
 }
 
 /// A round that is decided.
-pub(super) struct Round {
-    pub(super) request: Arc<Request>,
+pub(crate) struct Round {
+    pub(crate) request: Arc<Request>,
     /// What each node was asked by.
-    pub(super) connections: Vec<Option<Connection>>,
+    pub(crate) connections: Vec<Option<Connection>>,
     /// Which locks a majority has renewed, and when each of these leases ends.
-    pub(super) kept: Vec<(usize, Moment)>,
-    pub(super) answers: Vec<Result<Vec<Vote>>>,
+    pub(crate) kept: Vec<(usize, Moment)>,
+    pub(crate) answers: Vec<Result<Vec<Vote>>>,
     /// Nodes that have not answered yet.
-    pub(super) late: Race<Result<Vec<Vote>>>,
-    pub(super) timeout: Duration,
+    pub(crate) late: Race<Result<Vec<Vote>>>,
+    pub(crate) timeout: Duration,
 }
 
 fn is_kept(crew: &Crew, answers: &[Result<Vec<Vote>>], item: usize) -> bool {
@@ -220,7 +220,7 @@ fn settle(
         Some(Verdict::Lost) => {
             // What a minority still keeps of it would be in the way of the next one for a whole lease.
             if let Ok(parting) = Parting::of(crew, &lease.claim) {
-                releasing::pay_later(crew, &parting, 0..crew.nodes.len());
+                release::pay_later(crew, &parting, 0..crew.nodes.len());
             }
             crew.attempts.forget(lease.claim.attempt);
             Ok(Renewal::Lost(LossReason::Revoked))

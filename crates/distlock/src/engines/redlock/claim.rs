@@ -9,12 +9,12 @@ use crate::contract::{Busy, Claim, Claimed, Grant, Term};
 use crate::engines::redis::heartbeat;
 use crate::engines::redis::node::{self, Connection, Keys, Trust};
 use crate::engines::redis::script::garbled;
-use crate::engines::redlock::attempts::Attempt;
-use crate::engines::redlock::crew::{Crew, GRACE};
 use crate::engines::redlock::quarantine;
-use crate::engines::redlock::releasing::{self, Parting};
-use crate::engines::redlock::volley::{self, Answer, Answers, Ask};
-use crate::engines::redlock::vote::{Held, Tally, Vote};
+use crate::engines::redlock::release::{self, Parting};
+use crate::engines::redlock::state::attempts::Attempt;
+use crate::engines::redlock::state::claim_votes::{Held, Tally, Vote};
+use crate::engines::redlock::wire::batch::{self, Answer, Answers, Ask};
+use crate::engines::redlock::wire::nodes::{Crew, GRACE};
 use crate::types::clock::{Moment, deadline};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::{AttemptId, FencingToken};
@@ -35,8 +35,8 @@ const MOST_STAGGERS: u32 = 20;
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// What is sent to every node.
-pub(super) struct Request {
-    pub(super) keys: Keys,
+pub(crate) struct Request {
+    pub(crate) keys: Keys,
     attempt: String,
     state: Attempt,
     ttl_ms: u64,
@@ -62,7 +62,7 @@ impl Request {
         })
     }
 
-    pub(super) fn fill(&self, command: &mut Cmd, to: &Connection) {
+    pub(crate) fn fill(&self, command: &mut Cmd, to: &Connection) {
         let rest = if to.hears() { &self.told } else { &self.untold };
         command.arg("claim").arg(&self.attempt).arg(self.state.ballot).arg(self.ttl_ms).arg(rest);
         command.arg(self.heartbeat_ms).arg(self.state.ticket).arg(u8::from(self.state.waits));
@@ -109,7 +109,7 @@ fn vote_of(answer: Result<Answer>) -> Vote {
 }
 
 /// Claims the lock: one round, and another if only the ballot was too low.
-pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
+pub(crate) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
     let mut state = crew.attempts.begin(claim, crew.clock.wall(), crew.now());
     if claim.queue {
         crew.nodes.iter().for_each(|member| member.node.listen(claim.attempt));
@@ -131,7 +131,7 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
         let parting = Parting::of_round(crew, claim, state.ballot)?;
         // Those whose connection broke have said nothing, and say nothing later, either.
         let broken = tally.nodes(|vote| matches!(vote, Vote::Unanswered));
-        releasing::pay_later(crew, &parting, broken.into_iter().filter(|at| !late.behind().contains(at)));
+        release::pay_later(crew, &parting, broken.into_iter().filter(|at| !late.behind().contains(at)));
         see_off(crew, claim, late, Some(parting.clone()));
         if tally.is_low() && !is_last {
             state.ballot = crew.attempts.raise(claim.attempt, tally.highest_ballot(), crew.clock.wall());
@@ -144,7 +144,7 @@ pub(super) async fn claim(crew: &Arc<Crew>, claim: &Claim) -> Result<Claimed> {
 
 /// Asks all nodes and waits until it is decided. Answers those as well who have not answered by then.
 async fn round(crew: &Arc<Crew>, claim: &Claim, request: Request) -> (Tally, Answers) {
-    let mut answers = volley::ask(crew, Ask::Claim(Box::new(request)), (0..crew.nodes.len()).collect());
+    let mut answers = batch::ask(crew, Ask::Claim(Box::new(request)), (0..crew.nodes.len()).collect());
     let mut tally = Tally::new(crew.nodes.len());
     let take = |tally: &mut Tally, at, answer| {
         let vote = vote_of(answer);
@@ -202,12 +202,12 @@ fn see_off(crew: &Arc<Crew>, claim: &Claim, mut late: Answers, parting: Option<A
         late.behind().iter().for_each(|at| crew.note(*at, false));
         if let Some(parting) = parting {
             let owing: Vec<_> = behind.into_iter().filter(|at| !clear.contains(at)).collect();
-            releasing::take_back(&crew, &parting, &owing).await;
+            release::take_back(&crew, &parting, &owing).await;
         } else if claim.queue
             && crew.attempts.get(claim.attempt).is_none()
             && let Ok(parting) = Parting::of(&crew, &claim)
         {
-            releasing::take_back(&crew, &parting, &queued).await;
+            release::take_back(&crew, &parting, &queued).await;
         }
     });
 }
@@ -223,7 +223,7 @@ async fn refuse(
     let is_split = tally.is_contested() && !tally.is_held();
     let splits = crew.attempts.refused(claim.attempt, claim.queue && tally.held().next().is_some(), is_split);
     let granted = tally.nodes(Vote::keeps);
-    let kept = releasing::take_back(crew, parting, &granted).await;
+    let kept = release::take_back(crew, parting, &granted).await;
     let unanswered = tally.nodes(|vote| matches!(vote, Vote::Unanswered)).len() + kept;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?tally }, "a redlock round was not granted");
     let places = crew.places();

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engines::redis::node::Connection;
-use crate::engines::redlock::crew::Crew;
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::renewing::{Request, Round, Vote};
+use crate::engines::redlock::renew::{Request, Round, Vote};
+use crate::engines::redlock::wire::calls::Race;
+use crate::engines::redlock::wire::nodes::Crew;
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 

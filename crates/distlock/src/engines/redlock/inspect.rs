@@ -9,11 +9,11 @@ use redis::Cmd;
 use crate::contract::LockInfo;
 use crate::engines::redis::node::{Keys, Lane};
 use crate::engines::redis::script::garbled;
-use crate::engines::redlock::crew::{Crew, GRACE, Member, no_answer};
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::releasing::{self, Parting};
-use crate::engines::redlock::scripts::BREAK;
-use crate::engines::redlock::vote::list as list_votes;
+use crate::engines::redlock::protocol::scripts::BREAK;
+use crate::engines::redlock::release::{self, Parting};
+use crate::engines::redlock::state::claim_votes::list as list_votes;
+use crate::engines::redlock::wire::calls::Race;
+use crate::engines::redlock::wire::nodes::{Crew, GRACE, Member, no_answer};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::owner::Holder;
@@ -129,7 +129,7 @@ async fn break_everywhere(crew: &Arc<Crew>, keys: Keys, token: FencingToken) -> 
     if let Some(attempt) = broken {
         // On the other nodes too, or the holder's next renewal would set it again there.
         let parting = Parting::forced(keys, attempt, token.get(), crew.now());
-        return releasing::everywhere(crew, &parting).await.map(drop);
+        return release::everywhere(crew, &parting).await.map(drop);
     }
     let unanswered = answers.iter().filter(|answer| answer.as_ref().is_err_and(Error::may_be_applied)).count();
     let answered = majority(crew, answers).map_err(|error| match unanswered {

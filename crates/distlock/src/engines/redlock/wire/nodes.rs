@@ -10,13 +10,13 @@ use tokio::task::JoinSet;
 
 use crate::contract::Attachment;
 use crate::engines::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
-use crate::engines::redlock::attempts::Attempts;
-use crate::engines::redlock::builder::Options;
-use crate::engines::redlock::gate::Gates;
+use crate::engines::redlock::config::Options;
 use crate::engines::redlock::quarantine::{self, Leaps};
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::volley::Volleys;
-use crate::engines::redlock::vote::{list, quorum_of};
+use crate::engines::redlock::state::attempts::Attempts;
+use crate::engines::redlock::state::claim_votes::{list, quorum_of};
+use crate::engines::redlock::wire::batch::Volleys;
+use crate::engines::redlock::wire::calls::Race;
+use crate::engines::redlock::wire::claim_limit::Gates;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
@@ -26,22 +26,22 @@ const TIMEOUT_PART: u32 = 5;
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
 const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the answers of the others are waited for when a majority has decided: they are on their way.
-pub(super) const GRACE: Duration = Duration::from_millis(1);
+pub(crate) const GRACE: Duration = Duration::from_millis(1);
 /// How long the other nodes are waited for when a majority is connected for the first time.
 const FIRST_GRACE: Duration = Duration::from_millis(200);
 
 /// What is there once the engine is attached.
-pub(super) struct Crew {
-    pub(super) nodes: Vec<Arc<Member>>,
-    pub(super) options: Arc<Options>,
-    pub(super) attempts: Attempts,
-    pub(super) gates: Gates,
-    pub(super) volleys: Volleys,
+pub(crate) struct Crew {
+    pub(crate) nodes: Vec<Arc<Member>>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) attempts: Attempts,
+    pub(crate) gates: Gates,
+    pub(crate) volleys: Volleys,
     /// Where a node notes its life.
-    pub(super) node_key: String,
-    pub(super) clock: Clock,
-    pub(super) drift: f64,
-    pub(super) runtime: Handle,
+    pub(crate) node_key: String,
+    pub(crate) clock: Clock,
+    pub(crate) drift: f64,
+    pub(crate) runtime: Handle,
     /// How many claims and releases a minority has not answered yet.
     late: watch::Sender<usize>,
     /// Every node was tried once, per lane.
@@ -51,16 +51,16 @@ pub(super) struct Crew {
 }
 
 /// One node and what is known of it.
-pub(super) struct Member {
-    pub(super) node: Node,
+pub(crate) struct Member {
+    pub(crate) node: Node,
     /// It did not answer when it was asked last.
     is_away: AtomicBool,
     /// Somebody is about to say how long it must not vote.
-    pub(super) birth: AtomicBool,
+    pub(crate) birth: AtomicBool,
 }
 
 impl Crew {
-    pub(super) fn start(options: &Arc<Options>, attachment: &Attachment) -> Crew {
+    pub(crate) fn start(options: &Arc<Options>, attachment: &Attachment) -> Crew {
         let member = |node: &NodeOptions| {
             let node = Node::start(node, attachment);
             Arc::new(Member { node, is_away: AtomicBool::new(false), birth: AtomicBool::new(false) })
@@ -89,20 +89,20 @@ impl Crew {
         }
     }
 
-    pub(super) fn quorum(&self) -> usize {
+    pub(crate) fn quorum(&self) -> usize {
         quorum_of(self.nodes.len())
     }
 
-    pub(super) fn places(&self) -> Vec<&str> {
+    pub(crate) fn places(&self) -> Vec<&str> {
         self.nodes.iter().map(|member| member.node.place()).collect()
     }
 
-    pub(super) fn keys(&self, key: &Key) -> Result<Keys> {
+    pub(crate) fn keys(&self, key: &Key) -> Result<Keys> {
         Keys::new(&self.options.prefix, key)
     }
 
     /// Returns once a majority is connected. Fails when it is not within `patience`, naming what is wrong with each node.
-    pub(super) async fn gather(&self, lane: Lane, patience: Duration) -> Result<()> {
+    pub(crate) async fn gather(&self, lane: Lane, patience: Duration) -> Result<()> {
         let met = &self.met[lane as usize];
         if !met.load(Ordering::Relaxed) {
             // At the start all of them are waited for a little, so that the first locks do not stand on a bare majority.
@@ -168,12 +168,12 @@ impl Crew {
     }
 
     /// How long a node may take to answer when the lease is `ttl`.
-    pub(super) fn node_timeout(ttl: Duration) -> Duration {
+    pub(crate) fn node_timeout(ttl: Duration) -> Duration {
         (ttl / TIMEOUT_PART).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
     /// Writes down whether a node answers, and says so when that changes.
-    pub(super) fn note(&self, node: usize, answers: bool) {
+    pub(crate) fn note(&self, node: usize, answers: bool) {
         let member = &self.nodes[node];
         if member.is_away.load(Ordering::Relaxed) == answers {
             member.is_away.store(!answers, Ordering::Relaxed);
@@ -187,26 +187,26 @@ impl Crew {
     }
 
     /// Until what is answered is dropped, [`close`](Crew::close) waits.
-    pub(super) fn begin_late(self: &Arc<Crew>) -> Late {
+    pub(crate) fn begin_late(self: &Arc<Crew>) -> Late {
         self.late.send_modify(|count| *count += 1);
         Late(self.clone())
     }
 
     /// Closes the connections. Not while a node that is a little late may still be given, or releasing, a lock: it would keep
     /// that until its lease ends.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         // It cannot fail: the sender is ours. Each of them ends with its timeout.
         let _ = self.late.subscribe().wait_for(|count| *count == 0).await;
         self.nodes.iter().for_each(|member| member.node.close());
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         self.clock.now()
     }
 }
 
 /// A claim or a release that some nodes have yet to answer.
-pub(super) struct Late(Arc<Crew>);
+pub(crate) struct Late(Arc<Crew>);
 
 impl Drop for Late {
     fn drop(&mut self) {
@@ -216,11 +216,11 @@ impl Drop for Late {
 
 impl Member {
     /// The connection, if it is open: a node that is away is not waited for.
-    pub(super) fn connection(&self, lane: Lane) -> Result<Connection> {
+    pub(crate) fn connection(&self, lane: Lane) -> Result<Connection> {
         self.node.now(lane).ok_or_else(|| Error::unavailable("no connection"))
     }
 }
 
-pub(super) fn no_answer() -> Error {
+pub(crate) fn no_answer() -> Error {
     Error::unknown("not answered in time")
 }

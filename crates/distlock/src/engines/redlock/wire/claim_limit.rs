@@ -14,10 +14,10 @@ const AT_ONCE: usize = 8;
 
 /// The gates of all locks that somebody claims right now.
 #[derive(Debug, Default)]
-pub(super) struct Gates(Mutex<HashMap<Key, Arc<Semaphore>>>);
+pub(crate) struct Gates(Mutex<HashMap<Key, Arc<Semaphore>>>);
 
 /// A claim that is on its way.
-pub(super) struct Passage<'a> {
+pub(crate) struct Passage<'a> {
     gates: &'a Gates,
     key: &'a Key,
     _permit: Option<OwnedSemaphorePermit>,
@@ -25,7 +25,7 @@ pub(super) struct Passage<'a> {
 
 impl Gates {
     /// Returns when it is this claim's turn.
-    pub(super) async fn pass<'a>(&'a self, key: &'a Key) -> Passage<'a> {
+    pub(crate) async fn pass<'a>(&'a self, key: &'a Key) -> Passage<'a> {
         let gate = self.table().entry(key.clone()).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone();
         // Made before the wait, so that a claim that is dropped in it leaves no gate behind.
         let mut passage = Passage { gates: self, key, _permit: None };

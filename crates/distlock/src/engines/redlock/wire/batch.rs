@@ -16,18 +16,18 @@ use tokio::runtime::{Handle, Id};
 
 use crate::engines::redis::node::{Connection, Keys, Lane, Trust};
 use crate::engines::redis::script::Reply;
-use crate::engines::redlock::claiming::Request;
-use crate::engines::redlock::crew::{Crew, no_answer};
-use crate::engines::redlock::race::{Race, run_until};
-use crate::engines::redlock::releasing::Parting;
-use crate::engines::redlock::scripts::ROUND;
+use crate::engines::redlock::claim::Request;
+use crate::engines::redlock::protocol::scripts::ROUND;
+use crate::engines::redlock::release::Parting;
+use crate::engines::redlock::wire::calls::{Race, run_until};
+use crate::engines::redlock::wire::nodes::{Crew, no_answer};
 use crate::types::error::{Error, Result};
 
 /// How much one request asks at the most: a fraction of a millisecond of the node's time.
 const MOST: usize = 64;
 
 /// What is asked of nodes about one lock.
-pub(super) enum Ask {
+pub(crate) enum Ask {
     Claim(Box<Request>),
     /// `wake`: whether whoever waits is told.
     Release {
@@ -53,13 +53,13 @@ impl Ask {
 }
 
 /// What one node says to one [`Ask`].
-pub(super) struct Answer {
-    pub(super) reply: Reply,
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
     /// The node's clock; 0 when it did not matter.
-    pub(super) now_us: u64,
+    pub(crate) now_us: u64,
     /// Whether messages from that node come in.
-    pub(super) hears: bool,
-    pub(super) trust: Trust,
+    pub(crate) hears: bool,
+    pub(crate) trust: Trust,
 }
 
 /// Something that was asked, and what came back of it so far.
@@ -121,7 +121,7 @@ fn wake(mut inbox: MutexGuard<'_, Inbox>) {
 }
 
 /// The answers to one [`Ask`], as they come. Dropped before it was sent, it is not sent.
-pub(super) struct Answers {
+pub(crate) struct Answers {
     source: Source,
     behind: Vec<usize>,
     crew: Arc<Crew>,
@@ -140,11 +140,11 @@ impl Answers {
     }
 
     /// The nodes that have not answered yet.
-    pub(super) fn behind(&self) -> &[usize] {
+    pub(crate) fn behind(&self) -> &[usize] {
         &self.behind
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.behind.is_empty()
     }
 
@@ -161,7 +161,7 @@ impl Answers {
     }
 
     /// Takes answers as [`run_until`] says, for `limit` at the longest.
-    pub(super) async fn run(
+    pub(crate) async fn run(
         &mut self,
         limit: Duration,
         grace: Duration,
@@ -180,7 +180,7 @@ impl Drop for Answers {
 
 /// Volleys that were begun and not sent yet.
 #[derive(Default)]
-pub(super) struct Volleys {
+pub(crate) struct Volleys {
     begun: Mutex<Begun>,
     /// How much was asked whose answers somebody waits for.
     open: AtomicUsize,
@@ -212,7 +212,7 @@ impl Volleys {
 }
 
 /// Asks some nodes: at once if nobody else asks anything, otherwise soon, with what others ask.
-pub(super) fn ask(crew: &Arc<Crew>, ask: Ask, nodes: Vec<usize>) -> Answers {
+pub(crate) fn ask(crew: &Arc<Crew>, ask: Ask, nodes: Vec<usize>) -> Answers {
     if crew.volleys.open.load(Ordering::Relaxed) == 0 {
         return Answers::new(crew, Source::Own(alone(crew, ask, &nodes)), nodes);
     }
@@ -282,7 +282,7 @@ impl Drop for Sending {
 }
 
 /// Sends to one node what is asked of it, as one request. Answers each in its order.
-pub(super) async fn send<'a>(
+pub(crate) async fn send<'a>(
     crew: &Crew,
     at: usize,
     asks: impl Iterator<Item = &'a Ask> + Clone,

@@ -8,9 +8,9 @@ use redis::Cmd;
 use crate::contract::{Claim, Release};
 use crate::engines::redis::node::Keys;
 use crate::engines::redis::script::garbled;
-use crate::engines::redlock::crew::{Crew, GRACE, no_answer};
-use crate::engines::redlock::volley::{self, Answer, Answers, Ask};
-use crate::engines::redlock::vote::list;
+use crate::engines::redlock::state::claim_votes::list;
+use crate::engines::redlock::wire::batch::{self, Answer, Answers, Ask};
+use crate::engines::redlock::wire::nodes::{Crew, GRACE, no_answer};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::AttemptId;
@@ -21,8 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is sent to every node to end an attempt there.
 #[derive(Debug)]
-pub(super) struct Parting {
-    pub(super) keys: Keys,
+pub(crate) struct Parting {
+    pub(crate) keys: Keys,
     attempt: String,
     /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
     ballot: u64,
@@ -46,7 +46,7 @@ enum Ends {
 
 impl Parting {
     /// Ends whatever `claim` has become.
-    pub(super) fn of(crew: &Crew, claim: &Claim) -> Result<Arc<Parting>> {
+    pub(crate) fn of(crew: &Crew, claim: &Claim) -> Result<Arc<Parting>> {
         let known = crew.attempts.get(claim.attempt);
         let waits = known.map_or(claim.queue, |known| known.places);
         let ends = if known.is_some_and(|known| known.was_granted) { Ends::Hold } else { Ends::Claim };
@@ -54,7 +54,7 @@ impl Parting {
     }
 
     /// Takes back one round of `claim`, which goes on with another ballot and keeps its place.
-    pub(super) fn of_round(crew: &Crew, claim: &Claim, ballot: u64) -> Result<Arc<Parting>> {
+    pub(crate) fn of_round(crew: &Crew, claim: &Claim, ballot: u64) -> Result<Arc<Parting>> {
         Parting::with(crew, claim, ballot, false, Ends::Claim)
     }
 
@@ -71,14 +71,14 @@ impl Parting {
     }
 
     /// Ends the hold that somebody else's attempt has with `ballot`.
-    pub(super) fn forced(keys: Keys, attempt: AttemptId, ballot: u64, now: Moment) -> Arc<Parting> {
+    pub(crate) fn forced(keys: Keys, attempt: AttemptId, ballot: u64, now: Moment) -> Arc<Parting> {
         let timeout = Crew::node_timeout(Duration::MAX);
         let until = now.after(LONGEST_PAUSE * 10);
         let (attempt, ends) = (attempt.to_string(), Ends::Forced);
         Arc::new(Parting { keys, attempt, ballot, waits: false, ends, timeout, until })
     }
 
-    pub(super) fn fill(&self, command: &mut Cmd, wake: bool) {
+    pub(crate) fn fill(&self, command: &mut Cmd, wake: bool) {
         command.arg("release").arg(&self.attempt).arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
         command.arg(self.ends as u8);
     }
@@ -93,7 +93,7 @@ fn read(answer: Result<Answer>) -> Result<Release> {
 }
 
 /// Ends a hold, or gives up a place, on all nodes; answered when a majority has.
-pub(super) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> {
+pub(crate) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> {
     // Before anything is sent: from now on no node is asked to set it again.
     crew.attempts.end(claim.attempt);
     let parting = Parting::of(crew, claim)?;
@@ -103,7 +103,7 @@ pub(super) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> 
 }
 
 /// Sends `parting` to all nodes; answered when a majority has, and paid later where it was not.
-pub(super) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Result<Release> {
+pub(crate) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Result<Release> {
     let quorum = crew.quorum();
     let mut outcomes: Vec<Result<Release>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
     let mut answers = ask(crew, parting, true, (0..crew.nodes.len()).collect());
@@ -143,11 +143,11 @@ fn unconfirmed(crew: &Crew, outcomes: &[Result<Release>]) -> Error {
 }
 
 fn ask(crew: &Arc<Crew>, parting: &Arc<Parting>, wake: bool, nodes: Vec<usize>) -> Answers {
-    volley::ask(crew, Ask::Release { parting: parting.clone(), wake }, nodes)
+    batch::ask(crew, Ask::Release { parting: parting.clone(), wake }, nodes)
 }
 
 /// Takes back what some nodes granted. Answers how many of them have not confirmed it; they are asked again later.
-pub(super) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted: &[usize]) -> usize {
+pub(crate) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted: &[usize]) -> usize {
     if granted.is_empty() {
         return 0;
     }
@@ -191,7 +191,7 @@ fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Answers, mut owi
 }
 
 /// Sends `parting` to each node that owes an answer, again and again until it is answered or the lease is over.
-pub(super) fn pay_later(crew: &Arc<Crew>, parting: &Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
+pub(crate) fn pay_later(crew: &Arc<Crew>, parting: &Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
     for at in owing {
         let (crew, parting) = (crew.clone(), parting.clone());
         // tidy-allow(spawn): one small task for a node that is out of reach, for a lease at the longest
@@ -204,7 +204,7 @@ async fn pay(crew: Weak<Crew>, at: usize, parting: Arc<Parting>) {
     // Without an engine there are no connections, either.
     while let Some(crew) = crew.upgrade() {
         let ask = Ask::Release { parting: parting.clone(), wake: true };
-        let answer = tokio::time::timeout(parting.timeout, volley::send(&crew, at, std::iter::once(&ask))).await;
+        let answer = tokio::time::timeout(parting.timeout, batch::send(&crew, at, std::iter::once(&ask))).await;
         let is_done = answer.is_ok_and(|answers| answers.into_iter().all(|answer| read(answer).is_ok()));
         if is_done || crew.now().after(pause) >= parting.until {
             return;

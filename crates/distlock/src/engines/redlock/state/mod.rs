@@ -1,0 +1,2 @@
+pub(crate) mod attempts;
+pub(crate) mod claim_votes;

@@ -1,0 +1,4 @@
+pub(crate) mod batch;
+pub(crate) mod calls;
+pub(crate) mod claim_limit;
+pub(crate) mod nodes;
