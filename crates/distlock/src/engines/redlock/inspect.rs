@@ -1,88 +1,82 @@
-//! Locks as a majority of the nodes sees them.
+//! Shows locks as a majority of the nodes sees them, and ends holds by force.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::contract::LockInfo;
 use crate::engines::redis::node::{Keys, Lane};
-use crate::engines::redis::script::garbled;
-use crate::engines::redlock::protocol::scripts::BREAK;
-use crate::engines::redlock::release::{self, Parting};
-use crate::engines::redlock::state::claim_votes::list as list_votes;
-use crate::engines::redlock::wire::calls::Race;
-use crate::engines::redlock::wire::nodes::{Crew, GRACE, Member, no_answer};
+use crate::engines::redlock::engine::AttachedRedlock;
+use crate::engines::redlock::error::{by_node, no_reply};
+use crate::engines::redlock::protocol::force_release::{self as forced, ForcedRelease};
+use crate::engines::redlock::release;
+use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, NodeState, Nodes};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::owner::Holder;
-use crate::types::token::{AttemptId, FencingToken};
+use crate::types::token::FencingToken;
 
-/// How long a node may take to show what it has.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a majority may take to be connected, and a node to reply.
+const INSPECT_WAIT: Duration = Duration::from_secs(2);
 
-/// Asks all nodes; what those say that have answered when a majority has.
-async fn ask_all<T, F>(crew: &Crew, ask: impl Fn(Arc<Member>) -> F) -> Result<Vec<Result<T>>>
+/// Lists the locks whose names begin with `start`.
+pub(super) async fn list(nodes: &Nodes, start: &str) -> Result<Vec<LockInfo>> {
+    let replies = call_all(nodes, |state| {
+        let (prefix, start) = (nodes.options.prefix.clone(), start.to_owned());
+        async move { state.connection(Lane::Main)?.list(&prefix, &start).await }
+    })
+    .await?;
+    let mut locks: BTreeMap<Key, Vec<LockInfo>> = BTreeMap::new();
+    for lock in majority(nodes, replies)?.into_iter().flatten() {
+        locks.entry(lock.key.clone()).or_default().push(lock);
+    }
+    Ok(locks.into_iter().filter_map(|(key, views)| merge(nodes.quorum(), key, views)).collect())
+}
+
+/// Shows one lock.
+pub(super) async fn get(nodes: &Nodes, key: &Key) -> Result<Option<LockInfo>> {
+    let replies = call_all(nodes, |state| {
+        let (prefix, key) = (nodes.options.prefix.clone(), key.clone());
+        async move { state.connection(Lane::Main)?.get(&prefix, &key).await }
+    })
+    .await?;
+    let views = majority(nodes, replies)?;
+    Ok(merge(nodes.quorum(), key.clone(), views.into_iter().flatten().collect()))
+}
+
+/// Calls all nodes. Returns the replies that have come when a majority has replied.
+async fn call_all<T, F>(nodes: &Nodes, call: impl Fn(Arc<NodeState>) -> F) -> Result<Vec<Result<T>>>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    crew.gather(Lane::Main, PATIENCE).await?;
-    let mut answers: Vec<Result<T>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
-    let mut race = Race::new(crew.nodes.iter().enumerate().map(|(at, member)| (at, ask(member.clone()))));
-    race.run(PATIENCE, GRACE, |at, answer| {
-        answers[at] = answer;
-        answers.iter().filter(|answer| answer.is_ok()).count() >= crew.quorum()
-    })
-    .await;
-    Ok(answers)
+    nodes.await_quorum(Lane::Main, INSPECT_WAIT).await?;
+    let mut replies: Vec<Result<T>> = nodes.iter().map(|_| Err(no_reply())).collect();
+    nodes
+        .call_all(call)
+        .collect(INSPECT_WAIT, LATE_REPLY_WAIT, |at, reply| {
+            replies[at] = reply;
+            replies.iter().filter(|reply| reply.is_ok()).count() >= nodes.quorum()
+        })
+        .await;
+    Ok(replies)
 }
 
-/// The error when no majority answers.
-fn too_few<T>(crew: &Crew, kind: ErrorKind, answers: &[Result<T>]) -> Error {
-    let said = answers.iter().map(|answer| match answer {
-        Ok(_) => "answered".to_owned(),
-        Err(error) => error.to_string(),
-    });
-    Error::new(kind, format!("redlock: no majority answers: {}", list_votes(&crew.places(), said)))
-}
-
-fn majority<T>(crew: &Crew, answers: Vec<Result<T>>) -> Result<Vec<T>> {
-    if answers.iter().filter(|answer| answer.is_ok()).count() < crew.quorum() {
-        return Err(too_few(crew, ErrorKind::Unavailable, &answers));
+fn majority<T>(nodes: &Nodes, replies: Vec<Result<T>>) -> Result<Vec<T>> {
+    if replies.iter().filter(|reply| reply.is_ok()).count() < nodes.quorum() {
+        let states = replies.iter().map(|reply| match reply {
+            Ok(_) => "answered".to_owned(),
+            Err(error) => error.to_string(),
+        });
+        let states = by_node(&nodes.places(), states);
+        return Err(Error::new(ErrorKind::Unavailable, format!("redlock: no majority answers: {states}")));
     }
-    Ok(answers.into_iter().filter_map(Result::ok).collect())
+    Ok(replies.into_iter().filter_map(Result::ok).collect())
 }
 
-/// The locks whose names begin with `start`.
-pub(super) async fn list(crew: &Crew, start: &str) -> Result<Vec<LockInfo>> {
-    let answers = ask_all(crew, |member| {
-        let (prefix, start) = (crew.options.prefix.clone(), start.to_owned());
-        async move { member.connection(Lane::Main)?.list(&prefix, &start).await }
-    })
-    .await?;
-    let seen = majority(crew, answers)?;
-    let mut locks: BTreeMap<Key, Vec<LockInfo>> = BTreeMap::new();
-    for lock in seen.into_iter().flatten() {
-        locks.entry(lock.key.clone()).or_default().push(lock);
-    }
-    Ok(locks.into_iter().filter_map(|(key, views)| merge(crew, key, views)).collect())
-}
-
-/// One lock.
-pub(super) async fn get(crew: &Crew, key: &Key) -> Result<Option<LockInfo>> {
-    let answers = ask_all(crew, |member| {
-        let (prefix, key) = (crew.options.prefix.clone(), key.clone());
-        async move { member.connection(Lane::Main)?.get(&prefix, &key).await }
-    })
-    .await?;
-    let views = majority(crew, answers)?;
-    Ok(merge(crew, key.clone(), views.into_iter().flatten().collect()))
-}
-
-/// What a majority agrees on. A hold of a minority is a claim that is on its way in or out.
-fn merge(crew: &Crew, key: Key, views: Vec<LockInfo>) -> Option<LockInfo> {
+/// Returns what a majority agrees on. A hold of a minority is a claim that is being made or taken back.
+fn merge(quorum: usize, key: Key, views: Vec<LockInfo>) -> Option<LockInfo> {
     let mut holders: BTreeMap<Option<FencingToken>, Vec<Holder>> = BTreeMap::new();
     let mut waiters = Vec::new();
     for view in views {
@@ -93,51 +87,45 @@ fn merge(crew: &Crew, key: Key, views: Vec<LockInfo>) -> Option<LockInfo> {
             holders.entry(holder.token).or_default().push(holder);
         }
     }
-    let holder = holders.into_values().find(|same| same.len() >= crew.quorum()).map(|mut same| {
-        // The lock is gone when the majority is, not when the last node has let it go.
-        same.sort_by_key(|holder| std::cmp::Reverse(holder.ttl_left));
-        same.swap_remove(crew.quorum() - 1)
+    let holder = holders.into_values().find(|same| same.len() >= quorum).map(|mut same| {
+        // The hold ends with its majority, not on the last node.
+        same.sort_by_key(|holder| Reverse(holder.ttl_left));
+        same.swap_remove(quorum - 1)
     });
     (holder.is_some() || !waiters.is_empty()).then(|| LockInfo::new(key, holder, waiters))
 }
 
-enum Broken {
-    Done(AttemptId),
-    NotHeld,
-    Foreign(String),
+/// Ends the hold with `token`. Runs to its end even if its caller is dropped: one node is enough to tell the holder that its
+/// lock is lost, and the holder then leaves the lock on the other nodes until its lease ends.
+pub(super) async fn force_release(engine: &Arc<AttachedRedlock>, key: &Key, token: FencingToken) -> Result<()> {
+    let (keys, its_engine) = (engine.nodes.options.keys(key)?, engine.clone());
+    // tidy-allow(spawn): see above; it ends when the nodes have replied, or with their timeout
+    let task = engine.nodes.runtime.spawn(async move { force_release_everywhere(&its_engine, keys, token).await });
+    task.await.unwrap_or_else(|_| Err(Error::unknown("redlock: the engine was closed before the nodes answered")))
 }
 
-/// Ends the hold with `token`. Goes on when its caller does not: one node is enough to tell the holder that its lock is lost,
-/// which then leaves it to the others until its lease ends.
-pub(super) async fn force_release(crew: &Arc<Crew>, key: &Key, token: FencingToken) -> Result<()> {
-    let (keys, its_crew) = (crew.keys(key)?, crew.clone());
-    // tidy-allow(spawn): see above; it ends when the nodes have answered, or with their timeout
-    let breaking = crew.runtime.spawn(async move { break_everywhere(&its_crew, keys, token).await });
-    breaking.await.unwrap_or_else(|_| Err(Error::unknown("redlock: the engine was closed before the nodes answered")))
-}
-
-async fn break_everywhere(crew: &Arc<Crew>, keys: Keys, token: FencingToken) -> Result<()> {
-    let answers = ask_all(crew, |member| {
+async fn force_release_everywhere(engine: &AttachedRedlock, keys: Keys, token: FencingToken) -> Result<()> {
+    let nodes = &engine.nodes;
+    let replies = call_all(nodes, |state| {
         let keys = keys.clone();
-        async move { break_on(&member, &keys, token).await }
+        async move { forced::run(&state.connection(Lane::Main)?, &keys, token).await }
     })
     .await?;
-    let broken = answers.iter().find_map(|answer| match answer {
-        Ok(Broken::Done(attempt)) => Some(*attempt),
+    let released = replies.iter().find_map(|reply| match reply {
+        Ok(ForcedRelease::Done(attempt)) => Some(*attempt),
         _ => None,
     });
-    if let Some(attempt) = broken {
-        // On the other nodes too, or the holder's next renewal would set it again there.
-        let parting = Parting::forced(keys, attempt, token.get(), crew.now());
-        return release::everywhere(crew, &parting).await.map(drop);
+    if let Some(attempt) = released {
+        // On the other nodes as well, or the holder's next renewal would set the lock again there.
+        return release::force(engine, keys, attempt, token).await;
     }
-    let unanswered = answers.iter().filter(|answer| answer.as_ref().is_err_and(Error::may_be_applied)).count();
-    let answered = majority(crew, answers).map_err(|error| match unanswered {
-        0 => error,
-        _ => Error::new(ErrorKind::Unknown, error.to_string()),
+    let is_unknown = replies.iter().any(|reply| reply.as_ref().is_err_and(Error::may_be_applied));
+    let replies = majority(nodes, replies).map_err(|error| match is_unknown {
+        false => error,
+        true => Error::new(ErrorKind::Unknown, error.to_string()),
     })?;
-    let foreign = answered.into_iter().find_map(|answer| match answer {
-        Broken::Foreign(kind) => Some(kind),
+    let foreign = replies.into_iter().find_map(|reply| match reply {
+        ForcedRelease::Foreign(kind) => Some(kind),
         _ => None,
     });
     Err(match foreign {
@@ -145,19 +133,4 @@ async fn break_everywhere(crew: &Arc<Crew>, keys: Keys, token: FencingToken) -> 
             .with_help("whoever made it must end it"),
         None => Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}")),
     })
-}
-
-async fn break_on(member: &Member, keys: &Keys, token: FencingToken) -> Result<Broken> {
-    let connection = member.connection(Lane::Main)?;
-    let Keys { lock, queue, waiters, fence } = keys;
-    let fill = |command: &mut Cmd, nonce| {
-        command.arg(4).arg(lock).arg(queue).arg(waiters).arg(fence).arg(nonce).arg(token.get());
-    };
-    let mut reply = connection.run(&BREAK, fill).await?;
-    match reply.word()?.as_str() {
-        "broken" => Ok(Broken::Done(reply.word()?.parse().map_err(|_| garbled())?)),
-        "not held" => Ok(Broken::NotHeld),
-        "foreign" => Ok(Broken::Foreign(reply.word()?)),
-        _ => Err(garbled()),
-    }
 }

@@ -1,216 +1,161 @@
-//! Giving a lock back on every node, now or as soon as a node can be reached.
+//! Releases a lock on every node, now or as soon as a node can be reached.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::contract::{Claim, Release};
 use crate::engines::redis::node::Keys;
-use crate::engines::redis::script::garbled;
-use crate::engines::redlock::state::claim_votes::list;
-use crate::engines::redlock::wire::batch::{self, Answer, Answers, Ask};
-use crate::engines::redlock::wire::nodes::{Crew, GRACE, no_answer};
-use crate::types::clock::Moment;
-use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::token::AttemptId;
+use crate::engines::redlock::engine::AttachedRedlock;
+use crate::engines::redlock::protocol::batch::NodeRequest;
+use crate::engines::redlock::protocol::release::{Ends, NodeRelease, outcome};
+use crate::engines::redlock::state::release_votes::ReleaseVotes;
+use crate::engines::redlock::wait;
+use crate::engines::redlock::wire::batch::{Replies, send_one};
+use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
+use crate::types::error::Result;
+use crate::types::token::{AttemptId, FencingToken};
 
-/// The pause before a node is asked again.
+/// The pause before a release is repeated on a node, which doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// How long a forced release is repeated on a node that does not confirm it.
+const FORCED_RELEASE_WAIT: Duration = Duration::from_secs(10);
 
-/// What is sent to every node to end an attempt there.
-#[derive(Debug)]
-pub(crate) struct Parting {
-    pub(crate) keys: Keys,
-    attempt: String,
-    /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
-    ballot: u64,
-    waits: bool,
-    ends: Ends,
-    timeout: Duration,
-    /// When the lease is over in any case.
-    until: Moment,
-}
-
-/// What ends, as the script knows it.
-#[derive(Debug, Clone, Copy)]
-enum Ends {
-    /// A claim that is given up: it may have votes and places, and nothing that was renewed.
-    Claim = 0,
-    /// A hold, by its holder, which sends nothing more that could set it again.
-    Hold = 1,
-    /// A hold, by an operator, while its holder goes on.
-    Forced = 2,
-}
-
-impl Parting {
-    /// Ends whatever `claim` has become.
-    pub(crate) fn of(crew: &Crew, claim: &Claim) -> Result<Arc<Parting>> {
-        let known = crew.attempts.get(claim.attempt);
-        let waits = known.map_or(claim.queue, |known| known.places);
-        let ends = if known.is_some_and(|known| known.was_granted) { Ends::Hold } else { Ends::Claim };
-        Parting::with(crew, claim, known.map_or(0, |known| known.ballot), waits, ends)
-    }
-
-    /// Takes back one round of `claim`, which goes on with another ballot and keeps its place.
-    pub(crate) fn of_round(crew: &Crew, claim: &Claim, ballot: u64) -> Result<Arc<Parting>> {
-        Parting::with(crew, claim, ballot, false, Ends::Claim)
-    }
-
-    fn with(crew: &Crew, claim: &Claim, ballot: u64, waits: bool, ends: Ends) -> Result<Arc<Parting>> {
-        Ok(Arc::new(Parting {
-            keys: crew.keys(&claim.key)?,
-            attempt: claim.attempt.to_string(),
-            ballot,
-            waits,
-            ends,
-            timeout: Crew::node_timeout(claim.ttl),
-            until: crew.now().after(claim.ttl),
-        }))
-    }
-
-    /// Ends the hold that somebody else's attempt has with `ballot`.
-    pub(crate) fn forced(keys: Keys, attempt: AttemptId, ballot: u64, now: Moment) -> Arc<Parting> {
-        let timeout = Crew::node_timeout(Duration::MAX);
-        let until = now.after(LONGEST_PAUSE * 10);
-        let (attempt, ends) = (attempt.to_string(), Ends::Forced);
-        Arc::new(Parting { keys, attempt, ballot, waits: false, ends, timeout, until })
-    }
-
-    pub(crate) fn fill(&self, command: &mut Cmd, wake: bool) {
-        command.arg("release").arg(&self.attempt).arg(self.ballot).arg(u8::from(self.waits)).arg(u8::from(wake));
-        command.arg(self.ends as u8);
-    }
-}
-
-fn read(answer: Result<Answer>) -> Result<Release> {
-    match answer?.reply.word()?.as_str() {
-        "released" => Ok(Release::Released),
-        "not ours" => Ok(Release::NotOurs),
-        _ => Err(garbled()),
-    }
-}
-
-/// Ends a hold, or gives up a place, on all nodes; answered when a majority has.
-pub(crate) async fn release(crew: &Arc<Crew>, claim: &Claim) -> Result<Release> {
-    // Before anything is sent: from now on no node is asked to set it again.
-    crew.attempts.end(claim.attempt);
-    let parting = Parting::of(crew, claim)?;
-    let outcome = everywhere(crew, &parting).await?;
-    crew.attempts.forget(claim.attempt);
+/// Ends a hold, or leaves the queue, on all nodes. Returns when a majority has confirmed it.
+pub(super) async fn release(engine: &AttachedRedlock, claim: &Claim) -> Result<Release> {
+    wait::forget(&engine.nodes, claim.attempt);
+    // Before anything is sent: from now on no node is asked to set the lock again.
+    engine.attempts.releasing(claim.attempt);
+    let outcome = release_everywhere(engine, &of_claim(engine, claim)?).await?;
+    engine.attempts.forget(claim.attempt);
     Ok(outcome)
 }
 
-/// Sends `parting` to all nodes; answered when a majority has, and paid later where it was not.
-pub(crate) async fn everywhere(crew: &Arc<Crew>, parting: &Arc<Parting>) -> Result<Release> {
-    let quorum = crew.quorum();
-    let mut outcomes: Vec<Result<Release>> = crew.nodes.iter().map(|_| Err(no_answer())).collect();
-    let mut answers = ask(crew, parting, true, (0..crew.nodes.len()).collect());
-    answers
-        .run(parting.timeout, GRACE, |at, answer| {
-            let outcome = read(answer);
-            crew.note(at, outcome.is_ok());
-            outcomes[at] = outcome;
-            outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= quorum
+/// Ends another owner's hold with `token` on all nodes.
+pub(super) async fn force(engine: &AttachedRedlock, keys: Keys, attempt: AttemptId, token: FencingToken) -> Result<()> {
+    let release = NodeRelease {
+        keys,
+        attempt,
+        ballot: token.get(),
+        may_be_queued: false,
+        ends: Ends::Forced,
+        timeout: Nodes::timeout(Duration::MAX),
+        until: engine.nodes.now().after(FORCED_RELEASE_WAIT),
+    };
+    release_everywhere(engine, &Arc::new(release)).await.map(drop)
+}
+
+/// Returns the release of everything that `claim` has become.
+pub(super) fn of_claim(engine: &AttachedRedlock, claim: &Claim) -> Result<Arc<NodeRelease>> {
+    let known = engine.attempts.get(claim.attempt);
+    let may_be_queued = known.map_or(claim.queue, |known| known.may_be_queued());
+    let ends = if known.is_some_and(|known| known.was_granted()) { Ends::Hold } else { Ends::Claim };
+    new_release(&engine.nodes, claim, known.map_or(0, |known| known.ballot()), may_be_queued, ends)
+}
+
+/// Returns the release of one round of `claim`, which goes on with another ballot and stays queued.
+pub(super) fn of_round(engine: &AttachedRedlock, claim: &Claim, ballot: u64) -> Result<Arc<NodeRelease>> {
+    new_release(&engine.nodes, claim, ballot, false, Ends::Claim)
+}
+
+fn new_release(nodes: &Nodes, claim: &Claim, ballot: u64, may_be_queued: bool, ends: Ends) -> Result<Arc<NodeRelease>> {
+    Ok(Arc::new(NodeRelease {
+        keys: nodes.options.keys(&claim.key)?,
+        attempt: claim.attempt,
+        ballot,
+        may_be_queued,
+        ends,
+        timeout: Nodes::timeout(claim.ttl),
+        until: nodes.now().after(claim.ttl),
+    }))
+}
+
+/// Sends `release` to all nodes. Returns when a majority has confirmed it; the others get it again later.
+async fn release_everywhere(engine: &AttachedRedlock, release: &Arc<NodeRelease>) -> Result<Release> {
+    let nodes = &engine.nodes;
+    let mut votes = ReleaseVotes::new(nodes.len());
+    let mut replies = send(engine, release, true, (0..nodes.len()).collect());
+    replies
+        .collect(release.timeout, LATE_REPLY_WAIT, |at, reply| {
+            let outcome = outcome(reply);
+            nodes.record(at, outcome.is_ok());
+            votes.set(at, outcome);
+            votes.is_confirmed()
         })
         .await;
-    let count =
-        |wanted: Release| outcomes.iter().filter(|outcome| matches!(outcome, Ok(was) if *was == wanted)).count();
-    let (released, not_ours) = (count(Release::Released), count(Release::NotOurs));
-    if released + not_ours < quorum {
-        // Whoever asked asks again.
-        return Err(unconfirmed(crew, &outcomes));
-    }
-    let owing: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err()).map(|(at, _)| at).collect();
-    pay_after(crew, parting.clone(), answers, owing);
-    Ok(if not_ours >= quorum || released == 0 { Release::NotOurs } else { Release::Released })
+    let outcome = votes.outcome(&nodes.places())?;
+    repeat_after(nodes, release.clone(), replies, votes.unconfirmed());
+    Ok(outcome)
 }
 
-fn unconfirmed(crew: &Crew, outcomes: &[Result<Release>]) -> Error {
-    let may_be = outcomes.iter().any(|outcome| match outcome {
-        Ok(_) => true,
-        Err(error) => error.may_be_applied(),
-    });
-    let said = outcomes.iter().map(|outcome| match outcome {
-        Ok(Release::Released) => "released".to_owned(),
-        Ok(Release::NotOurs) => "not ours".to_owned(),
-        Err(error) => error.to_string(),
-    });
-    let votes = list(&crew.places(), said);
-    let kind = if may_be { ErrorKind::Unknown } else { ErrorKind::Unavailable };
-    Error::new(kind, format!("redlock: no majority has confirmed the release: {votes}"))
+fn send(engine: &AttachedRedlock, release: &Arc<NodeRelease>, notify: bool, nodes: Vec<usize>) -> Replies {
+    engine.batcher.send(NodeRequest::Release { release: release.clone(), notify }, nodes)
 }
 
-fn ask(crew: &Arc<Crew>, parting: &Arc<Parting>, wake: bool, nodes: Vec<usize>) -> Answers {
-    batch::ask(crew, Ask::Release { parting: parting.clone(), wake }, nodes)
-}
-
-/// Takes back what some nodes granted. Answers how many of them have not confirmed it; they are asked again later.
-pub(crate) async fn take_back(crew: &Arc<Crew>, parting: &Arc<Parting>, granted: &[usize]) -> usize {
+/// Takes back the votes of some nodes. Returns how many of these nodes have not confirmed it; they get it again later.
+pub(super) async fn take_back(engine: &AttachedRedlock, release: &Arc<NodeRelease>, granted: &[usize]) -> usize {
     if granted.is_empty() {
         return 0;
     }
-    let mut owing = granted.to_vec();
-    // Those who wait for a holder would wake up for nothing, unless this one looked like a holder.
-    let mut answers = ask(crew, parting, granted.len() >= crew.quorum(), granted.to_vec());
-    answers
-        .run(parting.timeout, GRACE, |at, answer| {
-            if read(answer).is_ok() {
-                owing.retain(|node| *node != at);
+    let mut unconfirmed = granted.to_vec();
+    // Notified waiters would claim in vain, unless this claim looked like a holder to them.
+    let mut replies = send(engine, release, granted.len() >= engine.nodes.quorum(), granted.to_vec());
+    replies
+        .collect(release.timeout, LATE_REPLY_WAIT, |at, reply| {
+            if outcome(reply).is_ok() {
+                unconfirmed.retain(|node| *node != at);
             }
             false
         })
         .await;
-    let kept = owing.len();
-    pay_later(crew, parting, owing);
-    kept
+    let count = unconfirmed.len();
+    repeat(&engine.nodes, release, unconfirmed);
+    count
 }
 
-/// Those who are late have the request already: they are asked again only if it comes to nothing.
-fn pay_after(crew: &Arc<Crew>, parting: Arc<Parting>, mut late: Answers, mut owing: Vec<usize>) {
-    if late.is_over() {
-        return pay_later(crew, &parting, owing);
+/// Waits for the late replies, and repeats the release on nodes that do not confirm it.
+fn repeat_after(nodes: &Arc<Nodes>, release: Arc<NodeRelease>, mut late: Replies, mut unconfirmed: Vec<usize>) {
+    if late.is_done() {
+        return repeat(nodes, &release, unconfirmed);
     }
-    let (crew, waited_for) = (crew.clone(), crew.begin_late());
-    // tidy-allow(spawn): the caller has its answer; a node that is late must be freed all the same
-    crew.runtime.clone().spawn(async move {
-        let _waited_for = waited_for;
-        late.run(parting.timeout, GRACE, |at, answer| {
-            let is_done = read(answer).is_ok();
-            crew.note(at, is_done);
+    let (nodes, late_request) = (nodes.clone(), nodes.await_late_replies());
+    // tidy-allow(spawn): the caller has its reply; a node that is late must be freed all the same
+    nodes.runtime.clone().spawn(async move {
+        let _late_request = late_request;
+        late.collect(release.timeout, LATE_REPLY_WAIT, |at, reply| {
+            let is_done = outcome(reply).is_ok();
+            nodes.record(at, is_done);
             if is_done {
-                owing.retain(|node| *node != at);
+                unconfirmed.retain(|node| *node != at);
             }
             false
         })
         .await;
-        late.behind().iter().for_each(|at| crew.note(*at, false));
-        pay_later(&crew, &parting, owing);
+        late.missing().iter().for_each(|at| nodes.record(*at, false));
+        repeat(&nodes, &release, unconfirmed);
     });
 }
 
-/// Sends `parting` to each node that owes an answer, again and again until it is answered or the lease is over.
-pub(crate) fn pay_later(crew: &Arc<Crew>, parting: &Arc<Parting>, owing: impl IntoIterator<Item = usize>) {
-    for at in owing {
-        let (crew, parting) = (crew.clone(), parting.clone());
+/// Sends `release` to each of these nodes until the node confirms it or the lease is over.
+pub(super) fn repeat(nodes: &Arc<Nodes>, release: &Arc<NodeRelease>, unconfirmed: impl IntoIterator<Item = usize>) {
+    for at in unconfirmed {
         // tidy-allow(spawn): one small task for a node that is out of reach, for a lease at the longest
-        crew.runtime.clone().spawn(pay(Arc::downgrade(&crew), at, parting));
+        nodes.runtime.spawn(repeat_on(Arc::downgrade(nodes), at, release.clone()));
     }
 }
 
-async fn pay(crew: Weak<Crew>, at: usize, parting: Arc<Parting>) {
+async fn repeat_on(nodes: Weak<Nodes>, at: usize, release: Arc<NodeRelease>) {
+    let request = NodeRequest::Release { release: release.clone(), notify: true };
     let mut pause = FIRST_PAUSE;
-    // Without an engine there are no connections, either.
-    while let Some(crew) = crew.upgrade() {
-        let ask = Ask::Release { parting: parting.clone(), wake: true };
-        let answer = tokio::time::timeout(parting.timeout, batch::send(&crew, at, std::iter::once(&ask))).await;
-        let is_done = answer.is_ok_and(|answers| answers.into_iter().all(|answer| read(answer).is_ok()));
-        if is_done || crew.now().after(pause) >= parting.until {
+    // Without the engine there are no connections, either.
+    while let Some(nodes) = nodes.upgrade() {
+        let reply = tokio::time::timeout(release.timeout, send_one(&nodes, at, &request)).await;
+        let is_done = reply.is_ok_and(|reply| outcome(reply).is_ok());
+        if is_done || nodes.now().after(pause) >= release.until {
             return;
         }
-        drop(crew);
+        drop(nodes);
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }

@@ -2,21 +2,22 @@
 
 use crate::engines::redis::script::Script;
 
-pub(crate) static ROUND: Script = Script::new(
+pub(super) static BATCH: Script = Script::new(
     "round",
     concat!(include_str!("alone.lua"), include_str!("shared.lua"), include_str!("note.lua"), include_str!("batch.lua")),
 );
-pub(crate) static BREAK: Script = Script::new("break", concat!(include_str!("shared.lua"), include_str!("break.lua")));
-pub(crate) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
-pub(crate) static HORIZON: Script =
+pub(super) static FORCE_RELEASE: Script =
+    Script::new("break", concat!(include_str!("shared.lua"), include_str!("break.lua")));
+pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
+pub(super) static LEASES_LEFT: Script =
     Script::new("horizon", concat!(include_str!("note.lua"), include_str!("leases_left.lua")));
-pub(crate) static BIRTH: Script =
+pub(super) static START_QUARANTINE: Script =
     Script::new("birth", concat!(include_str!("note.lua"), include_str!("start_quarantine.lua")));
-pub(crate) static LEAP: Script =
+pub(super) static QUARANTINE_AFTER_LEAP: Script =
     Script::new("leap", concat!(include_str!("note.lua"), include_str!("quarantine_after_leap.lua")));
 
 #[cfg(test)]
-static ALL: [&Script; 6] = [&ROUND, &BREAK, &RENEW, &HORIZON, &BIRTH, &LEAP];
+static ALL: [&Script; 6] = [&BATCH, &FORCE_RELEASE, &RENEW, &LEASES_LEFT, &START_QUARANTINE, &QUARANTINE_AFTER_LEAP];
 
 #[cfg(test)]
 mod tests {

@@ -1,114 +1,144 @@
-//! What tasks ask of the nodes in the same moment goes to each node as one request.
+//! Batches concurrent claims and releases: each node gets those of one moment as one request.
 //!
-//! Whoever is alone asks the nodes itself. Otherwise the first begins a volley, which is sent when the tasks that run at
-//! that moment have had their say. Nobody waits for another's answer, and no caller is needed for a volley to come to its
-//! end: it has a task of its own.
+//! A request that is alone is sent at once. Otherwise the first request begins a batch, which is sent after the tasks that
+//! are runnable at that moment have added theirs. No request waits for the reply to another, and a batch has a task of its
+//! own: it is completed even if its callers are gone.
 
-use crate::types::sync::{Mutex, MutexGuard};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::runtime::{Handle, Id};
 
-use crate::engines::redis::node::{Connection, Keys, Lane, Trust};
-use crate::engines::redis::script::Reply;
-use crate::engines::redlock::claim::Request;
-use crate::engines::redlock::protocol::scripts::ROUND;
-use crate::engines::redlock::release::Parting;
-use crate::engines::redlock::wire::calls::{Race, run_until};
-use crate::engines::redlock::wire::nodes::{Crew, no_answer};
-use crate::types::error::{Error, Result};
+use crate::engines::redis::node::{Connection, Lane};
+use crate::engines::redlock::error::no_reply;
+use crate::engines::redlock::protocol::batch::{self, NodeRequest};
+use crate::engines::redlock::protocol::reply::NodeReply;
+use crate::engines::redlock::wire::calls::{NodeCalls, collect_until};
+use crate::engines::redlock::wire::nodes::Nodes;
+use crate::types::error::Result;
+use crate::types::sync::{Mutex, MutexGuard};
 
-/// How much one request asks at the most: a fraction of a millisecond of the node's time.
-const MOST: usize = 64;
+/// How many requests one batch has at the most: a fraction of a millisecond of the node's time.
+const MAX_BATCH: usize = 64;
 
-/// What is asked of nodes about one lock.
-pub(crate) enum Ask {
-    Claim(Box<Request>),
-    /// `wake`: whether whoever waits is told.
-    Release {
-        parting: Arc<Parting>,
-        wake: bool,
-    },
+/// Sends requests to nodes, concurrent ones in batches.
+pub(crate) struct NodeBatcher {
+    nodes: Arc<Nodes>,
+    unsent: Mutex<UnsentBatches>,
+    /// How many requests have a caller that waits for replies.
+    open: AtomicUsize,
 }
 
-impl Ask {
-    fn keys(&self) -> &Keys {
-        match self {
-            Ask::Claim(request) => &request.keys,
-            Ask::Release { parting, .. } => &parting.keys,
-        }
+#[derive(Default)]
+struct UnsentBatches {
+    batches: Vec<NodeBatch>,
+    next: u64,
+}
+
+/// One for each runtime: no request depends on another caller's runtime.
+struct NodeBatch {
+    number: u64,
+    runtime: Id,
+    requests: Vec<Arc<BatchedRequest>>,
+}
+
+impl NodeBatcher {
+    pub(crate) fn new(nodes: Arc<Nodes>) -> NodeBatcher {
+        NodeBatcher { nodes, unsent: Mutex::default(), open: AtomicUsize::new(0) }
     }
 
-    fn fill(&self, command: &mut Cmd, to: &Connection) {
-        match self {
-            Ask::Claim(request) => request.fill(command, to),
-            Ask::Release { parting, wake } => parting.fill(command, *wake),
+    /// Sends a request to some nodes: at once if no other request is open, otherwise soon, in a batch.
+    pub(crate) fn send(self: &Arc<Self>, request: NodeRequest, nodes: Vec<usize>) -> Replies {
+        if self.open.load(Ordering::Relaxed) == 0 {
+            let source = ReplySource::Direct(self.send_directly(request, &nodes));
+            return Replies::new(self, source, nodes);
         }
+        let request = Arc::new(BatchedRequest { request, nodes: nodes.clone(), inbox: Mutex::default() });
+        let replies = Replies::new(self, ReplySource::Batched(request.clone()), nodes);
+        self.add(request);
+        replies
+    }
+
+    fn send_directly(&self, request: NodeRequest, nodes: &[usize]) -> NodeCalls<Result<NodeReply>> {
+        let request = Arc::new(request);
+        NodeCalls::new(nodes.iter().map(|at| {
+            let (nodes, request, at) = (self.nodes.clone(), request.clone(), *at);
+            (at, async move { send_one(&nodes, at, &request).await })
+        }))
+    }
+
+    /// Adds a request to the runtime's unsent batch, or begins one.
+    fn add(self: &Arc<Self>, request: Arc<BatchedRequest>) {
+        let handle = Handle::try_current().unwrap_or_else(|_| self.nodes.runtime.clone());
+        let runtime = handle.id();
+        let mut unsent = self.unsent.lock();
+        let has_room = |batch: &&mut NodeBatch| batch.runtime == runtime && batch.requests.len() < MAX_BATCH;
+        if let Some(batch) = unsent.batches.iter_mut().find(has_room) {
+            batch.requests.push(request);
+            return;
+        }
+        let number = unsent.next;
+        unsent.next += 1;
+        unsent.batches.push(NodeBatch { number, runtime, requests: vec![request] });
+        drop(unsent);
+        let task = BatchTask { batcher: self.clone(), number, requests: Vec::new() };
+        // tidy-allow(spawn): one task for all requests of this moment; it ends when each node has replied or timed out
+        handle.spawn(task.run());
+    }
+
+    fn take(&self, number: u64) -> Vec<Arc<BatchedRequest>> {
+        let mut unsent = self.unsent.lock();
+        let at = unsent.batches.iter().position(|batch| batch.number == number);
+        at.map(|at| unsent.batches.swap_remove(at).requests).unwrap_or_default()
     }
 }
 
-/// What one node says to one [`Ask`].
-pub(crate) struct Answer {
-    pub(crate) reply: Reply,
-    /// The node's clock; 0 when it did not matter.
-    pub(crate) now_us: u64,
-    /// Whether messages from that node come in.
-    pub(crate) hears: bool,
-    pub(crate) trust: Trust,
-}
-
-/// Something that was asked, and what came back of it so far.
-struct Asked {
-    ask: Ask,
+/// A request of a batch, and its replies so far.
+struct BatchedRequest {
+    request: NodeRequest,
     nodes: Vec<usize>,
     inbox: Mutex<Inbox>,
 }
 
 #[derive(Default)]
 struct Inbox {
-    answers: Vec<(usize, Result<Answer>)>,
+    replies: Vec<(usize, Result<NodeReply>)>,
     taken: usize,
-    /// No more will come.
+    /// No more replies will come.
     is_closed: bool,
     waker: Option<Waker>,
 }
 
-impl Asked {
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock()
-    }
-
-    fn deliver(&self, node: usize, answer: Result<Answer>) {
-        let mut inbox = self.inbox();
-        inbox.answers.push((node, answer));
-        // Fewer decide nothing.
-        if inbox.taken + inbox.answers.len() > self.nodes.len() / 2 {
+impl BatchedRequest {
+    fn deliver(&self, node: usize, reply: Result<NodeReply>) {
+        let mut inbox = self.inbox.lock();
+        inbox.replies.push((node, reply));
+        // A minority decides nothing.
+        if inbox.taken + inbox.replies.len() > self.nodes.len() / 2 {
             wake(inbox);
         }
     }
 
-    /// The next answer; that of `last` is none when no more come.
-    fn poll_next(&self, last: usize, context: &mut Context<'_>) -> Poll<Option<(usize, Result<Answer>)>> {
-        let mut inbox = self.inbox();
-        let answered = match inbox.answers.pop() {
-            Some(answered) => answered,
-            None if inbox.is_closed => (last, Err(no_answer())),
+    /// Returns the next reply. When no more come, it is a failure of the node `last`.
+    fn poll_next(&self, last: usize, context: &mut Context<'_>) -> Poll<Option<(usize, Result<NodeReply>)>> {
+        let mut inbox = self.inbox.lock();
+        let reply = match inbox.replies.pop() {
+            Some(reply) => reply,
+            None if inbox.is_closed => (last, Err(no_reply())),
             None => {
                 inbox.waker = Some(context.waker().clone());
                 return Poll::Pending;
             }
         };
         inbox.taken += 1;
-        Poll::Ready(Some(answered))
+        Poll::Ready(Some(reply))
     }
 
     fn close(&self) {
-        let mut inbox = self.inbox();
+        let mut inbox = self.inbox.lock();
         inbox.is_closed = true;
         wake(inbox);
     }
@@ -120,215 +150,129 @@ fn wake(mut inbox: MutexGuard<'_, Inbox>) {
     waker.into_iter().for_each(Waker::wake);
 }
 
-/// The answers to one [`Ask`], as they come. Dropped before it was sent, it is not sent.
-pub(crate) struct Answers {
-    source: Source,
-    behind: Vec<usize>,
-    crew: Arc<Crew>,
+/// The replies to one request, as they come. If it is dropped before its batch is sent, the request is not sent.
+pub(crate) struct Replies {
+    source: ReplySource,
+    missing: Vec<usize>,
+    batcher: Arc<NodeBatcher>,
 }
 
-enum Source {
-    /// Nobody else asked anything.
-    Own(Race<Result<Answer>>),
-    Volley(Arc<Asked>),
+enum ReplySource {
+    Direct(NodeCalls<Result<NodeReply>>),
+    Batched(Arc<BatchedRequest>),
 }
 
-impl Answers {
-    fn new(crew: &Arc<Crew>, source: Source, nodes: Vec<usize>) -> Answers {
-        crew.volleys.open.fetch_add(1, Ordering::Relaxed);
-        Answers { source, behind: nodes, crew: crew.clone() }
+impl Replies {
+    fn new(batcher: &Arc<NodeBatcher>, source: ReplySource, nodes: Vec<usize>) -> Replies {
+        batcher.open.fetch_add(1, Ordering::Relaxed);
+        Replies { source, missing: nodes, batcher: batcher.clone() }
     }
 
-    /// The nodes that have not answered yet.
-    pub(crate) fn behind(&self) -> &[usize] {
-        &self.behind
+    /// Returns the nodes that have not replied yet.
+    pub(crate) fn missing(&self) -> &[usize] {
+        &self.missing
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.behind.is_empty()
+    pub(crate) fn is_done(&self) -> bool {
+        self.missing.is_empty()
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Result<Answer>)>> {
-        let Some(last) = self.behind.last() else { return Poll::Ready(None) };
-        let answered = match &mut self.source {
-            Source::Own(race) => race.poll_next(context),
-            Source::Volley(asked) => asked.poll_next(*last, context),
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Result<NodeReply>)>> {
+        let Some(last) = self.missing.last() else { return Poll::Ready(None) };
+        let next = match &mut self.source {
+            ReplySource::Direct(calls) => calls.poll_next(context),
+            ReplySource::Batched(request) => request.poll_next(*last, context),
         };
-        answered.map(|answered| {
-            self.behind.retain(|other| answered.as_ref().is_none_or(|(node, _)| node != other));
-            answered
+        next.map(|next| {
+            self.missing.retain(|other| next.as_ref().is_none_or(|(node, _)| node != other));
+            next
         })
     }
 
-    /// Takes answers as [`run_until`] says, for `limit` at the longest.
-    pub(crate) async fn run(
+    /// Takes replies like [`collect_until`], for `limit` at the longest.
+    pub(crate) async fn collect(
         &mut self,
         limit: Duration,
         grace: Duration,
-        take: impl FnMut(usize, Result<Answer>) -> bool,
+        take: impl FnMut(usize, Result<NodeReply>) -> bool,
     ) {
         let mut wait = pin!(tokio::time::sleep(limit));
-        run_until(wait.as_mut(), grace, |context| self.poll_next(context), take).await;
+        collect_until(wait.as_mut(), grace, |context| self.poll_next(context), take).await;
     }
 }
 
-impl Drop for Answers {
+impl Drop for Replies {
     fn drop(&mut self) {
-        self.crew.volleys.open.fetch_sub(1, Ordering::Relaxed);
+        self.batcher.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Volleys that were begun and not sent yet.
-#[derive(Default)]
-pub(crate) struct Volleys {
-    begun: Mutex<Begun>,
-    /// How much was asked whose answers somebody waits for.
-    open: AtomicUsize,
-}
-
-#[derive(Default)]
-struct Begun {
-    volleys: Vec<Volley>,
-    next: u64,
-}
-
-/// One for each runtime: nobody's requests depend on a runtime that is not theirs.
-struct Volley {
+/// Sends one batch. When it ends, even by a panic or with its runtime, no caller waits for it any more.
+struct BatchTask {
+    batcher: Arc<NodeBatcher>,
     number: u64,
-    runtime: Id,
-    asks: Vec<Arc<Asked>>,
+    requests: Vec<Arc<BatchedRequest>>,
 }
 
-impl Volleys {
-    fn begun(&self) -> MutexGuard<'_, Begun> {
-        self.begun.lock()
-    }
-
-    fn take(&self, number: u64) -> Vec<Arc<Asked>> {
-        let mut begun = self.begun();
-        let at = begun.volleys.iter().position(|volley| volley.number == number);
-        at.map(|at| begun.volleys.swap_remove(at).asks).unwrap_or_default()
-    }
-}
-
-/// Asks some nodes: at once if nobody else asks anything, otherwise soon, with what others ask.
-pub(crate) fn ask(crew: &Arc<Crew>, ask: Ask, nodes: Vec<usize>) -> Answers {
-    if crew.volleys.open.load(Ordering::Relaxed) == 0 {
-        return Answers::new(crew, Source::Own(alone(crew, ask, &nodes)), nodes);
-    }
-    let asked = Arc::new(Asked { ask, nodes: nodes.clone(), inbox: Mutex::default() });
-    let answers = Answers::new(crew, Source::Volley(asked.clone()), nodes);
-    let runtime = Handle::try_current().unwrap_or_else(|_| crew.runtime.clone());
-    let mut begun = crew.volleys.begun();
-    let id = runtime.id();
-    if let Some(volley) = begun.volleys.iter_mut().find(|volley| volley.runtime == id && volley.asks.len() < MOST) {
-        volley.asks.push(asked);
-        return answers;
-    }
-    let number = begun.next;
-    begun.next += 1;
-    begun.volleys.push(Volley { number, runtime: id, asks: vec![asked] });
-    drop(begun);
-    let sending = Sending { crew: crew.clone(), number, asks: Vec::new() };
-    // tidy-allow(spawn): one task for all who ask in this moment; it ends when each node has answered or timed out
-    runtime.spawn(sending.run());
-    answers
-}
-
-fn alone(crew: &Arc<Crew>, ask: Ask, nodes: &[usize]) -> Race<Result<Answer>> {
-    let ask = Arc::new(ask);
-    Race::new(nodes.iter().map(|at| {
-        let (crew, ask, at) = (crew.clone(), ask.clone(), *at);
-        (at, async move {
-            let mut answers = send(&crew, at, std::iter::once(&*ask)).await;
-            answers.pop().unwrap_or_else(|| Err(no_answer()))
-        })
-    }))
-}
-
-/// A volley on its way. When it ends, whatever happens, nobody waits for it any more.
-struct Sending {
-    crew: Arc<Crew>,
-    number: u64,
-    asks: Vec<Arc<Asked>>,
-}
-
-impl Sending {
+impl BatchTask {
     async fn run(mut self) {
-        // Behind those who are about to ask.
+        // Lets the tasks that are about to send add their requests.
         tokio::task::yield_now().await;
-        self.asks = self.crew.volleys.take(self.number);
-        // Whose caller is gone was not sent, and never is.
-        self.asks.retain(|asked| Arc::strong_count(asked) > 1);
-        let asked_of =
-            |at| -> Vec<Arc<Asked>> { self.asks.iter().filter(|asked| asked.nodes.contains(&at)).cloned().collect() };
-        let nodes = (0..self.crew.nodes.len()).map(|at| (at, asked_of(at))).filter(|(_, asks)| !asks.is_empty());
-        let mut race = Race::new(nodes.map(|(at, asks)| {
-            let crew = self.crew.clone();
+        self.requests = self.batcher.take(self.number);
+        // A request whose caller is gone was not sent, and never is.
+        self.requests.retain(|request| Arc::strong_count(request) > 1);
+        let nodes = &self.batcher.nodes;
+        let requests_to = |at: usize| -> Vec<Arc<BatchedRequest>> {
+            self.requests.iter().filter(|request| request.nodes.contains(&at)).cloned().collect()
+        };
+        let parts = (0..nodes.len()).map(|at| (at, requests_to(at))).filter(|(_, requests)| !requests.is_empty());
+        let mut calls = NodeCalls::new(parts.map(|(at, requests)| {
+            let nodes = nodes.clone();
             (at, async move {
-                let answers = send(&crew, at, asks.iter().map(|asked| &asked.ask)).await;
-                asks.iter().zip(answers).for_each(|(asked, answer)| asked.deliver(at, answer));
+                let replies = send(&nodes, at, requests.iter().map(|request| &request.request)).await;
+                requests.iter().zip(replies).for_each(|(request, reply)| request.deliver(at, reply));
             })
         }));
-        while race.next().await.is_some() {}
+        while calls.next().await.is_some() {}
     }
 }
 
-impl Drop for Sending {
+impl Drop for BatchTask {
     fn drop(&mut self) {
-        let unsent = self.crew.volleys.take(self.number);
-        self.asks.iter().chain(&unsent).for_each(|asked| asked.close());
+        let unsent = self.batcher.take(self.number);
+        self.requests.iter().chain(&unsent).for_each(|request| request.close());
     }
 }
 
-/// Sends to one node what is asked of it, as one request. Answers each in its order.
-pub(crate) async fn send<'a>(
-    crew: &Crew,
+/// Sends one request to one node.
+pub(crate) async fn send_one(nodes: &Nodes, at: usize, request: &NodeRequest) -> Result<NodeReply> {
+    send(nodes, at, std::iter::once(request)).await.pop().unwrap_or_else(|| Err(no_reply()))
+}
+
+/// Sends requests to one node, as one call. Returns the reply to each, in their order.
+async fn send<'a>(
+    nodes: &Nodes,
     at: usize,
-    asks: impl Iterator<Item = &'a Ask> + Clone,
-) -> Vec<Result<Answer>> {
-    let member = &crew.nodes[at];
-    let main = member.connection(Lane::Main);
-    // A release that cannot go the way of its claim goes the other way.
-    let may_go = |ask: &Ask| main.is_ok() || matches!(ask, Ask::Release { .. });
-    let going = asks.clone().filter(|ask| may_go(ask));
-    let count = going.clone().count();
-    let answers = match main.as_ref().map(Connection::clone).or_else(|_| member.connection(Lane::Reserved)) {
-        Ok(connection) if count > 0 => send_over(crew, &connection, going, count).await,
+    requests: impl Iterator<Item = &'a NodeRequest> + Clone,
+) -> Vec<Result<NodeReply>> {
+    let main = nodes[at].connection(Lane::Main);
+    // A release that cannot follow its claim on the same connection takes the other one.
+    let may_go = |request: &NodeRequest| main.is_ok() || matches!(request, NodeRequest::Release { .. });
+    let going = requests.clone().filter(|request| may_go(request));
+    let replies = match main.as_ref().map(Connection::clone).or_else(|_| nodes[at].connection(Lane::Reserved)) {
+        Ok(connection) if going.clone().next().is_some() => {
+            let restart_guard = nodes.options.restart_guard;
+            batch::run(&connection, &nodes.note_key, restart_guard, going, || nodes.now()).await
+        }
         Ok(_) => Ok(Vec::new()),
         Err(error) => Err(error),
     };
-    let copy = |error: &Error| Error::new(error.kind(), error.to_string());
-    let mut answers = answers.map(|answers| answers.into_iter());
-    asks.map(|ask| match (&main, &mut answers) {
-        (Err(error), _) if !may_go(ask) => Err(copy(error)),
-        (_, Ok(answers)) => answers.next().unwrap_or_else(|| Err(no_answer())),
-        (_, Err(error)) => Err(copy(error)),
-    })
-    .collect()
-}
-
-async fn send_over<'a>(
-    crew: &Crew,
-    connection: &Connection,
-    asks: impl Iterator<Item = &'a Ask> + Clone,
-    count: usize,
-) -> Result<Vec<Result<Answer>>> {
-    let life = if crew.options.restart_guard { connection.life().await? } else { "" };
-    let sent = crew.now();
-    let fill = |command: &mut Cmd, nonce| {
-        command.arg(1 + 4 * count).arg(&crew.node_key);
-        for Keys { lock, queue, waiters, fence } in asks.clone().map(Ask::keys) {
-            command.arg(lock).arg(queue).arg(waiters).arg(fence);
-        }
-        command.arg(nonce).arg(life);
-        asks.clone().for_each(|ask| ask.fill(command, connection));
-    };
-    let mut reply = connection.run(&ROUND, fill).await?;
-    let now_us = reply.unsigned()?;
-    // A release may not tell the time, and needs no trust. Without the guard there is nothing that makes up for a leap.
-    let seen = (now_us > 0).then(|| connection.saw_clock(sent, now_us));
-    let trust = seen.filter(|_| crew.options.restart_guard).unwrap_or(Trust::Full);
-    let hears = connection.hears();
-    Ok((0..count).map(|_| Ok(Answer { reply: reply.part()?, now_us, hears, trust })).collect())
+    let mut replies = replies.map(|replies| replies.into_iter());
+    requests
+        .map(|request| match (&main, &mut replies) {
+            (Err(error), _) if !may_go(request) => Err(error.duplicate()),
+            (_, Ok(replies)) => replies.next().unwrap_or_else(|| Err(no_reply())),
+            (_, Err(error)) => Err(error.duplicate()),
+        })
+        .collect()
 }

@@ -1,37 +1,37 @@
-//! How many claims for one lock this engine has on their way at once.
+//! Limits how many claims of one lock this engine has in flight.
 
-use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::types::key::Key;
+use crate::types::sync::{Mutex, MutexGuard};
 
-/// Enough that nobody waits for a node that is slow to answer somebody else; few enough that a release never stands
-/// behind the claims of a thousand tasks.
-const AT_ONCE: usize = 8;
+/// How many claims of one lock are in flight at once. Enough that a node which is slow to reply to one claim does not hold
+/// up the others; few enough that a release is never sent behind the claims of a thousand tasks.
+const MAX_CLAIMS: usize = 8;
 
-/// The gates of all locks that somebody claims right now.
+/// The limits of all locks with a claim in flight.
 #[derive(Debug, Default)]
-pub(crate) struct Gates(Mutex<HashMap<Key, Arc<Semaphore>>>);
+pub(crate) struct ClaimLimits(Mutex<HashMap<Key, Arc<Semaphore>>>);
 
-/// A claim that is on its way.
-pub(crate) struct Passage<'a> {
-    gates: &'a Gates,
+/// The right to have a claim in flight, until it is dropped.
+pub(crate) struct ClaimPermit<'a> {
+    limits: &'a ClaimLimits,
     key: &'a Key,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Gates {
-    /// Returns when it is this claim's turn.
-    pub(crate) async fn pass<'a>(&'a self, key: &'a Key) -> Passage<'a> {
-        let gate = self.table().entry(key.clone()).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone();
-        // Made before the wait, so that a claim that is dropped in it leaves no gate behind.
-        let mut passage = Passage { gates: self, key, _permit: None };
-        // Nobody closes a gate.
-        passage._permit = gate.acquire_owned().await.ok();
-        passage
+impl ClaimLimits {
+    /// Waits until another claim of `key` may be sent.
+    pub(crate) async fn acquire<'a>(&'a self, key: &'a Key) -> ClaimPermit<'a> {
+        let limit = self.table().entry(key.clone()).or_insert_with(|| Arc::new(Semaphore::new(MAX_CLAIMS))).clone();
+        // Made before the wait, so that a claim that is dropped while it waits leaves no entry behind.
+        let mut permit = ClaimPermit { limits: self, key, _permit: None };
+        // The semaphore is never closed.
+        permit._permit = limit.acquire_owned().await.ok();
+        permit
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Key, Arc<Semaphore>>> {
@@ -39,12 +39,12 @@ impl Gates {
     }
 }
 
-impl Drop for Passage<'_> {
+impl Drop for ClaimPermit<'_> {
     fn drop(&mut self) {
         self._permit = None;
-        let mut table = self.gates.table();
-        // Whoever waits at it has a share of it.
-        if table.get(self.key).is_some_and(|gate| Arc::strong_count(gate) == 1) {
+        let mut table = self.limits.table();
+        // A claim that waits has a clone of the semaphore.
+        if table.get(self.key).is_some_and(|limit| Arc::strong_count(limit) == 1) {
             table.remove(self.key);
         }
     }
@@ -55,22 +55,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_gate_lets_few_pass_at_once_and_is_gone_when_nobody_wants_through() {
-        let (gates, key) = (Gates::default(), Key::new("a").unwrap());
+    async fn few_claims_are_in_flight_and_an_unused_limit_is_dropped() {
+        let (limits, key) = (ClaimLimits::default(), Key::new("a").unwrap());
         let mut inside = Vec::new();
-        for _ in 0..AT_ONCE {
-            inside.push(gates.pass(&key).await);
+        for _ in 0..MAX_CLAIMS {
+            inside.push(limits.acquire(&key).await);
         }
         {
-            let mut next = std::pin::pin!(gates.pass(&key));
+            let mut next = std::pin::pin!(limits.acquire(&key));
             let poll = std::future::poll_fn(|context| std::task::Poll::Ready(next.as_mut().poll(context).is_ready()));
             assert!(!poll.await, "one too many");
             inside.pop();
             let through = next.await;
-            assert_eq!(gates.table().len(), 1);
+            assert_eq!(limits.table().len(), 1);
             drop(through);
         }
         inside.clear();
-        assert!(gates.table().is_empty());
+        assert!(limits.table().is_empty());
     }
 }

@@ -1,3 +1,5 @@
+//! The connections to the nodes, and the requests in flight.
+
 pub(crate) mod batch;
 pub(crate) mod calls;
 pub(crate) mod claim_limit;

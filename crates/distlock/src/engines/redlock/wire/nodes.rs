@@ -1,184 +1,162 @@
-//! The nodes together: how each is asked, and how many must answer.
+//! The nodes: their connections, and whether each replies.
 
+use std::ops::Index;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::contract::Attachment;
-use crate::engines::redis::node::{Connection, Keys, Lane, Node, NodeOptions};
-use crate::engines::redlock::config::Options;
-use crate::engines::redlock::quarantine::{self, Leaps};
-use crate::engines::redlock::state::attempts::Attempts;
-use crate::engines::redlock::state::claim_votes::{list, quorum_of};
-use crate::engines::redlock::wire::batch::Volleys;
-use crate::engines::redlock::wire::calls::Race;
-use crate::engines::redlock::wire::claim_limit::Gates;
+use crate::engines::redis::node::{Connection, Lane, Node, NodeOptions};
+use crate::engines::redlock::error::{by_node, no_connection, no_reply};
+use crate::engines::redlock::options::RedlockOptions;
+use crate::engines::redlock::state::quorum::quorum_of;
+use crate::engines::redlock::wire::calls::NodeCalls;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::key::Key;
 
-/// How long a node may take to answer, as a part of the lease and within bounds.
+/// How long a node may take to reply, as a part of the lease and within bounds.
 const TIMEOUT_PART: u32 = 5;
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
-const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long the answers of the others are waited for when a majority has decided: they are on their way.
-pub(crate) const GRACE: Duration = Duration::from_millis(1);
+const MIN_TIMEOUT: Duration = Duration::from_millis(50);
+const MAX_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the replies of the others are waited for when a majority has decided: they are about to arrive.
+pub(crate) const LATE_REPLY_WAIT: Duration = Duration::from_millis(1);
 /// How long the other nodes are waited for when a majority is connected for the first time.
-const FIRST_GRACE: Duration = Duration::from_millis(200);
+const FIRST_CONNECT_GRACE: Duration = Duration::from_millis(200);
 
-/// What is there once the engine is attached.
-pub(crate) struct Crew {
-    pub(crate) nodes: Vec<Arc<Member>>,
-    pub(crate) options: Arc<Options>,
-    pub(crate) attempts: Attempts,
-    pub(crate) gates: Gates,
-    pub(crate) volleys: Volleys,
-    /// Where a node notes its life.
-    pub(crate) node_key: String,
+/// The nodes of an attached engine.
+pub(crate) struct Nodes {
+    all: Vec<Arc<NodeState>>,
+    pub(crate) options: Arc<RedlockOptions>,
+    pub(crate) note_key: String,
     pub(crate) clock: Clock,
     pub(crate) drift: f64,
     pub(crate) runtime: Handle,
-    /// How many claims and releases a minority has not answered yet.
-    late: watch::Sender<usize>,
-    /// Every node was tried once, per lane.
-    met: [AtomicBool; 2],
-    /// One for each node, which waits for its clock to leap; they end with the crew.
-    _watches: JoinSet<()>,
+    /// How many claims and releases still wait for replies of a minority.
+    late_requests: watch::Sender<usize>,
+    /// Whether every node was tried once, per lane.
+    was_tried: [AtomicBool; 2],
 }
 
 /// One node and what is known of it.
-pub(crate) struct Member {
+pub(crate) struct NodeState {
     pub(crate) node: Node,
-    /// It did not answer when it was asked last.
+    /// Whether the node did not reply to the last request.
     is_away: AtomicBool,
-    /// Somebody is about to say how long it must not vote.
-    pub(crate) birth: AtomicBool,
+    /// Whether a task of this process is about to put the node into quarantine.
+    pub(crate) is_entering_quarantine: AtomicBool,
 }
 
-impl Crew {
-    pub(crate) fn start(options: &Arc<Options>, attachment: &Attachment) -> Crew {
-        let member = |node: &NodeOptions| {
+impl Nodes {
+    /// Begins to connect.
+    pub(crate) fn start(options: &Arc<RedlockOptions>, attachment: &Attachment) -> Nodes {
+        let state = |node: &NodeOptions| {
             let node = Node::start(node, attachment);
-            Arc::new(Member { node, is_away: AtomicBool::new(false), birth: AtomicBool::new(false) })
+            let (is_away, is_entering_quarantine) = (AtomicBool::new(false), AtomicBool::new(false));
+            Arc::new(NodeState { node, is_away, is_entering_quarantine })
         };
-        let nodes: Vec<_> = options.nodes.iter().map(member).collect();
-        let (mut watches, leaps) = (JoinSet::new(), Arc::new(Leaps::new(nodes.len())));
-        for (at, member) in nodes.iter().enumerate() {
-            let (clock, leaps) = (attachment.clock.clone(), leaps.clone());
-            let watch = quarantine::watch(at, member.clone(), options.node_key(), clock, leaps);
-            // tidy-allow(spawn): sleeps until a clock leaps
-            watches.spawn_on(watch, &attachment.keeper_runtime);
-        }
-        Crew {
-            nodes,
+        Nodes {
+            all: options.nodes.iter().map(state).collect(),
             options: options.clone(),
-            attempts: Attempts::default(),
-            gates: Gates::default(),
-            volleys: Volleys::default(),
-            node_key: options.node_key(),
+            note_key: options.note_key(),
             clock: attachment.clock.clone(),
             drift: attachment.drift,
             runtime: attachment.keeper_runtime.clone(),
-            late: watch::Sender::new(0),
-            met: Default::default(),
-            _watches: watches,
+            late_requests: watch::Sender::new(0),
+            was_tried: Default::default(),
         }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<NodeState>> {
+        self.all.iter()
     }
 
     pub(crate) fn quorum(&self) -> usize {
-        quorum_of(self.nodes.len())
+        quorum_of(self.len())
     }
 
     pub(crate) fn places(&self) -> Vec<&str> {
-        self.nodes.iter().map(|member| member.node.place()).collect()
+        self.iter().map(|state| state.node.place()).collect()
     }
 
-    pub(crate) fn keys(&self, key: &Key) -> Result<Keys> {
-        Keys::new(&self.options.prefix, key)
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
     }
 
-    /// Returns once a majority is connected. Fails when it is not within `patience`, naming what is wrong with each node.
-    pub(crate) async fn gather(&self, lane: Lane, patience: Duration) -> Result<()> {
-        let met = &self.met[lane as usize];
-        if !met.load(Ordering::Relaxed) {
-            // At the start all of them are waited for a little, so that the first locks do not stand on a bare majority.
-            self.meet(lane, patience, FIRST_GRACE, |member, lane, patience| async move {
-                member.node.first(lane, patience).await
-            })
-            .await;
-            met.store(true, Ordering::Relaxed);
+    /// Calls all nodes at once.
+    pub(crate) fn call_all<T, F>(&self, call: impl Fn(Arc<NodeState>) -> F) -> NodeCalls<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        NodeCalls::new(self.iter().enumerate().map(|(at, state)| (at, call(state.clone()))))
+    }
+
+    /// Returns once a majority is connected. Fails when it is not within `limit`; the error names each node's problem.
+    pub(crate) async fn await_quorum(&self, lane: Lane, limit: Duration) -> Result<()> {
+        let was_tried = &self.was_tried[lane as usize];
+        if !was_tried.load(Ordering::Relaxed) {
+            // At the start the others get a little time as well, so that the first locks do not stand on a bare majority.
+            let calls = self.call_all(|state| async move { state.node.first(lane, limit).await });
+            self.connect(calls, limit, FIRST_CONNECT_GRACE).await;
+            was_tried.store(true, Ordering::Relaxed);
         }
-        if self.present(lane) >= self.quorum() {
+        if self.connected(lane) >= self.quorum() {
             return Ok(());
         }
-        let troubles = self
-            .meet(lane, patience, Duration::ZERO, |member, lane, patience| async move {
-                member.node.connection(lane, patience).await.map(drop)
+        let calls = self.call_all(|state| async move { state.node.connection(lane, limit).await.map(drop) });
+        let outcomes = self.connect(calls, limit, Duration::ZERO).await;
+        if self.connected(lane) >= self.quorum() { Ok(()) } else { Err(self.no_quorum(&outcomes)) }
+    }
+
+    fn connected(&self, lane: Lane) -> usize {
+        self.iter().filter(|state| state.node.now(lane).is_some()).count()
+    }
+
+    async fn connect(&self, mut calls: NodeCalls<Result<()>>, limit: Duration, grace: Duration) -> Vec<Result<()>> {
+        let mut outcomes: Vec<_> = self.iter().map(|_| Err(no_reply())).collect();
+        calls
+            .collect(limit, grace, |at, outcome| {
+                outcomes[at] = outcome;
+                total_ok(&outcomes) >= self.quorum()
             })
             .await;
-        if self.present(lane) >= self.quorum() { Ok(()) } else { Err(self.absent(&troubles)) }
+        outcomes
     }
 
-    fn present(&self, lane: Lane) -> usize {
-        self.nodes.iter().filter(|member| member.node.now(lane).is_some()).count()
-    }
-
-    async fn meet<F>(
-        &self,
-        lane: Lane,
-        patience: Duration,
-        grace: Duration,
-        ask: impl Fn(Arc<Member>, Lane, Duration) -> F,
-    ) -> Vec<Result<()>>
-    where
-        F: Future<Output = Result<()>> + Send + 'static,
-    {
-        let mut troubles: Vec<_> = self.nodes.iter().map(|_| Err(no_answer())).collect();
-        let runners = self.nodes.iter().enumerate().map(|(at, member)| (at, ask(member.clone(), lane, patience)));
-        let mut race = Race::new(runners);
-        race.run(patience, grace, |at, outcome| {
-            troubles[at] = outcome;
-            troubles.iter().filter(|outcome| outcome.is_ok()).count() >= self.quorum()
-        })
-        .await;
-        troubles
-    }
-
-    /// The error when too few nodes are connected.
-    fn absent(&self, troubles: &[Result<()>]) -> Error {
-        let is_fine = |trouble: &Result<()>| trouble.is_ok();
-        let said = troubles.iter().map(|trouble| match trouble {
+    fn no_quorum(&self, outcomes: &[Result<()>]) -> Error {
+        let states = outcomes.iter().map(|outcome| match outcome {
             Ok(()) => "connected".to_owned(),
             Err(error) => error.to_string(),
         });
-        let votes = list(&self.places(), said);
-        let kinds: Vec<_> = troubles.iter().filter_map(|trouble| trouble.as_ref().err().map(Error::kind)).collect();
-        let present = troubles.iter().filter(|trouble| is_fine(trouble)).count();
-        let final_kind = |kind: ErrorKind| kinds.iter().filter(|other| **other == kind).count() >= self.quorum();
+        let states = by_node(&self.places(), states);
+        let kinds: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err().map(Error::kind)).collect();
+        let is_cause = |kind: &ErrorKind| kinds.iter().filter(|other| *other == kind).count() >= self.quorum();
         let kind = [ErrorKind::Auth, ErrorKind::Config, ErrorKind::Closed, ErrorKind::Unsupported]
             .into_iter()
-            .find(|kind| final_kind(*kind))
+            .find(is_cause)
             .unwrap_or(ErrorKind::Unavailable);
-        let total = self.nodes.len();
-        Error::new(kind, format!("redlock: {present} of {total} nodes are connected, {} must: {votes}", self.quorum()))
+        let (connected, total, quorum) = (total_ok(outcomes), self.len(), self.quorum());
+        Error::new(kind, format!("redlock: {connected} of {total} nodes are connected, {quorum} must: {states}"))
     }
 
-    /// How long a node may take to answer when the lease is `ttl`.
-    pub(crate) fn node_timeout(ttl: Duration) -> Duration {
-        (ttl / TIMEOUT_PART).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+    /// Returns how long a node may take to reply when the lease is `ttl`.
+    pub(crate) fn timeout(ttl: Duration) -> Duration {
+        (ttl / TIMEOUT_PART).clamp(MIN_TIMEOUT, MAX_TIMEOUT)
     }
 
-    /// Writes down whether a node answers, and says so when that changes.
-    pub(crate) fn note(&self, node: usize, answers: bool) {
-        let member = &self.nodes[node];
-        if member.is_away.load(Ordering::Relaxed) == answers {
-            member.is_away.store(!answers, Ordering::Relaxed);
-            let place = member.node.place();
-            if answers {
+    /// Records whether a node replied, and logs a change.
+    pub(crate) fn record(&self, node: usize, replied: bool) {
+        let state = &self[node];
+        if state.is_away.load(Ordering::Relaxed) == replied {
+            state.is_away.store(!replied, Ordering::Relaxed);
+            let place = state.node.place();
+            if replied {
                 tracing::info!(target: "distlock", { lock.backend = "redlock", node = place }, "node answers again");
             } else {
                 tracing::warn!(target: "distlock", { lock.backend = "redlock", node = place }, "node does not answer");
@@ -186,41 +164,45 @@ impl Crew {
         }
     }
 
-    /// Until what is answered is dropped, [`close`](Crew::close) waits.
-    pub(crate) fn begin_late(self: &Arc<Crew>) -> Late {
-        self.late.send_modify(|count| *count += 1);
-        Late(self.clone())
+    /// A claim or a release still waits for late replies. [`close`](Nodes::close) waits until the result is dropped.
+    pub(crate) fn await_late_replies(self: &Arc<Nodes>) -> LateRequest {
+        self.late_requests.send_modify(|count| *count += 1);
+        LateRequest(self.clone())
     }
 
-    /// Closes the connections. Not while a node that is a little late may still be given, or releasing, a lock: it would keep
-    /// that until its lease ends.
+    /// Closes the connections, after the late replies. Otherwise a node that is a little late would grant, or keep, a lock
+    /// until its lease ends.
     pub(crate) async fn close(&self) {
-        // It cannot fail: the sender is ours. Each of them ends with its timeout.
-        let _ = self.late.subscribe().wait_for(|count| *count == 0).await;
-        self.nodes.iter().for_each(|member| member.node.close());
-    }
-
-    pub(crate) fn now(&self) -> Moment {
-        self.clock.now()
+        // It cannot fail: the sender is a field of `self`. Each request ends with its timeout.
+        let _ = self.late_requests.subscribe().wait_for(|count| *count == 0).await;
+        self.iter().for_each(|state| state.node.close());
     }
 }
 
-/// A claim or a release that some nodes have yet to answer.
-pub(crate) struct Late(Arc<Crew>);
+impl Index<usize> for Nodes {
+    type Output = Arc<NodeState>;
 
-impl Drop for Late {
-    fn drop(&mut self) {
-        self.0.late.send_modify(|count| *count -= 1);
+    fn index(&self, node: usize) -> &Arc<NodeState> {
+        &self.all[node]
     }
 }
 
-impl Member {
-    /// The connection, if it is open: a node that is away is not waited for.
+impl NodeState {
+    /// Returns the connection if it is open: a node that is away is not waited for.
     pub(crate) fn connection(&self, lane: Lane) -> Result<Connection> {
-        self.node.now(lane).ok_or_else(|| Error::unavailable("no connection"))
+        self.node.now(lane).ok_or_else(no_connection)
     }
 }
 
-pub(crate) fn no_answer() -> Error {
-    Error::unknown("not answered in time")
+/// A claim or a release that some nodes have yet to reply to.
+pub(crate) struct LateRequest(Arc<Nodes>);
+
+impl Drop for LateRequest {
+    fn drop(&mut self) {
+        self.0.late_requests.send_modify(|count| *count -= 1);
+    }
+}
+
+fn total_ok<T>(outcomes: &[Result<T>]) -> usize {
+    outcomes.iter().filter(|outcome| outcome.is_ok()).count()
 }
