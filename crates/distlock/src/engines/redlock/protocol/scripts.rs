@@ -1,23 +1,22 @@
-//! What a node runs in one go.
+//! The scripts. Each runs atomically on one node.
 
 use crate::engines::redis::script::Script;
 
-pub(super) static BATCH: Script = Script::new(
-    "round",
-    concat!(include_str!("alone.lua"), include_str!("shared.lua"), include_str!("note.lua"), include_str!("batch.lua")),
-);
-pub(super) static FORCE_RELEASE: Script =
-    Script::new("break", concat!(include_str!("shared.lua"), include_str!("break.lua")));
+pub(super) static BATCH: Script = Script::new("batch", concat!(include_str!("shared.lua"), include_str!("batch.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
-pub(super) static LEASES_LEFT: Script =
-    Script::new("horizon", concat!(include_str!("note.lua"), include_str!("leases_left.lua")));
+pub(super) static FORCE_RELEASE: Script =
+    Script::new("force_release", concat!(include_str!("shared.lua"), include_str!("force_release.lua")));
 pub(super) static START_QUARANTINE: Script =
-    Script::new("birth", concat!(include_str!("note.lua"), include_str!("start_quarantine.lua")));
-pub(super) static QUARANTINE_AFTER_LEAP: Script =
-    Script::new("leap", concat!(include_str!("note.lua"), include_str!("quarantine_after_leap.lua")));
+    Script::new("start_quarantine", concat!(include_str!("shared.lua"), include_str!("start_quarantine.lua")));
+pub(super) static QUARANTINE_AFTER_LEAP: Script = Script::new(
+    "quarantine_after_leap",
+    concat!(include_str!("shared.lua"), include_str!("quarantine_after_leap.lua")),
+);
+pub(super) static LEASES_LEFT: Script =
+    Script::new("leases_left", concat!(include_str!("shared.lua"), include_str!("leases_left.lua")));
 
 #[cfg(test)]
-static ALL: [&Script; 6] = [&BATCH, &FORCE_RELEASE, &RENEW, &LEASES_LEFT, &START_QUARANTINE, &QUARANTINE_AFTER_LEAP];
+static ALL: [&Script; 6] = [&BATCH, &RENEW, &FORCE_RELEASE, &START_QUARANTINE, &QUARANTINE_AFTER_LEAP, &LEASES_LEFT];
 
 #[cfg(test)]
 mod tests {

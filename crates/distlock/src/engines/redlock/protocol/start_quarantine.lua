@@ -1,16 +1,16 @@
--- KEYS: node; ARGV: nonce, quarantine_ms; reply: nonce, milliseconds until it votes
--- A node without a past, or with that of another life of the server, begins anew.
+-- KEYS: node's note; ARGV: nonce, quarantine_ms; reply: nonce, milliseconds until the node votes
+-- A node without a note, or with the note of an earlier run of the server, gets a new one.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local seen = redis.pcall('GET', KEYS[1])
-if type(seen) == 'table' then
-  return seen
+local server_run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local note = redis.pcall('GET', KEYS[1])
+if type(note) == 'table' then
+  return note
 end
-local id, _, _, until_us = read_note(seen, now)
-if id ~= run_id then
+local run_id, _, _, quarantine_end = read_note(note, now)
+if run_id ~= server_run_id then
   -- From now on, though the restart may have been a while ago: the clock may have leapt since.
-  until_us = now + ARGV[2] * 1000
-  redis.call('SET', KEYS[1], string.format('%s %.0f %.0f %.0f %.0f %.0f', run_id, now, now, until_us, until_us, until_us - now))
+  quarantine_end = now + ARGV[2] * 1000
+  write_note(KEYS[1], server_run_id, now, now, quarantine_end, quarantine_end, quarantine_end - now)
 end
-return { ARGV[1], math.max(0, math.ceil((until_us - now) / 1000)) }
+return { ARGV[1], math.max(0, math.ceil((quarantine_end - now) / 1000)) }
