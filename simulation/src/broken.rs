@@ -46,7 +46,7 @@ impl Broken {
                 &[("MOST_LET_IN = 1024, 128, 32", "MOST_LET_IN = 16, 128, 32"), ("if is_cut then", "if false then")]
             }
             Broken::NeverForgets => &[("'PX', lease_ms)", "'PX', lease_ms * 1000)")],
-            Broken::NeverHeals => &[("and string.format('%.0f', last) ~= bar then", "then")],
+            Broken::NeverHeals => &[("and string.format('%.0f', last) ~= known_ballot then", "then")],
             Broken::SlowClocks | Broken::LosesDataUnguarded | Broken::LeapsUnguarded | Broken::OpenFence => &[],
         };
         changes.iter().fold(script.to_owned(), |script, (is, becomes)| script.replace(is, becomes))

@@ -1,21 +1,22 @@
-//! Looks for what makes locks on a majority unsafe: nodes that are not independent, clocks, restarts, no majority.
+//! Finds what makes locks on a majority unsafe: nodes that are not independent, clocks, restarts, no majority.
 
 use std::time::Duration;
 
 use crate::engines::redis::doctor::{CLOCKS_APART, Expectations, Facts, check, unreachable};
-use crate::engines::redlock::Redlock;
+use crate::engines::redlock::engine::Redlock;
+use crate::engines::redlock::state::quorum::quorum_of;
 use crate::types::finding::{Finding, Findings, Severity};
 
 const PLACE: &str = "all nodes";
 
 impl Redlock {
-    /// Everything that was found; leases are to last `ttl`.
+    /// Examines the nodes for leases of `ttl`. Returns all findings.
     pub(crate) async fn examine(&self, ttl: Duration) -> Vec<Finding> {
         let mut all = Vec::new();
         let mut nodes = Vec::new();
         for node in &self.options.nodes {
             match node.facts().await {
-                // The others are enough, as long as there is a majority of them.
+                // A warning: the other nodes are enough, as long as they are a majority.
                 Err(error) => all.push(Finding { severity: Severity::Warning, ..unreachable(node.place(), &error) }),
                 Ok(facts) => {
                     let guarded = self.options.restart_guard;
@@ -27,7 +28,7 @@ impl Redlock {
                 }
             }
         }
-        // Here it was switched off on purpose, and the other nodes cannot make up for it.
+        // The user switched the restart guard off, so a node that loses its data makes locks unsafe.
         for finding in all.iter_mut().filter(|finding| finding.check == "persistence") {
             finding.severity = if finding.severity == Severity::Fine { Severity::Fine } else { Severity::Unsafe };
         }
@@ -39,7 +40,7 @@ impl Redlock {
 }
 
 fn check_together(nodes: &[Facts], named: usize, findings: &mut Findings<'_>) {
-    let quorum = named / 2 + 1;
+    let quorum = quorum_of(named);
     let found = format!("{} of {named} answer, {quorum} must", nodes.len());
     if nodes.len() < quorum {
         let why = "without a majority no lock can be taken or renewed";

@@ -1,50 +1,52 @@
-//! A node that has forgotten its locks and ballots does not vote until every lease it may have known of is over.
+//! A node that has lost its locks and ballots does not vote until every lease that it may have granted is over.
 //!
-//! Each node keeps a note of the server's life that it was written in. A restart gives the server another id, a flush
-//! takes the note away: either way the next claim finds a node that cannot know what it granted. The other nodes know
-//! how far the leases reach.
+//! Each node keeps a note with the id of the server's run. A restart gives the server another id, and a flush deletes the
+//! note: either way the next claim finds a node that cannot know what it granted. The other nodes know how long the leases
+//! last.
 //!
-//! A node whose clock leaps forward ends leases early, which is as bad. It knows itself how far they reached.
+//! A node whose clock leaps forward ends leases early, which is as bad. That node knows itself how long they would have
+//! lasted.
 
-use crate::types::sync::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::Cmd;
+use tokio::task::JoinSet;
 
 use crate::engines::redis::node::{Lane, LeapForward};
-use crate::engines::redlock::crew::{Crew, Member};
-use crate::engines::redlock::race::Race;
-use crate::engines::redlock::scripts::{BIRTH, HORIZON, LEAP};
-use crate::engines::redlock::vote::quorum_of;
-use crate::types::clock::{Clock, Moment};
+use crate::engines::redlock::protocol::note;
+use crate::engines::redlock::state::leaps::Leaps;
+use crate::engines::redlock::wire::calls::NodeCalls;
+use crate::engines::redlock::wire::nodes::{NodeState, Nodes};
+use crate::types::clock::Clock;
 use crate::types::error::{ErrorKind, Result};
+use crate::types::sync::Mutex;
 
-/// How long the other nodes may take to tell.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// A claim that the node voted for before it forgot may be on its way to the others, who do not know of its lease yet. A
-/// claim is refused a second after it was sent; this is longer.
-const LAST_ROUND: Duration = Duration::from_millis(1500);
-/// Leaps that are seen within this are seen together.
-const TOGETHER: Duration = Duration::from_secs(5);
-/// The pause before a node whose clock leapt is asked again: short, since whoever is new trusts it after two seconds.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long the other nodes may take to tell when their leases end.
+const LEASES_LEFT_WAIT: Duration = Duration::from_millis(500);
+/// A claim that the node voted for before it lost its data may be on its way to the other nodes, which do not know of its
+/// lease yet. A node refuses a claim a second after it was sent; this is longer.
+const LAST_CLAIM_WAIT: Duration = Duration::from_millis(1500);
+/// How long a node whose clock leapt may take to connect.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+/// The pause before a node whose clock leapt is asked again: short, since a client that connects trusts the node after two
+/// seconds.
+const LEAP_RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// What the granularity of expiry may cost.
-const MARGIN: Duration = Duration::from_millis(5);
+const EXPIRY_MARGIN: Duration = Duration::from_millis(5);
 
-/// Puts a node that knows nothing into quarantine. `ttl` is the lease that somebody asked for.
-pub(super) fn begin(crew: &Arc<Crew>, at: usize, ttl: Duration) {
-    let member = crew.nodes[at].clone();
-    if member.birth.swap(true, Ordering::AcqRel) {
+/// Puts a node that has lost its data into quarantine. `ttl` is the lease of the claim that found the node so.
+pub(super) fn begin(nodes: &Arc<Nodes>, at: usize, ttl: Duration) {
+    let state = nodes[at].clone();
+    if state.is_entering_quarantine.swap(true, Ordering::AcqRel) {
         return;
     }
-    let crew = crew.clone();
+    let nodes = nodes.clone();
     // tidy-allow(spawn): the caller goes on with the other nodes
-    crew.runtime.clone().spawn(async move {
-        let outcome = enter(&crew, at, ttl).await;
-        member.birth.store(false, Ordering::Release);
-        let place = member.node.place();
+    nodes.runtime.clone().spawn(async move {
+        let outcome = enter(&nodes, at, ttl).await;
+        state.is_entering_quarantine.store(false, Ordering::Release);
+        let place = state.node.place();
         match outcome {
             Ok(left) => tracing::warn!(
                 target: "distlock",
@@ -58,116 +60,78 @@ pub(super) fn begin(crew: &Arc<Crew>, at: usize, ttl: Duration) {
     });
 }
 
-async fn enter(crew: &Arc<Crew>, at: usize, ttl: Duration) -> Result<Duration> {
-    // Until then it does not vote, either: it is as new to everybody as to us.
-    tokio::time::sleep(LAST_ROUND).await;
-    let older = oldest_lease(crew, at, ttl).await;
-    let connection = crew.nodes[at].connection(Lane::Main)?;
-    let quarantine = older.mul_f64(1.0 + crew.drift) + MARGIN;
-    let key = crew.options.node_key();
-    let fill = |command: &mut Cmd, nonce| {
-        command.arg(1).arg(&key).arg(nonce).arg(u64::try_from(quarantine.as_millis()).unwrap_or(u64::MAX));
-    };
-    let mut reply = connection.run(&BIRTH, fill).await?;
-    reply.unsigned().map(Duration::from_millis)
+async fn enter(nodes: &Nodes, at: usize, ttl: Duration) -> Result<Duration> {
+    // The node does not vote in this time, either: every client finds it without a note.
+    tokio::time::sleep(LAST_CLAIM_WAIT).await;
+    let lost = lost_leases_left(nodes, at, ttl).await;
+    let connection = nodes[at].connection(Lane::Main)?;
+    let length = lost.mul_f64(1.0 + nodes.drift) + EXPIRY_MARGIN;
+    note::start_quarantine(&connection, &nodes.note_key, length).await
 }
 
-/// How long the leases that the node may have forgotten last from now on at the longest.
+/// Returns how long the leases that the node may have lost last from now on at the longest.
 ///
-/// Each of them stands on a majority, so also on one of any such number of the other nodes, which have noted how far
-/// their leases reach. When fewer of them tell, or none has a past, there is nothing better than the lease that was
-/// asked for.
-async fn oldest_lease(crew: &Arc<Crew>, forgetful: usize, ttl: Duration) -> Duration {
-    let key: Arc<str> = crew.options.node_key().into();
-    let others = crew.nodes.iter().enumerate().filter(|(at, _)| *at != forgetful);
-    let mut race = Race::new(others.map(|(at, member)| {
-        let (member, key) = (member.clone(), key.clone());
-        (at, async move { horizon(&member, &key).await })
+/// Each of them stands on a majority, so any majority's worth of the other nodes includes one that has noted how long its
+/// leases last. When fewer of the other nodes reply, or none has a note, the best estimate is the lease of the claim.
+async fn lost_leases_left(nodes: &Nodes, forgetful: usize, ttl: Duration) -> Duration {
+    let note_key: Arc<str> = nodes.note_key.as_str().into();
+    let others = nodes.iter().enumerate().filter(|(at, _)| *at != forgetful);
+    let mut calls = NodeCalls::new(others.map(|(at, state)| {
+        let (state, note_key) = (state.clone(), note_key.clone());
+        (at, async move { note::leases_left(&state.connection(Lane::Main)?, &note_key).await })
     }));
-    let (mut answers, mut known) = (0, None);
-    race.run(PATIENCE, PATIENCE, |_, answer| {
-        if let Ok(horizon) = answer {
-            answers += 1;
-            known = known.max(horizon);
-        }
-        false
-    })
-    .await;
-    match known {
-        Some(known) if answers >= crew.quorum() => known,
-        known => known.unwrap_or_default().max(ttl),
-    }
-}
-
-/// How long the leases that a node knows of last; `None` when it has no past.
-async fn horizon(member: &Member, key: &str) -> Result<Option<Duration>> {
-    let connection = member.connection(Lane::Main)?;
-    let mut reply = connection
-        .run(&HORIZON, |command, nonce| {
-            command.arg(1).arg(key).arg(nonce);
+    let (mut replies, mut longest) = (0, None);
+    calls
+        .collect(LEASES_LEFT_WAIT, LEASES_LEFT_WAIT, |_, reply: Result<_>| {
+            if let Ok(left) = reply {
+                replies += 1;
+                longest = longest.max(left);
+            }
+            false
         })
-        .await?;
-    Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
+        .await;
+    match longest {
+        Some(longest) if replies >= nodes.quorum() => longest,
+        longest => longest.unwrap_or_default().max(ttl),
+    }
 }
 
-/// When this process saw the clock of each node leap last.
-pub(super) struct Leaps(Mutex<Vec<Option<Moment>>>);
-
-impl Leaps {
-    pub(super) fn new(nodes: usize) -> Leaps {
-        Leaps(Mutex::new(vec![None; nodes]))
+/// Starts a task for each node that waits for its clock to leap.
+pub(super) fn watch_clocks(nodes: &Nodes) -> JoinSet<()> {
+    let (mut watches, leaps) = (JoinSet::new(), Arc::new(Mutex::new(Leaps::new(nodes.len()))));
+    for (at, state) in nodes.iter().enumerate() {
+        let (state, note_key, clock) = (state.clone(), nodes.note_key.clone(), nodes.clock.clone());
+        let watch = watch_clock(at, state, note_key, clock, leaps.clone());
+        // tidy-allow(spawn): sleeps until a clock leaps
+        watches.spawn_on(watch, &nodes.runtime);
     }
-
-    /// Whether so many leapt together with this one that it is our own clock that stood still.
-    fn is_ours(&self, at: usize, now: Moment) -> bool {
-        let mut leaps = self.0.lock();
-        leaps[at] = Some(now);
-        let together = leaps.iter().flatten().filter(|leap| now.since(**leap) < TOGETHER).count();
-        together >= quorum_of(leaps.len())
-    }
+    watches
 }
 
 /// Puts a node into quarantine whenever its clock is seen to leap forward. Until that is done, its votes do not count.
-pub(super) async fn watch(at: usize, member: Arc<Member>, node_key: String, clock: Clock, leaps: Arc<Leaps>) {
-    let mut known = None;
+async fn watch_clock(at: usize, state: Arc<NodeState>, note_key: String, clock: Clock, leaps: Arc<Mutex<Leaps>>) {
+    let mut handled = None;
     loop {
-        let leap = member.node.leapt().await;
-        // One whose machine was paused sees all nodes leap. It must not stop everybody.
-        if known.replace(leap) != Some(leap) && leaps.is_ours(at, clock.now()) {
-            member.node.meet_again(leap);
+        let leap = state.node.leapt().await;
+        // A process whose machine was paused sees all nodes leap. It must not put all of them into quarantine.
+        if handled.replace(leap) != Some(leap) && leaps.lock().is_own_pause(at, clock.now()) {
+            state.node.meet_again(leap);
             continue;
         }
-        match after_leap(&member, &node_key, leap).await {
-            Ok(now_us) => member.node.settle(leap, now_us),
+        match quarantine_after_leap(&state, &note_key, leap).await {
+            Ok(now_us) => state.node.settle(leap, now_us),
             Err(error) if error.kind() == ErrorKind::Closed => return,
             Err(error) => {
-                let place = member.node.place();
+                let place = state.node.place();
                 tracing::debug!(target: "distlock", { node = place, error = %error }, "node not in quarantine yet");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(LEAP_RETRY_PAUSE).await;
             }
         }
     }
 }
 
-/// Answers what the node's clock showed when it was done.
-async fn after_leap(member: &Member, node_key: &str, leap: LeapForward) -> Result<u64> {
-    let connection = member.node.connection(Lane::Main, TOGETHER).await?;
-    let fill = |command: &mut Cmd, nonce| {
-        command.arg(1).arg(node_key).arg(nonce).arg(leap.most_us).arg(leap.after_us);
-    };
-    connection.run(&LEAP, fill).await?.unsigned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn when_a_majority_leaps_together_it_was_us() {
-        let (leaps, start) = (Leaps::new(5), Moment::from_nanos(1_000_000_000_000));
-        let after = |seconds| start.after(Duration::from_secs(seconds));
-        assert!(!leaps.is_ours(0, after(0)) && !leaps.is_ours(0, after(1)), "the same one twice is one");
-        assert!(!leaps.is_ours(1, after(10)) && !leaps.is_ours(2, after(11)), "the first was long ago");
-        assert!(leaps.is_ours(4, after(12)));
-    }
+/// Returns the node's clock at the time of the quarantine.
+async fn quarantine_after_leap(state: &NodeState, note_key: &str, leap: LeapForward) -> Result<u64> {
+    let connection = state.node.connection(Lane::Main, CONNECT_WAIT).await?;
+    note::quarantine_after_leap(&connection, note_key, leap).await
 }

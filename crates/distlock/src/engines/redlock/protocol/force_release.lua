@@ -17,13 +17,13 @@ if ballot ~= tonumber(ARGV[2]) then
 end
 local last = redis.pcall('GET', fence)
 bury(fence, type(last) ~= 'table' and tonumber(last or 0), ballot)
--- In case its sender does not come to the round behind it.
+-- In case the sender does not get to the releases that follow.
 mark_forced(fence, ballot)
 redis.call('DEL', lock)
 wake_next(queue, waiters)
--- Without a care whether its old holder hears: it finds out by its renewal.
-local wake = string.match(held, '^%x+ %d+ (%x+) ')
-if wake then
-  redis.pcall('PUBLISH', 'distlock:wake:' .. wake, 'lost ' .. attempt)
+-- A holder that does not receive this finds out by its renewal.
+local channel = string.match(held, '^%x+ %d+ (%x+) ')
+if channel then
+  redis.pcall('PUBLISH', 'distlock:wake:' .. channel, 'lost ' .. attempt)
 end
 return { nonce, 'broken', attempt }

@@ -1,4 +1,4 @@
-//! Makes a Redlock engine.
+//! Builds a Redlock engine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use crate::engines::redis::RedisBuilder;
 use crate::engines::redis::node::NodeOptions;
-use crate::engines::redlock::Redlock;
+use crate::engines::redlock::engine::Redlock;
+use crate::engines::redlock::options::RedlockOptions;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::AttemptId;
 
 const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-const FEWEST: usize = 3;
-const MOST: usize = 9;
+const MIN_NODES: usize = 3;
+const MAX_NODES: usize = 9;
 
-/// Makes a [`Redlock`] engine.
+/// Builds a [`Redlock`] engine.
 #[must_use = "a builder does nothing until it is built"]
 pub struct RedlockBuilder {
     nodes: Vec<RedisBuilder>,
@@ -23,27 +24,9 @@ pub struct RedlockBuilder {
     restart_guard: bool,
 }
 
-/// What all nodes have in common.
-#[derive(Debug)]
-pub(super) struct Options {
-    pub(super) nodes: Vec<NodeOptions>,
-    pub(super) prefix: String,
-    pub(super) dial_timeout: Duration,
-    pub(super) restart_guard: bool,
-    /// Names the channel on which this engine hears of its turns, on every node.
-    pub(super) wake: AttemptId,
-}
-
-impl Options {
-    /// Where a node notes its life: among the fences, as that of a lock without a name, which no lock can have.
-    pub(super) fn node_key(&self) -> String {
-        format!("{{{}}}:f", self.prefix)
-    }
-}
-
 impl Redlock {
-    /// A majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own way to be reached. Their
-    /// [`wait_replicas`](RedisBuilder::wait_replicas) must be 0.
+    /// Locks on a majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own address and credentials.
+    /// Their [`wait_replicas`](RedisBuilder::wait_replicas) must be 0.
     pub fn of(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
         RedlockBuilder {
             nodes: nodes.into_iter().collect(),
@@ -55,7 +38,7 @@ impl Redlock {
 }
 
 impl RedlockBuilder {
-    /// What stands before each lock's name, on every node. Default: nothing.
+    /// The prefix of each lock's name, on every node. Default: none.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.prefix = prefix.into();
         self
@@ -69,17 +52,16 @@ impl RedlockBuilder {
 
     /// Lets a node vote at once after a restart or a flush. Default: it waits until every older lease is over.
     ///
-    /// Safe only where every node keeps each write on its disk before it answers (`appendfsync always`) and is never
-    /// flushed.
+    /// Safe only where every node writes to its disk before it replies (`appendfsync always`) and is never flushed.
     pub fn without_restart_guard(mut self) -> Self {
         self.restart_guard = false;
         self
     }
 
-    /// The engine. It connects when a locker is made of it.
+    /// Builds the engine. It connects when a locker is made of it.
     ///
     /// # Errors
-    /// Kind `Config`, naming what is not acceptable.
+    /// Kind `Config`, which names the option that is refused.
     pub fn build(self) -> Result<Redlock> {
         let RedlockBuilder { nodes, prefix, dial_timeout, restart_guard } = self;
         check_count(nodes.len())?;
@@ -91,16 +73,16 @@ impl RedlockBuilder {
                 return Err(refuse(&format!("{} is there twice; each node has one vote", node.place())));
             }
         }
-        Ok(Redlock::new(Arc::new(Options { nodes, prefix, dial_timeout, restart_guard, wake })))
+        Ok(Redlock::new(Arc::new(RedlockOptions { nodes, prefix, dial_timeout, restart_guard, wake })))
     }
 }
 
 fn check_count(count: usize) -> Result<()> {
     match count {
-        _ if count < FEWEST => {
-            Err(refuse(&format!("{count}; below {FEWEST} no node may fail; 3, 5, 7 or 9 are accepted")))
+        _ if count < MIN_NODES => {
+            Err(refuse(&format!("{count}; below {MIN_NODES} no node may fail; 3, 5, 7 or 9 are accepted")))
         }
-        _ if count > MOST => {
+        _ if count > MAX_NODES => {
             Err(refuse(&format!("{count}; each one costs a round trip per lock; 3, 5, 7 or 9 are accepted")))
         }
         _ if count.is_multiple_of(2) => Err(refuse(&format!(

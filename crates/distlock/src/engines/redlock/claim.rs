@@ -1,0 +1,190 @@
+//! Claims a lock: the same ballot to every node at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::contract::{Busy, Claim, Claimed, Grant, Term};
+use crate::engines::redis::heartbeat;
+use crate::engines::redis::node::Lane;
+use crate::engines::redis::script::garbled;
+use crate::engines::redlock::engine::AttachedRedlock;
+use crate::engines::redlock::protocol::batch::NodeRequest;
+use crate::engines::redlock::protocol::claim::{NodeClaim, vote};
+use crate::engines::redlock::protocol::release::NodeRelease;
+use crate::engines::redlock::state::backoff::{after_contention, after_quarantine};
+use crate::engines::redlock::state::claim_votes::{ClaimRefusal, ClaimVote, ClaimVotes};
+use crate::engines::redlock::wire::batch::Replies;
+use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
+use crate::engines::redlock::{quarantine, release, wait};
+use crate::types::clock::deadline;
+use crate::types::error::{Error, Result};
+use crate::types::token::{AttemptId, FencingToken};
+
+/// How long a claim waits for a majority to be connected.
+const QUORUM_WAIT: Duration = Duration::from_secs(1);
+/// The part of the lease that must be left when a majority has granted it.
+const MIN_VALIDITY_PART: u32 = 4;
+/// How long a process that does not know the nodes yet waits for the other votes, which may report another holder.
+const YOUNG_VOTE_WAIT: Duration = Duration::from_millis(50);
+
+/// Claims the lock, and keeps listening for notifications only if the claim waits.
+pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result<Claimed> {
+    let _permit = engine.claim_limits.acquire(&claim.key).await;
+    engine.nodes.await_quorum(Lane::Main, QUORUM_WAIT).await?;
+    let outcome = claim_in_rounds(engine, claim).await;
+    if !matches!(outcome, Ok(Claimed::Busy(_))) {
+        wait::forget(&engine.nodes, claim.attempt);
+    } else if !claim.queue {
+        engine.attempts.forget(claim.attempt);
+    }
+    outcome
+}
+
+/// One round, and another if only the ballot was too low.
+async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result<Claimed> {
+    let nodes = &engine.nodes;
+    let mut attempt = engine.attempts.begin(claim, nodes.clock.wall(), nodes.now());
+    if claim.queue {
+        wait::listen(nodes, claim.attempt);
+    }
+    for is_last in [false, true] {
+        let sent = nodes.now();
+        let request = NodeClaim::new(&nodes.options, claim, attempt, sent)?;
+        let (votes, late) = round(engine, claim, request).await;
+        if votes.is_granted() {
+            let left = deadline(sent, claim.ttl, nodes.drift).since(nodes.now());
+            if left >= claim.ttl / MIN_VALIDITY_PART {
+                await_late_votes(engine, claim, late, None);
+                let may_be_queued = |vote: &ClaimVote| matches!(vote, ClaimVote::Held(_) | ClaimVote::Unanswered);
+                engine.attempts.granted(claim.attempt, claim.queue && !votes.nodes(may_be_queued).is_empty());
+                let term = Some(Term { start: sent, ttl: claim.ttl });
+                return Ok(Claimed::Granted(Grant::new(FencingToken::new(attempt.ballot()), term)));
+            }
+        }
+        let release = release::of_round(engine, claim, attempt.ballot())?;
+        // A node whose connection broke sends no late vote.
+        let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
+        release::repeat(nodes, &release, unanswered.into_iter().filter(|at| !late.missing().contains(at)));
+        await_late_votes(engine, claim, late, Some(release.clone()));
+        if votes.is_low() && !is_last {
+            attempt = engine.attempts.raise(claim.attempt, attempt, votes.highest_ballot(), nodes.clock.wall());
+            continue;
+        }
+        return refuse(engine, claim, &votes, attempt.ballot(), &release).await;
+    }
+    Err(garbled())
+}
+
+/// Asks all nodes until their votes decide. Returns the votes, and the replies that have not come by then.
+async fn round(engine: &Arc<AttachedRedlock>, claim: &Claim, request: NodeClaim) -> (ClaimVotes, Replies) {
+    let nodes = &engine.nodes;
+    let mut replies = engine.batcher.send(NodeRequest::Claim(Box::new(request)), (0..nodes.len()).collect());
+    let mut votes = ClaimVotes::new(nodes.len());
+    let take = |votes: &mut ClaimVotes, at, reply| {
+        let vote = vote(reply);
+        observe(nodes, at, &vote, claim);
+        votes.set(at, vote);
+    };
+    replies
+        .collect(Nodes::timeout(claim.ttl), LATE_REPLY_WAIT, |at, reply| {
+            take(&mut votes, at, reply);
+            votes.is_decided()
+        })
+        .await;
+    if votes.is_provisional() {
+        replies
+            .collect(YOUNG_VOTE_WAIT, Duration::ZERO, |at, reply| {
+                take(&mut votes, at, reply);
+                !votes.is_provisional()
+            })
+            .await;
+    }
+    (votes, replies)
+}
+
+fn observe(nodes: &Arc<Nodes>, at: usize, vote: &ClaimVote, claim: &Claim) {
+    nodes.record(at, !matches!(vote, ClaimVote::Unanswered | ClaimVote::Refused(_)));
+    if matches!(vote, ClaimVote::Fresh) {
+        quarantine::begin(nodes, at, claim.ttl);
+    }
+}
+
+/// Waits for late votes in the background. With `release`, for a claim that was not granted, late votes are taken back.
+/// Without, a late node that queued the claim after it was granted and released leaves the queue.
+fn await_late_votes(
+    engine: &Arc<AttachedRedlock>,
+    claim: &Claim,
+    mut late: Replies,
+    release: Option<Arc<NodeRelease>>,
+) {
+    if late.is_done() {
+        return;
+    }
+    let (engine, claim, late_request) = (engine.clone(), claim.clone(), engine.nodes.await_late_replies());
+    // tidy-allow(spawn): the caller has its reply; requests that are still in flight end with the node's timeout
+    engine.nodes.runtime.clone().spawn(async move {
+        let _late_request = late_request;
+        let nodes = &engine.nodes;
+        let missing = late.missing().to_vec();
+        let (timeout, mut without_vote, mut queued) = (Nodes::timeout(claim.ttl), Vec::new(), Vec::new());
+        late.collect(timeout, timeout, |at, reply| {
+            let vote = vote(reply);
+            observe(nodes, at, &vote, &claim);
+            if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
+                without_vote.push(at);
+            }
+            if matches!(vote, ClaimVote::Held(_)) {
+                queued.push(at);
+            }
+            false
+        })
+        .await;
+        late.missing().iter().for_each(|at| nodes.record(*at, false));
+        if let Some(release) = release {
+            let may_keep: Vec<_> = missing.into_iter().filter(|at| !without_vote.contains(at)).collect();
+            release::take_back(&engine, &release, &may_keep).await;
+        } else if claim.queue
+            && engine.attempts.get(claim.attempt).is_none()
+            && let Ok(release) = release::of_claim(&engine, &claim)
+        {
+            release::take_back(&engine, &release, &queued).await;
+        }
+    });
+}
+
+/// The claim was not granted: takes back the votes of a minority, and returns why.
+async fn refuse(
+    engine: &AttachedRedlock,
+    claim: &Claim,
+    votes: &ClaimVotes,
+    ballot: u64,
+    release: &Arc<NodeRelease>,
+) -> Result<Claimed> {
+    let is_split = votes.is_contested() && !votes.is_held();
+    let splits = engine.attempts.refused(claim.attempt, claim.queue && votes.held().next().is_some(), is_split);
+    let unconfirmed = release::take_back(engine, release, &votes.nodes(ClaimVote::keeps)).await;
+    tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?votes }, "a redlock round was not granted");
+    match votes.refusal(unconfirmed, &engine.nodes.places()) {
+        ClaimRefusal::Unknown(error) => Err(error),
+        ClaimRefusal::TooSlow => {
+            let slow = format!("redlock: the votes took longer than a lease of {:?} allows", claim.ttl);
+            Err(Error::unavailable(slow).with_help("ask for a longer ttl"))
+        }
+        ClaimRefusal::Contested => Ok(Claimed::Busy(busy(claim, votes, ballot, splits))),
+        // The quarantine ends by itself, so a waiter waits for that.
+        ClaimRefusal::Quarantined(left, _) if claim.queue => {
+            Ok(Claimed::Busy(Busy { holder: None, poll_after: Some(after_quarantine(left)) }))
+        }
+        ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => {
+            engine.attempts.forget(claim.attempt);
+            Err(error)
+        }
+    }
+}
+
+fn busy(claim: &Claim, votes: &ClaimVotes, ballot: u64, splits: u32) -> Busy {
+    let newest = votes.held().max_by_key(|held| held.holder.token.map(FencingToken::get));
+    let jitter = AttemptId::random().fraction();
+    let pause = || after_contention(votes, ballot, splits, heartbeat(claim.ttl), jitter);
+    Busy { holder: newest.map(|held| held.holder.clone()), poll_after: if claim.queue { pause() } else { None } }
+}

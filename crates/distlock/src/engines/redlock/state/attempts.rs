@@ -1,0 +1,283 @@
+//! The attempts of this engine, and the ballot of each.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use crate::contract::Claim;
+use crate::types::clock::Moment;
+use crate::types::sync::{Mutex, MutexGuard};
+use crate::types::token::AttemptId;
+
+/// How many attempts are kept before the first sweep for those that are over.
+const FIRST_SWEEP: usize = 1024;
+
+/// No clock is a day ahead of another. The nodes refuse ballots that are.
+const FAR_AHEAD_US: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// What this engine knows of one attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BallotAttempt {
+    ballot: u64,
+    ticket: u64,
+    is_queued: bool,
+    may_be_queued: bool,
+    /// How often in a row the votes were split.
+    splits: u32,
+    was_granted: bool,
+    is_releasing: bool,
+    /// The ballot was given up: the next claim needs another.
+    is_spent: bool,
+    /// The attempt is over by then unless another event comes.
+    until: Moment,
+}
+
+impl BallotAttempt {
+    /// Returns the ballot, which is the fencing token of a grant.
+    pub(crate) fn ballot(&self) -> u64 {
+        self.ballot
+    }
+
+    /// Returns the score in the queue, which is the same on every node.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// Whether the nodes were told to queue the attempt.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.is_queued
+    }
+
+    /// Whether a node may have queued the attempt, so that its release must leave the queue.
+    pub(crate) fn may_be_queued(&self) -> bool {
+        self.may_be_queued
+    }
+
+    pub(crate) fn was_granted(&self) -> bool {
+        self.was_granted
+    }
+}
+
+/// Every attempt that a node may know of.
+#[derive(Debug, Default)]
+pub(crate) struct BallotAttempts(Mutex<BallotTable>);
+
+#[derive(Debug, Default)]
+struct BallotTable {
+    attempts: HashMap<AttemptId, BallotAttempt>,
+    /// The highest ballot used so far.
+    last_ballot: u64,
+    sweep_at: usize,
+}
+
+impl BallotAttempts {
+    /// A claim begins. Returns its attempt, with the ballot of an earlier claim that may have been granted, or a new one.
+    pub(crate) fn begin(&self, claim: &Claim, wall: SystemTime, now: Moment) -> BallotAttempt {
+        let mut table = self.table();
+        table.sweep(now);
+        let until = over_at(now, claim.ttl);
+        let known = table.attempts.get(&claim.attempt).copied();
+        let mut attempt = match known {
+            Some(attempt) if !attempt.is_spent => attempt,
+            Some(attempt) => BallotAttempt { ballot: table.next_ballot(wall), is_spent: false, ..attempt },
+            None => {
+                let ballot = table.next_ballot(wall);
+                BallotAttempt {
+                    ballot,
+                    ticket: ballot,
+                    is_queued: false,
+                    may_be_queued: false,
+                    splits: 0,
+                    was_granted: false,
+                    is_releasing: false,
+                    is_spent: false,
+                    until,
+                }
+            }
+        };
+        attempt.may_be_queued |= claim.queue;
+        attempt.until = until;
+        table.attempts.insert(claim.attempt, attempt);
+        attempt
+    }
+
+    /// The claim was granted; `may_be_queued` if a node may have queued it all the same.
+    pub(crate) fn granted(&self, id: AttemptId, may_be_queued: bool) {
+        self.change(id, |attempt| {
+            attempt.may_be_queued = may_be_queued;
+            attempt.is_queued = false;
+            attempt.splits = 0;
+            attempt.was_granted = true;
+        });
+    }
+
+    /// A node told a ballot that is not below the claim's. Returns the attempt with a higher ballot.
+    pub(crate) fn raise(&self, id: AttemptId, attempt: BallotAttempt, above: u64, wall: SystemTime) -> BallotAttempt {
+        let ballot = above.saturating_add(1);
+        let mut table = self.table();
+        // Another client's clock is ahead: the next claim begins there. A ballot further ahead was written by hand into one
+        // lock's fence, and does not concern other locks.
+        if ballot < micros(wall).saturating_add(FAR_AHEAD_US) {
+            table.last_ballot = table.last_ballot.max(ballot);
+        }
+        let Some(known) = table.attempts.get_mut(&id) else { return BallotAttempt { ballot, ..attempt } };
+        known.ballot = known.ballot.max(ballot);
+        BallotAttempt { ballot: known.ballot, ..attempt }
+    }
+
+    pub(crate) fn get(&self, id: AttemptId) -> Option<BallotAttempt> {
+        self.table().attempts.get(&id).copied()
+    }
+
+    /// The claim was not granted and is taken back: its ballot is spent. Returns how often in a row the votes were split.
+    pub(crate) fn refused(&self, id: AttemptId, is_queued: bool, is_split: bool) -> u32 {
+        self.change(id, |attempt| {
+            attempt.is_spent = true;
+            attempt.is_queued |= is_queued;
+            attempt.splits = if is_split { attempt.splits + 1 } else { 0 };
+            attempt.splits
+        })
+        .unwrap_or(0)
+    }
+
+    /// A renewal was sent: the attempt lives.
+    pub(crate) fn renewing(&self, id: AttemptId, now: Moment, ttl: Duration) {
+        self.change(id, |attempt| attempt.until = over_at(now, ttl));
+    }
+
+    /// The release begins.
+    pub(crate) fn releasing(&self, id: AttemptId) {
+        self.change(id, |attempt| attempt.is_releasing = true);
+    }
+
+    /// Whether the attempt was granted and its release has not begun: only then may a node be asked to set it again.
+    pub(crate) fn is_held(&self, id: AttemptId) -> bool {
+        self.get(id).is_some_and(|attempt| attempt.was_granted && !attempt.is_releasing)
+    }
+
+    pub(crate) fn forget(&self, id: AttemptId) {
+        self.table().attempts.remove(&id);
+    }
+
+    fn change<T>(&self, id: AttemptId, event: impl FnOnce(&mut BallotAttempt) -> T) -> Option<T> {
+        self.table().attempts.get_mut(&id).map(event)
+    }
+
+    fn table(&self) -> MutexGuard<'_, BallotTable> {
+        self.0.lock()
+    }
+}
+
+impl BallotTable {
+    /// Returns a ballot above all that this engine has used, and not below the wall clock.
+    fn next_ballot(&mut self, wall: SystemTime) -> u64 {
+        self.last_ballot = (self.last_ballot + 1).max(micros(wall));
+        self.last_ballot
+    }
+
+    /// Drops attempts that are over. A hold that the nodes have declared lost is never released, so its entry would stay.
+    fn sweep(&mut self, now: Moment) {
+        if self.attempts.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.attempts.retain(|_, attempt| attempt.until > now);
+            self.sweep_at = self.attempts.len() * 2;
+        }
+    }
+}
+
+fn over_at(now: Moment, ttl: Duration) -> Moment {
+    now.after(ttl * 4 + Duration::from_secs(60))
+}
+
+fn micros(wall: SystemTime) -> u64 {
+    let since = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::types::key::Key;
+    use crate::types::owner::{OwnerId, Process, Record};
+
+    fn claim() -> Claim {
+        let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        Claim::new(Key::new("a").unwrap(), Duration::from_secs(1), true, Arc::new(record))
+    }
+
+    fn now() -> Moment {
+        Moment::from_nanos(1_000_000_000_000)
+    }
+
+    fn wall(us: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_micros(us)
+    }
+
+    #[test]
+    fn ballots_rise_when_the_wall_clock_stands_or_goes_back() {
+        let attempts = BallotAttempts::default();
+        let ballot = |us| attempts.begin(&claim(), wall(us), now()).ballot;
+        let ballots = [ballot(5_000), ballot(5_000), ballot(4_000), ballot(9_000)];
+        assert_eq!(ballots, [5_000, 5_001, 5_002, 9_000]);
+    }
+
+    #[test]
+    fn a_repeated_claim_goes_by_the_same_ballot_until_it_is_refused() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let id = claim.attempt;
+        let first = attempts.begin(&claim, wall(5_000), now());
+        assert_eq!(attempts.begin(&claim, wall(6_000), now()).ballot, first.ballot);
+        attempts.refused(id, true, false);
+        let next = attempts.begin(&claim, wall(6_000), now());
+        assert!(next.ballot > first.ballot);
+        assert_eq!((next.ticket, next.is_queued), (first.ticket, true), "its place stays");
+        assert_eq!(attempts.raise(id, next, 90_000, wall(6_000)).ballot(), 90_001);
+    }
+
+    #[test]
+    fn a_ballot_that_another_clock_made_is_remembered_but_not_one_made_by_hand() {
+        let attempts = BallotAttempts::default();
+        let other = BallotAttempts::default().begin(&claim(), wall(1), now());
+        let begin = || attempts.begin(&claim(), wall(5_000), now()).ballot;
+        let raise = |above| attempts.raise(AttemptId::random(), other, above, wall(5_000));
+        raise(FAR_AHEAD_US * 2);
+        assert_eq!(begin(), 5_000);
+        raise(70_000);
+        assert_eq!(begin(), 70_002);
+    }
+
+    #[test]
+    fn what_is_over_is_forgotten() {
+        let attempts = BallotAttempts::default();
+        for _ in 0..FIRST_SWEEP {
+            attempts.begin(&claim(), wall(1), now());
+        }
+        let later = now().after(Duration::from_secs(3600));
+        attempts.begin(&claim(), wall(1), later);
+        assert_eq!(attempts.table().attempts.len(), 1);
+    }
+
+    #[test]
+    fn an_attempt_is_held_from_its_grant_until_its_release_begins() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let id = claim.attempt;
+        attempts.begin(&claim, wall(1), now());
+        assert!(!attempts.is_held(id), "not granted yet");
+        attempts.granted(id, false);
+        assert!(attempts.is_held(id));
+        attempts.releasing(id);
+        assert!(!attempts.is_held(id));
+    }
+
+    #[test]
+    fn a_grant_ends_a_row_of_splits_and_says_whether_a_node_may_have_queued_it() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let id = claim.attempt;
+        assert!(attempts.begin(&claim, wall(1), now()).may_be_queued());
+        assert_eq!([attempts.refused(id, true, true), attempts.refused(id, true, true)], [1, 2]);
+        attempts.granted(id, false);
+        let known = attempts.get(id).unwrap();
+        assert!(known.was_granted() && !known.is_queued() && !known.may_be_queued());
+        assert_eq!(attempts.refused(id, true, true), 1);
+    }
+}

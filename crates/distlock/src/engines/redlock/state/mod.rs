@@ -1,0 +1,9 @@
+//! What this client knows: its attempts, and the votes of one round. Neither awaits nor reads a clock.
+
+pub(crate) mod attempts;
+pub(crate) mod backoff;
+pub(crate) mod claim_votes;
+pub(crate) mod leaps;
+pub(crate) mod quorum;
+pub(crate) mod release_votes;
+pub(crate) mod renew_votes;
