@@ -12,7 +12,7 @@ use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
 use crate::core::keeper::retire;
-use crate::core::release::PendingRelease;
+use crate::core::pending_release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{EventKind, LossReason};

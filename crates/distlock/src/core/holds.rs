@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::core::hold::Hold;
-use crate::core::release::PendingRelease;
+use crate::core::pending_release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;

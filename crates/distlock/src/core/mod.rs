@@ -7,5 +7,6 @@ pub(crate) mod holds;
 pub(crate) mod journal;
 pub(crate) mod keeper;
 pub(crate) mod observed;
+pub(crate) mod pending_release;
 pub(crate) mod release;
 pub(crate) mod shards;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::core::release::PendingRelease;
+use crate::core::pending_release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::token::AttemptId;
 

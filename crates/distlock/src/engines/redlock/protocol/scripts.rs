@@ -2,7 +2,8 @@
 
 use crate::engines::redis::script::Script;
 
-pub(super) static BATCH: Script = Script::new("batch", concat!(include_str!("shared.lua"), include_str!("batch.lua")));
+pub(super) static BATCH: Script =
+    Script::new("batch", concat!(include_str!("single.lua"), include_str!("shared.lua"), include_str!("batch.lua")));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static FORCE_RELEASE: Script =
     Script::new("force_release", concat!(include_str!("shared.lua"), include_str!("force_release.lua")));
