@@ -9,29 +9,29 @@ use distlock::backend::Capabilities;
 use crate::any_engine::BoxFuture;
 use crate::setup::{Setup, World};
 
-/// How long a case may take.
+/// The time limit of a case.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A case, ready to be run.
+/// A case ready to run.
 pub type CaseFuture<'a> = BoxFuture<'a, ()>;
 
-/// What an engine must do.
+/// A conformance case.
 struct Case {
     name: &'static str,
-    /// What the engine must be able to do for it.
+    /// The capabilities that the case needs.
     needs: &'static [Need],
     body: Body,
 }
 
 type Need = (&'static str, fn(&Capabilities) -> bool);
 
-/// The work of a case.
+/// The code of a case.
 type Body = for<'a> fn(&'a World) -> CaseFuture<'a>;
 
-/// Runs one case and panics if it fails. A case that needs more than the engine can do is skipped and counted.
+/// Runs one case and panics if it fails. A case whose needs the engine does not meet is skipped and counted.
 ///
 /// # Panics
-/// When the case fails, or there is none of this name.
+/// When the case fails, or no case has this name.
 pub fn run<S: Setup>(setup: &str, case: &str) {
     match attempt_by_name::<S>(case, LIMIT) {
         Outcome::Passed => {}
@@ -40,27 +40,27 @@ pub fn run<S: Setup>(setup: &str, case: &str) {
     }
 }
 
-/// Runs the case called `name` on a set-up of its own, for `limit` at the longest.
+/// Runs the case `name` on a new set-up, for at most `limit`.
 ///
 /// # Panics
-/// When there is no such case.
+/// When no case has this name.
 pub fn attempt_by_name<S: Setup>(name: &str, limit: Duration) -> Outcome {
     let case = CASES.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case {name}"));
     within(limit, World::start::<S>, case.needs, case.body)
 }
 
-/// Does `body` on a set-up of its own, for `limit` at the longest.
+/// Runs `body` on a new set-up, for at most `limit`.
 pub fn attempt<S: Setup>(limit: Duration, body: Body) -> Outcome {
     within(limit, World::start::<S>, &[], body)
 }
 
-/// How many cases there are.
+/// Returns the number of cases.
 #[must_use]
 pub fn count() -> usize {
     CASES.len()
 }
 
-/// The cases that an engine of these capabilities skips, each with the first that it lacks.
+/// Returns the cases that an engine with these capabilities skips, each with the first missing need.
 #[must_use]
 pub fn skips(able: &Capabilities) -> Vec<(&'static str, &'static str)> {
     CASES.iter().filter_map(|case| Some((case.name, first_missing(case.needs, able)?))).collect()
@@ -70,20 +70,20 @@ fn first_missing(needs: &[Need], able: &Capabilities) -> Option<&'static str> {
     needs.iter().find(|(_, has)| !has(able)).map(|(need, _)| *need)
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Everything held.
+    /// All assertions held.
     Passed,
-    /// The engine cannot do what the case needs.
+    /// The engine lacks a capability that the case needs.
     Skipped(&'static str),
-    /// It did not hold, or took too long.
+    /// An assertion failed, or the case took too long.
     Failed(String),
 }
 
 fn within(limit: Duration, start: fn() -> BoxFuture<'static, World>, needs: &'static [Need], body: Body) -> Outcome {
     let (report, reported) = std::sync::mpsc::channel();
-    // A thread of its own: a case that blocks cannot block the test run beyond its limit.
+    // A thread of its own, so that a case that blocks cannot block the test run beyond its limit.
     std::thread::spawn(move || {
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let runtime =
@@ -111,8 +111,8 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or("panicked").to_owned()
 }
 
-/// Tells that a test was skipped, as `<test>: <what is missing>`. `cargo xtask test` counts the skips from this file: a
-/// passing test's output is not shown.
+/// Records a skipped test as `<test>: <missing need>`. `cargo xtask test` counts the skips from this file, because the
+/// output of a passing test is not shown.
 pub fn record_skip(line: &str) {
     println!("skipped: {line}");
     if let Some(path) = std::env::var_os("DISTLOCK_SKIPS") {

@@ -1,10 +1,9 @@
-//! Real servers for tests: child processes on loopback ports of their own, in directories of their own.
+//! Real servers for tests: child processes, each with its own loopback ports and directory.
 //!
-//! Dropping a server kills it and removes its directory, also when a test panics. A test runner that is itself killed
-//! takes its servers along. A server program that the machine lacks is a panic that says how to install it.
+//! Dropping a server kills it and removes its directory, also when a test panics. When a test runner is itself killed,
+//! its servers are killed too. If a server program is not installed, the panic says how to install it.
 //!
-//! Everything here blocks for as long as a server takes to answer; a test that must not be held up meanwhile calls it
-//! from a thread of its own.
+//! Every call blocks until the server replies; a test that must not block calls it from another thread.
 
 mod built;
 mod certs;

@@ -33,7 +33,7 @@ fn a_child_that_was_frozen_too_long_knows_it_when_it_wakes() {
     child.connect("mem://");
     let deadline = child.lock("k", TTL).deadline();
     child.stop();
-    // It may have renewed once before it froze.
+    // It may have renewed once before it was frozen.
     let late = deadline.after(TTL);
     eventually("the lease to end", || (Clock::system().now() > late).then_some(()));
     child.cont();

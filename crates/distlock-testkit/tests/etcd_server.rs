@@ -1,4 +1,4 @@
-//! The kit's etcd servers do what fault tests will ask of them.
+//! The kit's etcd servers support what the fault tests need.
 
 use std::path::Path;
 use std::time::Duration;

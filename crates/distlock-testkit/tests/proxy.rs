@@ -1,4 +1,4 @@
-//! The proxy does to each direction what it is told, and nothing to the other.
+//! The proxy applies its rules to each direction separately.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use distlock_testkit::proxy::{Direction, Door, Flow, Proxy};
 use distlock_testkit::servers::eventually;
 
-/// A server that repeats what it hears, and remembers it.
+/// A server that echoes and records what it receives.
 struct Echo {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,

@@ -1,4 +1,4 @@
-//! The kit's Redis servers do what fault tests will ask of them.
+//! The kit's Redis servers support what the fault tests need.
 
 use std::path::Path;
 use std::process::Command;

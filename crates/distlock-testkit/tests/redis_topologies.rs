@@ -1,4 +1,4 @@
-//! The kit's Sentinel and Cluster set-ups do what fault tests will ask of them.
+//! The kit's Sentinel and Cluster set-ups support what the fault tests need.
 
 use distlock_testkit::servers::{
     Data, RedisCluster, RedisServer, Reply, RespClient, SERVICE, SentinelSetup, eventually,
@@ -23,10 +23,10 @@ fn sentinels_name_another_master_when_told_and_when_theirs_dies() {
     eventually("exactly one server that takes writes", || is_one_master(&setup).then_some(()));
 }
 
-/// Whether the server that the sentinels name takes writes, and the others refuse them as replicas.
+/// Returns whether the server that the sentinels name accepts writes, and the others refuse them as replicas.
 ///
-/// Sentinels hang up on all clients of a server that they demote, and while it fetches the new master's data it refuses
-/// everything with LOADING: no answer and another answer are ordinary.
+/// Sentinels disconnect all clients of a server that they demote, and while it loads the new master's data it refuses
+/// everything with LOADING: no reply and a different reply are both ordinary.
 fn is_one_master(setup: &SentinelSetup) -> bool {
     let Some(master) = setup.master() else { return false };
     setup.servers().iter().enumerate().all(|(at, server)| {

@@ -1,5 +1,5 @@
-//! Every other public future, dropped after any number of polls: nobody waits for a lease because of it, and nothing is
-//! left behind. Those of one lock are in `cases.rs`.
+//! Every other public future, dropped after any number of polls. No client has to wait for a lease because of it, and
+//! no state is left behind. The futures of a single lock are in `cases.rs`.
 
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use super::{expect_granted, expect_lock, spawn_waiter};
 use crate::polls::poll_times;
 use crate::setup::World;
 
-/// More than any of these futures needs when nobody is in its way.
+/// More polls than any of these futures needs without contention.
 const MOST_POLLS: usize = 8;
-/// After that a future that waits for others is dropped where it stands.
+/// A future that is still pending after this time is dropped while it waits.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-/// Polls `future` so many times, or until it has waited for a moment without being woken, and drops it.
+/// Polls `future` at most `polls` times, or until it stays pending for a moment, and drops it.
 pub(super) async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
 }
 
-/// Several locks that are asked for, or left, by a future that is dropped.
+/// `lock_all` and the unlock of several locks, dropped.
 pub async fn several_locks_dropped_at_every_poll(world: &World) {
     let (client, other) = (world.lasting_client().await, world.lasting_client().await);
     let keys = [world.key("all-polls"), world.key("all-polls")];
@@ -38,7 +38,7 @@ pub async fn several_locks_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A reader's and a writer's request that is dropped, whether the lock was free or taken.
+/// A reader's and a writer's request, dropped while the lock is free and while it is held.
 pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("shared-polls"));
     for polls in 0..MOST_POLLS {
@@ -59,7 +59,7 @@ pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A permit that is asked for, or given back, by a future that is dropped: all of them are there again.
+/// Acquiring and releasing a permit, dropped: all permits become available again.
 pub async fn permits_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("permit-polls"));
     let (ours, theirs) = (client.locker.semaphore(&key, 2), other.locker.semaphore(&key, 2));
@@ -77,7 +77,7 @@ pub async fn permits_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Campaigning, leading, looking who leads, and resigning, dropped: the next candidate is elected.
+/// Campaigning, leading, reading the leader, and resigning, dropped: the next candidate is elected.
 pub async fn elections_dropped_at_every_poll(world: &World) {
     let (client, other, key) =
         (world.lasting_client().await, world.lasting_client().await, world.key("election-polls"));
@@ -90,7 +90,10 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
         let _ = drop_after(polls, ours.leader()).await;
         let mut leaders = ours.observe(Duration::from_millis(10));
         if drop_after(polls, leaders.next()).await.is_none() {
-            assert!(next_leader(world, &mut leaders).await.is_some(), "what a dropped look saw is seen again");
+            assert!(
+                next_leader(world, &mut leaders).await.is_some(),
+                "the leader is reported again after a dropped look"
+            );
         }
         let _ = drop_after(polls, leadership.proclaim("half way")).await;
         leadership.guard().check().expect("still leading");
@@ -100,7 +103,7 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Asks until the engine answers: a machine may be too slow for it once.
+/// Retries until the engine replies: a slow machine may time out once.
 async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader> {
     let until = world.now().after(world.patience());
     loop {
@@ -111,7 +114,7 @@ async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader>
     }
 }
 
-/// A hold that somebody began to take over is the old guard's, the new one's, or free.
+/// After a dropped adoption the hold belongs to the old guard, to the new guard, or is free.
 pub async fn taking_over_dropped_at_every_poll(world: &World) {
     let (before, after, key) = (world.lasting_client().await, world.lasting_client().await, world.key("adopt-polls"));
     for polls in 0..MOST_POLLS {
@@ -124,7 +127,7 @@ pub async fn taking_over_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Asking a holder, hearing of it, and handing over, dropped: whoever waits gets the lock.
+/// Asking a holder, receiving the request, and handing over, dropped: the waiter still gets the lock.
 pub async fn asking_dropped_at_every_poll(world: &World) {
     let (holder, waiter, asker) =
         (world.lasting_client().await, world.lasting_client().await, world.lasting_client().await);
@@ -133,7 +136,7 @@ pub async fn asking_dropped_at_every_poll(world: &World) {
         let guard = expect_lock(world, &holder.locker, &key).await;
         drop(drop_after(polls, asker.locker.ask(&key, "soon").into_future()).await);
         let _ = drop_after(polls, guard.asked()).await;
-        guard.check().expect("nobody was made to release");
+        guard.check().expect("asking alone does not end the hold");
         let waiting = spawn_waiter(world, &waiter, &key).await;
         let _ = drop_after(polls, guard.hand_over()).await;
         expect_granted(world, waiting).await.unlock().await.expect("released");
@@ -141,7 +144,7 @@ pub async fn asking_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Looking at locks, dropped, changes none.
+/// Dropped inspections change no lock.
 pub async fn looking_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("look-polls"));
     let guard = client.locker.lock(&key).await.expect("granted");
@@ -161,7 +164,7 @@ pub async fn looking_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A hold that somebody began to end by force is lost and told so, or as good as before.
+/// After a dropped forced release the hold is either lost and its holder notified, or unchanged.
 pub async fn force_release_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("force-polls"));
     for polls in 0..MOST_POLLS {
@@ -176,7 +179,7 @@ pub async fn force_release_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A close that is dropped goes on by itself: what was held is released.
+/// A dropped `close` continues in the background: all holds are released.
 pub async fn close_dropped_at_every_poll(world: &World) {
     let (other, key) = (world.lasting_client().await, world.key("close-polls"));
     for polls in 1..4 {

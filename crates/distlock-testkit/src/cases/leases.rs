@@ -1,4 +1,4 @@
-//! Leases: how they are kept, how they end, and who is told.
+//! Leases: how they are renewed, how they end, and who is notified.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::expect_lock;
 use crate::setup::World;
 
-/// A hold goes on for several leases, with nobody else granted.
+/// Renewal keeps a hold for several leases, and no other client is granted the lock.
 pub async fn a_hold_outlives_its_lease_by_renewal(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("renewal"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -38,7 +38,7 @@ pub async fn extending_makes_the_lease_longer(world: &World) {
     guard.unlock().await.expect("released");
 }
 
-/// Without renewal the hold ends with its lease, and the holder is told.
+/// Without renewal the hold ends with its lease, and the holder is notified.
 pub async fn without_a_watchdog_the_lease_ends(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("no-watchdog"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
@@ -50,7 +50,7 @@ pub async fn without_a_watchdog_the_lease_ends(world: &World) {
     next.unlock().await.expect("released");
 }
 
-/// `max_hold` ends the hold whatever the watchdog does.
+/// `max_hold` ends the hold even while the watchdog renews it.
 pub async fn max_hold_ends_the_hold(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
     let guard = client.locker.lock(&key).max_hold(world.ttl() / 3).await.expect("granted");
@@ -61,7 +61,7 @@ pub async fn max_hold_ends_the_hold(world: &World) {
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
 }
 
-/// A holder that is gone keeps the others out for one lease and no longer.
+/// A crashed holder blocks the other clients for one lease and no longer.
 pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("crash"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -74,7 +74,7 @@ pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
     next.unlock().await.expect("released");
 }
 
-/// Rule 1: the deadline of a holder that is cut off has passed when the next is granted the lock.
+/// Rule 1: the deadline of a holder that is cut off has passed before the next grant.
 pub async fn a_cut_off_holder_is_told_before_the_next_is_granted(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -107,7 +107,7 @@ pub async fn work_is_dropped_on_loss(world: &World) {
     assert_eq!(Arc::strong_count(&dropped), 1, "the work is still there");
 }
 
-/// Unlocking what was lost says so.
+/// `unlock` after a loss returns `Lost`.
 pub async fn unlock_after_a_loss_says_lost(world: &World) {
     let (client, key) = (world.client().await, world.key("unlock-lost"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");

@@ -1,4 +1,4 @@
-//! Entering a lock again from another process; here from another client, which shares nothing but the engine.
+//! Re-entry from another process; here from another client, which shares only the engine.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use distlock::{Key, LockGuard, Mode, OwnerId, Process, Record};
 use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_waiter};
 use crate::setup::{Client, World};
 
-/// The same owner gets in, with the same token; the lock is free when the last one has left.
+/// The same owner enters with the same token. The lock is free when its last entry has left.
 pub async fn an_owner_enters_from_another_client(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("enter");
@@ -28,7 +28,7 @@ pub async fn an_owner_enters_from_another_client(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Who is inside is shown as often as it is, each with its own label.
+/// Inspection shows every entry with its own label.
 async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGuard; 2]) {
     let capabilities = other.locker.capabilities();
     if !capabilities.inspects || !capabilities.amends {
@@ -42,7 +42,7 @@ async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGu
     assert_eq!(labels.collect::<Vec<_>>(), [Some("one"), Some("two")]);
 }
 
-/// An owner that is inside never waits for those who wait for it.
+/// An owner that is inside never queues behind the waiters for its own lock.
 pub async fn an_entry_passes_by_the_queue(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("pass-by");
@@ -57,7 +57,7 @@ pub async fn an_entry_passes_by_the_queue(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A request that arrives twice is one entry, and so is its release.
+/// A duplicate request is one entry, and a duplicate release is one release.
 pub async fn an_entry_repeated_counts_once(world: &World) {
     let (engine, other, key) = (world.engine().await, world.client().await, world.key("enter-twice"));
     let owner = OwnerId::new("order-7").expect("a good owner");
@@ -76,7 +76,7 @@ pub async fn an_entry_repeated_counts_once(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Each entry has a lease of its own: one that died does not take the others with it, nor stay for them.
+/// Each entry has its own lease: an entry that crashed neither ends the other entries nor lives on through them.
 pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-entry");
@@ -91,7 +91,7 @@ pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Entries of a few owners, cancelled waits and drops at random; the checker reads the history.
+/// Entries of a few owners, cancelled waits and drops at random; the checker judges the history.
 pub async fn entries_keep_a_clean_history(world: &World) {
     record_history(world, "entries", |locker, key, number| {
         let owner = number % 3;

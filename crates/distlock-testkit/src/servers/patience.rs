@@ -1,14 +1,14 @@
-//! Waiting for what must happen, by looking again and again.
+//! Waits for conditions by polling.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// How long the kit waits for what must happen: generous, since machines are slow at times.
+/// How long the kit waits for a condition: generous, since machines are slow at times.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// Looks until `look` answers something; `None` when that takes longer than `most`.
+/// Polls until `look` returns a value; returns `None` if that takes longer than `most`.
 pub fn poll_until<T>(most: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
@@ -22,7 +22,7 @@ pub fn poll_until<T>(most: Duration, mut look: impl FnMut() -> Option<T>) -> Opt
     }
 }
 
-/// Looks until `look` answers something, and panics when that takes longer than [`PATIENCE`]. `what` completes the
+/// Polls until `look` returns a value, and panics if that takes longer than [`PATIENCE`]. `what` completes the
 /// sentence "waited for …".
 #[track_caller]
 pub fn eventually<T>(what: impl Display, look: impl FnMut() -> Option<T>) -> T {
