@@ -1,4 +1,4 @@
-//! Hears what the library says in its log: that a wait begins, that a lock is lost.
+//! Receives the events that the library logs: a wait begins, a lock is lost.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::journal::{Journal, What};
 
-/// A subscriber of `tracing` that writes into the journal. Owners are named by the number of their attempt.
+/// A `tracing` subscriber that writes to the journal. An owner's name is the number of its attempt.
 pub(crate) struct Ears {
     journal: Arc<Journal>,
     clock: Clock,
@@ -23,7 +23,7 @@ impl Ears {
         Ears { journal, clock: Clock::system(), told: Mutex::default() }
     }
 
-    /// When an attempt was told that its lock is lost.
+    /// Returns when an attempt learned that its lock is lost.
     pub(crate) fn told(&self, attempt: u64) -> Option<Moment> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(&attempt)
     }
@@ -41,7 +41,7 @@ impl Ears {
     }
 }
 
-/// Gives what is heard to [`Ears`].
+/// Forwards log events to [`Ears`].
 pub(crate) struct Listening(pub(crate) Arc<Ears>);
 
 impl Subscriber for Listening {

@@ -1,4 +1,4 @@
-//! What must not have happened.
+//! The rules that a run must not break.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,31 +14,32 @@ use crate::worker::name;
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// Two holders, a token that fell or was given twice, a waiter that was overtaken, a stale write that was accepted.
+    /// Two holders, a token that fell or was granted twice, a waiter that was overtaken, or a stale write that was
+    /// accepted.
     History {
-        /// What the checker of histories says.
+        /// The violation that the checker of histories found.
         violation: Violation,
-        /// What happened around it, and nothing else.
+        /// The events around it.
         excerpt: String,
     },
-    /// Somebody waited in vain though nothing was in the way any more.
+    /// A worker was not served although all faults had ended.
     NotServed {
-        /// Who, and for what.
+        /// The worker and the lock.
         excerpt: String,
     },
-    /// A holder was told of a loss though the server of its lock was well, and so was the holder.
+    /// A holder lost its lock although the server of the lock and the holder had no fault.
     LostUnharmed {
-        /// Who, and what happened around it.
+        /// The holder, and the events around the loss.
         excerpt: String,
     },
-    /// A worker ended as it should not.
+    /// A worker crashed.
     Crashed {
-        /// What it printed.
+        /// Its output.
         log: String,
     },
-    /// Something of a lock is there after every lease is over.
+    /// State of a lock remains after every lease has ended.
     LeftBehind {
-        /// Its names.
+        /// The names of the remaining state.
         names: Vec<String>,
     },
 }
@@ -74,7 +75,7 @@ fn title(violation: &Violation) -> String {
     }
 }
 
-/// The rules of histories.
+/// Judges the history.
 pub(crate) fn judge(story: &Story, writes: &[Written], is_fair: bool) -> Option<Finding> {
     let history = History::default();
     story.holds(is_fair).for_each(|hold| history.hold(hold));
@@ -98,13 +99,13 @@ fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
     }
 }
 
-/// Locks that were lost for no reason of their own, given which server each is on: the first of them, if there are any.
+/// Returns the first loss without an explaining fault, given the server of each lock.
 pub(crate) fn judge_losses(story: &Story, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
     let turn = story.unexplained(server_of, ttl).next()?;
     Some(Finding::LostUnharmed { excerpt: story.excerpt(&[turn]) })
 }
 
-/// What became of the workers that did not end well: those that wait in vain, and those that crashed.
+/// Judges the workers that did not exit normally: those that wait in vain, and those that crashed.
 pub(crate) fn judge_ends(story: &Story, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
     let (mut waiting, mut findings) = (Vec::new(), Vec::new());
     for (life, log) in odd {

@@ -1,7 +1,7 @@
-//! Locks on real servers while everything around them fails.
+//! Locks on real servers under injected faults.
 //!
-//! [`run`] starts servers and worker processes, lets a [`Plan`] of faults loose on them, and judges what the workers
-//! believed by the journals that they leave. `cargo xtask chaos ENGINE --seconds N --seed S` is this crate's program.
+//! [`run`] starts servers and worker processes, injects the faults of a [`Plan`], and judges from the workers'
+//! journals what they believed. `cargo xtask chaos ENGINE --seconds N --seed S` is this crate's program.
 
 mod arena;
 mod broken;

@@ -1,5 +1,5 @@
-//! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`; what `cargo xtask chaos` and
-//! `cargo xtask soak` start.
+//! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`, the programs behind `cargo
+//! xtask chaos` and `cargo xtask soak`.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ const USAGE: &str = "\
 usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file [--seconds N] [--seed S]
        cargo xtask soak [--seconds N]";
 
-/// How long everybody may take to be served when nothing is in the way: generous, for machines are busy.
+/// How long all workers may take to be served after the last fault: generous, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ struct Flags {
 }
 
 impl Flags {
-    /// Flags with their values; only those of `known`.
+    /// Parses flags with their values; only those of `known`.
     fn parse(mut words: &[String], known: &[&str]) -> Result<Flags, String> {
         let mut flags = Flags { seconds: 30, seed: 1 };
         while let [flag, value, rest @ ..] = words {

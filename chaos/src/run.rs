@@ -23,26 +23,26 @@ use crate::story::{Injected, Story};
 use crate::tally::{Outcome, Tally};
 use crate::worker::Duty;
 
-/// What is to be run.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The engine.
     pub engine: Engine,
-    /// What decides the plan of faults.
+    /// The seed of the plan of faults.
     pub seed: u64,
-    /// How long faults go on.
+    /// For how long faults are injected.
     pub time: Duration,
-    /// How long everybody may take to be served, and everything to be gone, when nothing is in the way any more.
+    /// How long all workers may take to be served, and all state to disappear, after the last fault.
     pub patience: Duration,
-    /// What is wrong with the workers, if anything.
+    /// The defect of the workers, if any.
     pub broken: Option<Broken>,
-    /// The program whose command `worker` is a worker.
+    /// The program whose command `worker` runs a worker.
     pub program: PathBuf,
-    /// Where the journals of a run go that found something.
+    /// Where the journals of a run with findings are kept.
     pub keep: Option<PathBuf>,
 }
 
-/// Runs it.
+/// Executes a run.
 ///
 /// # Panics
 /// When a server cannot be started, or does not come back.
@@ -93,7 +93,7 @@ pub fn run(order: &Order) -> Outcome {
     Outcome { tally, findings }
 }
 
-/// Carries out the plan; what was done when, and when this process itself did not run.
+/// Executes the plan; returns the injected faults and the stalls of this process.
 fn inflict(
     plan: &Plan,
     time: Duration,
@@ -103,7 +103,7 @@ fn inflict(
     let stage = Stage { start: Instant::now(), time, clock: Clock::system(), injected: Mutex::default() };
     let (crew, is_over) = (Mutex::new(crew), AtomicBool::new(false));
     let stalls = thread::scope(|scope| {
-        // Also when a server does not come back and this panics: the pulse would beat for ever.
+        // A guard, because a server that does not come back panics here, and the pulse thread must still end.
         let over = Over(&is_over);
         let pulse = scope.spawn(|| watch_pulse(&is_over));
         let kills = scope.spawn(|| {
@@ -144,8 +144,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// Carries out steps at their times, or as soon as the one before is over. Those that a slow machine or a slow
-    /// election leaves no time for are left out.
+    /// Executes steps at their times, or as soon as the previous one is over. Steps that no longer fit into the run on
+    /// a slow machine are left out.
     fn play(&self, steps: &[Step], mut act: impl FnMut(&Step)) {
         for step in steps {
             self.sleep_until(step.at);
@@ -167,7 +167,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says so when it is dropped.
+/// Sets the flag when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -184,7 +184,7 @@ fn watch_pulse(is_over: &AtomicBool) -> Vec<(Moment, Moment)> {
     stalls
 }
 
-/// What is still there when every lease must be over.
+/// Returns the state that remains when every lease must have ended.
 fn left_behind(arena: &mut dyn Arena, patience: Duration) -> Vec<String> {
     let mut left = Vec::new();
     poll_until(patience, || {
@@ -202,7 +202,7 @@ fn keep_journals(from: &Path, to: &Path) {
     }
 }
 
-/// How a run reads for people.
+/// Formats a run for people.
 pub fn describe(order: &Order, outcome: &Outcome) -> String {
     let (engine, seed, seconds) = (order.engine.name(), order.seed, order.time.as_secs());
     let mut text = format!("chaos {engine}, {seconds} s, seed {seed}\n{}", outcome.tally);

@@ -17,7 +17,7 @@ fn order(engine: Engine, seconds: u64) -> Order {
     }
 }
 
-/// Nothing is broken, and something was tried.
+/// Asserts that there are no findings, and that the run did something.
 fn expect_clean(engine: Engine, seconds: u64) {
     let order = order(engine, seconds);
     let outcome = run(&order);
@@ -55,7 +55,7 @@ fn chaos_on_files_breaks_no_promise() {
 fn outcome_of(broken: Broken, engine: Engine, seconds: u64) -> Outcome {
     let patience = match broken {
         Broken::Hoards => 2,
-        // Until everybody has had every lock it takes longer than it takes to see that something is wrong.
+        // Until every worker had every lock takes longer than detecting the defect.
         Broken::IgnoresDeadline => 6,
         _ => 20,
     };
@@ -70,8 +70,8 @@ fn violation_of(broken: Broken, engine: Engine, seconds: u64) -> Violation {
         Finding::History { violation, excerpt } => Some((violation.clone(), excerpt.clone())),
         _ => None,
     });
-    let (violation, excerpt) = found.unwrap_or_else(|| panic!("{broken:?} was not noticed: {outcome:?}"));
-    assert!(!excerpt.is_empty(), "what happened around it is shown");
+    let (violation, excerpt) = found.unwrap_or_else(|| panic!("{broken:?} was not detected: {outcome:?}"));
+    assert!(!excerpt.is_empty(), "the excerpt shows the events around it");
     violation
 }
 

@@ -1,4 +1,4 @@
-//! A client: a machine with a locker and some tasks that take locks, write to what they protect, and release them.
+//! A client: a machine with a locker and tasks that take locks, write to the protected resource, and release.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,40 +11,40 @@ use crate::broken::Broken;
 use crate::engine::Engine;
 use crate::story::{Story, name, true_time};
 
-/// How many owners each client has.
+/// The number of owners of each client.
 const TASKS: usize = 2;
-/// How many permits the semaphore has.
+/// The number of permits of the semaphore.
 pub(crate) const PERMITS: u32 = 2;
-/// How many locks there are: one for one holder at a time, one for readers and writers, one semaphore; where
-/// the engine has no others, all are for one.
+/// The number of locks: one exclusive, one for readers and writers, one semaphore. For an engine without those modes,
+/// all are exclusive.
 pub(crate) const LOCKS: usize = 3;
 
-/// The lock that is kept while servers are restarted.
+/// The lock that is kept during rolling restarts.
 const KEPT: usize = 0;
 
-/// What a client is told.
+/// The parameters of a client.
 #[derive(Clone)]
 pub(crate) struct Duty {
     pub(crate) number: usize,
     pub(crate) engine: Engine,
     pub(crate) seed: u64,
     pub(crate) ttl: Duration,
-    /// Whether some ask for much longer leases.
+    /// Whether some requests have much longer leases.
     pub(crate) is_mixed: bool,
     pub(crate) has_guard: bool,
-    /// The first task of the first client keeps a lock for as long as servers are restarted, and all others want it.
+    /// The first task of the first client keeps a lock during rolling restarts, while all others request it.
     pub(crate) rolls: bool,
-    /// What its clock shows when the simulation begins, and by how much it is too fast.
+    /// The client's clock at the start of the simulation, and its rate error.
     pub(crate) clock: (Duration, f64),
     pub(crate) story: Story,
-    /// Set when nothing is in the way any more: everybody takes each lock once more and leaves.
+    /// Set when all faults have ended: every task takes each lock once more and exits.
     pub(crate) is_healed: Rc<Cell<bool>>,
-    /// How often it was started.
+    /// How often the client was started.
     pub(crate) lives: Rc<Cell<u64>>,
     pub(crate) broken: Option<Broken>,
 }
 
-/// Works until it is told to finish.
+/// Works until the world ends.
 pub(crate) async fn work(duty: Duty) -> turmoil::Result {
     duty.lives.set(duty.lives.get() + 1);
     let (first, drift) = duty.clock;
@@ -70,7 +70,7 @@ pub(crate) async fn work(duty: Duty) -> turmoil::Result {
     Ok(())
 }
 
-/// The owner of a hold is the number of its turn.
+/// The name of a hold's owner is the number of its turn.
 fn observe(story: &Story, is_fair: bool, event: &Event<'_>) {
     let Ok(turn) = event.owner.as_str().parse() else { return };
     match event.kind {
@@ -117,7 +117,7 @@ impl Worker {
         }
     }
 
-    /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
+    /// Requests a lock and uses it; returns whether it was granted. Without `patience` it waits without limit.
     async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
         let able = self.locker.capabilities();
         let mode = match lock {
@@ -152,27 +152,27 @@ impl Worker {
             _ => self.locker.lock(name.as_str()),
         };
         let is_long = self.is_long();
-        // A long lease has a long heartbeat, in the same queue as the others; such a client is patient, too.
+        // A long lease has a long heartbeat, in the same queue as the short ones; such a client also waits longer.
         let ttl = if is_long { self.dice.millis(12_000..30_000) } else { self.duty.ttl };
         let patience = patience.map(|patience| if is_long { patience * 4 } else { patience });
         let request = request.ttl(ttl).owner(turn.to_string().as_str());
         let failed = |error: distlock::Error| format!("not granted: {:?}", error.kind());
         let Some(patience) = patience else { return request.await.map_err(failed) };
         if self.dice.percent(15) {
-            // Some lose patience by dropping the future.
+            // Some waits are given up by dropping the future.
             let dropped = tokio::time::timeout(patience / 4, request).await;
             return dropped.map_err(|_| "gives up by dropping".to_owned())?.map_err(failed);
         }
         request.wait(patience).await.map_err(failed)
     }
 
-    /// Whether this one asks for long leases, where leases are mixed.
+    /// Returns whether this task requests long leases, in worlds with mixed leases.
     fn is_long(&self) -> bool {
         self.duty.is_mixed && self.duty.number == 0
     }
 
-    /// How long to do something else. Where leases are mixed, those with long ones come back at once, so that one of them waits
-    /// most of the time, and the others leave the queue alone for longer than their own heartbeat.
+    /// Returns the pause until the next request. With mixed leases, tasks with long leases return at once, so that one
+    /// of them waits most of the time, and the others stay out of the queue for longer than their own heartbeat.
     fn rest(&mut self) -> Duration {
         match self.duty.is_mixed {
             true if self.is_long() => self.dice.millis(0..500),
@@ -201,7 +201,7 @@ impl Worker {
             tokio::time::sleep(work).await;
             left -= 1;
         }
-        // Nobody can rule out that it stands still here, between the last look and the write: that is what fences are for.
+        // The process may always stall here, between the last check and the write. Fencing exists for this case.
         let blind =
             if self.dice.percent(10) && !is_hurried { self.dice.millis(0..5000) } else { self.dice.millis(0..100) };
         tokio::time::sleep(blind).await;
@@ -219,7 +219,7 @@ impl Worker {
         story.ends(turn, &how);
     }
 
-    /// When its own clock shows the deadline, in true time.
+    /// Converts the deadline on the client's clock to true time.
     fn deadline(&self, guard: &LockGuard) -> Duration {
         let (deadline, now, rate) =
             (guard.deadline().unwrap_or(Moment::NEVER), self.clock.now(), 1.0 + self.duty.clock.1);

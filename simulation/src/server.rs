@@ -1,4 +1,4 @@
-//! A small Redis: it speaks the protocol, runs the library's own scripts, and keeps what it is given by its own clock.
+//! A minimal Redis: it speaks the protocol, runs the library's own scripts, and expires keys by its own clock.
 
 mod command;
 mod reply;
@@ -23,21 +23,21 @@ use crate::server::scripts::Scripts;
 use crate::server::store::Store;
 use crate::story::{Story, true_time};
 
-/// Where a server listens.
+/// The port of a server.
 pub(crate) const PORT: u16 = 6379;
 
 pub(crate) fn name(number: usize) -> String {
     format!("server{number}")
 }
 
-/// The machine, which outlives its server: a disk and a clock.
+/// The machine, which survives its server: a disk and a clock.
 pub(crate) struct Machine {
     number: usize,
     disk: RefCell<Store>,
-    /// What its clock showed when the simulation began, in microseconds, and by how much it is too fast.
+    /// Its clock at the start of the simulation, in microseconds, and its rate error.
     epoch_us: u64,
     drift: f64,
-    /// By how much it was set forward since.
+    /// By how much the clock has jumped forward.
     leapt_us: Cell<u64>,
     /// How often the server was started.
     lives: Cell<u64>,
@@ -51,40 +51,40 @@ impl Machine {
         Machine { number, disk, epoch_us, drift, leapt_us, lives, story, broken }
     }
 
-    /// What its clock shows at a moment of the true time.
+    /// Returns the time of its clock at a moment of the true time.
     fn at(&self, moment: Duration) -> Now {
         let passed = moment.mul_f64(1.0 + self.drift);
         Now { us: self.epoch_us + self.leapt_us.get() + u64::try_from(passed.as_micros()).unwrap_or(u64::MAX) }
     }
 
-    /// Sets its clock forward.
+    /// Moves its clock forward.
     pub(crate) fn leap(&self, by: Duration) {
         self.leapt_us.set(self.leapt_us.get() + u64::try_from(by.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Loses everything.
+    /// Deletes all data.
     pub(crate) fn wipe(&self) {
         *self.disk.borrow_mut() = Store::default();
     }
 
-    /// The keys that are still there at a moment of the true time.
+    /// Returns the keys that still exist at a moment of the true time.
     pub(crate) fn kept(&self, moment: Duration) -> Vec<String> {
         self.disk.borrow().after(self.at(moment).ms())
     }
 }
 
-/// A server from its start to its end.
+/// A server process.
 struct Server {
     machine: Rc<Machine>,
     life: u64,
     /// In true time.
     born: Duration,
     scripts: RefCell<Option<Scripts>>,
-    /// Who hears what.
+    /// The subscribers of each channel.
     channels: RefCell<BTreeMap<Vec<u8>, Ears>>,
 }
 
-/// The connections that listen to a channel, by their numbers.
+/// The connections that subscribe to a channel, by their numbers.
 type Ears = BTreeMap<u64, UnboundedSender<Reply>>;
 
 /// Serves until it is crashed.
@@ -153,7 +153,7 @@ impl Server {
         }
     }
 
-    /// A command, from a connection or from a script.
+    /// Executes a command of a connection or of a script.
     fn execute(&self, words: &[Vec<u8>]) -> Reply {
         match words {
             [name, channel, message] if name == b"PUBLISH" => self.publish(channel, message),
@@ -179,7 +179,7 @@ impl Server {
     }
 }
 
-/// The words of the next command; `None` when there is none to come.
+/// Reads the next command; `None` at the end of the connection.
 async fn read_command(from: &mut BufReader<OwnedReadHalf>) -> io::Result<Option<Vec<Vec<u8>>>> {
     let Some(count) = read_number(from, b'*').await? else { return Ok(None) };
     let mut words = Vec::with_capacity(count);

@@ -1,4 +1,4 @@
-//! What happens in a world, in true time, which no clock in it shows.
+//! The events of a world, in true time, which no clock in the world shows.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +7,12 @@ use std::time::Duration;
 use distlock::{FencingToken, Mode, Moment, fencing};
 use distlock_testkit::history::{History, Hold};
 
-/// The time since the world began, for code that runs on one of its machines.
+/// Returns the time since the world began, for code that runs on one of its machines.
 pub(crate) fn true_time() -> Duration {
     turmoil::sim_elapsed().unwrap_or_default()
 }
 
-/// Everything that is written down.
+/// The recorded events.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Story(Arc<Mutex<Told>>);
 
@@ -20,20 +20,20 @@ pub(crate) struct Story(Arc<Mutex<Told>>);
 struct Told {
     lines: Vec<String>,
     turns: Vec<Turn>,
-    /// When a client was killed, by its number.
+    /// When each client was killed.
     killed: Vec<(usize, Duration)>,
     troubles: Vec<Trouble>,
-    /// What each lock protects: the highest token seen, and all writes.
+    /// The resource of each lock: the highest token seen, and all writes.
     resource: Vec<Option<FencingToken>>,
     writes: Vec<(usize, u64, bool)>,
-    /// The turn whose hold must outlast everything, once it is granted.
+    /// The turn whose hold must survive all faults, once it is granted.
     kept: Option<usize>,
 }
 
-/// A time in which places in the queue may be lost without anybody's fault.
+/// An interval in which queue places may legitimately be lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trouble {
-    /// `None`: everybody's.
+    /// `None` means all clients.
     pub(crate) client: Option<usize>,
     pub(crate) from: Duration,
     pub(crate) to: Duration,
@@ -56,14 +56,14 @@ struct Granted {
     at: Duration,
     token: u64,
     slot: Option<u32>,
-    /// The last deadline that it is known to have had.
+    /// The last recorded deadline.
     deadline: Duration,
     told: Option<Duration>,
     left: Option<Duration>,
 }
 
 impl Story {
-    /// A line of the log, on one of the machines.
+    /// Records a line of the log, on one of the machines.
     pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
         self.note_at(true_time(), what);
     }
@@ -72,7 +72,7 @@ impl Story {
         self.told().lines.push(format!("{:>12.6} {what}", at.as_secs_f64()));
     }
 
-    /// Somebody begins to ask; answers the number of the turn.
+    /// Records a request; returns the number of the turn.
     pub(crate) fn asks(&self, client: usize, lock: usize, mode: Mode) -> usize {
         let mut told = self.told();
         told.turns.push(Turn { client, lock, mode, asked: true_time(), queued: None, granted: None, is_over: false });
@@ -82,7 +82,7 @@ impl Story {
         turn
     }
 
-    /// It waits; in a queue, if that is fair.
+    /// Records a wait; in a queue, if the engine is fair.
     pub(crate) fn waits(&self, turn: usize, is_fair: bool) {
         if is_fair {
             self.told().turns[turn].queued.get_or_insert(true_time());
@@ -97,7 +97,7 @@ impl Story {
         self.note(format_args!("turn {turn}: told that {reason}"));
     }
 
-    /// `deadline` in true time.
+    /// Records a grant; `deadline` is in true time.
     pub(crate) fn is_granted(&self, turn: usize, token: u64, slot: Option<u32>, deadline: Duration) {
         let granted = Granted { at: true_time(), token, slot, deadline, told: None, left: None };
         self.told().turns[turn].granted = Some(granted);
@@ -114,20 +114,20 @@ impl Story {
         self.told().kept.is_some()
     }
 
-    /// The turn that was to keep its hold and was told that it is lost.
+    /// Returns the turn that was to keep its hold and learned that it is lost.
     pub(crate) fn lost_keep(&self) -> Option<usize> {
         let told = self.told();
         told.kept.filter(|turn| told.turns[*turn].granted.is_some_and(|granted| granted.told.is_some()))
     }
 
-    /// It looked, and the lock was good until then.
+    /// Records that the client checked the lock, which was valid until then.
     pub(crate) fn is_good(&self, turn: usize, deadline: Duration) {
         if let Some(granted) = &mut self.told().turns[turn].granted {
             granted.deadline = deadline;
         }
     }
 
-    /// It stops to believe; if it found the lock lost, it did so when it was told, or at the deadline.
+    /// Records that the client stopped believing; if the lock was lost, at its notification or its deadline.
     pub(crate) fn leaves(&self, turn: usize, lost_at: Option<Duration>) {
         if let Some(granted) = &mut self.told().turns[turn].granted {
             let told = granted.told.filter(|_| lost_at.is_some());
@@ -141,7 +141,7 @@ impl Story {
         self.note(format_args!("turn {turn}: {how}"));
     }
 
-    /// A write to what a lock protects. An open one takes whatever comes.
+    /// Records a write to the protected resource. An open resource accepts every token.
     pub(crate) fn write(&self, turn: usize, lock: usize, token: FencingToken, is_open: bool) {
         let mut told = self.told();
         if told.resource.len() <= lock {
@@ -164,7 +164,7 @@ impl Story {
         self.told().troubles.push(trouble);
     }
 
-    /// Everything that the checker of histories looks at; a hold's client is the number of its turn.
+    /// Returns the history for the checker; the client of a hold is the number of its turn.
     pub(crate) fn history(&self) -> History {
         let (history, told) = (History::default(), self.told());
         for (number, turn) in told.turns.iter().enumerate() {
@@ -176,7 +176,7 @@ impl Story {
         history
     }
 
-    /// The turns of those who live that came to no end.
+    /// Returns the turns of living clients that have no end.
     pub(crate) fn unserved(&self) -> Vec<usize> {
         let told = self.told();
         let is_waiting = |turn: &Turn| !turn.is_over && told.killed_after(turn.client, turn.asked).is_none();
@@ -187,7 +187,7 @@ impl Story {
         self.told().lines.clone()
     }
 
-    /// How many asked, how many were granted, how many waits can be judged for their order, how many writes were stale.
+    /// Returns the numbers of requests, grants, waits judged for their order, and stale writes.
     pub(crate) fn figures(&self) -> [usize; 4] {
         let told = self.told();
         let granted = told.turns.iter().filter(|turn| turn.granted.is_some()).count();
@@ -223,7 +223,7 @@ impl Told {
         }
     }
 
-    /// When it took its place in the queue, unless it may have lost it without anybody's fault.
+    /// Returns when the client entered the queue, unless it may legitimately have lost its place.
     fn place(&self, turn: &Turn, granted: Granted) -> Option<Duration> {
         let meets = |trouble: &Trouble| {
             trouble.client.is_none_or(|client| client == turn.client)
@@ -238,7 +238,7 @@ fn moment(at: Duration) -> Moment {
     Moment::from_nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// What a lock is called.
+/// Returns the name of a lock.
 pub(crate) fn name(lock: usize) -> String {
     format!("lock{lock}")
 }

@@ -1,4 +1,4 @@
-//! Some worlds, the same ones twice, and proof that each rule of the judge can fail.
+//! Some worlds, a reproducibility check, and proof that each rule of the judge can fail.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ fn order(engine: Engine, seed: u64) -> Order {
     Order { engine, seed, time: Duration::from_secs(15), broken: None }
 }
 
-/// Nothing is broken, and something was tried.
+/// Asserts that there are no findings, and that the worlds did something.
 fn expect_clean(engine: Engine, seeds: u64) {
     let mut sums = [0; 4];
     for seed in 0..seeds {
@@ -48,7 +48,7 @@ fn the_same_seed_has_the_same_log() {
     }
 }
 
-/// What is found from a seed on which is known to find something; should the protocol change, another soon does.
+/// Returns the findings from a seed that is known to find something; should the protocol change, a nearby seed does.
 fn findings(engine: Engine, broken: Broken, seed: u64) -> impl Iterator<Item = Finding> {
     let worlds = (seed..seed + 60).map(move |seed| run(&Order { broken: Some(broken), ..order(engine, seed) }));
     worlds.flat_map(|outcome| outcome.findings)
@@ -58,11 +58,11 @@ fn finding_of(broken: Broken, seed: u64) -> Option<Finding> {
     findings(Engine::Redis, broken, seed).next()
 }
 
-/// Whatever else is found on the way: two holders at once are overtaken by each other, too.
+/// Other findings may come first: two simultaneous holders also overtake each other.
 #[track_caller]
 fn expect_two_holders(engine: Engine, broken: Broken, seed: u64) {
     let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::TwoHolders(_)));
-    assert!(findings(engine, broken, seed).any(is_it), "{broken:?} is not found out");
+    assert!(findings(engine, broken, seed).any(is_it), "{broken:?} is not detected");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_queue_served_from_its_end_is_found_out() {
 #[track_caller]
 fn expect_overtaken(broken: Broken, seed: u64) {
     let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::Overtaken(_)));
-    assert!(findings(Engine::Redis, broken, seed).any(is_it), "{broken:?} is not found out");
+    assert!(findings(Engine::Redis, broken, seed).any(is_it), "{broken:?} is not detected");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn locks_that_are_lost_where_contenders_were_are_found_out() {
 
 #[test]
 fn contended_locks_outlive_rolling_restarts() {
-    // Every third world.
+    // Every third world has rolling restarts.
     for seed in (0..18).step_by(3) {
         let outcome = run(&order(Engine::Redlock, seed));
         assert!(outcome.log.iter().any(|line| line.ends_with("keeps it")), "seed {seed}: nothing was kept");
