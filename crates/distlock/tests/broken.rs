@@ -1,11 +1,11 @@
-//! The suite can tell: each engine that is wrong on purpose fails the cases named for it.
+//! The suite detects defects: each deliberately broken engine fails the cases named for it.
 
 use std::time::Duration;
 
 use distlock_testkit::broken::{BrokenSetup, Flaw, Flawed};
 use distlock_testkit::conformance::{Outcome, attempt_by_name};
 
-/// Long enough for the sound cases of a slow machine, short enough for those that hang.
+/// Long enough for the passing cases on a slow machine, short enough for those that hang.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn check_noticed<F: Flawed>(cases: &[&str]) {

@@ -1,4 +1,4 @@
-//! With the programs and libraries of others, in one queue: `etcdctl lock` is Go's `concurrency.Mutex`.
+//! Interoperation in one queue with other programs: `etcdctl lock` is Go's `concurrency.Mutex`.
 
 #![cfg(feature = "etcd")]
 
@@ -26,17 +26,17 @@ fn keys(etcdctl: &Etcdctl, prefix: &str) -> Vec<String> {
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns when so many keys stand below `prefix`.
+/// Returns when `count` keys exist below `prefix`.
 async fn queued(server: &EtcdServer, prefix: &str, count: usize) {
     let (etcdctl, prefix) = (server.etcdctl(), prefix.to_owned());
     let wait = move || eventually("a place in the queue", || (keys(&etcdctl, &prefix).len() == count).then_some(()));
     tokio::task::spawn_blocking(wait).await.unwrap();
 }
 
-/// `etcdctl lock NAME`, which prints its key when it has the lock, and lets go when it is interrupted.
+/// `etcdctl lock NAME`, which prints its key when it holds the lock, and releases it when it is interrupted.
 struct Go {
     process: Child,
-    /// Kept open: it prints a second line, and dies without letting go of the lock when nobody takes it.
+    /// Kept open: the program prints a second line, and would die without releasing the lock if the pipe were closed.
     output: Option<Lines<BufReader<ChildStdout>>>,
 }
 
@@ -48,7 +48,7 @@ impl Go {
         Go { process, output }
     }
 
-    /// Returns when it has the lock, with its key.
+    /// Returns its key when it holds the lock.
     async fn granted(&mut self) -> String {
         let mut output = self.output.take().expect("its output");
         let line = tokio::task::spawn_blocking(move || (output.next(), output));
@@ -75,7 +75,7 @@ impl Drop for Go {
     }
 }
 
-/// An application's own transaction: writes `value` on the condition that the lock is held. Answers what etcd says.
+/// Writes `value` in an application's own transaction on the condition that the lock is held. Returns etcd's output.
 fn write(server: &EtcdServer, condition: &EtcdCompare, value: &str) -> String {
     let key = String::from_utf8(condition.key.clone()).unwrap();
     let script = format!("create(\"{key}\") = \"{}\"\n\nput data {value}\n\n\n", condition.create_revision);
@@ -91,7 +91,7 @@ fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuar
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_waits_for_us() {
     let server = EtcdServer::start();
-    // By the URL this once: whoever writes a configuration has no builder.
+    // Configured by the URL here, because a configuration file has no builder.
     let locker = Locker::connect(&format!("{}jobs/?names=verbatim", server.url())).await.unwrap();
     let guard = locker.lock("by/night").await.unwrap();
     let mut go = Go::lock(&server, "jobs/by/night", 10);
@@ -103,7 +103,8 @@ async fn etcdctl_waits_for_us() {
     assert!(released.elapsed() < Duration::from_secs(2));
 }
 
-/// An owner that has entered twice has the lock until the last has left, also for who came between the two.
+/// An owner that has entered twice holds the lock until its last entry has left, also against a client that queued
+/// between the two.
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_waits_for_the_last_entry() {
     let server = EtcdServer::start();
@@ -182,7 +183,7 @@ async fn a_killed_etcdctl_frees_us_when_its_lease_ends() {
     guard.unlock().await.unwrap();
 }
 
-/// A key as Go's client writes it, without any value: it counts, and it is never taken for one of ours.
+/// A key in the layout of Go's client, without a value, counts as a holder, and is never taken for one of ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_in_the_layout_of_gos_client_counts() {
     let server = EtcdServer::start();
@@ -200,13 +201,13 @@ async fn a_key_in_the_layout_of_gos_client_counts() {
     locker.try_lock("g").await.unwrap().expect("free").unlock().await.unwrap();
 }
 
-/// What is no lock at all is left alone, also by force.
+/// A key that is not a lock is never deleted, not even by force.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_a_lock_is_left_alone() {
     let server = EtcdServer::start();
     server.etcdctl().run(&["put", "f/readme", "do not delete"]);
     let locker = locker(&server);
-    assert!(locker.try_lock("f").await.unwrap().is_none(), "whoever is first below the name has the lock");
+    assert!(locker.try_lock("f").await.unwrap().is_none(), "the first key below the name holds the lock");
     assert!(locker.inspect().list("").await.unwrap().is_empty());
     let token = locker.inspect().get("f").await.unwrap().unwrap().holder().unwrap().token.unwrap();
     let error = locker.inspect().force_release("f", token, "stuck").await.expect_err("not ours");
@@ -214,7 +215,7 @@ async fn what_is_not_a_lock_is_left_alone() {
     assert_eq!(keys(&server.etcdctl(), ""), ["f/readme"]);
 }
 
-/// Names nest for Go's client. Escaped, ours do not.
+/// Names nest for Go's client. Escaped names of ours do not.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_nest_only_when_they_are_verbatim() {
     let server = EtcdServer::start();
@@ -228,7 +229,7 @@ async fn names_nest_only_when_they_are_verbatim() {
     assert!(verbatim.try_lock("a").await.unwrap().is_none());
 }
 
-/// An application's own transaction with the condition that its lock is still held.
+/// An application's own transaction can depend on its lock being held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_can_depend_on_the_lock() {
     let server = EtcdServer::start();
@@ -246,7 +247,7 @@ async fn a_transaction_can_depend_on_the_lock() {
     assert_eq!(handle.compare(&key, token), None);
 }
 
-/// A holder that does not know yet that its lock is gone cannot write any more; the one who has it now can.
+/// A holder that does not know yet that its lock is gone can no longer write; the current holder can.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_transaction_of_a_stale_holder_is_refused() {
     let server = EtcdServer::start();
@@ -271,7 +272,7 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
     next.unlock().await.unwrap();
 }
 
-/// A channel that the application has made: everything goes over it, also after its connection broke.
+/// With a channel given by the application, everything uses that channel, also after its connection broke.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_channel_can_be_given() {
     let server = EtcdServer::start();
@@ -289,7 +290,7 @@ async fn a_channel_can_be_given() {
     locker.close().await.unwrap();
 }
 
-/// One lease for the histories of all clients, whatever becomes of it.
+/// The histories of all clients share one lease, and survive its loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn histories_share_a_lease_and_survive_its_loss() {
     let server = EtcdServer::start();

@@ -1,4 +1,4 @@
-//! Encrypted connections to etcd, with and without a certificate of our own.
+//! TLS connections to etcd, with and without a client certificate.
 
 #![cfg(all(feature = "etcd", feature = "tls"))]
 

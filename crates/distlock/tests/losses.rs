@@ -1,4 +1,4 @@
-//! One loss has one reason: the caller, `lost()`, observers and the history of the lock are told the same.
+//! A loss has one reason: the caller, `lost()`, observers and the history of the lock report the same.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -8,16 +8,16 @@ use distlock::backend::memory::{Memory, Store};
 use distlock::{Clock, Event, EventKind, HistoryKind, LockGuard, Locker, LossReason};
 use tokio::time::timeout;
 
-/// For what must happen soon in real time.
+/// A generous limit for what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_secs(1);
-/// The keeper may be faster than the caller, and then there is nothing to see.
+/// Repeated, because the keeper may be faster than the caller, and then the race does not occur.
 const ROUNDS: u64 = 100;
 
 type Told = Arc<Mutex<BTreeMap<u64, Vec<LossReason>>>>;
 
-/// Leaves a lock whose lease ended before the keeper had a chance to look, as in a process that stood still, and whose lock
-/// another owner has by now. Returns the reason that the caller was told, by token.
+/// Ends a hold whose lease ended before the keeper had a chance to notice, as in a process that stood still, and whose
+/// lock another owner holds by now. Returns the reasons that the caller got, by token.
 async fn lose_and_leave(
     (locker, delay): (&Locker, Duration),
     told: &Told,
@@ -57,7 +57,7 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
     };
     let engine = Memory::on(&store);
     let locker = Locker::builder().clock(clock.clone()).history(1000).observer(observer).build(engine).unwrap();
-    // Also beyond the delay: the store gives the lock to the next.
+    // Also beyond the delay: the store grants the lock to the next owner.
     let reasons = lose_and_leave((&locker, delay), &told, || hand.advance((TTL + delay) * 2), leave).await;
     let key = distlock::Key::new("k").unwrap();
     let lost = |entry: &distlock::HistoryEntry| entry.kind == HistoryKind::Lost;
@@ -125,21 +125,21 @@ async fn a_leadership_is_reported_as_lost_before_the_next_one_begins() {
     let engine = Memory::on(&Store::with_clock(clock.clone()));
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(engine).unwrap();
     let election = locker.election("e");
-    // What the leader still has when it stands again is lost, and its keeper may not have looked yet.
+    // The leader's previous hold is lost when it campaigns again, and its keeper may not have noticed yet.
     let mut leadership = election.campaign("me").await.expect("elected");
     for _ in 0..ROUNDS {
         hand.advance(TTL * 2);
         leadership.guard().check().expect_err("the lease is over");
         leadership = election.campaign("me").await.expect("elected again");
     }
-    // The same with the loop that the library has for it.
+    // The same with the library's own loop.
     drop(leadership);
     let mut terms = 0;
     let led = election.lead("me", async |_| {
         terms += 1;
         if terms <= ROUNDS {
             hand.advance(TTL * 2);
-            // Dropped here, for the lease is over.
+            // Dropped here, because the lease has ended.
             tokio::task::yield_now().await;
             std::future::pending::<()>().await;
         }

@@ -1,4 +1,4 @@
-//! Observers: in which order they see what happens, and that none of them holds up a lock.
+//! Observers: the order of their events, and that none of them blocks a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -10,7 +10,7 @@ use distlock_testkit::{Calls, Wire};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(10);
-/// For what must happen soon in real time.
+/// A generous limit for what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
 
 fn word(kind: &EventKind<'_>) -> &'static str {
@@ -41,7 +41,7 @@ async fn an_observer_that_hangs_delays_no_renewal() {
     let observer = move |event: &Event<'_>| {
         told.lock().unwrap().push(word(&event.kind));
         if let EventKind::Renewed { .. } = event.kind {
-            // Until the test says so, or is over.
+            // Until the test ends it, or is over.
             let _ = hangs.lock().unwrap().recv();
         }
     };
@@ -116,7 +116,7 @@ async fn an_observer_may_use_the_locker() {
     let observer = move |event: &Event<'_>| {
         if let EventKind::Lost { .. } = event.kind {
             count.fetch_add(1, Ordering::SeqCst);
-            // Of the same lock, while its loss is told.
+            // A guard of the same lock, while its loss is being reported.
             drop(drops.lock().unwrap().take());
         }
     };

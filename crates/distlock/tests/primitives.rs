@@ -1,4 +1,4 @@
-//! What is built on the lock, where two of its promises meet: losses while others are waited for, questions and the next
+//! Interactions of the primitives on top of the lock: losses during `lock_all`, requests to release and the next
 //! holder, tickets and delays.
 
 use std::future::IntoFuture;
@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 distlock_testkit::child!();
 
-/// For what must happen soon in real time.
+/// A generous limit for what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
-/// For what must not happen: several looks of a holder.
+/// A time in which something must not happen: several polls of a holder.
 const A_WHILE: Duration = Duration::from_millis(900);
 
 fn lockers<const N: usize>() -> (Store, [Locker; N]) {
@@ -47,7 +47,7 @@ async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
     taken.unlock().await.unwrap();
 }
 
-/// A request that was lost may still come, and take what nobody would give back.
+/// A lost request may still arrive, and take a lock that no client would release.
 #[tokio::test]
 async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_not_known_what_became_of_them() {
     let store = Store::new();
@@ -95,7 +95,7 @@ async fn a_question_is_not_for_the_next_holder() {
         done = &mut asking => panic!("{done:?}"),
         reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
     }
-    // The asker is not polled, so it still asks while the next one has the lock.
+    // The asker is not polled, so it still asks while the next client holds the lock.
     guard.unlock().await.unwrap();
     let next = second.lock("k").await.unwrap();
     assert!(timeout(A_WHILE, next.asked()).await.is_err(), "the next holder took the question for its own");
@@ -141,7 +141,7 @@ async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
 #[test]
 fn whoever_follows_leaders_without_a_pause_lets_others_run() {
     let (done, is_done) = std::sync::mpsc::channel();
-    // On a thread of its own: what never yields cannot be timed out.
+    // On its own thread: a task that never yields cannot be timed out.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

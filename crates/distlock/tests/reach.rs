@@ -1,5 +1,5 @@
-//! What a caller is told whose time is over: that another owner has the lock, or that the engine is away. By the clock's
-//! hand, so that the rule is tested to the millisecond.
+//! The error of a caller whose wait ended: either another owner holds the lock, or the engine is unreachable. On a
+//! manual clock, so that the rule is tested to the millisecond.
 
 use std::error::Error as _;
 use std::future::IntoFuture;
@@ -12,7 +12,7 @@ use distlock_testkit::{Calls, Wire};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// For what must happen soon in real time.
+/// A generous limit for what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
 
 fn ms(number: u64) -> Duration {
@@ -48,13 +48,13 @@ impl World {
         World { store, hand, locker, other, calls, ends }
     }
 
-    /// A request that waits, for so long.
+    /// Starts a request that waits for at most `wait`.
     fn ask(&self, wait: Duration) -> JoinHandle<Result<LockGuard>> {
         let request = self.other.lock("k").ttl(Duration::from_secs(600)).retry_interval(Duration::from_secs(60));
         tokio::spawn(request.wait(wait).into_future())
     }
 
-    /// The same, once it stands in the queue. From then on no claim is answered.
+    /// Like `ask`, and returns when the request is in the queue. From then on no claim gets a reply.
     async fn ask_and_hang(&self, wait: Duration) -> JoinHandle<Result<LockGuard>> {
         let asked = self.ask(wait);
         self.calls.queued(1).await;
@@ -62,7 +62,7 @@ impl World {
         asked
     }
 
-    /// What the observer was told: exactly this.
+    /// Asserts that the observer got exactly this event.
     async fn expect_end(&self, end: &str) {
         let told = async {
             while self.ends.lock().unwrap().is_empty() {

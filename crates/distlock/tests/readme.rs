@@ -1,4 +1,4 @@
-//! The README says what is true: its snippet is the one that the examples run.
+//! The README's snippet is the one that the examples run.
 
 fn read(path: &str) -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

@@ -1,4 +1,5 @@
-//! With lock clients of other languages on the same key of one Redis server: the real redis-py and node-redlock.
+//! Interoperation with lock clients of other languages on the same key of one Redis server: the real redis-py and
+//! node-redlock.
 
 #![cfg(feature = "redis")]
 
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(200);
 
-/// A server, somebody else's client of it, and ours.
+/// A server, a foreign client of it, and ours.
 struct Encounter {
     server: RedisServer,
     theirs: Stranger,
@@ -35,7 +36,7 @@ impl Encounter {
         self.server.command(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Ends the lease of whoever has `a`, as a clock would that went on while its holder stood still.
+    /// Ends the lease of the current holder of `a`, as if its holder had stood still until then.
     fn expire(&self) {
         self.ask("PEXPIRE a 1");
         eventually("an expiry", || (self.ask("EXISTS a").int() == 0).then_some(()));
@@ -45,7 +46,7 @@ impl Encounter {
         tokio::spawn(self.ours.clone().lock("a").wait(PATIENCE).retry_interval(RETRY).into_future())
     }
 
-    /// Returns when a waiter of ours has its place in the queue.
+    /// Returns when a waiter of ours is in the queue.
     fn expect_queued(&self) {
         eventually("a place in the queue", || (self.ask("EXISTS {a}:q").int() == 1).then_some(()));
     }
@@ -69,7 +70,7 @@ async fn check_each_excludes_the_other(library: Library) {
     assert!(there.theirs.extend("a", LONG), "nothing of ours is in their way");
     assert!(there.theirs.unlock("a"));
 
-    // Not a try: our own waiter that gave up is withdrawn in the background.
+    // Not a try: our own cancelled waiter is withdrawn in the background.
     let guard = there.ours.lock("a").wait(PATIENCE).await.expect("they let go");
     assert!(!there.theirs.try_lock("a", Some(LONG)), "ours");
     guard.check().unwrap();
@@ -104,28 +105,28 @@ async fn check_we_do_not_delete_their_key(library: Library) {
     assert_eq!(error.loss_reason(), Some(&LossReason::Revoked), "{error}");
     assert_eq!(there.ask("GET a"), value);
     assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= LONG.as_millis(), "their lease is as it was");
-    // A waiter that gives up leaves nothing of its own and takes nothing of theirs.
+    // A waiter that gives up leaves no state and removes none of theirs.
     there.ours.lock("a").wait(Duration::from_millis(200)).await.expect_err("theirs");
     eventually("the end of our queue", || (there.ask("EXISTS {a}:q {a}:w").int() == 0).then_some(()));
     assert_eq!(there.ask("GET a"), value);
     assert!(there.theirs.unlock("a"));
 }
 
-/// One command that the server has carried out.
+/// One command that the server has executed.
 #[derive(Debug)]
 struct Seen {
     at: Duration,
     text: String,
 }
 
-/// Everything that the server does from now on, with the server's own times.
+/// Returns a monitor of all later commands, with the server's own times.
 fn monitor(server: &RedisServer) -> RespClient {
     let mut monitor = server.client().expect("a connection");
     assert_eq!(monitor.command(&["MONITOR"]).unwrap(), Reply::Simple("OK".into()));
     monitor
 }
 
-/// What `monitor` saw up to the command in which `last` stands.
+/// Returns the commands that `monitor` saw up to the one that contains `last`.
 fn seen_until(monitor: &mut RespClient, last: &str) -> Vec<Seen> {
     let mut all = Vec::new();
     loop {
@@ -158,7 +159,7 @@ async fn check_our_waiter_follows_them(library: Library) {
     let between: Vec<Duration> = before.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(between.len() >= 2, "we polled: {before:?}");
     assert!(took_it - granted_at < RETRY / 2, "the first claim after their release had it");
-    // A busy machine polls late: then so late is late enough.
+    // A busy machine polls late; its longest poll interval is then the limit.
     let longest = between.iter().copied().max().unwrap();
     let late = granted_at - seen[freed].at;
     assert!(late <= (RETRY * 2).max(longest + RETRY), "{late:?} after their release; polls {between:?} apart");
@@ -182,7 +183,7 @@ async fn check_never_two_at_once(library: Library) {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     counter.command(&["DECR", "a:inside"]).unwrap();
                     guard.unlock().await.expect("released");
-                    // They poll, and we hand over among ourselves: let them have a look.
+                    // They poll, and we hand over among ourselves: give them time for a poll.
                     tokio::time::sleep(Duration::from_millis(3)).await;
                 }
             })
@@ -233,7 +234,7 @@ encounters! {
     node_redlock: Library::Redlock;
 }
 
-/// redis-py sets no expiry unless it is asked to.
+/// redis-py sets no expiry by default.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_of_redis_py_without_expiry_is_held_for_ever() {
     let mut there = Encounter::with(Library::RedisPy);

@@ -1,4 +1,4 @@
-//! Encrypted connections to Redis, with and without a certificate of our own.
+//! TLS connections to Redis, with and without a client certificate.
 
 #![cfg(all(feature = "redis", feature = "tls"))]
 

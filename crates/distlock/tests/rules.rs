@@ -1,4 +1,4 @@
-//! The numbered rules of ARCHITECTURE.md, each broken on purpose by a scripted fault or a clock moved by hand.
+//! The numbered rules of ARCHITECTURE.md, each provoked by a scripted fault or a manual clock.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use distlock_testkit::{Calls, Wire};
 use tokio::sync::watch;
 
 const TTL: Duration = Duration::from_secs(10);
-/// What rule 1 makes of a lease of 10 s: a thousandth for drift and 2 ms in reserve.
+/// The usable part of a lease of 10 s by rule 1: minus a thousandth for drift and 2 ms in reserve.
 const USABLE: Duration = Duration::from_millis(9_988);
-/// For what must happen soon in real time.
+/// A generous limit for what must happen soon in real time.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A store, a locker on it, and the hand on their common clock.
+/// A store, a locker on it, and control of their common clock.
 struct World {
     store: Store,
     clock: Clock,
     hand: ManualClock,
     locker: Locker,
     calls: Arc<Calls>,
-    /// How many events there were of each kind, and when the last came.
+    /// The number of events of each kind, and the time of the last one.
     seen: watch::Receiver<Seen>,
 }
 
@@ -60,10 +60,10 @@ impl World {
         tokio::time::timeout(SOON, self.seen.wait_for(what)).await.expect("soon").expect("observed");
     }
 
-    /// Returns when so many renewals were sent, and nobody waits any more for the answer to the last.
+    /// Returns when `sent` renewals were sent, and the keeper has stopped waiting for the reply to the last.
     async fn until_given_up(&self, guard: &LockGuard, sent: u64) {
         until_so(async || self.calls.renewals.load(Ordering::SeqCst) >= sent).await;
-        // A quarter of what is left is how long an answer is waited for.
+        // The keeper waits for a reply for a quarter of the remaining lease.
         self.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
     }
 
@@ -85,7 +85,7 @@ async fn rule_1_a_guard_is_lost_at_its_deadline_and_before_the_server_lets_go() 
     let world = World::new();
     let guard = world.locker.lock("k").watchdog(false).await.unwrap();
     let other = world.other();
-    // The keeper would release what it sees lost.
+    // The keeper would release a hold that it finds lost.
     world.calls.cut();
     world.hand.advance(USABLE - Duration::from_millis(1));
     assert_eq!(guard.remaining(), Some(Duration::from_millis(1)));
@@ -106,7 +106,8 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
     let delay = Duration::from_millis(900);
     world.store.script(Operation::Renew, Fault::DelayReply(delay));
     world.hand.advance(TTL / 3);
-    // Until then the keeper's thread reads the clock: nobody moves it before the store has carried the renewal out.
+    // Until then the keeper's thread reads the clock, so the clock must not move before the store has executed the
+    // renewal.
     let inspect = world.other().inspect();
     until_so(async || {
         let lock = inspect.get("k").await.unwrap();
@@ -148,7 +149,7 @@ async fn rule_2_a_failed_renewal_is_at_risk_and_not_lost() {
     }
     assert_eq!(guard.state(), HoldState::Held);
     world.hand.advance(TTL / 3);
-    // The first retry comes at once, the next after a while of the clock.
+    // The first retry comes at once, the next after some time of the clock.
     world.until(|seen| seen.failed == 2).await;
     assert_eq!(guard.state(), HoldState::AtRisk);
     world.hand.advance(Duration::from_millis(250));
@@ -200,7 +201,7 @@ async fn rule_2_a_pushed_loss_is_told_without_waiting_for_a_renewal() {
 async fn rule_3_a_lost_reply_to_a_claim_is_asked_again_with_the_same_attempt() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::LoseReply);
-    let guard = world.locker.try_lock("k").await.unwrap().expect("ours, not somebody else's");
+    let guard = world.locker.try_lock("k").await.unwrap().expect("our own grant, found again");
     assert_eq!(guard.fencing_token().get(), 1, "one grant");
     guard.unlock().await.unwrap();
     assert!(world.store.is_empty());
@@ -294,7 +295,7 @@ async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
 
 #[tokio::test]
 async fn rule_8_renewals_that_hang_hold_up_no_others() {
-    // As many as are begun at once.
+    // As many as are started at once.
     const HANGING: u64 = 4;
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
@@ -350,7 +351,7 @@ async fn rule_9_a_wait_outlasts_an_engine_that_is_away_for_a_while_and_gives_up_
 
 #[tokio::test]
 async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock() {
-    // Without its feature an engine is not there either, and says so.
+    // Without its feature an engine does not exist either, and the error says so.
     let out_of_reach = if cfg!(feature = "redis") { ErrorKind::Unavailable } else { ErrorKind::Unsupported };
     for (url, kind) in [
         ("memory://", ErrorKind::Config),
@@ -454,7 +455,7 @@ async fn until_empty(store: &Store) {
     until_so(async || store.is_empty()).await;
 }
 
-/// Looks again and again until it is so.
+/// Polls until `is_so` returns true.
 async fn until_so(mut is_so: impl AsyncFnMut() -> bool) {
     let looks = async {
         while !is_so().await {

@@ -1,4 +1,4 @@
-//! Engines that are slow, hang or lie about time, and lockers that close in the middle of something.
+//! Engines that are slow, hang or report wrong times, and lockers that close during other operations.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,14 +13,15 @@ use distlock::{Clock, ErrorKind, Event, EventKind, HistoryKind, Key, Locker, Los
 use distlock_testkit::Ticks;
 use tokio::time::timeout;
 
-/// For what must happen in time on any machine.
+/// A generous limit for what must happen on any machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// A clock that goes by itself while this process runs: no lease of these tests ends because the machine stopped them.
+/// Returns a clock that advances while this process runs: no lease of these tests ends because the machine stopped
+/// them.
 fn ticking() -> (Clock, Ticks) {
     let (clock, hand) = Clock::manual();
     (clock, Ticks::of(hand))
@@ -34,24 +35,24 @@ fn locker(clock: &Clock, engine: impl Backend) -> Locker {
     Locker::builder().clock(clock.clone()).build(engine).unwrap()
 }
 
-/// How long an answer about a lock takes; `None`: for ever.
+/// The delay of a reply about a lock; `None` means for ever.
 type Delay = fn(&Key) -> Option<Duration>;
 
 fn at_once(_: &Key) -> Option<Duration> {
     Some(Duration::ZERO)
 }
 
-/// The memory engine with moods.
+/// The memory engine with configurable faults.
 struct Moody {
     memory: Memory,
     attachment: OnceLock<Attachment>,
-    /// What delays are measured by.
+    /// The clock of the delays.
     clock: Clock,
     renewal: Delay,
     release: Delay,
-    /// Says that each renewal began this much earlier, as an engine with a shared session does.
+    /// Reports that each renewal began this much earlier, as an engine with a shared session does.
     dated_back: Duration,
-    /// Tells of a loss together with the grant.
+    /// Reports a loss together with the grant.
     revokes: bool,
     renewals: Arc<AtomicU64>,
 }
@@ -70,7 +71,7 @@ impl Moody {
         }
     }
 
-    /// On a store of its own, all by this clock.
+    /// Returns an engine with its own store, all on this clock.
     fn by(clock: &Clock) -> Moody {
         Moody { clock: clock.clone(), ..Moody::on(&Store::with_clock(clock.clone())) }
     }
@@ -102,7 +103,7 @@ impl Backend for Moody {
         if self.revokes {
             let losses = &self.attachment.get().expect("attached").losses;
             losses.push(claim.attempt, LossReason::Revoked);
-            // Time for the keeper to hear of it before there is a hold.
+            // Time for the keeper to receive it before there is a hold.
             tokio::time::sleep(ms(50)).await;
         }
         answer
@@ -253,7 +254,7 @@ async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_
     let guard = locker.lock("k").ttl(ms(1000)).watchdog(false).await.unwrap();
     store.script(Operation::Renew, Fault::LoseReply);
     assert_eq!(guard.extend(Duration::from_secs(600)).await.unwrap_err().kind(), ErrorKind::Unknown);
-    // Tried again for longer than the lease was.
+    // Retried for longer than the original lease.
     for _ in 0..6 {
         store.script(Operation::Release, Fault::Refuse);
     }
@@ -398,7 +399,7 @@ async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_
     let guard = locker.lock("a").await.unwrap();
     let token = guard.fencing_token();
     let began = Instant::now();
-    // Whatever becomes of the history, locks go on.
+    // Locks continue whatever happens to the history.
     while reader.inspect().history("a", 10).await.unwrap().is_empty() {
         assert!(began.elapsed() < SOON, "it is tried again");
         timeout(SOON, async { locker.lock("b").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
@@ -443,7 +444,7 @@ async fn a_history_is_asked_for_only_where_there_can_be_one() {
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("history"), "{error}");
 }
 
-/// The memory engine without anything that an engine need not have.
+/// The memory engine without its optional capabilities.
 struct Deaf(Memory);
 
 impl Backend for Deaf {

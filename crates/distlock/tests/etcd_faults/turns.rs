@@ -1,4 +1,4 @@
-//! How a lock goes from one task of a client to the next, or is taken from it.
+//! Handover of a lock between the tasks of one client, and forced release.
 
 use std::future::IntoFuture;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use tokio::time::timeout;
 
 use super::etcd_faults_kit::{eventually, keys, locker_at, ms, secs, transactions};
 
-/// Many waiters of one client: each gets its turn once, in order, and the lock goes on when some of them leave.
+/// Many waiters of one client: each is granted the lock once, in order, and the queue continues when some of them
+/// leave.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_of_one_client_is_handed_over_without_gaps() {
     let server = EtcdServer::start();
@@ -47,7 +48,8 @@ async fn a_queue_of_one_client_is_handed_over_without_gaps() {
     assert!(requests <= 20, "{requests} requests for 10 releases, two places given up and a keep-alive or two");
 }
 
-/// The next of the same client has lost its place without knowing: the lock goes to the one behind it, and to nobody else.
+/// The next waiter of the same client has lost its key without knowing: the lock goes to the waiter behind it, and to
+/// no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
     let server = EtcdServer::start();
@@ -72,7 +74,7 @@ async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
     }
 }
 
-/// The next of the same client stops waiting in the very moment in which the lock is handed to it.
+/// The next waiter of the same client gives up at the very moment when the lock is handed to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
     let server = EtcdServer::start();
@@ -95,7 +97,7 @@ async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
     }
 }
 
-/// A lock that is taken again and again leaves no trail of names: etcd would walk over it each time.
+/// A lock that is taken repeatedly does not create new key names, over which etcd would have to walk each time.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_used_again() {
     let server = EtcdServer::start();
@@ -111,7 +113,7 @@ async fn keys_are_used_again() {
     assert_eq!(names.len(), 1, "{names:?}");
 }
 
-/// Whoever breaks a lock says so: its holder is told what it lost the lock to.
+/// A forced release is recorded: the holder learns that its lock was broken.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_was_broken_is_told_as_broken() {
     let server = EtcdServer::start();
@@ -125,7 +127,8 @@ async fn a_lock_that_was_broken_is_told_as_broken() {
     }
 }
 
-/// The head is broken while another of its owner enters: that one is not inside, and comes after who waits.
+/// The head is broken while another entry of its owner enters: that entry does not hold the lock, and queues behind
+/// the waiters.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     let server = EtcdServer::start();
@@ -140,7 +143,7 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     eventually("it queues too", || keys(&server).len() == 3).await;
     let next = tokio::spawn(other.lock("a").wait(secs(60)).into_future());
     eventually("the next one queues", || keys(&server).len() == 4).await;
-    // Its watch is open by then; from there on every answer takes its time, and what is asked does not.
+    // Its watch is open by then; from now on replies are delayed, and requests are not.
     tokio::time::sleep(secs(1)).await;
     proxy.set(Direction::Replies, Flow::Delay(ms(700)));
     held.unlock().await.unwrap();
@@ -165,8 +168,8 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// What came of a claim that was not answered is deleted by its name. When that comes late, it was deleted by a repetition long
-/// ago, and a task of the same client has the lock: that one is spared.
+/// The key of an unanswered claim is deleted by its name. If that delete arrives late, a retry has deleted the key
+/// long ago, and another task of the same client may hold the lock: its hold must survive.
 #[tokio::test(flavor = "multi_thread")]
 async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_client() {
     let server = EtcdServer::start();
@@ -184,7 +187,7 @@ async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_clie
     eventually("it is released by the third way", || keys(&server).is_empty()).await;
     let next = locker.try_lock("a").await.unwrap().expect("it is free");
     let (held, before) = (keys(&server), transactions(&server));
-    // The release itself comes now, and later that it was given up.
+    // The release itself arrives now, and its cancellation later.
     slow.set(Direction::Requests, Flow::Delay(sent.elapsed()));
     eventually("the release comes", || transactions(&server) > before).await;
     assert_eq!(keys(&server), held, "deleted by the release of another");

@@ -1,4 +1,4 @@
-//! Replies that are lost, requests that come late, futures that are dropped.
+//! Lost replies, late requests, dropped futures.
 
 use std::future::IntoFuture;
 
@@ -58,8 +58,8 @@ async fn f03_only_an_answered_renewal_moves_the_deadline() {
     let (deadline, renewals) = (guard.deadline().expect("a lease"), bench.server.calls("pexpire"));
     let reason = timeout(PATIENCE, guard.lost()).await.expect("told");
     assert_eq!(reason, LossReason::Expired);
-    assert_eq!(guard.deadline(), Some(deadline), "the server heard the renewals, but nobody heard the server");
-    assert!(bench.server.calls("pexpire") > renewals, "the server heard nothing either");
+    assert_eq!(guard.deadline(), Some(deadline), "the renewals arrived, but no reply came back");
+    assert!(bench.server.calls("pexpire") > renewals, "no renewal arrived");
     assert!(now() >= deadline && now().since(deadline) < ms(500));
 }
 
@@ -70,7 +70,7 @@ async fn f03_a_renewal_counts_from_when_it_was_sent() {
     let guard = locker.lock("a").watchdog(false).ttl(PATIENCE).await.expect("granted");
     bench.proxy.delay(ms(150));
     guard.extend(PATIENCE * 2).await.expect("extended");
-    // Whatever the machine does: it was sent at least as long ago as the proxy took.
+    // On any machine: the renewal was sent at least as long ago as the proxy delayed it.
     let latest = now().after(PATIENCE * 2).before(ms(300));
     assert!(guard.deadline().expect("a lease") <= latest, "it counts from its answer");
     bench.proxy.pass();
@@ -95,7 +95,7 @@ async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
     })
     .await
     .expect("renewed on a new connection");
-    // The other connection may just be found dead: then the release is unknown, and goes on in the background.
+    // The other connection may just be found dead: then the release is unknown, and continues in the background.
     drop(guard.unlock().await);
     bench.expect_nothing_left().await;
 }
@@ -113,7 +113,7 @@ async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
     let held = bench.command("GET a").text();
     bench.proxy.pass();
     locker.close().await.expect("the release is repeated until it is confirmed");
-    assert_eq!(bench.command("GET a").text(), held, "the repeated release ends nobody else's hold");
+    assert_eq!(bench.command("GET a").text(), held, "the repeated release does not end the next hold");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
@@ -130,7 +130,7 @@ async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
         let locker = bench.behind_proxy().await;
         let before = writes();
         bench.proxy.cut_after(Direction::Replies, bytes);
-        // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
+        // A lease that outlasts the wait: a claim retried with another id would wait for itself in vain.
         let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
         assert_eq!(writes() - before, writes_of_a_grant, "granted twice");
         let token = guard.fencing_token().get();
@@ -148,7 +148,7 @@ async fn f07_acquire_future_dropped() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(5));
-    // Dropped at once, with the request on its way, and with an answer there that nobody has read.
+    // Dropped at once, with the request in flight, and with an unread reply.
     for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
         let mut request = Box::pin(locker.lock("a").ttl(PATIENCE).into_future());
         let granted = poll_times(polls, &mut request).await;
@@ -167,10 +167,10 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(10));
-    // Around the round trip of 20 ms, so that some are dropped with the answer on its way or just there.
+    // Around the round trip of 20 ms, so that some are dropped with the reply in flight or just received.
     for wait in 15..27 {
         drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE).into_future()).await);
-        // Not so long that the lease of one that was not withdrawn could end.
+        // Shorter than the lease of an attempt that was not withdrawn.
         other.lock("a").wait(PATIENCE / 2).await.expect("withdrawn").unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
@@ -183,7 +183,7 @@ async fn f09_a_waiter_that_gives_up_stalls_nobody() {
     let mut stalls = Vec::new();
     for wait in 0..10 {
         let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
-        // Some give up well before the release, some in the middle of it, some after it.
+        // Some give up well before the release, some during it, some after it.
         let quits = tokio::spawn(timeout(ms(8 + 2 * wait), quitter.lock("a").into_future()));
         let stays = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
         sleep(ms(20)).await;
@@ -194,8 +194,8 @@ async fn f09_a_waiter_that_gives_up_stalls_nobody() {
         stalls.push(now().since(released));
         next.unlock().await.expect("released");
     }
-    // A lock handed to somebody who has gone is lost for its first lease of a second. A busy machine may be as slow at
-    // times, but not nearly always.
+    // A lock handed to a waiter that has gone is blocked for its first lease of a second. A busy machine may be as
+    // slow at times, but not nearly always.
     assert!(stalls.iter().filter(|stall| **stall > ms(900)).count() < 3, "stalled for {stalls:?}");
     bench.expect_nothing_left().await;
 }
@@ -212,12 +212,12 @@ async fn f09_a_waiter_whose_turn_it_is_passes_it_on_when_it_gives_up() {
             sleep(ms(5)).await;
         }
     }
-    // Free, and nobody was told: it is the turn of the first, which goes without having claimed.
+    // Free, without a message: the first waiter is at the head, and leaves without having claimed.
     bench.command("DEL a");
     let freed = now();
     waiters.remove(0).abort();
     let next = timeout(PATIENCE, waiters.remove(0)).await.expect("in time").expect("no panic").expect("granted");
-    // By itself it would look again after a third of its heartbeat of 20 s.
+    // By polling it would notice only after a third of its heartbeat of 20 s.
     assert!(now().since(freed) < ms(4000), "after {:?}", now().since(freed));
     next.unlock().await.expect("released");
 }
@@ -247,7 +247,7 @@ async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
     bench.proxy.hold_requests();
     let error = locker.lock("a").ttl(PATIENCE).wait(ms(200)).await.expect_err("no answer");
     assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unknown), "{error}");
-    locker.close().await.expect_err("nobody confirms the withdrawal");
+    locker.close().await.expect_err("the withdrawal is not confirmed");
     sleep(ms(1500)).await;
     let evals = bench.server.calls("evalsha");
     bench.proxy.pass();
@@ -255,7 +255,7 @@ async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
         sleep(ms(5)).await;
     }
     sleep(ms(300)).await;
-    // Not only by the keys: a withdrawal that came behind it would have taken them away again.
-    assert_eq!(writes(), before, "a claim that everybody had given up was carried out");
+    // Not only by the keys: a withdrawal behind it would have removed them again.
+    assert_eq!(writes(), before, "an abandoned claim was executed");
     assert_eq!(bench.keys(), [""; 0]);
 }

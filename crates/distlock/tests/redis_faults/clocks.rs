@@ -1,4 +1,4 @@
-//! Clocks that are set, disagree, or run at another rate; leases that no clock could keep.
+//! Clocks that jump, disagree, or run at another rate; leases that no clock could keep.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use crate::log_kit::Log;
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// Whether `line` tells of a leap of about `seconds`; a busy machine reads clocks late, which hides a part of it.
+/// Returns whether `line` reports a jump of about `seconds`; a busy machine reads clocks late, which hides a part of
+/// it.
 fn tells_of(line: &str, seconds: f64) -> bool {
     let leap = line.split("leap=").nth(1).and_then(|rest| rest.split('s').next()).and_then(|text| text.parse().ok());
     leap.is_some_and(|leap: f64| (leap - seconds).abs() < 60.0)
@@ -49,7 +50,7 @@ async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
 async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
-    // Nobody renews it, and nobody is told when it expires.
+    // Not renewed, and no message is sent when it expires.
     let mut child = Child::start();
     child.connect(&bench.server.url());
     let first = child.lock("a", ms(HOUR_MS));
@@ -62,7 +63,7 @@ async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
     let leapt = now();
     shim.forward(ShiftedClock::Wall, ms(2 * HOUR_MS));
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    // Without being woken it would claim again after a third of its heartbeat of 30 s.
+    // Without a wake-up it would claim again after a third of its heartbeat of 30 s.
     assert!(now().since(leapt) < ms(8000), "after {:?}", now().since(leapt));
     assert!(next.fencing_token().get() > first.token());
 }
@@ -79,14 +80,14 @@ async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_re
     shim.back(ShiftedClock::Wall, ms(HOUR_MS));
     let left = |key: &str| u64::try_from(bench.command(&format!("PTTL {key}")).int()).expect("a lease");
     assert!(left("kept") > HOUR_MS - 10_000);
-    // Two renewals and more. Decision 2: a renewal never makes a lease shorter, so it does not repair this one.
+    // More than two renewals. Decision 2: a renewal never makes a lease shorter, so it does not repair this one.
     sleep(TTL).await;
     assert!(left("kept") > HOUR_MS - 10_000, "a renewal shortened a lease");
-    // The holder's own deadline is its own clock's, and no later than agreed.
+    // The holder's own deadline follows its own clock, and is no later than agreed.
     assert!(guard.remaining().expect("a lease") <= TTL);
     guard.unlock().await.expect("released");
     other.try_lock("kept").await.expect("no failure").expect("free at once").unlock().await.expect("released");
-    // One whose holder is gone lasts so much longer, unless an operator breaks it.
+    // The lock of a holder that is gone lasts longer by the jump, unless an operator breaks it.
     child.kill9();
     sleep(TTL * 2).await;
     assert!(other.try_lock("orphaned").await.expect("no failure").is_none());
@@ -102,7 +103,8 @@ async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_re
     assert!(next.fencing_token().get() > token);
 }
 
-/// A master with a lock on it, whose replica has the lock and a clock of its own; then the master is gone.
+/// Returns a token and a promoted replica: the master with the lock was in sync with the replica, which has its own
+/// clock, and then died.
 async fn promoted(shim: &ClockShim) -> (distlock::FencingToken, RedisServer) {
     let mut master = RedisServer::start();
     let replica = RedisServer::options().clock(shim).replica_of(master.address()).start();
@@ -183,7 +185,7 @@ async fn f22_a_lease_too_short_to_be_renewed_is_refused_before_anything_is_sent(
             assert!(error.to_string().contains("100ms"), "it names what is accepted: {error}");
         }
     }
-    // Renewed when nearly all of it has passed, or all the time: neither can be meant.
+    // Renewed when nearly all of it has passed, or all the time: both are mistakes.
     for part in [0.0, 0.9] {
         let error = locker.lock("a").renew_at(part).await.map(drop).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");

@@ -1,4 +1,4 @@
-//! A cluster whose slots move, or whose nodes die.
+//! A cluster whose hash slots move, or whose nodes die.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ async fn f29_locks_go_on_while_slots_move_to_and_fro() {
             while now() < until {
                 let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
                 *inside.try_lock().expect("alone") += 1;
-                // A script that empties the queue of a slot that moves is stopped there: the release is repeated.
+                // A script that empties the queue of a moving hash slot is stopped there, so the release is retried.
                 if let Err(error) = guard.unlock().await {
                     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
                 }

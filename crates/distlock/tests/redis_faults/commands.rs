@@ -1,4 +1,4 @@
-//! What we send, and whom that holds up.
+//! The commands that the engine sends, and whether they block others.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -8,12 +8,12 @@ use distlock::Locker;
 
 use crate::bench::{Bench, PATIENCE, TTL, now, sleep};
 
-/// Names in an answer of the server, in small letters.
+/// Returns the names in a reply of the server, in lower case.
 fn names(lines: &str) -> BTreeSet<String> {
     lines.lines().map(str::to_lowercase).collect()
 }
 
-/// The commands that the server has carried out since its statistics were reset.
+/// Returns the commands that the server has executed since its statistics were reset.
 fn used(bench: &Bench) -> BTreeSet<String> {
     let stats = bench.command("INFO commandstats").to_string();
     let name = |line: &str| line.strip_prefix("cmdstat_")?.split(':').next().map(str::to_owned);
@@ -46,7 +46,7 @@ async fn f40_no_command_of_ours_ever_blocks_a_connection() {
     assert!(both.is_empty() && !used.contains("wait"), "{both:?}");
 }
 
-/// The median time of a lock and unlock.
+/// Returns the median time of a lock and unlock.
 async fn typical(locker: &Locker) -> Duration {
     let mut times = Vec::new();
     for _ in 0..60 {
@@ -72,7 +72,7 @@ async fn f40_those_who_wait_hold_up_nobody_on_the_same_connection() {
     let beside = typical(&locker).await;
     let after = typical(&locker).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "they wait all the time");
-    // A command that blocks would hold the connection for as long as the lock is held, which is thousands of times this.
+    // A blocking command would hold the connection for as long as the lock is held, which is thousands of times this.
     let most = before * 10 + Duration::from_millis(20);
     assert!(beside.min(after) < most, "{before:?} alone, {beside:?} and {after:?} beside 200 waiters");
     waiters.iter().for_each(tokio::task::JoinHandle::abort);

@@ -1,4 +1,4 @@
-//! Locks that several hold: readers, permits, entries of one owner; and holds that are amended or taken over.
+//! Locks with several holders: readers, permits, entries of one owner; and holds that are relabelled or adopted.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
 
-/// A request in a mode that several can hold.
+/// A request in a mode with several holders.
 type Ask = fn(&Locker, &str) -> LockRequest;
 
-/// One in each such mode.
+/// One request in each such mode.
 const MODES: [Ask; 3] = [
     |locker, key| locker.read(key),
     |locker, key| locker.semaphore(key, 3).acquire(),
     |locker, key| locker.lock(key).owner("order-7").reentrant(),
 ];
 
-/// A claim of the lock `a` that queues.
+/// Returns a claim of the lock `a` that queues.
 fn claim_for(mode: Mode, ttl: Duration) -> Claim {
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
     Claim::new(Key::new("a").expect("a name"), ttl, true, Arc::new(record.with_mode(mode)))
 }
 
-/// Returns when so many wait for the lock `a`.
+/// Returns when `count` clients wait for the lock `a`.
 async fn expect_waiters(bench: &Bench, count: i64) {
     let until = now().after(PATIENCE);
     while bench.command("ZCARD {a}:q").int() != count {
@@ -53,7 +53,7 @@ async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_othe
         child.kill9();
         let killed = now();
         let until = killed.after(PATIENCE);
-        // Whoever joins sees the dead one out; one that leaves again at once changes nothing else.
+        // A joining client removes the dead one; a client that leaves again at once changes nothing else.
         while bench.command("ZCARD {a}:e").int() > 1 {
             assert!(now() < until, "{order}: it never left");
             let joined = ask(&writer.clone(), "a").owner("order-7").await;
@@ -104,7 +104,7 @@ async fn f04_a_group_release_whose_reply_is_lost_takes_nobody_else_out() {
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "it left");
         bench.proxy.pass();
-        // The release is repeated in the background: a moment for it, then the other one must still be inside.
+        // The release is retried in the background: after a moment for it, the other holder must still be inside.
         ask(&locker, "b").wait(PATIENCE).await.expect("connected again").unlock().await.expect("released");
         sleep(ms(300)).await;
         stays.extend(PATIENCE).await.expect("still inside");
@@ -123,7 +123,7 @@ async fn f07_a_reader_cancelled_at_any_poll_leaves_no_place_and_no_reader() {
         let mut reading = Box::pin(locker.read("a").ttl(PATIENCE * 2).into_future());
         let granted = poll_times(polls, &mut reading).await;
         sleep(pause).await;
-        // The handoff may be on its way to the one that is about to go.
+        // The handoff may be in flight to the waiter that is about to leave.
         writing.unlock().await.expect("released");
         drop((granted, reading));
         let asked = now();
@@ -169,7 +169,7 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
     let guard = timeout(PATIENCE, writing).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(released) < ms(10_000), "as long as a whole lease: {:?}", now().since(released));
     child.cont();
-    // It wakes up with a message that says it was let in: a lease that is over.
+    // It wakes up with a message that it was let in: its lease has already ended.
     assert!(writer.clone().try_read("a").await.expect("no failure").is_none(), "a writer is inside");
     guard.unlock().await.expect("released");
     child.receive().token();
@@ -180,7 +180,7 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
 #[tokio::test]
 async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
     let bench = Bench::start();
-    // Without a keeper: nobody renews, and nobody releases.
+    // Without a keeper, so nothing is renewed or released.
     let [alive, silent, other] =
         [(); 3].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
     let lease = ms(3000);
@@ -194,7 +194,7 @@ async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
     assert!(matches!(silent.claim(&gone).await, Ok(Claimed::Busy(_))));
     sleep(lease + ms(100)).await;
     assert!(matches!(alive.claim(&late).await, Ok(Claimed::Busy(_))));
-    // Of all these, a reader is the first to see that the leases are over.
+    // A reader is the first client to notice that the leases have ended.
     let behind = claim_for(Mode::Shared, PATIENCE);
     assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
     let queued: Vec<_> = bench.command("ZRANGE {a}:q 0 -1").array().iter().map(ToString::to_string).collect();
@@ -215,7 +215,7 @@ async fn a_place_from_before_the_clock_was_set_back_is_no_sign_of_life() {
     let behind = claim_for(Mode::Exclusive, PATIENCE);
     assert!(
         matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))),
-        "nobody is before it"
+        "it is at the head of the queue"
     );
     assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
     assert_eq!(bench.command("ZCARD {a}:q").int(), 1);
@@ -235,7 +235,7 @@ async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_withou
     }
     bench.server.restart(Data::Lost);
     for guard in guards {
-        // A renewal says so, the next one in time or this.
+        // A renewal reports it, the next one in time or this one.
         while guard.extend(PATIENCE).await.is_err_and(|error| error.kind() != ErrorKind::Lost) {
             sleep(ms(20)).await;
         }
@@ -272,10 +272,10 @@ async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_w
         bench.command(&format!("LPUSH {companion} x"));
         let fence = || bench.command("GET {a}:f").to_string();
         let before = fence();
-        let error = ask(&locker, "a").wait(PATIENCE).await.expect_err("nobody can be put there");
+        let error = ask(&locker, "a").wait(PATIENCE).await.expect_err("no holder can be stored there");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
         assert_eq!((bench.keys(), fence()), (vec![companion.to_owned()], before), "nothing was written");
-        // A lock for one does not need them, and cannot be handed to those who do.
+        // An exclusive lock does not need these keys, and cannot be handed to clients that do.
         let guard = locker.lock("a").ttl(TTL).await.expect("granted");
         let waiting = tokio::spawn(ask(&other, "a").wait(PATIENCE).into_future());
         let outcome = timeout(PATIENCE, async {
@@ -300,11 +300,11 @@ async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
         assert_ne!(foreign(), "OK", "two are inside");
         first.unlock().await.expect("released");
         assert_ne!(foreign(), "OK", "one is inside");
-        // As long as the longest lease: a renewal must not let the key run out before it.
+        // As long as the longest lease: a renewal must not let the key expire before it.
         sleep(TTL * 2).await;
         assert_ne!(foreign(), "OK", "one is inside, and was renewed");
         second.unlock().await.expect("released");
-        assert_eq!(foreign(), "OK", "nobody is inside");
+        assert_eq!(foreign(), "OK", "the lock is free");
         let error = ask(&one, "a").wait(ms(200)).await.expect_err("the foreign client has it");
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         assert_eq!(bench.command("GET a").text(), "mine");
@@ -385,7 +385,7 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
     let released = now();
     guard.unlock().await.expect("released");
     let inside = timeout(PATIENCE, waiting.join_all()).await.expect("in time");
-    // Their heartbeat is 30 s: found by polls it would take a third of that.
+    // Their heartbeat is 30 s, so by polling it would take a third of that.
     assert!(now().since(released) < ms(8_000), "{:?}", now().since(released));
     let inside: Vec<_> = inside.into_iter().map(|granted| granted.expect("granted")).collect();
     assert_eq!(bench.command("ZCARD {a}:e").int(), 100, "all at once");
@@ -398,7 +398,7 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
 #[tokio::test]
 async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
     let bench = Bench::start();
-    // Without a keeper, so that nobody renews.
+    // Without a keeper, so nothing is renewed.
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
     for mode in [Mode::Exclusive, Mode::Shared] {
         let (first, mut second) = (claim_for(Mode::Exclusive, PATIENCE), claim_for(mode, PATIENCE));

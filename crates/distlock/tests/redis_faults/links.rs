@@ -1,4 +1,4 @@
-//! The two connections of a locker, which break one by one.
+//! The two connections of a locker, broken one at a time.
 
 use std::future::IntoFuture;
 use std::io;
@@ -15,22 +15,22 @@ use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
 
-/// Connections that can be broken on the client's side: what was written before is on its way then.
+/// Connections that can be broken on the client's side: bytes written before that are still delivered.
 #[derive(Clone, Default)]
 pub(crate) struct Relays {
-    /// Where the next ones go.
+    /// The port of new connections.
     port: Arc<AtomicU16>,
     open: Arc<Mutex<Vec<AbortHandle>>>,
 }
 
 impl Relays {
-    /// A locker whose two connections go to `port`.
+    /// Returns a locker whose two connections go to `port`.
     async fn locker(port: u16) -> (Relays, Locker) {
         let (relays, engine) = Relays::engine(port);
         (relays, locker_of(engine.build().expect("an engine")).await)
     }
 
-    /// An engine whose connections go to `port`.
+    /// Returns an engine whose connections go to `port`.
     pub(crate) fn engine(port: u16) -> (Relays, RedisBuilder) {
         let relays = Relays::default();
         relays.port.store(port, Ordering::SeqCst);
@@ -46,13 +46,13 @@ impl Relays {
         Ok(ours)
     }
 
-    /// Breaks all that were dialled so far. New ones go to `port`.
+    /// Breaks all connections so far. New ones go to `port`.
     pub(crate) fn break_all(&self, port: u16) {
         self.port.store(port, Ordering::SeqCst);
         self.open.lock().unwrap().iter().for_each(AbortHandle::abort);
     }
 
-    /// Breaks one of those that were dialled so far. New ones go to `port`.
+    /// Breaks one of the connections so far. New ones go to `port`.
     fn break_one(&self, which: usize, port: u16) {
         self.port.store(port, Ordering::SeqCst);
         self.open.lock().unwrap()[which].abort();
@@ -65,7 +65,7 @@ async fn a_lock_outlives_either_connection_while_it_cannot_be_opened_again() {
         let bench = Bench::start();
         let (relays, locker) = Relays::locker(bench.server.port()).await;
         let guard = locker.lock("a").await.expect("granted");
-        // Nobody listens there.
+        // No server listens there.
         relays.break_one(which, 1);
         sleep(TTL * 2).await;
         assert!(!guard.is_lost(), "not renewed by the other connection");
@@ -73,14 +73,14 @@ async fn a_lock_outlives_either_connection_while_it_cannot_be_opened_again() {
     }
 }
 
-/// Sends a claim, gives it up, has it withdrawn over another connection, and only then lets it arrive. Whether it came
-/// before its time was over.
+/// Sends a claim, cancels it, withdraws it over another connection, and only then lets it arrive. Returns whether it
+/// arrived before its time limit.
 async fn come_late(bench: &Bench) -> bool {
     let (relays, locker) = Relays::locker(bench.proxy.port()).await;
     let waits_there = || bench.proxy.counts().requests.held();
     bench.proxy.hold_requests();
     let claim = tokio::spawn(locker.lock("a").ttl(PATIENCE * 10).into_future());
-    // More than those who only ask for the time.
+    // More bytes than clients that only query the time.
     while waits_there() < 200 {
         sleep(ms(1)).await;
     }
@@ -97,9 +97,9 @@ async fn come_late(bench: &Bench) -> bool {
         sleep(ms(1)).await;
     }
     let other = bench.direct().await;
-    let next = timeout(PATIENCE, other.lock("a")).await.expect("nobody has it for longer than a moment");
+    let next = timeout(PATIENCE, other.lock("a")).await.expect("no client holds it for longer than a moment");
     next.expect("granted").unlock().await.expect("released");
-    // The other one's own: when it was warmed, and now.
+    // The other client's own grants: its warm-up, and now.
     bench.server.calls("set") > grants + 4
 }
 
@@ -114,19 +114,19 @@ async fn f14_a_claim_in_its_time_that_arrives_after_its_withdrawal_is_withdrawn_
     panic!("no claim arrived between its withdrawal and the end of its time");
 }
 
-/// Sends an adoption, gives it up, has it withdrawn over another connection, and only then lets it arrive. Whether it came
-/// before its time was over.
+/// Sends an adoption, cancels it, withdraws it over another connection, and only then lets it arrive. Returns whether
+/// it arrived before its time limit.
 async fn adopt_late(bench: &Bench) -> bool {
     let (relays, locker) = Relays::locker(bench.proxy.port()).await;
     let holder = bench.direct().await;
     let first = holder.lock("a").ttl(PATIENCE * 10).wait(PATIENCE).await.expect("granted");
-    // By another client before, so that the server has the script.
+    // Adopted by another client first, so that the server has the script.
     let guard = bench.direct().await.adopt(&first.export()).await.expect("adopted");
     let (ticket, adopter) = (guard.export(), locker.clone());
     let waits_there = || bench.proxy.counts().requests.held();
     bench.proxy.hold_requests();
     let adopting = tokio::spawn(async move { adopter.adopt(&ticket).await });
-    // More than those who only ask for the time.
+    // More bytes than clients that only query the time.
     while waits_there() < 200 {
         sleep(ms(1)).await;
     }
@@ -142,7 +142,7 @@ async fn adopt_late(bench: &Bench) -> bool {
     while waits_there() > 0 {
         sleep(ms(1)).await;
     }
-    // Refused as too late, it leaves the hold to its holder.
+    // An adoption refused as too late leaves the hold to its holder.
     let lost = timeout(ms(500), guard.lost()).await;
     if lost.is_err() {
         drop(guard.unlock().await);
@@ -165,7 +165,7 @@ async fn f14_an_adoption_in_its_time_that_arrives_after_its_withdrawal_is_withdr
     panic!("no adoption arrived between its withdrawal and the end of its time");
 }
 
-/// A locker is closed right after a claim of it was given up, and the claim arrives after that.
+/// A locker is closed right after one of its claims was cancelled, and the claim arrives after that.
 #[tokio::test]
 async fn f14_a_claim_that_arrives_while_its_locker_closes_is_withdrawn_again() {
     let bench = Bench::start();
@@ -194,7 +194,7 @@ async fn f14_a_claim_that_arrives_while_its_locker_closes_is_withdrawn_again() {
         }
         let came_in_time = bench.server.calls("set") > grants;
         let next = other.try_lock("a").await.expect("no failure");
-        next.expect("nobody has it when the locker is closed").unlock().await.expect("released");
+        next.expect("it is free when the locker is closed").unlock().await.expect("released");
         if came_in_time {
             return;
         }
@@ -222,7 +222,7 @@ async fn an_error_of_a_connection_names_its_server_once() {
     bench.proxy.cut();
     let unanswered = asked.await.expect("no panic").expect_err("cut");
     assert_eq!(unanswered.kind(), ErrorKind::Unknown, "{unanswered}");
-    // The next connection is not answered, either.
+    // The next connection gets no reply, either.
     let unsent = engine.claim(&claim).await.expect_err("no connection");
     assert_eq!(unsent.kind(), ErrorKind::Unavailable, "{unsent}");
     let place = bench.proxy.address().to_string();

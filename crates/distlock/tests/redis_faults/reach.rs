@@ -1,4 +1,4 @@
-//! The server is away while a caller waits.
+//! The server is unreachable while a caller waits.
 
 use crate::bench::Bench;
 use crate::reach_kit::expect_away;

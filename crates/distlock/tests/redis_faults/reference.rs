@@ -1,4 +1,4 @@
-//! The Redis engine beside the memory engine, which is the reference: the same requests, the same outcomes.
+//! The Redis engine compared with the memory engine, which is the reference: the same requests, the same outcomes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::bench::{Bench, PATIENCE};
 const RUNS: u64 = 12;
 const STEPS: u64 = 90;
 
-/// The modes that are mixed in one run. Slots agree with themselves alone.
+/// The modes that are mixed in one run. A semaphore cannot be mixed with other modes.
 const MIXES: [&[Mode]; 6] = [
     &[Mode::Exclusive, Mode::Shared, Mode::Shared],
     &[Mode::Exclusive, Mode::Reentrant],
@@ -23,7 +23,7 @@ const MIXES: [&[Mode]; 6] = [
     &[Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 2 }],
 ];
 
-/// Numbers that look random and are the same in every run of the test.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -48,7 +48,7 @@ async fn ask(engine: &impl Backend, claim: &Claim) -> String {
     }
 }
 
-/// Who is inside, in whatever order, and who waits, in theirs; each by its label.
+/// Returns the labels of the holders, unordered, and of the waiters, in order.
 async fn state(engine: &impl Backend, key: &Key) -> (BTreeSet<String>, Vec<String>) {
     let Some(lock) = engine.get(key).await.expect("shown") else { return Default::default() };
     let label = |record: &Record| record.label.as_deref().expect("labelled").to_owned();
@@ -103,7 +103,7 @@ async fn a_thousand_random_requests_end_as_in_the_reference_engine() {
             assert_eq!(done, wanted, "run {run}, step {step}");
             let (here, there) = (state(&redis, &key).await, state(&memory, &key).await);
             assert_eq!(here, there, "run {run}, step {step}");
-            // Those that were handed the lock say that they heard, or they would have it for a second only.
+            // Clients that were handed the lock confirm it, because the first lease lasts only a second.
             for claim in claims.iter().filter(|claim| here.0.contains(claim.record.label.as_deref().unwrap())) {
                 assert!(ask(&redis, claim).await.starts_with("granted"), "run {run}, step {step}");
             }

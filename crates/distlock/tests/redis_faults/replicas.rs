@@ -1,4 +1,4 @@
-//! Grants that replicas must have (`wait_replicas`).
+//! Grants that must reach replicas (`wait_replicas`).
 
 use std::future::IntoFuture;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
 use crate::links::Relays;
 
-/// A server with a replica in sync, and a locker that wants `needed` replicas to have each grant.
+/// Returns a server with a replica in sync, and a locker that requires `needed` replicas for each grant.
 async fn replicated(needed: u32) -> (Bench, RedisServer, Locker) {
     let bench = Bench::start();
     let replica = RedisServer::options().replica_of(bench.server.address()).start();
@@ -33,12 +33,12 @@ async fn f25_a_grant_counts_when_enough_replicas_have_it() {
     assert_eq!(replica.command(&["GET", "a"]).text(), bench.command("GET a").text(), "the replica has it, too");
     guard.unlock().await.expect("released");
 
-    // For those who share a lock as well.
+    // The same for shared locks.
     let reader = locker.read("a").await.expect("granted");
     assert_eq!(replica.command(&["EXISTS", "a"]).int(), 1);
     reader.unlock().await.expect("released");
 
-    // One that lags: granted only when it has caught up.
+    // A lagging replica: the grant counts only when it has caught up.
     replica.stop();
     let waiting = tokio::spawn(locker.lock("b").into_future());
     let until = now().after(PATIENCE);
@@ -93,8 +93,8 @@ async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
     bench.expect_nothing_left().await;
 }
 
-/// Has a release of a grant that did not count wait in the proxy until the locker holds the lock. Whether the proxy was in
-/// time to stop it.
+/// Holds the release of a grant that did not count in the proxy until the locker holds the lock. Returns whether the
+/// proxy stopped it in time.
 async fn hold_release_up<T, F>(bench: &Bench, replica: &RedisServer, lock: impl FnOnce(&Locker) -> F) -> bool
 where
     F: Future<Output = distlock::Result<T>> + Send + 'static,
@@ -111,7 +111,7 @@ where
         assert!(now() < until, "never granted");
         sleep(ms(1)).await;
     }
-    // The server waits for the replica; after that comes the release.
+    // The server waits for the replica; the release comes after that.
     bench.proxy.hold_requests();
     while bench.proxy.counts().requests.held() < 200 {
         assert!(now() < until, "never released");
@@ -134,7 +134,7 @@ where
     is_caught
 }
 
-/// Each tries until the release was stopped on its way.
+/// Retries until the release was stopped in time.
 #[tokio::test]
 async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant() {
     let (bench, replica, _) = replicated(1).await;

@@ -1,4 +1,4 @@
-//! Rights that are taken away: errors say nothing about whose a lock is.
+//! Revoked rights: such errors say nothing about the owner of a lock.
 
 use distlock::backend::redis::Redis;
 use distlock::{ErrorKind, LockGuard, LockRequest, Locker, LossReason};
@@ -9,7 +9,7 @@ use crate::bench::{Bench, PATIENCE, locker_of, ms};
 
 type Ask = fn(&Locker) -> LockRequest;
 
-/// A lock of one, and one of several.
+/// An exclusive lock and a shared one.
 const ASKS: [Ask; 2] = [|locker| locker.lock("a").ttl(ms(3000)), |locker| locker.read("a").ttl(ms(3000))];
 
 async fn start(ask: Ask) -> (Bench, LockGuard) {

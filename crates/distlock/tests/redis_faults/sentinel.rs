@@ -1,4 +1,4 @@
-//! Masters that change, by word of their sentinels.
+//! Masters that change according to their sentinels.
 
 use std::future::IntoFuture;
 
@@ -29,7 +29,7 @@ async fn expect_queue(server: &RedisServer) {
 async fn f25_a_failover_that_loses_the_lock_is_told_and_tokens_still_rise() {
     let mut setup = SentinelSetup::start();
     let (locker, other) = (connected(&setup).await, connected(&setup).await);
-    // Stopped and cut off: what the master writes from now on never reaches them.
+    // Stopped and cut off: later writes of the master never reach them.
     setup.servers()[1..].iter().for_each(|replica| replica.stop());
     setup.servers()[0].command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -53,7 +53,7 @@ async fn f27_a_demoted_master_is_left_for_the_new_one_and_the_lock_is_kept() {
     let new = tokio::task::block_in_place(|| setup.failover());
     let until = now().after(PATIENCE);
     while setup.servers()[new].calls("evalsha") + setup.servers()[new].calls("eval") == 0 {
-        assert!(now() < until, "nobody came to the new master");
+        assert!(now() < until, "no client came to the new master");
         sleep(ms(5)).await;
     }
     assert_eq!(guard.state(), HoldState::Held, "the lock moved with its data");
@@ -75,7 +75,7 @@ async fn a_sentinel_that_names_another_master_is_outvoted() {
     let [liar, honest @ ..] = setup.sentinels() else { panic!("no sentinels") };
     liar.command(&["SENTINEL", "REMOVE", "locks"]);
     liar.command(&["SENTINEL", "MONITOR", "locks", "127.0.0.1", &other.port().to_string(), "2"]);
-    // It answers first, and the others know better.
+    // It replies first, and the others disagree.
     honest.iter().for_each(|server| server.stop());
     let url = setup.url();
     let connecting = tokio::spawn(async move { Locker::connect(&url).await });

@@ -1,4 +1,4 @@
-//! A server that restarts, refuses, is frozen or out of reach.
+//! A server that restarts, refuses, is frozen or unreachable.
 
 use std::future::IntoFuture;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, connected, locker_of, ms, now, sleep};
 
-/// The kind of the failure of one try.
+/// Returns the kind and text of the failure of one try.
 async fn try_fails(locker: &Locker, key: &str) -> (ErrorKind, String) {
     let error = locker.try_lock(key).await.expect_err("refused");
     (error.kind(), error.to_string())
@@ -90,7 +90,7 @@ async fn f28_a_busy_server_refuses_for_certain() {
 #[tokio::test]
 async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded() {
     let slow = RedisServer::options().persistent().config("key-load-delay 1000");
-    // It answers every so many bytes while it loads.
+    // It replies once per this many bytes while it loads.
     let mut bench = Bench::with(slow.config("loading-process-events-interval-bytes 1024"));
     let locker = bench.direct().await;
     bench.command("DEBUG POPULATE 2500");
@@ -100,7 +100,7 @@ async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded(
     }
     bench.server.relaunch(Data::Kept);
     let is_loading = |text: &str| text.to_lowercase().contains("loading");
-    // What was asked over the old connection may be unknown; what the loading server itself says is not.
+    // A request over the old connection may be unknown; a refusal of the loading server is not.
     let kind = loop {
         let (kind, text) = try_fails(&locker, "a").await;
         if is_loading(&text) {
@@ -145,7 +145,7 @@ async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_wo
     sleep(TTL * 2).await;
     assert_eq!(guard.state(), HoldState::Held, "renewed without memory");
     guard.unlock().await.expect("released without memory");
-    contended.unlock().await.expect("released without memory, though somebody waits");
+    contended.unlock().await.expect("released without memory, with a waiter");
     bench.command("CONFIG SET maxmemory 0");
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
@@ -157,14 +157,14 @@ async fn f32_an_evicted_lock_is_lost_and_its_holder_told() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
-    // What has no end of its own stays, so the server can only throw away locks.
+    // Keys without a TTL stay, so the server can only evict locks.
     bench.command("CONFIG SET maxmemory-policy volatile-lru");
     bench.command(&format!("SET film {}", "x".repeat(4_000_000)));
     bench.command("CONFIG SET maxmemory 3mb");
     let until = now().after(PATIENCE / 4);
     while bench.command("EXISTS a").int() == 1 {
         assert!(now() < until, "never evicted");
-        // Memory is looked at with every command that needs some.
+        // Memory is checked at every command that needs some.
         bench.command("SETNX film y");
         sleep(ms(5)).await;
     }
@@ -203,7 +203,7 @@ async fn f36_a_right_that_a_script_lacks_halfway_leaves_no_place_in_the_queue() 
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
     let locker = locker_of(engine).await;
     let guard = bench.direct().await.lock("a").ttl(PATIENCE).await.expect("granted");
-    let error = locker.lock("a").wait(PATIENCE).await.expect_err("no right to note that somebody waits");
+    let error = locker.lock("a").wait(PATIENCE).await.expect_err("no right to record the waiter");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
     assert_eq!(bench.keys(), ["a"]);
     guard.unlock().await.expect("released");
@@ -269,13 +269,13 @@ async fn f39_what_a_frozen_server_does_when_it_thaws_is_withdrawn() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let until = now().after(PATIENCE);
-    // The claim is granted only when it is not too old by then: on a machine that was too slow, once more.
+    // The claim is granted only if it is not too old by then; on a slow machine it is repeated.
     while bench.command("EXISTS {a}:f").int() == 0 {
         assert!(now() < until, "every claim came too late");
         bench.server.stop();
         // With a lease that outlasts the test: only a withdrawal frees it.
         let claim = timeout(ms(150), locker.lock("a").ttl(PATIENCE * 2).into_future()).await;
-        assert!(claim.is_err(), "no answer, and now nobody waits for it");
+        assert!(claim.is_err(), "no reply, and the claim was dropped");
         bench.server.cont();
         bench.expect_nothing_left().await;
     }
@@ -290,7 +290,7 @@ async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
     let guard = locker.lock("held").ttl(ms(9000)).await.expect("granted");
     let deadline = guard.deadline();
     bench.server.stop();
-    // With a lease that outlasts the test: only a withdrawal frees it, or that it came too late.
+    // With a lease that outlasts the test: only a withdrawal frees it, or a refusal as too late.
     let error = other.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     while guard.state() == HoldState::Held {
@@ -315,7 +315,7 @@ async fn f39_a_server_frozen_for_longer_than_a_lease_costs_it_in_time() {
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
     bench.server.stop();
-    let reason = timeout(TTL * 2, guard.lost()).await.expect("told at the deadline, though nobody answers");
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("notified at the deadline, without any reply");
     assert_eq!(reason, LossReason::Expired);
     assert!(now() >= guard.deadline().expect("a lease"));
     bench.server.cont();
@@ -349,11 +349,11 @@ async fn f41_what_was_said_while_nobody_listened_is_found_by_claiming_again() {
         sleep(ms(5)).await;
     }
     bench.command("CLIENT KILL TYPE pubsub");
-    // At once: nobody hears that it is free.
+    // At once: no waiter receives the message that it is free.
     let released = now();
     drop(guard.unlock().await);
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    // The poll behind the messages comes after a third of the heartbeat of 20 s.
+    // The fallback poll comes after a third of the heartbeat of 20 s.
     assert!(now().since(released) < ms(4000), "after {:?}", now().since(released));
     next.unlock().await.expect("released");
 }
@@ -396,7 +396,7 @@ async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
-    // Not a sleep of the runtime: nothing of it runs meanwhile.
+    // Not a sleep of the runtime: none of its tasks run in the meantime.
     std::thread::sleep(TTL * 2);
     assert!(!guard.is_lost(), "renewed by the keeper");
     guard.unlock().await.expect("released");

@@ -1,4 +1,4 @@
-//! What other programs leave where the lock's data belongs, and what they do with ours.
+//! Foreign data at the lock's keys, and foreign programs that change ours.
 
 use std::future::IntoFuture;
 

@@ -1,4 +1,4 @@
-//! Processes that stop, clocks that leap.
+//! Processes that stop, clocks that jump.
 
 use std::future::IntoFuture;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
 
-/// In a thread of its own: a child's answers block.
+/// On another thread, because a child's answers block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("no panic")
 }
@@ -58,7 +58,7 @@ async fn f12_a_killed_waiter_is_passed_over_at_once() {
     let released = now();
     guard.unlock().await.expect("released");
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    assert!(now().since(released) < ms(500), "nobody heard the message, so it goes to the next");
+    assert!(now().since(released) < ms(500), "the message had no receiver, so the next waiter is served");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
@@ -99,7 +99,7 @@ async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
     guard.unlock().await.expect("released");
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(released) < ms(3000), "{:?}", now().since(released));
-    // The message lay in the stopped process's socket all the time: it must not be believed now.
+    // The message was in the stopped process's socket all the time: it must not be believed now.
     child.cont();
     sleep(ms(200)).await;
     next.check().expect("two holders");
@@ -121,7 +121,7 @@ async fn a_lock_that_was_handed_over_lasts_its_whole_lease_without_a_watchdog() 
     guard.unlock().await.expect("released");
     let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
     let granted = now();
-    assert_eq!(timeout(PATIENCE, next.lost()).await.expect("nobody renews it again"), LossReason::Expired);
+    assert_eq!(timeout(PATIENCE, next.lost()).await.expect("it is not renewed again"), LossReason::Expired);
     let lasted = now().since(granted);
     assert!(lasted > TTL * 2 - ms(50), "only {lasted:?}: the first lease of a handover");
 }
@@ -177,13 +177,13 @@ async fn f19_tokens_rise_when_the_server_clock_goes_back() {
 async fn f15_a_holder_that_stood_still_past_its_lease_is_told_one_reason() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    // Its keeper or its own task may be the first to see the loss; so several times.
+    // Either its keeper or its own task may notice the loss first, so this is repeated.
     for round in 0..5 {
         let name = format!("a{round}");
         let mut child = Child::start();
         child.connect(&format!("{}?history=10", bench.server.url()));
         let token = child.lock(&name, TTL).token();
-        // It is told to unlock as soon as it goes on.
+        // It is ordered to unlock as soon as it continues.
         child.stop();
         child.send(format_args!("unlock {name}"));
         let next = locker.lock(name.as_str()).wait(PATIENCE).await.expect("its lease ends");

@@ -1,4 +1,4 @@
-//! Claims and releases that many tasks ask for at the same moment.
+//! Concurrent claims and releases of many tasks.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -43,7 +43,7 @@ async fn tasks_that_lock_at_the_same_moment_share_calls_and_get_their_own_answer
     bench.expect_nothing_left().await;
 }
 
-/// Begins to lock `name(0..count)`, the first of them alone and the others together.
+/// Starts locking `name(0..count)`, the first of them alone and the others in a batch.
 fn lock_all(locker: &Locker, count: usize) -> Vec<distlock::RequestFuture<distlock::LockGuard>> {
     // Leases that outlast the test: only a release or a withdrawal ends them.
     (0..count).map(|number| locker.clone().lock(name(number)).ttl(PATIENCE * 3).into_future()).collect()
@@ -54,7 +54,7 @@ async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(5));
-    // Dropped before they are sent, while they are on their way, and when the answer is there.
+    // Dropped before they are sent, while they are in flight, and after the reply.
     for (polls, pause) in [(1, 0), (1, 3), (1, 12), (1, 30), (2, 30)] {
         let mut kept = Vec::new();
         let mut dropped = Vec::new();

@@ -1,4 +1,4 @@
-//! Replies that are lost, requests that come late, waits that are given up.
+//! Lost replies, late requests, waits that are given up.
 
 use std::future::IntoFuture;
 
@@ -50,14 +50,14 @@ async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_
             command.envs(shim.environment());
         });
         child.connect(&bench.url_behind());
-        // Once around, so that no node lacks a script.
+        // One full cycle, so that no node lacks a script.
         assert!(child.lock("warm", TTL).token() > 0);
         child.unlock("warm");
         bench.each(&all, |proxy| proxy.set(Direction::Replies, Flow::Delay(ms(200))));
         // A lease that outlasts the test: only a release ends it on the nodes.
         child.send("try a 60000");
         eventually("every node has voted", || all.iter().all(|at| bench.has(*at, "a"))).await;
-        // The machine was suspended with the votes on their way.
+        // The machine was suspended with the votes in flight.
         shim.forward(ShiftedClock::Boot, PATIENCE * 6);
         let Outcome::Failed { kind, message } = child.receive().outcome else {
             panic!("a grant from before the sleep")
@@ -134,7 +134,7 @@ async fn f05_a_release_spares_the_lock_of_a_stranger() {
         let locker = bench.direct().await;
         let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
-        // As when the lease had ended and somebody took the lock who knows nothing of ballots.
+        // As if the lease had ended and a client without ballots had taken the lock.
         all.iter().for_each(|at| drop(bench.nodes[*at].command(&["SET", "a", "theirs", "PX", "20000"])));
         assert_eq!(guard.unlock().await.expect_err("not ours").kind(), ErrorKind::Lost);
         assert_eq!(bench.values("a"), vec!["theirs"; all.len()]);
@@ -150,7 +150,7 @@ async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
         for bytes in [0, 1, 20] {
             let locker = bench.behind(&most).await;
             bench.each(&most, |proxy| proxy.cut_after(Direction::Replies, bytes));
-            // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
+            // A lease that outlasts the wait: a claim retried with another id would wait for itself in vain.
             let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
             let token = guard.fencing_token().get();
             assert!(token > last);
@@ -170,7 +170,8 @@ async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_d
     check_on_3_and_5(async |bench| {
         let (all, few) = (bench.all(), bench.minority());
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
-        // Somebody else has the others, so that it is busy whatever the few say, whose answers break off before.
+        // Another client has the other nodes, so the claim is busy whatever the few nodes reply, whose replies are
+        // cut.
         let held = other.lock("a").ttl(PATIENCE * 2).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
@@ -190,7 +191,7 @@ async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_d
 async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
     check_on_3_and_5(async |bench| {
         let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
-        // So long a lease that nobody looks by itself in the meantime.
+        // A lease so long that no waiter polls in the meantime.
         let long = PATIENCE * 3;
         for round in 0..6 {
             let guard = holder.lock("a").ttl(long).wait(PATIENCE).await.expect("granted");
@@ -228,7 +229,7 @@ async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
         bench.each(&few, Proxy::pass);
         eventually("the claims arrive", || bench.calls() >= calls + few.len() as u64).await;
         bench.expect_nothing_left(&bench.all()).await;
-        // Not by the keys: the release that comes behind it takes them away again. It writes a tombstone, and no more.
+        // Not by the keys: the release behind it removes them again. It writes only a tombstone.
         assert!(writes().iter().zip(before).all(|(now, before)| *now <= before + 1), "a late claim was carried out");
     })
     .await;
@@ -241,7 +242,8 @@ async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombston
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
         bench.each(&few, Proxy::hold_requests);
         let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted by the others");
-        // Past the proxies, so that it comes before the claims that lie in them and are still accepted otherwise.
+        // Past the proxies, so that it arrives before the claims that are held in them and would otherwise still be
+        // accepted.
         operator.inspect().force_release("a", guard.fencing_token(), "test").await.expect("ended everywhere");
         bench.each(&few, Proxy::pass);
         expect_never(&bench, ms(700), "a claim was granted after its release").await;
@@ -257,7 +259,7 @@ async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
         let guard = locker.lock("a").ttl(TTL).await.expect("granted");
         bench.each(&few, Proxy::hold_requests);
-        // Renewals go on by the others, and lie in the proxies of these.
+        // Renewals succeed on the other nodes, and are held in the proxies of these.
         sleep(TTL).await;
         assert_eq!(guard.state(), HoldState::Held);
         let token = guard.fencing_token();
@@ -269,7 +271,7 @@ async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back
     .await;
 }
 
-/// For so long, no node may keep anything.
+/// Asserts that no node keeps any state for `time`.
 async fn expect_never(bench: &Bench, time: std::time::Duration, what: &str) {
     let until = now().after(time);
     while now() < until {

@@ -1,4 +1,4 @@
-//! Futures, guards, runtimes and processes that end in the middle.
+//! Futures, guards, runtimes and processes that end early.
 
 use std::future::IntoFuture;
 
@@ -14,13 +14,13 @@ async fn f07_acquire_future_dropped() {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         bench.each(&all, |proxy| proxy.delay(ms(5)));
-        // Dropped at once, with the requests on their way, and with answers there that nobody has read.
+        // Dropped at once, with the requests in flight, and with unread replies.
         for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
             let mut request = Box::pin(locker.lock("a").ttl(PATIENCE * 2).into_future());
             let granted = poll_times(polls, &mut request).await;
             sleep(pause).await;
             drop((granted, request));
-            // A lease of what was not withdrawn would outlast this.
+            // The lease of an attempt that was not withdrawn would outlast this.
             unlock(other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
@@ -34,7 +34,7 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         bench.each(&all, |proxy| proxy.delay(ms(10)));
-        // Around the round trip of 20 ms, so that some are dropped with votes on their way or just there.
+        // Around the round trip of 20 ms, so that some are dropped with votes in flight or just received.
         for wait in 17..27 {
             drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE * 2).into_future()).await);
             unlock(other.lock("a").wait(PATIENCE).await.expect("withdrawn")).await;
@@ -54,7 +54,7 @@ async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release(
         let began = now();
         unlock(guard).await;
         locker.close().await.expect("closed");
-        // Whoever is later than a node may be is not waited for.
+        // A node that exceeds its timeout is not waited for.
         let is_late = now().since(began) >= NODE_TIMEOUT;
         let left = bench.keys(&slow);
         assert!(left.is_empty() || is_late, "left behind: {left:?}");
@@ -71,7 +71,7 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
             let ends = runtime();
             ends.block_on(async { bench.direct().await.lock("a").await.expect("granted") })
         };
-        // Whole leases pass while no runtime of ours runs: there is nobody to await anything.
+        // Whole leases pass while no runtime of ours runs: there is no task that could await anything.
         std::thread::sleep(TTL * 2);
         guard.check().expect("renewed by the keeper");
         // Outside of any runtime.
@@ -125,7 +125,7 @@ async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
         let before = bench.values("a");
         let seen = child.fork("a").outcome;
         assert_eq!(seen, Outcome::State("Lost Closed Closed Closed Closed".into()));
-        // The copy has dropped its guard and its locker, and has ended with all its connections.
+        // The fork has dropped its guard and its locker, and has ended with all its connections.
         sleep(TTL * 2).await;
         assert_eq!(bench.values("a"), before, "the same hold on every node");
         assert_eq!(child.state("a").outcome, Outcome::State("Held".into()), "renewed over the same connections");

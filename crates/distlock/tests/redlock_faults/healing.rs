@@ -1,4 +1,5 @@
-//! Nodes that lack a lock and that contenders have passed since: the holder's renewal sets it again there.
+//! Nodes that lack a lock and have seen higher ballots of contenders since: the holder's renewal restores the lock
+//! there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,25 +11,25 @@ use tokio::task::JoinSet;
 
 use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
-/// The last ballot that a node knows of the lock `a`.
+/// Returns the last ballot that a node knows of the lock `a`.
 fn ballot(bench: &Bench, node: usize) -> u64 {
     bench.nodes[node].command(&["GET", "{a}:f"]).to_string().parse().expect("a ballot")
 }
 
-/// Whether a node keeps the lock `a` for this holder.
+/// Returns whether a node keeps the lock `a` for this holder.
 fn keeps(bench: &Bench, node: usize, guard: &LockGuard) -> bool {
     let value = bench.nodes[node].command(&["GET", "a"]).to_string();
     value.split(' ').nth(1) == Some(guard.fencing_token().to_string().as_str())
 }
 
-/// A hold that every node has and that is renewed only when the test says so.
+/// Returns a hold that every node has and that is renewed only by the test.
 async fn hold(bench: &Bench, locker: &Locker) -> LockGuard {
     let guard = locker.lock("a").ttl(PATIENCE * 3).watchdog(false).await.expect("granted");
     eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
     guard
 }
 
-/// Renews it until the nodes `few` keep it again: contenders may come in between.
+/// Renews the hold until the nodes `few` keep it again: contenders may come in between.
 async fn expect_healed(bench: &Bench, few: &[usize], guard: &LockGuard) {
     let before: Vec<_> = few.iter().map(|at| ballot(bench, *at)).collect();
     assert!(before.iter().all(|last| *last > guard.fencing_token().get()), "no contender was there: {before:?}");
@@ -77,10 +78,11 @@ async fn f75_nodes_that_a_waiter_gave_up_on_are_healed_one_after_the_other() {
     .await;
 }
 
-/// Asks for the lock again and again, each time for a moment only: without waiting, and with giving up. Counts its turns.
+/// Requests the lock repeatedly, each time for a moment only: without waiting, and with giving up. Counts its
+/// requests.
 async fn contend(locker: Locker, turns: Arc<AtomicUsize>) {
     loop {
-        // What a node in quarantine costs is no matter here; a second holder is.
+        // An error of a node in quarantine does not matter here; a second holder does.
         if let Ok(Some(second)) = locker.try_lock("a").await {
             panic!("two holders: {second:?}");
         }
@@ -129,7 +131,7 @@ async fn f75_a_node_where_a_hold_was_ended_by_force_is_not_healed() {
     assert_eq!(waited.expect_err("it is held").kind(), ErrorKind::Timeout);
     let token = guard.fencing_token();
     eventually("it has left every node", || bench.all().into_iter().all(|at| ballot(&bench, at) > token.get())).await;
-    // The operator reaches one node, which cannot tell the holder. It is told that one is not enough.
+    // The operator reaches one node, which cannot notify the holder. The operator learns that one node is not enough.
     bench.each(&[0], Proxy::drop_replies);
     bench.each(&others, Proxy::hold_requests);
     let error = operator.inspect().force_release("a", token, "test").await.expect_err("one of five");
@@ -144,7 +146,7 @@ async fn f75_a_node_where_a_hold_was_ended_by_force_is_not_healed() {
         sleep(ms(20)).await;
     }
     assert!(!bench.has(0, "a"), "what was ended by force was set again");
-    // It reaches the others after all, and ends it there, too.
+    // The forced release reaches the other nodes after all, and ends the hold there, too.
     bench.each(&others, Proxy::pass);
     let until = now().after(PATIENCE);
     while !guard.is_lost() {

@@ -1,4 +1,4 @@
-//! Nodes that forget: restarted empty, flushed, or new.
+//! Nodes without their data: restarted empty, flushed, or new.
 
 use distlock::backend::redlock::RedlockBuilder;
 use distlock::{ErrorKind, HoldState, Locker};
@@ -7,7 +7,7 @@ use distlock_testkit::servers::{Data, RedisServer};
 
 use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep, unlock};
 
-/// How one node of the holder's majority forgets everything.
+/// Makes one node of the holder's majority lose its data.
 fn forget(bench: &mut Bench, how: &str) {
     match how {
         "restart" => bench.nodes[1].restart(Data::Lost),
@@ -15,8 +15,8 @@ fn forget(bench: &mut Bench, how: &str) {
     }
 }
 
-/// Somebody holds the lock on a bare majority of `count` nodes; then node 1, which is one of it, forgets it. Answers
-/// whether the next one was granted only when that hold was over.
+/// A client holds the lock on a bare majority of `count` nodes; then node 1, which is one of them, loses its data.
+/// Returns whether the next grant came only when that hold was over.
 async fn a_majority_forgets(count: usize, how: &str, guarded: fn(RedlockBuilder) -> RedlockBuilder) -> bool {
     let mut bench = Bench::start(count);
     let few = bench.minority();
@@ -64,7 +64,7 @@ async fn f46_an_empty_node_learns_from_the_others_how_long_the_longest_lease_las
     let long = holder.lock("long").ttl(TTL * 4).watchdog(false).await.expect("granted");
     let deadline = long.deadline().expect("a lease");
     bench.nodes[2].command(&["FLUSHALL"]);
-    // Its own lease is short: it must not take that for the measure.
+    // Its own lease is short, and must not be taken for the longest one.
     while now() < deadline.before(TTL / 2) {
         let guard = other.lock("short").wait(PATIENCE).await.expect("two of three vote");
         assert!(!bench.has(2, "short"), "it voted before the long lease was over");
@@ -104,7 +104,7 @@ async fn f46_when_all_nodes_forget_the_next_waits_until_the_first_is_over_and_to
     let all = bench.all();
     let locker = bench.behind(&all).await;
     let guard = locker.lock("a").watchdog(false).await.expect("granted");
-    // Nor does the holder tell them anything.
+    // The holder cannot reach them, either.
     bench.each(&all, |proxy| proxy.door(Door::Refuse));
     bench.each(&all, Proxy::cut);
     all.iter().for_each(|at| drop(bench.nodes[*at].command(&["FLUSHALL"])));

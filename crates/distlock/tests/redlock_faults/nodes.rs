@@ -1,4 +1,4 @@
-//! Nodes that are dead, frozen, slow, or come back; votes that are split.
+//! Nodes that are dead, frozen, slow, or come back; split votes.
 
 use std::future::IntoFuture;
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ use crate::bench::{
 async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
-        // Each client's nearest node is another one, so that each of them has one vote before it hears of the others.
+        // Each client has another nearest node, so that each client gets one vote before it hears of the others.
         let clients: Vec<Vec<Proxy>> = all.iter().map(|_| proxies(&bench)).collect();
         let mut lockers = Vec::new();
         for (number, ways) in clients.iter().enumerate() {
@@ -40,7 +40,7 @@ async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
         for (number, locker) in lockers.into_iter().enumerate() {
             tasks.spawn(take_turns(locker, number as u32, history.clone()));
         }
-        timeout(PATIENCE * 3, tasks.join_all()).await.expect("everybody had all turns");
+        timeout(PATIENCE * 3, tasks.join_all()).await.expect("every task finished its rounds");
         assert_eq!(history.holds(), TURNS * all.len());
         history.check().expect("a clean history");
         bench.expect_nothing_left(&all).await;
@@ -86,7 +86,7 @@ async fn f45_when_nodes_of_an_exact_majority_die_the_others_have_been_healed() {
     .await;
 }
 
-/// With one and with two of five nodes in some trouble: locks are taken, renewed and released as if nothing were.
+/// With one and with two of five nodes in trouble, locks are taken, renewed and released normally.
 async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut Bench, usize)) {
     for some in [&[1][..], &[1, 3]] {
         let mut bench = Bench::start(5);
@@ -105,9 +105,9 @@ async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut
         unlock(held).await;
         times.sort();
         assert!(times[7] < ms(100), "{some:?} take time: {times:?}");
-        // Before the connections of those who do not answer are given up, too.
+        // Also before the connections of the silent nodes are given up.
         assert!(times[14] < NODE_TIMEOUT.mul_f64(0.8), "{some:?} take time: {times:?}");
-        // They come back, each claim that lay somewhere before its release.
+        // They come back; each delayed claim arrives before its release.
         some.iter().for_each(|at| relief(&mut bench, *at));
         bench.expect_nothing_left(&bench.all()).await;
     }
@@ -140,7 +140,7 @@ async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let locker = bench.behind(&most).await;
-        // Requests arrive, and what the nodes say comes far too late.
+        // Requests arrive, and the nodes' replies come far too late.
         bench.each(&most, |proxy| proxy.set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2)));
         let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("a minority is no majority");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");

@@ -1,4 +1,4 @@
-//! Clocks that leap, extensions that fall apart.
+//! Clocks that jump, extensions that succeed only in part.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
         let deadline = guard.deadline().expect("a lease");
         let (mut first, mut acked) = (0, 0);
         while !guard.is_lost() {
-            // A minority at a time answers, each time another: over two rounds that would be a majority.
+            // A minority replies each time, and each time a different one: over two rounds that would be a majority.
             bench.each(&all, Proxy::drop_replies);
             (0..few.len()).for_each(|next| bench.proxies[(first + next) % all.len()].pass());
             match timeout(ms(900), guard.extend(TTL * 2)).await {
@@ -40,7 +40,7 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
     .await;
 }
 
-/// Nodes, the last of which have a clock that can be moved: as many as may fail, or one more.
+/// Returns nodes, the last `moved` of which have clocks that can be shifted.
 fn with_clocks(count: usize, moved: usize) -> (Bench, ClockShim) {
     let shim = ClockShim::new();
     let options = (0..count).map(|at| match at >= count - moved {
@@ -91,7 +91,8 @@ async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
     }
 }
 
-/// Nodes, the last of which have clocks that can be moved, and a holder of `a` for which all have voted but the `first` ones.
+/// Returns nodes, the last of which have clocks that can be shifted, and a holder of `a` with the votes of all nodes
+/// except the `first` ones.
 async fn with_holder(count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
     with_holder_for(PATIENCE * 9, count, moved, first).await
 }
@@ -107,7 +108,7 @@ async fn with_holder_for(ttl: Duration, count: usize, moved: usize, first: usize
     (bench, shim, guard)
 }
 
-/// Whether `rival` is granted the lock `a` within a time in which a node becomes known.
+/// Returns whether `rival` is granted the lock `a` within the time in which a client gets to know a node.
 async fn is_granted(rival: &Locker) -> bool {
     let until = now().after(ms(3000));
     while now() < until {
@@ -119,12 +120,12 @@ async fn is_granted(rival: &Locker) -> bool {
     false
 }
 
-/// A rival that knows the nodes sees by itself that clocks leapt: the holder cannot.
+/// A rival that knows the nodes notices the jump by itself: the holder cannot.
 async fn check_rival(held: (Bench, ClockShim, LockGuard), before: impl Fn(&[Proxy]), after: impl Fn(&[Proxy])) {
     let (bench, shim, guard) = held;
     let way: Vec<_> = bench.nodes.ports().map(|port| Proxy::start(([127, 0, 0, 1], port).into())).collect();
     let rival = locker_of(Redlock::of(way.iter().map(|proxy| Redis::tcp("127.0.0.1", proxy.port())))).await;
-    // Until it knows them.
+    // Until the rival knows the nodes.
     sleep(ms(2500)).await;
     bench.each(&bench.all(), Proxy::freeze);
     before(&way);
@@ -167,7 +168,7 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_n
 
 #[tokio::test]
 async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
-    // Shorter than what makes a node refuse a claim as late.
+    // Less than the lateness for which a node refuses a claim.
     let leap = ms(900);
     let (bench, shim, guard) = with_holder_for(ms(5000), 3, 1, 1).await;
     let rival = bench.direct().await;
@@ -175,7 +176,7 @@ async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
     sleep(end.before(leap / 2).since(now())).await;
     shim.forward(ShiftedClock::Wall, leap);
     let outcome = rival.try_lock("a").await;
-    // On a machine that is too slow it says nothing.
+    // On a slow machine this shows nothing.
     assert!(guard.is_lost() || !outcome.is_ok_and(|second| second.is_some()), "two holders");
 }
 
@@ -188,13 +189,13 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_grant
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
     let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, false, record.into());
     let until = now().after(PATIENCE);
-    // A busy machine may not answer in time at first. And once more: the nodes grant it again.
+    // A busy machine may not reply in time at first. The repetition shows that the nodes grant it again.
     for _ in 0..2 {
         while !matches!(engine.claim(&claim).await, Ok(Claimed::Granted(_))) {
             assert!(now() < until, "never granted");
         }
     }
-    // What a leap would write: until when the node does not vote. It reads no more of it than its longest lease.
+    // What a jump would write: until when the node does not vote. The node caps it at its longest lease.
     for at in bench.majority() {
         let note = bench.nodes[at].command(&["GET", "{}:f"]).to_string();
         let mut fields: Vec<_> = note.split(' ').collect();
@@ -218,7 +219,7 @@ async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting
     unlock(locker.lock("a").await.expect("granted")).await;
     shim.forward(ShiftedClock::Wall, PATIENCE * 99);
     let note = || bench.nodes[2].command(&["GET", "{}:f"]).to_string();
-    eventually("somebody sees it", || note().split(' ').nth(2) != Some("0")).await;
+    eventually("a client notices it", || note().split(' ').nth(2) != Some("0")).await;
     shim.back(ShiftedClock::Wall, PATIENCE * 99);
     bench.nodes[0].kill9();
     let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
@@ -230,7 +231,7 @@ async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting
 async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
     let (bench, shim, guard) = with_holder(3, 1, 1).await;
     let looker = bench.direct().await;
-    // The holder cannot see it.
+    // The holder cannot notice it.
     bench.each(&bench.all(), Proxy::freeze);
     shim.forward(ShiftedClock::Wall, PATIENCE * 20);
     let newcomer = bench.direct().await;
@@ -250,7 +251,7 @@ async fn f48_clocks_that_leap_on_a_majority_unseen_break_exclusion_and_the_token
         let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
         bench.each(&bench.all(), Proxy::freeze);
         shim.forward(ShiftedClock::Wall, PATIENCE * 3);
-        // Nobody was there to see it.
+        // No client was connected to notice it.
         let other = bench.direct().await;
         let next = other.lock("a").wait(PATIENCE).await.expect("a majority has let it expire");
         assert!(!guard.is_lost(), "the documented limit: two believe that they have it");
