@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_read_as_they_were_written_and_half_a_line_is_left_out() {
+    fn entries_round_trip_and_an_incomplete_line_is_ignored() {
         let moment = Moment::from_nanos(7);
         let all = [
             What::Asks { lock: 2 },

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_its_turn_and_all_is_over_in_time() {
+    fn every_kind_occurs_and_all_faults_end_in_time() {
         for (_, engine) in Engine::ALL {
             let plan = Plan::new(engine, 1, MINUTE);
             let steps: Vec<&Step> = [&plan.kills, &plan.pauses, &plan.servers].into_iter().flatten().collect();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_clock_of_three_is_ever_set_and_it_has_its_time_again_before_data_are_lost() {
+    fn only_one_clock_of_three_jumps_and_it_recovers_before_a_data_loss() {
         let plan = Plan::new(Engine::Redlock, 3, MINUTE * 10);
         for step in &plan.servers {
             match step.fault {

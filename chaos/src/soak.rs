@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_grows_is_named_and_what_comes_and_goes_is_not() {
+    fn growing_figures_are_named_and_fluctuating_ones_are_not() {
         let looks = |last: u64| -> Vec<Look> {
             (0..9).map(|at| Look([100, 10, 10, 10, if at < 6 { 20 } else { last }, 5])).collect()
         };

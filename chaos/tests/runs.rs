@@ -28,27 +28,27 @@ fn expect_clean(engine: Engine, seconds: u64) {
 }
 
 #[test]
-fn chaos_on_redis_breaks_no_promise() {
+fn chaos_on_redis_has_no_findings() {
     expect_clean(Engine::Redis, 7);
 }
 
 #[test]
-fn chaos_on_redlock_breaks_no_promise() {
+fn chaos_on_redlock_has_no_findings() {
     expect_clean(Engine::Redlock, 7);
 }
 
 #[test]
-fn chaos_on_a_cluster_breaks_no_promise() {
+fn chaos_on_a_cluster_has_no_findings() {
     expect_clean(Engine::Cluster, 15);
 }
 
 #[test]
-fn chaos_on_etcd_breaks_no_promise() {
+fn chaos_on_etcd_has_no_findings() {
     expect_clean(Engine::Etcd, 8);
 }
 
 #[test]
-fn chaos_on_files_breaks_no_promise() {
+fn chaos_on_files_has_no_findings() {
     expect_clean(Engine::File, 5);
 }
 
@@ -76,55 +76,55 @@ fn violation_of(broken: Broken, engine: Engine, seconds: u64) -> Violation {
 }
 
 #[test]
-fn workers_that_skip_the_lock_are_found_out() {
+fn workers_that_skip_the_lock_are_detected() {
     let found = violation_of(Broken::SkipsLock, Engine::File, 1);
     assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
 }
 
 #[test]
-fn workers_that_ignore_their_deadline_are_found_out() {
+fn workers_that_ignore_their_deadline_are_detected() {
     let found = violation_of(Broken::IgnoresDeadline, Engine::Redis, 1);
     assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
 }
 
 #[test]
-fn tokens_given_twice_are_found_out() {
+fn repeated_tokens_are_detected() {
     let found = violation_of(Broken::RepeatsToken, Engine::File, 1);
     assert!(matches!(found, Violation::TokenRepeated(_)), "{found:?}");
 }
 
 #[test]
-fn tokens_that_fall_are_found_out() {
+fn falling_tokens_are_detected() {
     let found = violation_of(Broken::LowersToken, Engine::File, 1);
     assert!(matches!(found, Violation::TokenFell(_)), "{found:?}");
 }
 
 #[test]
-fn a_fence_that_lets_stale_writes_pass_is_found_out() {
+fn an_open_fence_in_a_run_is_detected() {
     let found = violation_of(Broken::OpensFence, Engine::File, 1);
     assert!(matches!(found, Violation::StaleWrite { .. }), "{found:?}");
 }
 
 #[test]
-fn waiters_that_are_overtaken_are_found_out() {
+fn overtaken_waiters_are_detected() {
     let found = violation_of(Broken::Barges, Engine::File, 2);
     assert!(matches!(found, Violation::Overtaken(_)), "{found:?}");
 }
 
 #[test]
-fn waiters_that_are_never_served_are_found_out() {
+fn unserved_waiters_are_detected() {
     let findings = outcome_of(Broken::Hoards, Engine::File, 1).findings;
     assert!(findings.iter().any(|finding| matches!(finding, Finding::NotServed { .. })), "{findings:?}");
 }
 
 #[test]
-fn locks_lost_on_a_master_that_is_well_are_found_out() {
+fn locks_lost_on_a_healthy_master_are_detected() {
     let findings = outcome_of(Broken::NeverRenews, Engine::Cluster, 6).findings;
     assert!(findings.iter().any(|finding| matches!(finding, Finding::LostUnharmed { .. })), "{findings:?}");
 }
 
 #[test]
-fn what_is_left_behind_is_found_out() {
+fn leftover_state_is_detected() {
     let order = Order { patience: Duration::from_secs(3), ..order(Engine::Redis, 1) };
     let findings = run(&Order { broken: Some(Broken::Litters), ..order }).findings;
     let is_it = |finding: &Finding| matches!(finding, Finding::LeftBehind { names } if names == &["litter"]);

@@ -478,51 +478,51 @@ const REVOKED: Etcd = Etcd { revocations: 1, horizon: 0, ..ENGINE };
 const REPEATED: Etcd = Etcd { attempts: [2, 0, 1], repeats: 1, horizon: 1, ..ENGINE };
 
 #[test]
-fn leases_that_run_out_break_nothing() {
+fn expiring_leases_are_safe() {
     expect_sound(ENGINE);
 }
 
 #[test]
-fn keepalives_break_nothing_however_late_they_come() {
+fn late_keepalives_are_safe() {
     expect_sound(KEPT_ALIVE);
 }
 
 #[test]
-fn a_lease_that_etcd_takes_away_costs_only_its_holder() {
+fn a_revoked_lease_affects_only_its_holder() {
     expect_sound(REVOKED);
 }
 
 #[test]
-fn a_release_that_comes_twice_breaks_nothing() {
+fn a_duplicate_release_is_safe() {
     expect_sound(REPEATED);
 }
 
 #[test]
-fn taking_the_end_of_the_key_before_for_the_lock_is_found_out() {
+fn taking_the_lock_at_the_predecessors_deletion_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoLook, ..ENGINE }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_last_look_that_leaves_out_the_own_key_is_found_out() {
+fn a_final_check_without_the_own_key_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoFinalCheck, ..REVOKED }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_release_by_name_is_found_out() {
+fn a_release_by_name_is_detected() {
     expect_broken(Etcd { flaw: Flaw::ReleaseByName, ..REPEATED }, &[NOT_ROBBED]);
 }
 
 #[test]
-fn a_deadline_from_the_receipt_of_the_keepalive_is_found_out() {
+fn a_deadline_from_the_receipt_of_the_keepalive_is_detected() {
     expect_broken(Etcd { flaw: Flaw::DeadlineFromReceipt, ..KEPT_ALIVE }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn handing_on_before_the_answer_is_found_out() {
+fn handing_over_before_the_reply_is_detected() {
     expect_broken(Etcd { flaw: Flaw::HandsOnAtOnce, ..REVOKED }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_holder_that_does_not_watch_its_key_is_found_out() {
+fn a_holder_that_does_not_watch_its_key_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoOwnWatch, ..REVOKED }, &[TOLD]);
 }

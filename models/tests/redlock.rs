@@ -469,27 +469,27 @@ const ENGINE: Redlock = Redlock {
     looks_for_healing: false,
 };
 #[test]
-fn the_ballots_of_the_engine_hold() {
+fn the_ballots_of_the_engine_are_sound() {
     expect_sound(ENGINE);
 }
 
 #[test]
-fn renewals_that_heal_break_nothing_however_late_they_come() {
+fn late_healing_renewals_are_safe() {
     expect_sound(Redlock { attempts: [1, 1], renews: [true, true], ..ENGINE });
 }
 
 #[test]
-fn a_node_that_forgets_and_is_quarantined_breaks_nothing() {
+fn a_data_loss_with_quarantine_is_safe() {
     expect_sound(Redlock { amnesia: Amnesia::Quarantined, attempts: [1, 1], ..ENGINE });
 }
 
 #[test]
-fn a_node_that_forgets_without_quarantine_is_found_out() {
+fn a_data_loss_without_quarantine_is_detected() {
     let forgetful = Redlock { amnesia: Amnesia::Unnoticed, attempts: [1, 1], ..ENGINE };
     expect_broken(forgetful, &["one holder at a time", "tokens rise"]);
 }
 
 #[test]
-fn the_highest_of_each_nodes_counters_is_found_out() {
+fn tokens_from_node_counters_are_detected() {
     expect_broken(Redlock { protocol: Protocol::Counters, ..ENGINE }, &["tokens rise"]);
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 const SOON: Duration = Duration::from_secs(1);
 
 #[test]
-fn contenders_come_in_one_by_one_and_leave_nothing() {
+fn contenders_enter_one_by_one_and_leave_nothing() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..3 {
@@ -33,7 +33,7 @@ fn contenders_come_in_one_by_one_and_leave_nothing() {
 }
 
 #[test]
-fn leases_that_end_are_noticed_before_the_next_is_let_in() {
+fn an_ended_lease_is_noticed_before_the_next_grant() {
     explore(|| {
         let mut scene = Scene::new();
         // Replies to renewals that arrive when the lease they renew would already have ended.
@@ -86,7 +86,7 @@ fn a_lost_guard_stays_lost_for_its_first_reason_while_it_is_renewed_broken_and_c
 }
 
 #[test]
-fn a_break_reaches_the_guard_however_new_it_is() {
+fn a_forced_release_reaches_a_brand_new_guard() {
     explore(|| {
         let mut scene = Scene::new();
         scene.act(|locker, _| {
@@ -110,7 +110,7 @@ fn a_break_reaches_the_guard_however_new_it_is() {
 }
 
 #[test]
-fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
+fn ending_a_lost_hold_does_not_end_its_owners_next_hold() {
     explore(|| {
         let mut scene = Scene::new();
         let lost = block_on(scene.locker.lock("k").owner("o").into_future()).unwrap();
@@ -139,7 +139,7 @@ fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
 }
 
 #[test]
-fn waits_that_are_given_up_neither_keep_the_lock_nor_anybody_from_it() {
+fn cancelled_waits_neither_keep_nor_block_the_lock() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -161,7 +161,7 @@ fn waits_that_are_given_up_neither_keep_the_lock_nor_anybody_from_it() {
 }
 
 #[test]
-fn closing_meets_every_stage_of_a_lock_and_leaves_nothing() {
+fn closing_at_every_stage_of_a_lock_leaves_nothing() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -181,7 +181,7 @@ fn closing_meets_every_stage_of_a_lock_and_leaves_nothing() {
 }
 
 #[test]
-fn a_guard_that_is_dropped_while_the_family_closes_is_released() {
+fn a_guard_dropped_while_the_family_closes_is_released() {
     explore(|| {
         let mut scene = Scene::new();
         let guard = block_on(scene.locker.lock("k").into_future()).unwrap();
@@ -194,7 +194,7 @@ fn a_guard_that_is_dropped_while_the_family_closes_is_released() {
 }
 
 #[test]
-fn whoever_waits_for_the_loss_is_told_when_the_lease_ends() {
+fn lost_returns_when_the_lease_ends() {
     explore(|| {
         let mut scene = Scene::new();
         for name in ["a", "b"] {
@@ -209,7 +209,7 @@ fn whoever_waits_for_the_loss_is_told_when_the_lease_ends() {
 }
 
 #[test]
-fn a_family_that_is_dropped_releases_what_it_had() {
+fn a_dropped_family_releases_its_locks() {
     explore(|| {
         let mut scene = Scene::new();
         scene.act(|locker, _| block_on(locker.lock("k").into_future()).unwrap().detach());
@@ -226,7 +226,7 @@ fn a_family_that_is_dropped_releases_what_it_had() {
 }
 
 #[test]
-fn an_owner_inside_twice_keeps_others_out_until_it_has_left_twice() {
+fn a_reentered_lock_is_free_after_the_second_unlock() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -250,7 +250,7 @@ fn an_owner_inside_twice_keeps_others_out_until_it_has_left_twice() {
 }
 
 #[test]
-fn a_lock_that_is_kept_for_a_while_is_released_then_and_not_before() {
+fn a_lock_kept_by_at_least_is_released_then_and_not_before() {
     explore(|| {
         let mut scene = Scene::new();
         let held_until = scene.clock.now().after(TTL / 2);

@@ -25,17 +25,17 @@ fn expect_clean(engine: Engine, seeds: u64) {
 }
 
 #[test]
-fn many_worlds_break_no_promise() {
+fn many_worlds_have_no_findings() {
     expect_clean(Engine::Redis, 30);
 }
 
 #[test]
-fn many_worlds_of_redlock_break_no_promise() {
+fn many_worlds_of_redlock_have_no_findings() {
     expect_clean(Engine::Redlock, 6);
 }
 
 #[test]
-fn the_same_seed_has_the_same_log() {
+fn the_same_seed_gives_the_same_log() {
     for order in
         [(Engine::Redis, 4), (Engine::Redis, 7), (Engine::Redlock, 3)].map(|(engine, seed)| order(engine, seed))
     {
@@ -66,32 +66,32 @@ fn expect_two_holders(engine: Engine, broken: Broken, seed: u64) {
 }
 
 #[test]
-fn a_release_of_anybodys_lock_is_found_out() {
+fn a_release_without_an_owner_check_is_detected() {
     expect_two_holders(Engine::Redis, Broken::ReleasesAnybodys, 0);
 }
 
 #[test]
-fn leases_shorter_than_their_holders_believe_are_found_out() {
+fn leases_shorter_than_their_holders_believe_are_detected() {
     expect_two_holders(Engine::Redis, Broken::HalvesLeases, 3);
 }
 
 #[test]
-fn deadlines_by_clocks_that_are_too_slow_are_found_out() {
+fn deadlines_by_slow_clocks_are_detected() {
     expect_two_holders(Engine::Redis, Broken::SlowClocks, 22);
 }
 
 #[test]
-fn data_lost_without_a_restart_guard_is_found_out() {
+fn data_lost_without_a_restart_guard_is_detected() {
     expect_two_holders(Engine::Redis, Broken::LosesDataUnguarded, 5);
 }
 
 #[test]
-fn a_clock_that_leaps_without_a_restart_guard_is_found_out() {
+fn a_clock_jump_without_a_restart_guard_is_detected() {
     expect_two_holders(Engine::Redlock, Broken::LeapsUnguarded, 1);
 }
 
 #[test]
-fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
+fn tokens_that_do_not_start_at_the_clock_are_detected() {
     let finding = finding_of(Broken::CountsFromOne, 2);
     let Some(Finding::History(violation)) = finding else { panic!("{finding:?}") };
     let is_it =
@@ -100,7 +100,7 @@ fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
 }
 
 #[test]
-fn a_queue_served_from_its_end_is_found_out() {
+fn a_queue_served_from_its_end_is_detected() {
     let finding = finding_of(Broken::ServesLastFirst, 1);
     assert!(matches!(finding, Some(Finding::History(Violation::Overtaken(_)))), "{finding:?}");
 }
@@ -112,29 +112,29 @@ fn expect_overtaken(broken: Broken, seed: u64) {
 }
 
 #[test]
-fn a_queue_that_expires_under_waiters_with_longer_leases_is_found_out() {
+fn a_queue_that_expires_before_its_longest_waiter_is_detected() {
     expect_overtaken(Broken::ShortensQueues, 134);
 }
 
 #[test]
-fn newcomers_that_overtake_behind_dead_waiters_are_found_out() {
+fn newcomers_that_overtake_behind_dead_waiters_are_detected() {
     expect_overtaken(Broken::StopsAtDeadWaiters, 34);
 }
 
 #[test]
-fn an_open_fence_is_found_out() {
+fn an_open_fence_is_detected() {
     let finding = finding_of(Broken::OpenFence, 19);
     assert!(matches!(finding, Some(Finding::History(Violation::StaleWrite { .. }))), "{finding:?}");
 }
 
 #[test]
-fn locks_that_are_never_forgotten_are_found_out() {
+fn locks_that_are_never_deleted_are_detected() {
     let finding = finding_of(Broken::NeverForgets, 2);
     assert!(matches!(finding, Some(Finding::NotServed(_) | Finding::LeftBehind(_))), "{finding:?}");
 }
 
 #[test]
-fn locks_that_are_lost_where_contenders_were_are_found_out() {
+fn contended_locks_lost_in_rolling_restarts_are_detected() {
     let mut findings = findings(Engine::Redlock, Broken::NeverHeals, 0);
     assert!(findings.any(|finding| matches!(finding, Finding::KeepLost(_))), "restarts cost nothing");
 }

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_says_and_how_it_ends_are_seen() {
+    fn the_output_and_the_status_of_a_command_are_seen() {
         let script = |text: &str| Cmd::new("sh").args(&["-c", text]);
         assert_eq!(script("echo a; echo b").read().as_deref(), Some("a\nb\n"));
         assert_eq!(script("echo a; exit 3").read(), None);
@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_child_left_behind_does_not_hold_up_the_run() {
+    fn a_leftover_child_does_not_block_the_run() {
         let start = Instant::now();
         assert!(Cmd::new("sh").args(&["-c", "sleep 5 2> /dev/null & echo done"]).read().is_some());
         assert!(start.elapsed() < Duration::from_secs(4));
     }
 
     #[test]
-    fn a_command_that_hangs_is_ended_at_its_limit() {
+    fn a_hanging_command_is_killed_at_its_limit() {
         let start = Instant::now();
         let hangs = Cmd::new("sleep").args(&["20"]).limit(Duration::from_millis(200));
         assert_eq!(hangs.read(), None);

@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_that_is_not_there_has_no_keys() {
+    fn a_missing_section_has_no_keys() {
         assert_eq!(keys(TEXT, "lints"), [""; 0]);
         assert_eq!(package_name("[lints]\n"), None);
     }

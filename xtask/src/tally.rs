@@ -66,14 +66,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_died_uncounted_is_one_failure() {
+    fn a_run_without_counts_is_one_failure() {
         assert_eq!(Tally::default().of_run(false).failed, 1);
         assert_eq!(Tally { failed: 4, ..Tally::default() }.of_run(false).failed, 4);
         assert_eq!(Tally::one(true).of_run(true), Tally::one(true));
     }
 
     #[test]
-    fn a_test_that_gave_up_early_is_skipped_and_not_passed() {
+    fn a_self_skipped_test_is_skipped_and_not_passed() {
         let tally = Tally { passed: 5, failed: 1, skipped: 1 }.with_skips(2);
         assert_eq!(tally, Tally { passed: 3, failed: 1, skipped: 3 });
         assert_eq!(Tally::one(true).with_skips(9), Tally { passed: 0, failed: 0, skipped: 1 });

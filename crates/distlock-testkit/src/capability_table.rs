@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_skipped_for_its_first_need_that_is_missing() {
+    fn a_case_is_skipped_for_its_first_missing_need() {
         let none = Capabilities::new(Scope::Host);
         let skips = skips(&none);
         assert!(skips.contains(&("force_release_needs_the_right_token", "breaks")), "{skips:?}");

@@ -143,7 +143,7 @@ async fn record_history(world: &World, about: &str, ask: fn(&Locker, &Key, u32) 
 }
 
 /// `try_lock` on a held lock returns `None`, not an error, and leaves no trace.
-pub async fn try_lock_is_none_when_it_is_taken(world: &World) {
+pub async fn try_lock_returns_none_while_held(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("try"));
     let guard = holder.locker.try_lock(&key).await.expect("no failure").expect("it is free");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none());
@@ -167,7 +167,7 @@ pub async fn each_clone_is_an_owner(world: &World) {
 }
 
 /// A second request of the same owner fails at once, and the error names the way out.
-pub async fn already_held_is_said_at_once(world: &World) {
+pub async fn a_second_request_of_the_owner_fails_at_once(world: &World) {
     let (client, key) = (world.client().await, world.key("already"));
     let guard = client.locker.lock(&key).await.expect("granted");
     let claims = client.calls.claims.load(Ordering::SeqCst);
@@ -214,7 +214,7 @@ pub async fn only_the_owner_releases(world: &World) {
 }
 
 /// `unlock` by name without a hold is `NotHeld`, also after an earlier hold has ended.
-pub async fn unlocking_what_is_not_held_is_an_error(world: &World) {
+pub async fn unlock_without_a_hold_is_an_error(world: &World) {
     let (client, key) = (world.client().await, world.key("not-held"));
     for _ in 0..2 {
         let error = client.locker.unlock(&key).await.expect_err("not held");
@@ -235,7 +235,7 @@ pub async fn a_detached_hold_is_unlocked_by_name(world: &World) {
 }
 
 /// Claims are idempotent: a retry after a lost reply returns the same grant and token.
-pub async fn a_claim_repeated_is_the_same_grant(world: &World) {
+pub async fn a_repeated_claim_returns_the_same_grant(world: &World) {
     let (engine, key) = (world.engine().await, world.key("repeat"));
     let claim = claim_of(world, &key, true);
     let first = expect_grant(&*engine, &claim).await;
@@ -246,7 +246,7 @@ pub async fn a_claim_repeated_is_the_same_grant(world: &World) {
 }
 
 /// A duplicate release never ends the next holder's lock.
-pub async fn a_release_repeated_touches_nothing(world: &World) {
+pub async fn a_repeated_release_changes_nothing(world: &World) {
     let (engine, key) = (world.engine().await, world.key("twice"));
     let claim = claim_of(world, &key, true);
     expect_grant(&*engine, &claim).await;
@@ -277,7 +277,7 @@ pub async fn tokens_rise(world: &World) {
 }
 
 /// Names with spaces, slashes, accents, percent signs and tags are different locks; so are long ones.
-pub async fn odd_names_are_locks_of_their_own(world: &World) {
+pub async fn unusual_names_are_distinct_locks(world: &World) {
     let client = world.client().await;
     let stem = world.key("odd");
     let long = |end: &str| format!("{stem}{}{end}", "x".repeat(500 - stem.as_str().len()));
@@ -368,7 +368,7 @@ pub async fn inspect_shows_holder_and_waiters(world: &World) {
 }
 
 /// After a forced release the holder learns of the loss, and the lock is free for the next client.
-pub async fn force_release_tells_the_holder(world: &World) {
+pub async fn force_release_notifies_the_holder(world: &World) {
     let (holder, operator, key) = (world.client().await, world.client().await, world.key("force"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     operator.locker.inspect().force_release(&key, guard.fencing_token(), "stuck").await.expect("forced");

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decoder_that_panics_is_found_out_with_a_short_input() {
+    fn a_panicking_decoder_is_detected_with_a_short_input() {
         let corpus = std::env::temp_dir().join(format!("distlock-fuzz-{}", std::process::id()));
         std::fs::write(&corpus, "# a comment\nhello {\"a\": 1}\n").expect("a file");
         let panics_at_a_nul = |input: &[u8]| assert!(!input.contains(&0), "a nul");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_proportion_is_found_out() {
+    fn a_disproportionate_value_is_detected() {
         assert_in_proportion(b"", &"x");
         assert!(catch_unwind(|| assert_in_proportion(b"", &"x".repeat(5000))).is_err());
     }

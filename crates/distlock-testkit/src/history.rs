@@ -234,19 +234,19 @@ mod tests {
     }
 
     #[test]
-    fn turns_taken_one_after_the_other_are_clean() {
+    fn consecutive_holds_are_clean() {
         let clean = [hold(1, 2, 3, 1), queued(3, hold(2, 4, 5, 2)), hold(4, 6, 7, 9)];
         assert_eq!(verdict(clean), Ok(()));
     }
 
     #[test]
-    fn a_token_twice_is_found() {
+    fn a_repeated_token_is_found() {
         let found = verdict([hold(1, 2, 3, 7), hold(4, 5, 6, 8), hold(7, 8, 9, 7)]);
         assert!(matches!(found, Err(Violation::TokenRepeated(_))), "{found:?}");
     }
 
     #[test]
-    fn a_token_that_fell_is_found_unless_the_two_overlapped() {
+    fn a_fallen_token_is_found_unless_the_holds_overlapped() {
         let found = verdict([hold(1, 2, 3, 8), hold(4, 5, 6, 7)]);
         assert!(matches!(found, Err(Violation::TokenFell(_))), "{found:?}");
         // The second was requested before the first was received: either order is right.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_was_over_when_it_was_told_is_beside_nobody() {
+    fn a_hold_that_ended_before_its_grant_arrived_overlaps_none() {
         let over = |granted| [hold(1, granted, 5, 1), hold(1, 6, 9, 2)];
         assert_eq!(verdict(over(7)), Ok(()));
         assert_eq!(verdict(over(5)), Ok(()));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_share_may_overlap_and_nobody_else() {
+    fn only_shared_holds_may_overlap() {
         let as_mode = |mode, hold| Hold { mode, ..hold };
         let shared = |hold| as_mode(Mode::Shared, hold);
         assert_eq!(verdict([shared(hold(1, 2, 9, 1)), shared(hold(1, 3, 8, 2)), hold(3, 9, 10, 3)]), Ok(()));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_may_enter_again_with_its_token_and_past_the_queue() {
+    fn an_owner_may_reenter_with_its_token_past_the_queue() {
         let entry = |client, hold| Hold { mode: Mode::Reentrant, client, ..hold };
         let waiter = queued(3, hold(2, 9, 10, 2));
         assert_eq!(verdict([entry(1, hold(1, 2, 7, 1)), entry(1, hold(4, 5, 8, 1)), waiter]), Ok(()));
@@ -296,20 +296,20 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_judged_apart() {
+    fn locks_are_judged_separately() {
         let other = Hold { key: "other".into(), ..hold(1, 3, 8, 1) };
         assert_eq!(verdict([hold(1, 2, 9, 1), other]), Ok(()));
     }
 
     #[test]
-    fn a_waiter_that_was_overtaken_is_found() {
+    fn an_overtaken_waiter_is_found() {
         let found = verdict([queued(2, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]);
         assert!(matches!(found, Err(Violation::Overtaken(_))), "{found:?}");
         assert_eq!(verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]), Ok(()), "nobody knows");
     }
 
     #[test]
-    fn a_stale_write_that_was_accepted_is_found() {
+    fn an_accepted_stale_write_is_found() {
         let history = History::default();
         history.write("k", 2, true);
         history.write("k", 1, false);

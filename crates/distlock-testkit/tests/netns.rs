@@ -35,7 +35,7 @@ fn expect_silence(client: &mut RespClient) {
 }
 
 #[test]
-fn replies_are_lost_one_way_and_come_after_healing_needs_root() {
+fn replies_are_lost_one_way_and_arrive_after_healing_needs_root() {
     for loss in LOSSES {
         let (network, server, mut client) = world();
         network.lose(Side::Server, loss);
@@ -49,7 +49,7 @@ fn replies_are_lost_one_way_and_come_after_healing_needs_root() {
 }
 
 #[test]
-fn requests_are_lost_one_way_and_come_after_healing_needs_root() {
+fn requests_are_lost_one_way_and_arrive_after_healing_needs_root() {
     for loss in LOSSES {
         let (network, server, mut client) = world();
         network.lose(Side::Client, loss);
@@ -64,7 +64,7 @@ fn requests_are_lost_one_way_and_come_after_healing_needs_root() {
 }
 
 #[test]
-fn a_proxy_in_a_network_leads_to_a_server_outside_needs_root() {
+fn a_proxy_in_a_network_reaches_a_server_outside_needs_root() {
     let (network, server) = (Arc::new(Network::new()), RedisServer::start());
     let proxy = Proxy::start_in(&network, server.address());
     let dial = || network.side(Side::Client).run(|| RespClient::tcp(proxy.address()));

@@ -9,7 +9,7 @@ fn ok() -> Reply {
 }
 
 #[test]
-fn sentinels_name_another_master_when_told_and_when_theirs_dies() {
+fn sentinels_name_another_master_after_a_failover_or_a_crash() {
     let mut setup = SentinelSetup::start();
     assert!(setup.url().starts_with("redis+sentinel://127.0.0.1:") && setup.url().ends_with(SERVICE));
     assert_eq!(setup.master(), Some(0));
@@ -60,7 +60,7 @@ fn a_slot_moves_with_its_keys() {
 }
 
 #[test]
-fn half_a_move_answers_ask() {
+fn half_a_move_replies_ask() {
     let cluster = RedisCluster::with(&RedisServer::options().password("pw"));
     let slot = cluster.slot("k");
     let old = cluster.owner(slot);
@@ -76,7 +76,7 @@ fn half_a_move_answers_ask() {
 }
 
 #[test]
-fn a_cluster_without_a_majority_says_so() {
+fn a_cluster_without_a_majority_refuses() {
     let mut cluster = RedisCluster::start();
     let slot = cluster.slot("k");
     let (owner, nodes) = (cluster.owner(slot), cluster.nodes_mut());

@@ -28,7 +28,7 @@ fn engines() -> [(&'static str, Capabilities); 5] {
 }
 
 #[tokio::test]
-async fn the_table_of_the_readme_is_what_the_engines_say() {
+async fn the_readme_table_equals_the_declared_capabilities() {
     let engines = engines();
     for (engine, able) in &engines {
         skips(able).iter().for_each(|(case, need)| println!("{engine} skips {case}: {need}"));

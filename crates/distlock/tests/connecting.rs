@@ -48,7 +48,7 @@ async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
 
 /// Every spelling of the URL leads to the store of this name in this process.
 #[tokio::test]
-async fn mem_is_one_store_of_the_process_and_one_of_each_name() {
+async fn mem_is_one_store_per_process_and_name() {
     let mut listed = Config::default();
     listed.url = Some("mem://".into());
     let by_variable = Config::from_vars(|name| (name == "DISTLOCK_URL").then(|| "mem://".into())).unwrap();
@@ -76,7 +76,7 @@ async fn mem_is_one_store_of_the_process_and_one_of_each_name() {
 
 /// The store is dropped with its last client, but its tokens continue to rise.
 #[tokio::test]
-async fn tokens_of_mem_rise_when_the_last_client_has_gone_and_another_comes() {
+async fn tokens_of_mem_rise_across_clients() {
     for url in ["mem://connecting-3", "mem://connecting-4"] {
         let mut last = None;
         for _ in 0..5 {
@@ -129,7 +129,7 @@ fn expect_no_runtime<T>(what: &str, outcome: distlock::Result<T>) {
 }
 
 #[test]
-fn outside_of_a_runtime_connecting_is_an_error_that_says_what_is_missing() {
+fn connecting_outside_of_a_runtime_is_an_error_that_names_the_runtime() {
     let mut urls: Vec<&str> = Vec::new();
     #[cfg(feature = "redis")]
     urls.extend(["redis://127.0.0.1:1", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"]);
@@ -185,7 +185,7 @@ fn outside_of_a_runtime_every_call_on_etcd_is_an_error() {
 }
 
 #[test]
-fn outside_of_a_runtime_locks_in_memory_work_until_somebody_must_wait() {
+fn locks_in_memory_work_outside_of_a_runtime_until_a_wait() {
     use std::future::IntoFuture;
 
     let locker = Locker::new(Memory::new()).expect("a locker");

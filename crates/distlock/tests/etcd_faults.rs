@@ -97,7 +97,7 @@ async fn f04_release_reply_lost() {
 
 /// A release that is retried after its reply was lost does not end the next hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_repeated_release_spares_the_next_holder() {
+async fn f05_repeated_release_does_not_end_the_next_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (first, next) = (locker_at(&[proxy.address()], secs(10)), locker_at(&[server.address()], secs(10)));
@@ -116,7 +116,7 @@ async fn f05_repeated_release_spares_the_next_holder() {
 
 /// The same when the new key has the same name as the key that is deleted again.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_repeated_delete_spares_a_newer_key_of_the_same_name() {
+async fn f05_repeated_delete_keeps_a_newer_key_of_the_same_name() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(10));
@@ -592,7 +592,7 @@ async fn all_endpoints_down_and_back() {
 
 /// An unreachable server is an error when the locker is created, and the error names the address.
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_at_once() {
+async fn an_unreachable_server_is_an_error_at_once() {
     let gone = EtcdServer::start().url();
     let error = Locker::connect(&gone).await.expect_err("nobody is there");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");

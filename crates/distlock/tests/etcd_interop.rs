@@ -89,7 +89,7 @@ fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuar
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_waits_for_us() {
+async fn etcdctl_waits_for_our_lock() {
     let server = EtcdServer::start();
     // Configured by the URL here, because a configuration file has no builder.
     let locker = Locker::connect(&format!("{}jobs/?names=verbatim", server.url())).await.unwrap();
@@ -126,7 +126,7 @@ async fn etcdctl_waits_for_the_last_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_wait_for_etcdctl() {
+async fn our_waiter_waits_for_etcdctl() {
     let server = EtcdServer::start();
     let mut go = Go::lock(&server, "jobs/nightly", 10);
     let key = go.granted().await;
@@ -170,7 +170,7 @@ async fn one_queue_in_the_order_of_arrival() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_etcdctl_frees_us_when_its_lease_ends() {
+async fn a_killed_etcdctl_frees_the_lock_when_its_lease_ends() {
     let server = EtcdServer::start();
     let mut go = Go::lock(&server, "k", 3);
     go.granted().await;
@@ -203,7 +203,7 @@ async fn a_key_in_the_layout_of_gos_client_counts() {
 
 /// A key that is not a lock is never deleted, not even by force.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_a_lock_is_left_alone() {
+async fn keys_that_are_not_locks_are_never_deleted() {
     let server = EtcdServer::start();
     server.etcdctl().run(&["put", "f/readme", "do not delete"]);
     let locker = locker(&server);
@@ -217,7 +217,7 @@ async fn what_is_not_a_lock_is_left_alone() {
 
 /// Names nest for Go's client. Escaped names of ours do not.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_nest_only_when_they_are_verbatim() {
+async fn only_verbatim_names_nest() {
     let server = EtcdServer::start();
     let escaped = Locker::new(Etcd::builder([server.address().to_string()]).build().unwrap()).unwrap();
     let inner = escaped.lock("a/b").await.unwrap();
@@ -274,7 +274,7 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
 
 /// With a channel given by the application, everything uses that channel, also after its connection broke.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_can_be_given() {
+async fn the_application_can_give_a_channel() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let channel =

@@ -98,7 +98,7 @@ fn row_of(test: &str) -> Option<usize> {
 }
 
 #[test]
-fn every_row_of_the_catalogue_is_there_with_a_promise_and_a_test() {
+fn every_row_of_the_catalogue_has_a_promise_and_a_test() {
     let rows = rows(&page());
     let numbers: Vec<usize> = rows.iter().map(|row| row.number).collect();
     assert_eq!(numbers, Vec::from_iter(1..=ROWS));
@@ -108,7 +108,7 @@ fn every_row_of_the_catalogue_is_there_with_a_promise_and_a_test() {
 }
 
 #[test]
-fn every_test_that_the_page_names_exists_and_the_engines_are_those_of_the_tests() {
+fn every_named_test_exists_and_the_engines_match() {
     let functions = functions();
     let page = page();
     for row in rows(&page) {
@@ -125,7 +125,7 @@ fn every_test_that_the_page_names_exists_and_the_engines_are_those_of_the_tests(
 }
 
 #[test]
-fn every_fault_test_is_on_the_page_in_its_row() {
+fn every_fault_test_is_in_its_row_of_the_page() {
     let rows = rows(&page());
     for test in functions().into_keys() {
         let Some(number) = row_of(&test) else { continue };
@@ -135,7 +135,7 @@ fn every_fault_test_is_on_the_page_in_its_row() {
 }
 
 #[test]
-fn a_page_is_read_as_it_is_written() {
+fn a_page_is_parsed() {
     let rows = rows("| 7 | a | b | `f07_x`<br>`y` | core, redis |\n| | **Group** | | | |\n|---|---|---|---|---|\n");
     assert_eq!(rows.len(), 1);
     assert_eq!((rows[0].number, rows[0].tests.len(), rows[0].engines.len()), (7, 2, 2));

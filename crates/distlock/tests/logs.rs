@@ -25,7 +25,7 @@ async fn until_said(log: &Log, message: &str) {
 
 /// A single test, because the subscriber is global to the process.
 #[tokio::test]
-async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
+async fn lock_events_are_logged_with_the_documented_names() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false);

@@ -83,7 +83,7 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_after_its_loss_is_reported_with_the_reason_that_the_work_was_told() {
+async fn a_guard_dropped_after_its_loss_is_reported_with_the_reason_of_run() {
     check(Duration::ZERO, async |guard: LockGuard| {
         let error = guard.run(async {}).await.expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()
@@ -92,7 +92,7 @@ async fn a_guard_that_is_dropped_after_its_loss_is_reported_with_the_reason_that
 }
 
 #[tokio::test]
-async fn a_guard_that_is_unlocked_after_its_loss_is_reported_with_the_reason_that_unlocking_tells() {
+async fn a_guard_unlocked_after_its_loss_is_reported_with_the_reason_of_unlock() {
     check(Duration::ZERO, async |guard: LockGuard| {
         let error = guard.unlock().await.expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()
@@ -101,7 +101,7 @@ async fn a_guard_that_is_unlocked_after_its_loss_is_reported_with_the_reason_tha
 }
 
 #[tokio::test]
-async fn a_lost_lock_that_rests_for_its_delay_is_reported_too() {
+async fn a_lost_lock_in_its_delay_is_reported() {
     check(TTL, async |guard: LockGuard| {
         let error = guard.check().expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()

@@ -120,7 +120,7 @@ fn documented() -> (BTreeSet<Row>, BTreeSet<String>) {
 
 /// A single test, because the recorder is global to the process.
 #[tokio::test]
-async fn what_is_recorded_is_what_the_page_says() {
+async fn the_recorded_metrics_are_the_documented_ones() {
     assert!(metrics::set_global_recorder(RECORDED.clone()).is_ok(), "the first");
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());

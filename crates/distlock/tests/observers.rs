@@ -33,7 +33,7 @@ async fn until_so(mut is_so: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn an_observer_that_hangs_delays_no_renewal() {
+async fn a_hanging_observer_delays_no_renewal() {
     let (clock, hand) = Clock::manual();
     let (calls, seen) = (Arc::new(Calls::default()), Arc::new(Mutex::new(Vec::new())));
     let (go_on, hangs) = mpsc::channel::<()>();
@@ -64,7 +64,7 @@ async fn an_observer_that_hangs_delays_no_renewal() {
 }
 
 #[tokio::test]
-async fn an_observer_that_hangs_keeps_no_call_from_returning() {
+async fn a_hanging_observer_blocks_no_call() {
     let (clock, hand) = Clock::manual();
     let (_go_on, hangs) = mpsc::channel::<()>();
     let (told, is_told) = mpsc::channel();
@@ -90,7 +90,7 @@ async fn an_observer_that_hangs_keeps_no_call_from_returning() {
 }
 
 #[tokio::test]
-async fn what_a_call_brings_about_is_seen_before_it_returns() {
+async fn events_of_a_call_are_observed_before_it_returns() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = seen.clone();
     let observer = move |event: &Event<'_>| told.lock().unwrap().push(word(&event.kind));

@@ -28,7 +28,7 @@ fn lockers<const N: usize>() -> (Store, [Locker; N]) {
 }
 
 #[tokio::test]
-async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
+async fn lock_all_stops_waiting_when_one_lock_is_lost() {
     let (_store, [locker, other]) = lockers();
     let taken = other.lock("b").await.unwrap();
     let all = tokio::spawn(locker.lock_all(["a", "b"]).into_future());
@@ -49,7 +49,7 @@ async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
 
 /// A lost request may still arrive, and take a lock that no client would release.
 #[tokio::test]
-async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_not_known_what_became_of_them() {
+async fn a_failed_claim_all_is_withdrawn_only_if_its_outcome_is_unknown() {
     let store = Store::new();
     let calls = Arc::new(Calls::default());
     let locker = Locker::new(Wire::new(Memory::on(&store), calls.clone())).unwrap();
@@ -77,7 +77,7 @@ async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_n
 }
 
 #[tokio::test]
-async fn several_locks_tell_the_first_failure_of_their_release() {
+async fn unlocking_several_returns_the_first_failure() {
     let (store, [locker]) = lockers();
     let all = locker.lock_all(["a", "b"]).await.unwrap();
     store.script(Operation::Release, Fault::Refuse);
@@ -87,7 +87,7 @@ async fn several_locks_tell_the_first_failure_of_their_release() {
 }
 
 #[tokio::test]
-async fn a_question_is_not_for_the_next_holder() {
+async fn a_request_to_release_does_not_reach_the_next_holder() {
     let (_store, [first, second, asker]) = lockers();
     let guard = first.lock("k").await.unwrap();
     let mut asking = pin!(asker.ask("k", "deploy").into_future());
@@ -104,7 +104,7 @@ async fn a_question_is_not_for_the_next_holder() {
 }
 
 #[tokio::test]
-async fn a_question_stays_when_the_one_who_asked_first_gives_up() {
+async fn a_request_to_release_survives_the_first_asker() {
     let (_store, [holder, one, two, observer]) = lockers();
     let guard = holder.lock("k").await.unwrap();
     let mut first = Box::pin(one.ask("k", "first").into_future());
@@ -126,7 +126,7 @@ async fn a_question_stays_when_the_one_who_asked_first_gives_up() {
 }
 
 #[tokio::test]
-async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
+async fn an_adopted_hold_keeps_its_lock_delay() {
     let (_store, [before, after]) = lockers();
     let delay = Duration::from_secs(100);
     let old = before.lock("k").lock_delay(delay).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
 }
 
 #[test]
-fn whoever_follows_leaders_without_a_pause_lets_others_run() {
+fn observing_leaders_without_a_pause_yields() {
     let (done, is_done) = std::sync::mpsc::channel();
     // On its own thread: a task that never yields cannot be timed out.
     std::thread::spawn(move || {

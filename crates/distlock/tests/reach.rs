@@ -79,7 +79,7 @@ async fn end_of(asked: JoinHandle<Result<LockGuard>>) -> Error {
 }
 
 #[tokio::test]
-async fn f79_a_claim_without_a_reply_is_unknown_a_little_after_the_time_is_over() {
+async fn f79_a_claim_without_a_reply_is_unknown_shortly_after_the_timeout() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::Hang);
     let asked = world.ask(ms(2_000));
@@ -98,7 +98,7 @@ async fn f79_a_claim_without_a_reply_is_unknown_a_little_after_the_time_is_over(
 }
 
 #[tokio::test]
-async fn f79_a_waiter_in_the_queue_asks_once_more_before_it_is_told_who_has_the_lock() {
+async fn f79_a_queued_waiter_claims_once_more_before_it_times_out() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(2_000)).await;
@@ -111,7 +111,7 @@ async fn f79_a_waiter_in_the_queue_asks_once_more_before_it_is_told_who_has_the_
 }
 
 #[tokio::test]
-async fn f79_a_reply_younger_than_a_second_still_counts_and_its_times_are_of_the_end() {
+async fn f79_a_reply_younger_than_a_second_still_counts() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(700)).await;
@@ -129,7 +129,7 @@ async fn f79_a_reply_younger_than_a_second_still_counts_and_its_times_are_of_the
 }
 
 #[tokio::test]
-async fn f79_a_failure_that_is_the_last_thing_known_is_the_cause() {
+async fn f79_the_last_failure_is_the_cause() {
     let world = World::new();
     (0..10).for_each(|_| world.store.script(Operation::Claim, Fault::Refuse));
     let asked = world.ask(ms(2_000));

@@ -202,27 +202,27 @@ macro_rules! encounters {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn each_excludes_the_other() {
+            async fn both_libraries_exclude_each_other() {
                 super::check_each_excludes_the_other($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn they_do_not_delete_our_key() {
+            async fn the_other_library_does_not_delete_our_key() {
                 super::check_they_do_not_delete_our_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn we_do_not_delete_their_key() {
+            async fn our_client_does_not_delete_the_other_librarys_key() {
                 super::check_we_do_not_delete_their_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn our_waiter_follows_them_within_two_retry_intervals() {
+            async fn our_waiter_follows_the_other_library_within_two_retry_intervals() {
                 super::check_our_waiter_follows_them($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn never_two_at_once() {
+            async fn never_two_holders_at_once() {
                 super::check_never_two_at_once($which).await;
             }
         }
@@ -236,7 +236,7 @@ encounters! {
 
 /// redis-py sets no expiry by default.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_redis_py_without_expiry_is_held_for_ever() {
+async fn a_lock_of_redis_py_without_expiry_never_expires() {
     let mut there = Encounter::with(Library::RedisPy);
     assert!(there.theirs.try_lock("a", None));
     assert_eq!(there.ask("PTTL a").int(), -1);

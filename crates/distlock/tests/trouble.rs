@@ -142,7 +142,7 @@ fn hangs_if_bad(key: &Key) -> Option<Duration> {
 }
 
 #[tokio::test]
-async fn a_renewal_that_is_answered_late_still_counts() {
+async fn a_late_renewal_reply_still_counts() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: |_| Some(ms(250)), ..Moody::by(&clock) });
     let guard = locker.lock("k").ttl(ms(1000)).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_renewal_that_is_answered_late_still_counts() {
 }
 
 #[tokio::test]
-async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
+async fn a_hanging_renewal_loses_no_other_lock() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let ttl = ms(3000);
@@ -167,7 +167,7 @@ async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
 }
 
 #[tokio::test]
-async fn renewals_that_hang_leave_room_for_short_leases() {
+async fn hanging_renewals_leave_room_for_short_leases() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let mut bad = Vec::new();
@@ -180,7 +180,7 @@ async fn renewals_that_hang_leave_room_for_short_leases() {
 }
 
 #[tokio::test]
-async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
+async fn back_dated_renewals_do_not_cause_constant_renewing() {
     let (clock, _ticks) = ticking();
     let engine = Moody { dated_back: ms(800), ..Moody::by(&clock) };
     let renewals = engine.renewals.clone();
@@ -193,7 +193,7 @@ async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
 }
 
 #[tokio::test]
-async fn releases_that_hang_hold_up_no_other_release() {
+async fn hanging_releases_delay_no_other_release() {
     let store = Store::new();
     let locker = Locker::new(Moody { release: hangs_if_bad, ..Moody::on(&store) }).unwrap();
     let mut bad = Vec::new();
@@ -208,14 +208,14 @@ async fn releases_that_hang_hold_up_no_other_release() {
 }
 
 #[tokio::test]
-async fn a_loss_that_is_pushed_before_the_guard_is_there_is_not_forgotten() {
+async fn a_loss_pushed_before_the_guard_exists_is_reported() {
     let locker = Locker::new(Moody { revokes: true, ..Moody::on(&Store::new()) }).unwrap();
     let guard = locker.lock("k").ttl(Duration::from_secs(600)).await.unwrap();
     assert_eq!(timeout(SOON, guard.lost()).await.expect("told at once"), LossReason::Revoked);
 }
 
 #[tokio::test]
-async fn a_release_whose_reply_was_lost_is_told_as_released() {
+async fn a_release_with_a_lost_reply_is_reported_as_released() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let seen = log.clone();
     let store = Store::new();
@@ -231,7 +231,7 @@ async fn a_release_whose_reply_was_lost_is_told_as_released() {
 }
 
 #[tokio::test]
-async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
+async fn the_release_of_an_extended_hold_is_retried_until_its_lease_ends() {
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
     let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
@@ -247,7 +247,7 @@ async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
 }
 
 #[tokio::test]
-async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_as_it_may_last() {
+async fn the_release_of_a_possibly_extended_hold_is_retried_until_the_longer_lease_ends() {
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
     let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
@@ -264,7 +264,7 @@ async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_
 }
 
 #[tokio::test]
-async fn a_guard_is_told_when_another_was_the_last_to_leave_what_is_unlocked_by_name() {
+async fn a_guard_is_notified_when_the_last_entry_is_unlocked_by_name() {
     let locker = Locker::new(Memory::new()).unwrap();
     let one = locker.lock("k").reentrant().await.unwrap();
     let other = locker.lock("k").reentrant().await.unwrap();
@@ -275,7 +275,7 @@ async fn a_guard_is_told_when_another_was_the_last_to_leave_what_is_unlocked_by_
 }
 
 #[tokio::test]
-async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
+async fn a_guard_is_notified_when_its_lock_is_unlocked_by_name() {
     let locker = Locker::new(Memory::new()).unwrap();
     let guard = locker.lock("k").await.unwrap();
     locker.unlock("k").await.unwrap();
@@ -284,7 +284,7 @@ async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
 }
 
 #[tokio::test]
-async fn leaving_a_lost_hold_says_so_at_every_level() {
+async fn every_level_of_a_lost_reentrant_hold_reports_the_loss() {
     let (clock, hand) = Clock::manual();
     let locker = locker(&clock, Memory::on(&Store::with_clock(clock.clone())));
     let ttl = ms(200);
@@ -297,7 +297,7 @@ async fn leaving_a_lost_hold_says_so_at_every_level() {
 }
 
 #[tokio::test]
-async fn closing_is_bounded_and_names_what_nobody_confirmed() {
+async fn closing_is_bounded_and_names_unconfirmed_releases() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = seen.clone();
     let observer = move |event: &Event<'_>| {
@@ -338,7 +338,7 @@ async fn closing_leaves_no_waiter_in_the_queue() {
 }
 
 #[tokio::test]
-async fn closing_waits_for_an_unlock_that_is_under_way() {
+async fn closing_waits_for_an_unlock_in_flight() {
     let store = Store::new();
     let locker = Locker::new(Memory::on(&store)).unwrap();
     let guard = locker.lock("k").await.unwrap();
@@ -351,7 +351,7 @@ async fn closing_waits_for_an_unlock_that_is_under_way() {
 }
 
 #[tokio::test]
-async fn closing_forgets_what_failed_long_ago() {
+async fn closing_ignores_failures_of_ended_leases() {
     let store = Store::new();
     let locker = Locker::new(Memory::on(&store)).unwrap();
     for _ in 0..3 {
@@ -370,7 +370,7 @@ async fn closing_forgets_what_failed_long_ago() {
 }
 
 #[tokio::test]
-async fn a_handover_allows_for_the_drift_that_was_configured() {
+async fn a_handover_allows_for_the_configured_drift() {
     let ((server, server_hand), (client, client_hand)) = (Clock::manual(), Clock::manual());
     let store = Store::with_clock(server.clone());
     let ttl = Duration::from_secs(3600);
@@ -391,7 +391,7 @@ async fn a_handover_allows_for_the_drift_that_was_configured() {
 }
 
 #[tokio::test]
-async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_later() {
+async fn an_unwritable_history_affects_no_lock_and_is_written_later() {
     let store = Store::new();
     store.script(Operation::WriteHistory, Fault::Refuse);
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
@@ -412,7 +412,7 @@ async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_
 }
 
 #[tokio::test]
-async fn a_history_that_hangs_delays_neither_locks_nor_for_long_closing() {
+async fn a_hanging_history_delays_no_lock_and_closing_only_briefly() {
     let store = Store::new();
     (0..8).for_each(|_| store.script(Operation::WriteHistory, Fault::Hang));
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
@@ -424,7 +424,7 @@ async fn a_history_that_hangs_delays_neither_locks_nor_for_long_closing() {
 }
 
 #[tokio::test]
-async fn what_happened_just_before_closing_is_in_the_history() {
+async fn events_just_before_closing_are_in_the_history() {
     let store = Store::new();
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
     locker.lock("a").await.unwrap().unlock().await.unwrap();
@@ -437,7 +437,7 @@ async fn what_happened_just_before_closing_is_in_the_history() {
 }
 
 #[tokio::test]
-async fn a_history_is_asked_for_only_where_there_can_be_one() {
+async fn a_history_is_refused_on_an_engine_without_one() {
     let too_many = Locker::builder().history(distlock::MAX_HISTORY + 1).build(Memory::new()).unwrap_err();
     assert!(too_many.kind() == ErrorKind::Config && too_many.to_string().contains("history"), "{too_many}");
     let error = Locker::builder().history(1).build(Deaf(Memory::new())).unwrap_err();

@@ -491,52 +491,52 @@ const THREE: Queue = Queue {
 };
 
 #[test]
-fn three_clients_are_served_though_one_dies_and_one_gives_up() {
+fn clients_are_served_when_one_dies_and_one_gives_up() {
     expect_sound(THREE);
 }
 
 #[test]
-fn late_and_lost_messages_break_nothing() {
+fn late_and_lost_messages_are_safe() {
     expect_sound(PAIR);
 }
 
 #[test]
-fn late_messages_of_an_earlier_attempt_break_nothing() {
+fn late_messages_of_an_earlier_attempt_are_safe() {
     expect_sound(Queue { attempts: &[2, 1], budget: Budget { stalls: 2, ..NO_FAULTS }, ..PAIR });
 }
 
 #[test]
-fn renewals_and_cancels_break_nothing_however_late_they_come() {
+fn late_renewals_and_cancels_are_safe() {
     let budget = Budget { stalls: 2, cancels: 1, ..NO_FAULTS };
     expect_sound(Queue { renews: true, budget, ..PAIR });
 }
 
 #[test]
-fn a_crash_on_a_bad_network_breaks_nothing() {
+fn a_crash_on_a_bad_network_is_safe() {
     expect_sound(Queue { budget: Budget { stalls: 1, losses: 1, crashes: 1, ..NO_FAULTS }, ..PAIR });
 }
 
 #[test]
-fn a_deadline_from_the_receipt_of_the_message_is_found_out() {
+fn a_deadline_from_the_receipt_of_the_message_is_detected() {
     expect_broken(Queue { flaw: Flaw::DeadlineFromReceipt, ..PAIR }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn belief_in_a_message_older_than_the_last_answer_is_found_out() {
+fn belief_in_a_message_older_than_the_last_reply_is_detected() {
     expect_broken(Queue { flaw: Flaw::BelievesOldMessages, ..PAIR }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_release_that_does_not_compare_is_found_out() {
+fn a_release_that_does_not_compare_is_detected() {
     expect_broken(Queue { flaw: Flaw::ReleaseWithoutCompare, ..PAIR }, &[NOT_ROBBED]);
 }
 
 #[test]
-fn a_cancel_that_keeps_what_was_handed_over_is_found_out() {
+fn a_cancel_that_keeps_a_handed_over_lock_is_detected() {
     expect_broken(Queue { flaw: Flaw::CancelKeepsTheLock, ..THREE }, &[FREE_AT_ONCE]);
 }
 
 #[test]
-fn a_lost_message_without_a_poll_behind_it_is_found_out() {
+fn a_lost_message_without_a_poll_behind_it_is_detected() {
     expect_broken(Queue { flaw: Flaw::NoPoll, ..PAIR }, &[SERVED]);
 }

@@ -134,48 +134,48 @@ impl Redlock {
 const CONTENDED: Redlock = Redlock { attempts: [1, 1], renews: [true, false], ..ENGINE };
 
 #[test]
-fn renewals_that_heal_what_two_contenders_have_passed_break_nothing() {
+fn healing_past_two_contenders_is_safe() {
     expect_sound(Redlock { attempts: [1, 2], is_held: true, clocks: [&[1], &[2]], ..CONTENDED });
 }
 
 #[test]
-fn a_node_that_forgets_and_is_healed_breaks_nothing() {
+fn healing_after_a_data_loss_is_safe() {
     expect_sound(Redlock { amnesia: Amnesia::Quarantined, ..CONTENDED });
 }
 
 #[test]
-fn a_hold_that_is_ended_by_force_while_it_is_healed_stays_ended() {
+fn a_hold_force_released_during_healing_stays_ended() {
     expect_sound(Redlock { forces: true, ..CONTENDED });
 }
 
 #[test]
-fn nodes_are_healed_that_forgot_and_that_contenders_have_passed() {
+fn nodes_are_healed_after_a_data_loss_and_past_contenders() {
     expect_broken(Redlock { looks_for_healing: true, ..CONTENDED }, &[NONE_HEALED]);
     let forgetful = Redlock { amnesia: Amnesia::Quarantined, looks_for_healing: true, ..CONTENDED };
     expect_broken(forgetful, &[NONE_HEALED]);
 }
 
 #[test]
-fn nodes_that_heal_only_below_their_last_ballot_are_found_out() {
+fn nodes_that_heal_only_below_their_last_ballot_are_detected() {
     expect_broken(Redlock { healing: Healing::ByBallot, ..CONTENDED }, &[HEALS]);
 }
 
 #[test]
-fn healing_without_a_majority_or_after_the_release_is_found_out() {
+fn healing_without_a_majority_or_after_the_release_is_detected() {
     expect_broken(Redlock { healing: Healing::Unasked, ..CONTENDED }, &[STAYS_RELEASED, KEEPS_LAST]);
 }
 
 #[test]
-fn healing_past_whatever_came_in_between_is_found_out() {
+fn healing_past_any_later_ballot_is_detected() {
     expect_broken(Redlock { healing: Healing::Blindly, ..CONTENDED }, &[STAYS_RELEASED]);
 }
 
 #[test]
-fn a_release_that_leaves_higher_ballots_alone_is_found_out() {
+fn a_release_that_does_not_raise_higher_ballots_is_detected() {
     expect_broken(Redlock { healing: Healing::PastReleases, ..CONTENDED }, &[STAYS_RELEASED]);
 }
 
 #[test]
-fn healing_what_was_ended_by_force_is_found_out() {
+fn healing_a_force_released_hold_is_detected() {
     expect_broken(Redlock { healing: Healing::PastForce, forces: true, ..CONTENDED }, &[STAYS_ENDED]);
 }

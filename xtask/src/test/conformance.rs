@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_one_set_up_lacks_is_named() {
+    fn a_missing_case_of_a_set_up_is_named() {
         let names = ["conformance::memory::a", "conformance::memory::b", "conformance::file::b"];
         assert_eq!(missing_in(&names, &[]), ["file/a"]);
     }

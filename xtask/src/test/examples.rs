@@ -119,7 +119,7 @@ mod tests {
         "# x\n<!-- output: example hello -->\n\n```text\none\n\ntwo\n```\n<!-- output: example odd -->\nno\n";
 
     #[test]
-    fn the_block_after_the_marker_is_what_must_be_printed() {
+    fn the_block_after_the_marker_is_the_expected_output() {
         assert_eq!(expected(README, "hello"), Ok(Some("one\n\ntwo\n".into())));
         assert_eq!(expected(README, "other"), Ok(None));
         assert!(expected(README, "odd").unwrap_err().contains("no fenced block"));

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_that_was_tried_twice_is_skipped_once() {
+    fn a_retried_test_is_skipped_once() {
         let text = "skipped: file/fifo: fair\nfile/fifo: fair\n\nskipped: file/list: inspects\n";
         assert_eq!(parse(text).into_iter().collect::<Vec<_>>(), ["file/fifo: fair", "file/list: inspects"]);
     }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_cannot_run_is_left_out_by_name() {
+    fn tests_with_missing_requirements_are_excluded_by_name() {
         assert!(with_nextest(&["needs_root"]).to_string().ends_with("-E 'not test(needs_root)'"));
         assert!(with_cargo_test(&["needs_root"]).to_string().ends_with("-- --skip needs_root"));
         let both = ["needs_root", "needs_browser"];

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_is_installed_and_nobody_is_asked() {
+    fn only_missing_packages_are_installed_without_prompts() {
         let (update, install) = apt_get(&["redis-server", "etcd-server"]);
         assert_eq!(update.to_string(), "apt-get update");
         let expected = "apt-get install --yes --no-install-recommends redis-server etcd-server";
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tool_says_what_it_is_for() {
+    fn every_tool_has_a_reason() {
         for tool in TOOLS.iter().chain(WELCOME).chain(BROWSER) {
             assert!(!tool.package.is_empty() && !tool.program.is_empty() && !tool.why.is_empty(), "{}", tool.package);
         }

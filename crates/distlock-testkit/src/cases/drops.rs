@@ -115,7 +115,7 @@ async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader>
 }
 
 /// After a dropped adoption the hold belongs to the old guard, to the new guard, or is free.
-pub async fn taking_over_dropped_at_every_poll(world: &World) {
+pub async fn adoption_dropped_at_every_poll(world: &World) {
     let (before, after, key) = (world.lasting_client().await, world.lasting_client().await, world.key("adopt-polls"));
     for polls in 0..MOST_POLLS {
         let old = expect_lock(world, &before.locker, &key).await;
@@ -145,7 +145,7 @@ pub async fn asking_dropped_at_every_poll(world: &World) {
 }
 
 /// Dropped inspections change no lock.
-pub async fn looking_dropped_at_every_poll(world: &World) {
+pub async fn inspection_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("look-polls"));
     let guard = client.locker.lock(&key).await.expect("granted");
     let inspect = other.locker.inspect();

@@ -39,7 +39,7 @@ fn told(entries: &[HistoryEntry]) -> Vec<(FencingToken, HistoryKind)> {
 
 /// The history lists in order which client held the lock, for how long, and how each hold ended, also when several
 /// clients write it.
-pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
+pub async fn the_history_records_every_hold(world: &World) {
     let (first, second) = (world.chronicler(100).await, world.chronicler(100).await);
     let key = world.key("written");
     let guard = expect_lock(world, &first.locker, &key).await;
@@ -72,7 +72,7 @@ pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
 }
 
 /// A forced release is recorded with its reason and its author, and so is the holder's loss.
-pub async fn a_break_is_written_down(world: &World) {
+pub async fn the_history_records_a_forced_release(world: &World) {
     let (holder, breaker, key) = (world.chronicler(100).await, world.chronicler(100).await, world.key("broken"));
     let guard = expect_lock(world, &holder.locker, &key).await;
     let token = guard.fencing_token();
@@ -111,7 +111,7 @@ pub async fn a_history_is_bounded(world: &World) {
 }
 
 /// A locker without `history` writes no entries.
-pub async fn without_a_history_nothing_is_written(world: &World) {
+pub async fn without_history_no_entries_are_written(world: &World) {
     let (client, key) = (world.client().await, world.key("silent"));
     expect_lock(world, &client.locker, &key).await.unlock().await.expect("released");
     close(&client).await;

@@ -75,7 +75,7 @@ pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
 }
 
 /// Rule 1: the deadline of a holder that is cut off has passed before the next grant.
-pub async fn a_cut_off_holder_is_told_before_the_next_is_granted(world: &World) {
+pub async fn a_cut_off_holder_expires_before_the_next_grant(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     tokio::time::sleep(world.ttl()).await;

@@ -124,7 +124,7 @@ pub async fn several_locks_are_taken_in_one_step(world: &World) {
 }
 
 /// A repeated `claim_all` returns the same tokens, and each grant needs one release.
-pub async fn several_claims_repeated_are_the_same_grants(world: &World) {
+pub async fn a_repeated_claim_all_returns_the_same_grants(world: &World) {
     let engine = world.engine().await;
     let claims = neighbours(world).map(|key| claim_of(world, &key, false));
     let expect_all = async || match engine.claim_all(&claims).await.expect("the engine replies") {
@@ -143,7 +143,7 @@ pub async fn several_claims_repeated_are_the_same_grants(world: &World) {
 }
 
 /// While one lock of several is held by another client, `claim_all` never holds another of them even for a moment.
-pub async fn several_locks_are_never_held_in_part(world: &World) {
+pub async fn claim_all_never_holds_a_part(world: &World) {
     const LOOKS: usize = 100;
     let (client, other) = (world.client().await, world.client().await);
     let keys = neighbours(world);
@@ -176,7 +176,7 @@ pub async fn several_locks_are_never_held_in_part(world: &World) {
 }
 
 /// `at_least` keeps a lock that is unlocked early, and only for that long.
-pub async fn at_least_keeps_a_lock_that_is_left_early(world: &World) {
+pub async fn at_least_keeps_a_lock_unlocked_early(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     // Longer than a lease, so the keeper must renew it.
     let least = world.ttl() + Duration::from_millis(300);
@@ -200,7 +200,7 @@ pub async fn at_least_keeps_a_lock_that_is_left_early(world: &World) {
 }
 
 /// A lock kept by `at_least` stays held until its lease ends: closing the locker does not free it.
-pub async fn closing_leaves_what_is_kept_to_its_lease(world: &World) {
+pub async fn closing_leaves_at_least_holds_to_their_lease(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("kept-by-none"));
     let guard = client.locker.lock(&key).ttl(world.ttl() * 2).at_least(world.patience()).await.expect("granted");
     guard.unlock().await.expect("left");
@@ -211,7 +211,7 @@ pub async fn closing_leaves_what_is_kept_to_its_lease(world: &World) {
 }
 
 /// A hung process loses its lock although its keeper renews, because its watchdog is not fed.
-pub async fn a_watchdog_that_is_not_fed_lets_go(world: &World) {
+pub async fn an_unfed_watchdog_releases(world: &World) {
     let (client, other) = (world.client().await, world.client().await);
     let (hung, busy) = (world.key("hung"), world.key("busy"));
     let silence = world.ttl() / 2;
@@ -227,7 +227,7 @@ pub async fn a_watchdog_that_is_not_fed_lets_go(world: &World) {
 }
 
 /// After a loss the lock is granted only when the delay is over; after an unlock it is granted at once.
-pub async fn a_lost_lock_rests_for_its_delay(world: &World) {
+pub async fn a_lost_lock_is_not_granted_during_its_delay(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("delay"));
     let delay = world.ttl().max(Duration::from_millis(1_500));
     let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
@@ -263,7 +263,7 @@ pub async fn a_label_can_be_changed(world: &World) {
 }
 
 /// All clients see the leader and its value. Candidates are elected in queue order.
-pub async fn leaders_follow_each_other(world: &World) {
+pub async fn leaders_are_elected_in_queue_order(world: &World) {
     let (one, two, observer) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("election");
     let elections = [one.locker.election(&key), two.locker.election(&key), observer.locker.election(&key)];
@@ -290,7 +290,7 @@ pub async fn leaders_follow_each_other(world: &World) {
 
 /// An adopted hold continues in another process with its token. The old guard is notified and can no longer change the
 /// hold.
-pub async fn a_hold_is_taken_over(world: &World) {
+pub async fn a_hold_is_adopted(world: &World) {
     let (before, after, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("adopt");
     let old = before.locker.lock(&key).owner("job-7").label("nightly").await.expect("granted");
@@ -319,7 +319,7 @@ pub async fn a_hold_is_taken_over(world: &World) {
 }
 
 /// A hold that has ended cannot be adopted, and its ticket does not adopt the next hold.
-pub async fn a_hold_that_has_ended_is_not_taken_over(world: &World) {
+pub async fn an_ended_hold_is_not_adopted(world: &World) {
     let (before, after, key) = (world.client().await, world.client().await, world.key("adopt-late"));
     let guard = before.locker.lock(&key).await.expect("granted");
     let ticket = guard.export();
@@ -333,7 +333,7 @@ pub async fn a_hold_that_has_ended_is_not_taken_over(world: &World) {
 }
 
 /// Adoption is idempotent: a retry after a lost reply returns the same grant with a real lease.
-pub async fn a_take_over_repeated_is_the_same_grant(world: &World) {
+pub async fn a_repeated_adoption_returns_the_same_grant(world: &World) {
     let (before, after, key) = (world.engine().await, world.engine().await, world.key("adopt-twice"));
     let (old, new) = (claim_of(world, &key, true), claim_of(world, &key, false));
     let token = expect_grant(&*before, &old).await.token;
@@ -353,7 +353,7 @@ pub async fn a_take_over_repeated_is_the_same_grant(world: &World) {
 }
 
 /// A holder receives the request to release, hands over, and learns the next holder.
-pub async fn a_holder_that_is_asked_hands_over(world: &World) {
+pub async fn an_asked_holder_hands_over(world: &World) {
     let (holder, waiter, asker) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("ask");
     assert_eq!(asker.locker.ask(&key, "anybody?").await.expect("no error"), Asked::Free);

@@ -9,7 +9,7 @@ use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_wai
 use crate::setup::{Client, World};
 
 /// The same owner enters with the same token. The lock is free when its last entry has left.
-pub async fn an_owner_enters_from_another_client(world: &World) {
+pub async fn an_owner_reenters_from_another_client(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("enter");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
@@ -43,7 +43,7 @@ async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGu
 }
 
 /// An owner that is inside never queues behind the waiters for its own lock.
-pub async fn an_entry_passes_by_the_queue(world: &World) {
+pub async fn a_reentry_bypasses_the_queue(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("pass-by");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
@@ -58,7 +58,7 @@ pub async fn an_entry_passes_by_the_queue(world: &World) {
 }
 
 /// A duplicate request is one entry, and a duplicate release is one release.
-pub async fn an_entry_repeated_counts_once(world: &World) {
+pub async fn a_repeated_reentry_counts_once(world: &World) {
     let (engine, other, key) = (world.engine().await, world.client().await, world.key("enter-twice"));
     let owner = OwnerId::new("order-7").expect("a good owner");
     let record = Record::new(owner, Process::current(), None, world.clock.wall()).with_mode(Mode::Reentrant);
@@ -77,7 +77,7 @@ pub async fn an_entry_repeated_counts_once(world: &World) {
 }
 
 /// Each entry has its own lease: an entry that crashed neither ends the other entries nor lives on through them.
-pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
+pub async fn a_crashed_reentry_leaves_the_others_inside(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-entry");
     std::mem::forget(dead.locker.lock(&key).owner("order-7").reentrant().await.expect("granted"));
@@ -92,7 +92,7 @@ pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
 }
 
 /// Entries of a few owners, cancelled waits and drops at random; the checker judges the history.
-pub async fn entries_keep_a_clean_history(world: &World) {
+pub async fn reentries_keep_a_clean_history(world: &World) {
     record_history(world, "entries", |locker, key, number| {
         let owner = number % 3;
         (locker.lock(key).owner(format!("owner-{owner}")).reentrant(), owner)

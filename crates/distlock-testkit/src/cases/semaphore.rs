@@ -10,7 +10,7 @@ use super::{record_history, spawn_request};
 use crate::setup::World;
 
 /// There are as many permits as slots; the lowest free slot is granted first, and tokens rise.
-pub async fn slots_are_counted_and_the_lowest_comes_first(world: &World) {
+pub async fn slots_are_counted_and_the_lowest_is_granted_first(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("slots"));
     let (here, there) = (client.locker.semaphore(&key, 3), other.locker.semaphore(&key, 3));
     let first = here.acquire().await.expect("granted");

@@ -44,7 +44,7 @@ pub async fn a_reader_behind_a_waiting_writer_waits(world: &World) {
 }
 
 /// When a writer leaves, all readers at the head of the queue enter; readers behind the next writer do not.
-pub async fn readers_in_a_row_enter_together(world: &World) {
+pub async fn consecutive_readers_enter_together(world: &World) {
     let (writer, next_writer, key) = (world.client().await, world.client().await, world.key("row"));
     let guard = writer.locker.write(&key).await.expect("granted");
     let mut clients = Vec::new();
@@ -69,7 +69,7 @@ pub async fn readers_in_a_row_enter_together(world: &World) {
 }
 
 /// A continuous stream of readers does not starve a writer.
-pub async fn a_writer_gets_in_among_many_readers(world: &World) {
+pub async fn readers_do_not_starve_a_writer(world: &World) {
     let (writer, key) = (world.client().await, world.key("stream"));
     let (over, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut readers = JoinSet::new();

@@ -46,7 +46,7 @@ pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
 }
 
 /// A wait that times out names the holder at its end, not the holder at its start.
-pub async fn a_timed_wait_names_the_holder_of_its_end(world: &World) {
+pub async fn a_timed_wait_names_the_holder_at_its_end(world: &World) {
     // A lease so long that no waiter polls in the meantime.
     let ttl = Duration::from_secs(60);
     // Doubled each time: a busy machine may not hand the lock over before the wait ends.
@@ -80,7 +80,7 @@ pub async fn a_timed_wait_names_the_holder_of_its_end(world: &World) {
 }
 
 /// `wait(0)` is a try.
-pub async fn waiting_zero_asks_once(world: &World) {
+pub async fn a_zero_wait_claims_once(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
     let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
     let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
@@ -146,7 +146,7 @@ pub async fn waiters_are_served_in_order(world: &World) {
 }
 
 /// A crashed waiter delays the waiters behind it by one lease at most.
-pub async fn a_dead_waiter_is_passed_over(world: &World) {
+pub async fn a_dead_waiter_is_skipped(world: &World) {
     let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-waiter");
     let guard = holder.locker.lock(&key).await.expect("granted");

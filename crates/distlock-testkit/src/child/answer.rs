@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_as_they_were_written() {
+    fn answers_round_trip() {
         let outcomes = [
             Outcome::Done,
             Outcome::Taken { token: u64::MAX, deadline: Moment::NEVER },

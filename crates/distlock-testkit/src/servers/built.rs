@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thing_is_made_once() {
+    fn a_thing_is_built_once() {
         let name = format!("made-once-{}", std::process::id());
         let path = built(&name, "thing", |directory| fs::write(directory.join("thing"), "1").unwrap());
         let again = built(&name, "thing", |_| panic!("it is there"));

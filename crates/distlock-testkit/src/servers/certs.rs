@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_trusts_its_own_and_no_others() {
+    fn an_authority_trusts_only_its_own_certificates() {
         let (ours, theirs) = (Certs::new(), Certs::new());
         for cert in [ours.server_cert(), ours.client_cert()] {
             assert!(is_trusted(&ours, &cert));

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_goes_with_its_owner_and_what_it_holds() {
+    fn a_directory_is_removed_with_its_owner_and_its_contents() {
         let directory = Directory::new();
         let file = directory.write("file", "text");
         assert_eq!(fs::read_to_string(&file).unwrap(), "text");

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_late_is_seen_and_what_never_does_ends() {
+    fn a_late_condition_is_seen_and_a_missing_one_times_out() {
         let mut looks = 0;
         let third = || {
             looks += 1;

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_nobody_elses_until_it_is_dropped() {
+    fn a_port_is_reserved_until_it_is_dropped() {
         let port = Port::free();
         assert!(Port::reserve(port.number()).is_none(), "reserved");
         let number = port.number();

@@ -53,7 +53,7 @@ async fn extended_without_an_answer(
 /// After an extension without a reply the hold is still valid: the next extension finds it where the first one moved
 /// it.
 #[tokio::test(flavor = "multi_thread")]
-async fn f03_an_extension_after_one_whose_reply_was_lost_keeps_the_hold() {
+async fn f03_an_extension_after_a_lost_reply_keeps_the_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 30).await;
@@ -67,7 +67,7 @@ async fn f03_an_extension_after_one_whose_reply_was_lost_keeps_the_hold() {
 
 /// Two concurrent extensions are two extensions.
 #[tokio::test(flavor = "multi_thread")]
-async fn extensions_at_the_same_time_keep_the_hold() {
+async fn concurrent_extensions_keep_the_hold() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(10));
     // Their leases exist already, so that both extensions are sent at the same moment.
@@ -82,7 +82,7 @@ async fn extensions_at_the_same_time_keep_the_hold() {
 
 /// A label change is in flight while the lease is extended: the hold continues on the longer lease.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
+async fn a_concurrent_label_and_extension_keep_the_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address(), server.address()], secs(30));
@@ -117,7 +117,7 @@ async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
 
 /// A label change whose future is no longer polled blocks no other call.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
+async fn an_unpolled_relabel_blocks_no_extension() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(30));
@@ -133,7 +133,7 @@ async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
 
 /// Neither does an extension whose future is no longer polled.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extension_that_nobody_waits_for_holds_up_nobody() {
+async fn an_unpolled_extension_blocks_no_relabel() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(30));
@@ -153,7 +153,7 @@ async fn an_extension_that_nobody_waits_for_holds_up_nobody() {
 /// The lease of a hold is revoked while it is unknown whether the hold has left it: the holder is notified at once,
 /// and no key stays behind.
 #[tokio::test(flavor = "multi_thread")]
-async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
+async fn f03_a_lease_revoked_after_an_unanswered_extension_leaves_no_key() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 9).await;
@@ -167,7 +167,7 @@ async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
 
 /// A re-entry keeps the leases it entered with: a request for a longer one is refused, and the deadline does not move.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_cannot_be_extended_says_so() {
+async fn extending_a_reentry_beyond_its_lease_is_refused() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(10));
     let guard = locker.lock("a").owner("order-7").reentrant().watchdog(false).await.unwrap();
@@ -179,7 +179,7 @@ async fn an_entry_that_cannot_be_extended_says_so() {
 
 /// Requests that wait for the same lease fail together.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_not_granted_is_waited_for_once() {
+async fn requests_share_the_wait_for_an_ungranted_lease() {
     const TASKS: u32 = 8;
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
@@ -200,7 +200,7 @@ async fn a_lease_that_is_not_granted_is_waited_for_once() {
 
 /// An extension is sent at once, also after one that failed: it does not wait until a renewal is due.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extension_after_one_that_failed_is_sent_at_once() {
+async fn an_extension_after_a_failed_one_is_sent_at_once() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(90));

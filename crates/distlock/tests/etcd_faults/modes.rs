@@ -96,7 +96,7 @@ async fn f57_writers_lease_revoked_while_readers_wait() {
 /// Within one client a lock is handed over by the reply to a release; the release of one reader does not end the other
 /// readers' holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_leaves_does_not_hand_over_what_another_reads() {
+async fn a_leaving_reader_does_not_hand_over_while_another_reads() {
     let server = EtcdServer::start();
     let [locker] = lockers(&server, 30);
     let readers = [locker.clone().read("a").await.unwrap(), locker.clone().read("a").await.unwrap()];
@@ -171,7 +171,7 @@ async fn slots_have_one_holder_each_and_rising_tokens() {
 /// A holder whose hold was adopted by another client cannot harm it: neither by releasing it, nor by using the name of
 /// its key again, nor when its lease ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_that_was_taken_over_is_out_of_reach_for_its_old_holder() {
+async fn an_adopted_hold_is_out_of_reach_of_its_old_holder() {
     let server = EtcdServer::start();
     let [before, after] = lockers(&server, 10);
     let old = before.lock("a").await.unwrap();
@@ -194,7 +194,7 @@ async fn a_hold_that_was_taken_over_is_out_of_reach_for_its_old_holder() {
 
 /// Applied, reply lost: the adoption is retried, and finds that it is done. The old holder learns the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn f01_taking_over_applied_and_its_reply_lost() {
+async fn f01_adoption_applied_and_its_reply_lost() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (before, after) = (locker_at(&[server.address()], secs(10)), locker_at(&[proxy.address()], secs(10)));
@@ -217,7 +217,7 @@ async fn f01_taking_over_applied_and_its_reply_lost() {
 
 /// A late claim whose key was created by a later attempt and adopted since changes nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn f14_late_claim_spares_who_took_the_hold_over() {
+async fn f14_late_claim_does_not_change_an_adopted_hold() {
     const LATE: Duration = Duration::from_secs(12);
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
@@ -243,7 +243,7 @@ async fn f14_late_claim_spares_who_took_the_hold_over() {
 
 /// A lock that was adopted while its old holder released it is not handed to the next waiter of the old client.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_that_was_taken_over_is_not_handed_to_the_next_of_its_old_holder() {
+async fn an_adopted_hold_is_not_handed_to_a_waiter_of_its_old_client() {
     let server = EtcdServer::start();
     let [before, after] = lockers(&server, 10);
     let old = before.lock("a").await.unwrap();
@@ -261,7 +261,7 @@ async fn a_hold_that_was_taken_over_is_not_handed_to_the_next_of_its_old_holder(
 
 /// A request in the same batch as one whose lease is gone still succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_write_that_is_refused_does_not_stop_the_others() {
+async fn a_refused_write_does_not_fail_its_batch() {
     let server = EtcdServer::start();
     let [locker] = lockers(&server, 10);
     let held = locker.lock("long").ttl(secs(20)).await.unwrap();
@@ -285,7 +285,7 @@ async fn one_write_that_is_refused_does_not_stop_the_others() {
 
 /// Concurrent requests are batched into few server requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_for_in_the_same_moment_goes_together() {
+async fn concurrent_requests_are_batched() {
     const TASKS: usize = 64;
     let server = EtcdServer::start();
     let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
@@ -369,7 +369,7 @@ async fn f01_entry_applied_and_its_reply_lost() {
 
 /// One of an owner's entries is adopted by another process and relabelled; the other entry stays inside.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_several_entries_is_taken_over_and_told() {
+async fn one_of_several_entries_is_adopted_and_relabelled() {
     let server = EtcdServer::start();
     let [one, two, third] = lockers(&server, 2);
     let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant();

@@ -14,7 +14,7 @@ use super::etcd_faults_kit::{eventually, keys, locker_at, ms, secs, transactions
 /// Many waiters of one client: each is granted the lock once, in order, and the queue continues when some of them
 /// leave.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_of_one_client_is_handed_over_without_gaps() {
+async fn a_queue_of_one_client_is_served_without_gaps() {
     let server = EtcdServer::start();
     let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
     let handle = engine.handle();
@@ -51,7 +51,7 @@ async fn a_queue_of_one_client_is_handed_over_without_gaps() {
 /// The next waiter of the same client has lost its key without knowing: the lock goes to the waiter behind it, and to
 /// no other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
+async fn a_lock_is_not_handed_to_a_waiter_without_its_key() {
     let server = EtcdServer::start();
     let (ours, other) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
     for _ in 0..5 {
@@ -76,7 +76,7 @@ async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
 
 /// The next waiter of the same client gives up at the very moment when the lock is handed to it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
+async fn a_lock_handed_to_a_cancelled_waiter_is_passed_on() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(60));
     for turn in 0..30_u64 {
@@ -99,7 +99,7 @@ async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
 
 /// A lock that is taken repeatedly does not create new key names, over which etcd would have to walk each time.
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_used_again() {
+async fn key_names_are_reused() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(60));
     let mut names = std::collections::HashSet::new();
@@ -115,7 +115,7 @@ async fn keys_are_used_again() {
 
 /// A forced release is recorded: the holder learns that its lock was broken.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_broken_is_told_as_broken() {
+async fn a_forced_release_is_reported_as_broken() {
     let server = EtcdServer::start();
     let (holder, operator) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
     for held_for in [ms(0), ms(1_000)] {
@@ -130,7 +130,7 @@ async fn a_lock_that_was_broken_is_told_as_broken() {
 /// The head is broken while another entry of its owner enters: that entry does not hold the lock, and queues behind
 /// the waiters.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
+async fn a_reentry_into_a_broken_head_is_not_granted() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let near = || locker_at(&[server.address()], secs(12));
@@ -171,7 +171,7 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
 /// The key of an unanswered claim is deleted by its name. If that delete arrives late, a retry has deleted the key
 /// long ago, and another task of the same client may hold the lock: its hold must survive.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_client() {
+async fn f05_late_release_of_an_unanswered_claim_keeps_the_next_hold_of_its_client() {
     let server = EtcdServer::start();
     let [silent, slow] = [(); 2].map(|()| Proxy::start(server.address()));
     let locker = locker_at(&[silent.address(), slow.address(), server.address()], secs(60));

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
 
 #[tokio::test]
-async fn f01_a_claim_whose_reply_is_lost_is_unknown_and_found_again() {
+async fn f01_a_claim_with_a_lost_reply_is_unknown_and_found_again() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
@@ -27,7 +27,7 @@ async fn f01_a_claim_whose_reply_is_lost_is_unknown_and_found_again() {
 }
 
 #[tokio::test]
-async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
+async fn f01_an_unsettled_try_returns_unknown_and_leaves_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
@@ -39,7 +39,7 @@ async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn f02_a_grant_that_comes_after_its_deadline_is_not_believed() {
+async fn f02_a_grant_after_its_deadline_is_not_believed() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(120));
@@ -78,7 +78,7 @@ async fn f03_a_renewal_counts_from_when_it_was_sent() {
 }
 
 #[tokio::test]
-async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
+async fn f03_a_failed_renewal_is_retried_in_time() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     let guard = locker.lock("a").ttl(TTL * 2).await.expect("granted");
@@ -101,7 +101,7 @@ async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
 }
 
 #[tokio::test]
-async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
+async fn f04_a_release_with_a_lost_reply_is_unknown_and_executed() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -177,7 +177,7 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
 }
 
 #[tokio::test]
-async fn f09_a_waiter_that_gives_up_stalls_nobody() {
+async fn f09_a_cancelled_waiter_stalls_no_other_waiter() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
     let mut stalls = Vec::new();
@@ -201,7 +201,7 @@ async fn f09_a_waiter_that_gives_up_stalls_nobody() {
 }
 
 #[tokio::test]
-async fn f09_a_waiter_whose_turn_it_is_passes_it_on_when_it_gives_up() {
+async fn f09_a_cancelled_waiter_at_the_head_passes_the_lock_on() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
     let _guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -223,7 +223,7 @@ async fn f09_a_waiter_whose_turn_it_is_passes_it_on_when_it_gives_up() {
 }
 
 #[test]
-fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
+fn f10_locks_survive_the_end_of_their_runtime() {
     let bench = Bench::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let guard = runtime.block_on(async { bench.direct().await.lock("a").await.expect("granted") });
@@ -239,7 +239,7 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
+async fn f14_a_claim_that_arrives_after_its_time_limit_is_refused() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     let writes = || bench.server.calls("set");

@@ -33,7 +33,7 @@ async fn expect_told(log: &Log, seconds: f64) {
 }
 
 #[tokio::test]
-async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
+async fn f18_a_jump_of_the_server_clock_is_logged_without_claims() {
     let (log, shim) = (log::begin(), ClockShim::new());
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let locker = bench.direct().await;
@@ -47,7 +47,7 @@ async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
 }
 
 #[tokio::test]
-async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
+async fn f18_waiters_claim_again_when_the_server_clock_jumps_forward() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
     // Not renewed, and no message is sent when it expires.
@@ -69,7 +69,7 @@ async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
 }
 
 #[tokio::test]
-async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_released_or_broken() {
+async fn f19_a_backward_jump_of_the_server_clock_prolongs_leases_until_a_release() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -142,7 +142,7 @@ async fn f20_a_promoted_replica_with_a_slow_clock_keeps_leases_and_tokens_rise()
 }
 
 #[tokio::test]
-async fn f21_a_clock_that_is_slow_within_the_bound_tells_before_the_server_lets_go() {
+async fn f21_a_clock_slow_within_the_bound_expires_before_the_server() {
     const LEASE: Duration = Duration::from_secs(3);
     let bench = Bench::start();
     let (clock, hand) = Clock::manual();

@@ -18,7 +18,7 @@ async fn connected(cluster: &RedisCluster) -> Locker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f28_a_cluster_that_is_down_refuses_for_certain_and_serves_again() {
+async fn f28_a_down_cluster_refuses_definitely_and_serves_again() {
     let mut cluster = RedisCluster::start();
     let locker = connected(&cluster).await;
     let alive = cluster.owner(cluster.slot("a"));
@@ -41,7 +41,7 @@ async fn f28_a_cluster_that_is_down_refuses_for_certain_and_serves_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f29_a_lock_is_renewed_while_its_slot_moves_and_handed_over_where_it_is_then() {
+async fn f29_a_lock_is_renewed_while_its_hash_slot_moves_and_handed_over_there() {
     let cluster = RedisCluster::start();
     let (locker, other) = (connected(&cluster).await, connected(&cluster).await);
     let slot = cluster.slot("a");
@@ -72,7 +72,7 @@ async fn f29_a_lock_is_renewed_while_its_slot_moves_and_handed_over_where_it_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f29_locks_go_on_while_slots_move_to_and_fro() {
+async fn f29_locks_continue_while_hash_slots_move() {
     let cluster = RedisCluster::start();
     let lockers = [connected(&cluster).await, connected(&cluster).await];
     let inside = Arc::new(tokio::sync::Mutex::new(0_u32));
@@ -118,7 +118,7 @@ async fn locks_of_all_masters_are_listed() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_cannot_give_is_refused() {
+async fn options_that_a_cluster_lacks_are_refused() {
     let error = Locker::connect("redis+cluster://127.0.0.1:1?restart_guard=on").await.expect_err("refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

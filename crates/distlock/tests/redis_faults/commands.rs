@@ -21,7 +21,7 @@ fn used(bench: &Bench) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn f40_no_command_of_ours_ever_blocks_a_connection() {
+async fn f40_no_command_blocks_a_connection() {
     let bench = Bench::start();
     bench.command("CONFIG RESETSTAT");
     let (holder, other) = (bench.direct().await, bench.direct().await);
@@ -59,7 +59,7 @@ async fn typical(locker: &Locker) -> Duration {
 }
 
 #[tokio::test]
-async fn f40_those_who_wait_hold_up_nobody_on_the_same_connection() {
+async fn f40_waiters_do_not_delay_others_on_the_same_connection() {
     let bench = Bench::start();
     let (holder, locker) = (bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");

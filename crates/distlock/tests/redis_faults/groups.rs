@@ -41,7 +41,7 @@ async fn expect_waiters(bench: &Bench, count: i64) {
 }
 
 #[tokio::test]
-async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_others_stay() {
+async fn f12_a_killed_group_holder_leaves_after_its_lease_and_the_others_stay() {
     let bench = Bench::start();
     let (locker, writer) = (bench.direct().await, bench.direct().await);
     for (order, ask) in ["read a 1500", "permit a 1500 3", "enter a 1500 order-7"].into_iter().zip(MODES) {
@@ -72,7 +72,7 @@ async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_othe
 }
 
 #[tokio::test]
-async fn f01_a_group_claim_whose_reply_is_lost_counts_once() {
+async fn f01_a_group_claim_with_a_lost_reply_counts_once() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     for ask in MODES {
@@ -93,7 +93,7 @@ async fn f01_a_group_claim_whose_reply_is_lost_counts_once() {
 }
 
 #[tokio::test]
-async fn f04_a_group_release_whose_reply_is_lost_takes_nobody_else_out() {
+async fn f04_a_group_release_with_a_lost_reply_removes_no_other_holder() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     for ask in MODES {
@@ -114,7 +114,7 @@ async fn f04_a_group_release_whose_reply_is_lost_takes_nobody_else_out() {
 }
 
 #[tokio::test]
-async fn f07_a_reader_cancelled_at_any_poll_leaves_no_place_and_no_reader() {
+async fn f07_a_reader_cancelled_at_any_poll_leaves_nothing() {
     let bench = Bench::start();
     let (locker, writer) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(3));
@@ -135,7 +135,7 @@ async fn f07_a_reader_cancelled_at_any_poll_leaves_no_place_and_no_reader() {
 }
 
 #[tokio::test]
-async fn f09_a_writer_that_gives_up_lets_the_readers_behind_it_in() {
+async fn f09_a_cancelled_writer_lets_the_readers_behind_it_in() {
     let bench = Bench::start();
     let (one, two, writer) = (bench.direct().await, bench.direct().await, bench.direct().await);
     let inside = one.read("a").ttl(PATIENCE).await.expect("granted");
@@ -153,7 +153,7 @@ async fn f09_a_writer_that_gives_up_lets_the_readers_behind_it_in() {
 }
 
 #[tokio::test]
-async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
+async fn f15_a_frozen_reader_process_delays_the_writer_by_one_first_lease() {
     let bench = Bench::start();
     let (holder, writer) = (bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -178,7 +178,7 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
 }
 
 #[tokio::test]
-async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
+async fn a_waiter_that_queues_after_its_lease_expired_is_not_silent() {
     let bench = Bench::start();
     // Without a keeper, so nothing is renewed or released.
     let [alive, silent, other] =
@@ -202,7 +202,7 @@ async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
 }
 
 #[tokio::test]
-async fn a_place_from_before_the_clock_was_set_back_is_no_sign_of_life() {
+async fn a_queue_place_from_before_a_clock_jump_is_no_sign_of_life() {
     let bench = Bench::start();
     let [silent, other] = [(); 2].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
     let lease = ms(2000);
@@ -222,7 +222,7 @@ async fn a_place_from_before_the_clock_was_set_back_is_no_sign_of_life() {
 }
 
 #[tokio::test]
-async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_without() {
+async fn f23_a_group_survives_a_restart_only_with_its_data() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = bench.direct().await;
     let mut guards = Vec::new();
@@ -245,7 +245,7 @@ async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_withou
 }
 
 #[tokio::test]
-async fn f31_without_memory_groups_are_renewed_and_left() {
+async fn f31_without_memory_groups_are_renewed_and_released() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let mut guards = Vec::new();
@@ -265,7 +265,7 @@ async fn f31_without_memory_groups_are_renewed_and_left() {
 }
 
 #[tokio::test]
-async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_written() {
+async fn f34_a_wrong_type_at_the_holders_key_is_found_before_any_write() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for (companion, ask) in ["{a}:h", "{a}:e"].into_iter().flat_map(|companion| MODES.map(|ask| (companion, ask))) {
@@ -291,7 +291,7 @@ async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_w
 }
 
 #[tokio::test]
-async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
+async fn f35_groups_and_foreign_clients_exclude_each_other() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     for ask in MODES {
@@ -314,7 +314,7 @@ async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
 }
 
 #[tokio::test]
-async fn f24_a_group_whose_lock_was_deleted_by_hand_is_lost_and_begins_anew() {
+async fn f24_a_group_with_a_deleted_lock_is_lost_and_starts_again() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     for ask in MODES {
@@ -330,7 +330,7 @@ async fn f24_a_group_whose_lock_was_deleted_by_hand_is_lost_and_begins_anew() {
 }
 
 #[tokio::test]
-async fn one_of_several_is_broken_by_its_token_and_told() {
+async fn one_of_several_holders_is_broken_by_its_token() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     let (first, second) = (one.read("a").await.expect("granted"), two.read("a").await.expect("granted"));
@@ -350,7 +350,7 @@ async fn one_of_several_is_broken_by_its_token_and_told() {
 }
 
 #[tokio::test]
-async fn one_of_several_is_taken_over_with_its_slot_and_told() {
+async fn one_of_several_holders_is_adopted_with_its_slot() {
     let bench = Bench::start();
     let (one, two, third) = (bench.direct().await, bench.direct().await, bench.direct().await);
     for ask in MODES {
@@ -373,7 +373,7 @@ async fn one_of_several_is_taken_over_with_its_slot_and_told() {
 }
 
 #[tokio::test]
-async fn more_readers_than_one_call_lets_in_all_enter() {
+async fn readers_beyond_the_limit_of_one_call_all_enter() {
     let bench = Bench::start();
     let (holder, readers) = (bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -396,7 +396,7 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
+async fn a_handed_over_lock_keeps_its_delay() {
     let bench = Bench::start();
     // Without a keeper, so nothing is renewed.
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
@@ -422,7 +422,7 @@ async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
 }
 
 #[tokio::test]
-async fn a_lock_for_one_makes_the_same_calls_as_if_there_were_no_groups() {
+async fn an_exclusive_lock_makes_no_group_calls() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("CONFIG RESETSTAT");

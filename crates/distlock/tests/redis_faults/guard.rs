@@ -64,12 +64,12 @@ async fn expect_granted_after(other: &Locker, guard: &LockGuard, deadline: Momen
 }
 
 #[tokio::test]
-async fn f23_guarded_a_server_that_restarts_empty_waits_for_the_leases_it_lost() {
+async fn f23_guarded_a_server_restarted_empty_waits_for_its_lost_leases() {
     expect_no_overlap(&mut Bench::start(), |bench| bench.server.restart(Data::Lost)).await;
 }
 
 #[tokio::test]
-async fn f23_guarded_a_server_that_restarts_with_its_data_keeps_the_lock_of_its_holder() {
+async fn f23_guarded_a_server_restarted_with_its_data_keeps_the_lock() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -86,12 +86,12 @@ async fn f23_guarded_a_server_that_restarts_with_its_data_keeps_the_lock_of_its_
 }
 
 #[tokio::test]
-async fn f24_guarded_a_flushed_server_waits_for_the_leases_it_lost() {
+async fn f24_guarded_a_flushed_server_waits_for_its_lost_leases() {
     expect_no_overlap(&mut Bench::start(), |bench| drop(bench.command("FLUSHALL"))).await;
 }
 
 #[tokio::test]
-async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_never_got() {
+async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_lacks() {
     let mut bench = Bench::start();
     let replica = RedisServer::options().replica_of(bench.server.address()).start();
     replica.expect_in_sync();
@@ -116,7 +116,7 @@ async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_never_got() {
 }
 
 #[tokio::test]
-async fn guarded_locks_are_handed_over_like_others_and_cost_the_unguarded_nothing() {
+async fn guarded_locks_are_handed_over_and_unguarded_clients_send_no_more() {
     let bench = Bench::start();
     let builder = || Redis::tcp("127.0.0.1", bench.server.port());
     let (first, second) = (guarded(builder()).await, guarded(builder()).await);
@@ -135,7 +135,7 @@ async fn guarded_locks_are_handed_over_like_others_and_cost_the_unguarded_nothin
 }
 
 #[tokio::test]
-async fn guarded_a_waiter_that_was_refused_in_the_quarantine_takes_the_lock_when_its_turn_comes() {
+async fn guarded_a_waiter_refused_in_the_quarantine_keeps_its_place() {
     let bench = Bench::start();
     let builder = || Redis::tcp("127.0.0.1", bench.server.port());
     let (first, second, third) = (guarded(builder()).await, guarded(builder()).await, guarded(builder()).await);
@@ -182,7 +182,7 @@ async fn outlast_backlog(server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn f76_a_replica_that_attaches_and_a_backlog_that_ends_are_no_restart() {
+async fn f76_an_attached_replica_or_an_ended_backlog_is_no_restart() {
     let bench = Bench::start();
     bench.command("CONFIG SET repl-backlog-ttl 1");
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
@@ -201,7 +201,7 @@ async fn f76_a_replica_that_attaches_and_a_backlog_that_ends_are_no_restart() {
 }
 
 #[tokio::test]
-async fn f76_a_master_that_was_a_replica_meanwhile_waits_although_its_history_has_another_name_since() {
+async fn f76_a_master_that_was_a_replica_waits_despite_a_new_replication_id() {
     let bench = Bench::start();
     bench.command("CONFIG SET repl-backlog-ttl 1");
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
@@ -241,7 +241,7 @@ fn longest_ms(bench: &Bench) -> u64 {
 }
 
 #[tokio::test]
-async fn f76_a_lease_of_a_day_that_was_released_long_ago_does_not_make_a_quarantine_of_a_day() {
+async fn f76_a_released_lease_of_a_day_causes_no_quarantine_of_a_day() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -263,7 +263,7 @@ async fn f76_a_lease_of_a_day_that_was_released_long_ago_does_not_make_a_quarant
 }
 
 #[tokio::test]
-async fn f76_a_lease_of_a_day_that_may_be_alive_makes_a_quarantine_of_a_day() {
+async fn f76_a_possibly_live_lease_of_a_day_causes_a_quarantine_of_a_day() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let day = Duration::from_secs(86_400);
     let holder = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
@@ -316,7 +316,7 @@ async fn refusal(locker: &Locker, key: &str, ttl: Duration) -> String {
 }
 
 #[tokio::test]
-async fn f76_what_a_client_knew_before_a_flush_counts_although_another_began_the_quarantine() {
+async fn f76_a_lease_known_before_a_flush_extends_a_quarantine_of_another_client() {
     let bench = Bench::start();
     let day = Duration::from_secs(86_400);
     let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
@@ -356,7 +356,7 @@ async fn f76_a_renewal_before_the_first_claim_after_a_flush_counts() {
 }
 
 #[tokio::test]
-async fn f76_the_longest_lease_of_an_older_version_goes_down_in_the_end() {
+async fn f76_the_longest_lease_of_an_older_version_expires() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));

@@ -135,23 +135,23 @@ async fn expect_others_to_go_on(hung: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_a_hung_master_with_one_lock_costs_none_on_the_others() {
+async fn f71_a_hung_master_with_one_lock_loses_none_on_the_others() {
     expect_others_to_go_on(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_a_hung_master_with_twenty_locks_costs_none_on_the_others() {
+async fn f71_a_hung_master_with_twenty_locks_loses_none_on_the_others() {
     expect_others_to_go_on(20).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_a_hung_master_with_two_hundred_locks_costs_none_on_the_others() {
+async fn f71_a_hung_master_with_two_hundred_locks_loses_none_on_the_others() {
     expect_others_to_go_on(200).await;
 }
 
 /// Many guards on the hung master are dropped: their releases get no reply.
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_releases_that_a_hung_master_does_not_answer_hold_up_no_other() {
+async fn f71_unanswered_releases_of_a_hung_master_delay_no_other() {
     let cluster = start();
     let (locker, _) = connected(&cluster).await;
     let (other, _) = connected(&cluster).await;
@@ -170,7 +170,7 @@ async fn f71_releases_that_a_hung_master_does_not_answer_hold_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_who_serves_what_is_not_learned_from_a_hung_master() {
+async fn f71_the_slot_map_is_not_read_from_a_hung_master() {
     let cluster = start();
     let name = names(&cluster, 2, 1).remove(0);
     cluster.nodes()[0].stop();

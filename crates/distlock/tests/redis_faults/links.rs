@@ -60,7 +60,7 @@ impl Relays {
 }
 
 #[tokio::test]
-async fn a_lock_outlives_either_connection_while_it_cannot_be_opened_again() {
+async fn a_lock_survives_the_loss_of_either_connection() {
     for which in 0..2 {
         let bench = Bench::start();
         let (relays, locker) = Relays::locker(bench.server.port()).await;
@@ -104,7 +104,7 @@ async fn come_late(bench: &Bench) -> bool {
 }
 
 #[tokio::test]
-async fn f14_a_claim_in_its_time_that_arrives_after_its_withdrawal_is_withdrawn_again() {
+async fn f14_a_timely_claim_that_arrives_after_its_withdrawal_is_withdrawn_again() {
     let bench = Bench::start();
     for _ in 0..5 {
         if come_late(&bench).await {
@@ -155,7 +155,7 @@ async fn adopt_late(bench: &Bench) -> bool {
 }
 
 #[tokio::test]
-async fn f14_an_adoption_in_its_time_that_arrives_after_its_withdrawal_is_withdrawn_again() {
+async fn f14_a_timely_adoption_that_arrives_after_its_withdrawal_is_withdrawn_again() {
     let bench = Bench::start();
     for _ in 0..5 {
         if adopt_late(&bench).await {

@@ -95,7 +95,7 @@ async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
 }
 
 #[tokio::test]
-async fn f72_both_keys_of_a_queue_end_by_themselves_whatever_became_of_the_other() {
+async fn f72_both_keys_of_a_queue_expire_independently() {
     let bench = Bench::start();
     let (holder, waiter) = (engine(bench.server.port()), engine(bench.server.port()));
     let (long, short) = (claim_for(Mode::Exclusive, LONG), claim_for(Mode::Exclusive, ms(3000)));
@@ -164,7 +164,7 @@ async fn expect_next(bench: &Bench, release: impl AsyncFnOnce(), waiter: Waiter,
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_killed_ones_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_killed_ones_is_served_at_once() {
     for count in [40, 100, 300] {
         let bench = Bench::start();
         let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
@@ -186,7 +186,7 @@ async fn f73_the_live_waiter_behind_many_killed_ones_is_served_at_once() {
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_of_one_killed_process_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_of_one_killed_process_is_served_at_once() {
     let bench = Bench::start();
     let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
@@ -203,7 +203,7 @@ async fn f73_the_live_waiter_behind_many_of_one_killed_process_is_served_at_once
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_whose_heartbeat_has_passed_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_silent_ones_is_served_at_once() {
     let bench = Bench::start();
     let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
@@ -224,7 +224,7 @@ async fn f73_the_live_waiter_behind_many_whose_heartbeat_has_passed_is_served_at
 }
 
 #[tokio::test]
-async fn f73_a_newcomer_that_finds_the_lock_free_does_not_overtake_behind_dead_waiters() {
+async fn f73_a_newcomer_does_not_overtake_a_live_waiter_behind_dead_ones() {
     for count in [40, 300] {
         let bench = Bench::start();
         let [alive, newcomer] = [bench.direct().await, bench.direct().await];
@@ -237,7 +237,7 @@ async fn f73_a_newcomer_that_finds_the_lock_free_does_not_overtake_behind_dead_w
 }
 
 #[tokio::test]
-async fn f73_a_permit_and_a_reader_behind_many_dead_ones_are_let_in_at_once() {
+async fn f73_a_permit_and_a_reader_behind_many_dead_waiters_enter_at_once() {
     type Ask = fn(&Locker) -> LockRequest;
     let permit: Ask = |locker| locker.semaphore("a", 2).acquire().ttl(LONG);
     let writer: Ask = |locker| locker.lock("a").ttl(LONG);
@@ -266,7 +266,7 @@ async fn f73_a_permit_and_a_reader_behind_many_dead_ones_are_let_in_at_once() {
 }
 
 #[tokio::test]
-async fn f73_a_stopped_process_with_many_waiters_costs_one_first_lease() {
+async fn f73_a_stopped_process_with_many_waiters_delays_by_one_first_lease() {
     let bench = Bench::start();
     let [holder, alive] = [bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
@@ -285,7 +285,7 @@ async fn f73_a_stopped_process_with_many_waiters_costs_one_first_lease() {
 }
 
 #[tokio::test]
-async fn a_lease_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_process_its_place() {
+async fn an_intended_expiry_keeps_the_queue_places_of_its_process() {
     type Ask = fn(&Locker) -> LockRequest;
     let unwatched: Ask = |locker| locker.lock("a").ttl(TTL).watchdog(false);
     let bounded: Ask = |locker| locker.lock("a").ttl(ms(3000)).max_hold(ms(500)).lock_delay(ms(1000));
@@ -315,7 +315,7 @@ async fn a_lease_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_p
 }
 
 #[tokio::test]
-async fn a_permit_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_process_its_place() {
+async fn an_intended_permit_expiry_keeps_the_queue_places_of_its_process() {
     let bench = Bench::start();
     let (alive, other) = (engine(bench.server.port()), engine(bench.server.port()));
     let owner = OwnerId::random();
@@ -343,7 +343,7 @@ async fn a_permit_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_
 }
 
 #[tokio::test]
-async fn a_claim_waits_behind_dead_waiters_that_cannot_be_let_in() {
+async fn a_claim_waits_behind_dead_waiters_without_a_token() {
     let bench = Bench::start();
     let mode = Mode::Slot { of: 2 };
     let holder = engine(bench.server.port());
@@ -382,7 +382,7 @@ fn fill_queue(bench: &Bench, count: usize, processes: usize) {
 }
 
 #[tokio::test]
-async fn f73_no_call_holds_up_the_server_for_long_behind_very_many_dead_waiters() {
+async fn f73_no_call_blocks_the_server_for_long_with_very_many_dead_waiters() {
     let bench = Bench::start();
     let newcomer = engine(bench.server.port());
     let mine = claim_for(Mode::Exclusive, LONG);
@@ -401,7 +401,7 @@ async fn f73_no_call_holds_up_the_server_for_long_behind_very_many_dead_waiters(
 }
 
 #[tokio::test]
-async fn f73_the_dead_waiters_of_many_processes_are_dropped_whatever_their_order() {
+async fn f73_dead_waiters_of_many_processes_are_dropped_in_any_order() {
     let bench = Bench::start();
     let newcomer = engine(bench.server.port());
     fill_queue(&bench, 20_000, 300);

@@ -56,7 +56,7 @@ async fn f25_a_grant_counts_when_enough_replicas_have_it() {
 }
 
 #[tokio::test]
-async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
+async fn f25_a_grant_on_too_few_replicas_is_released() {
     let (bench, replica, locker) = replicated(1).await;
     replica.stop();
     let error = locker.try_lock("a").await.expect_err("the replica does not answer");
@@ -73,7 +73,7 @@ async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
 }
 
 #[tokio::test]
-async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
+async fn f25_a_handed_over_lock_must_reach_replicas() {
     let (bench, replica, locker) = replicated(1).await;
     let plain = bench.direct().await;
     let guard = plain.lock("a").ttl(PATIENCE * 2).await.expect("granted");
@@ -136,7 +136,7 @@ where
 
 /// Retries until the release was stopped in time.
 #[tokio::test]
-async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant() {
+async fn f74_a_stuck_release_does_not_end_a_later_grant() {
     let (bench, replica, _) = replicated(1).await;
     let mut tries = 0..5;
     let one = |locker: &Locker| locker.lock("a").ttl(PATIENCE * 10).into_future();
@@ -146,7 +146,7 @@ async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant() {
 }
 
 #[tokio::test]
-async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant_of_several() {
+async fn f74_a_stuck_release_does_not_end_a_later_grant_of_several() {
     let (bench, replica, _) = replicated(1).await;
     let mut tries = 0..5;
     let all = |locker: &Locker| locker.lock_all(["a", "b"]).ttl(PATIENCE * 10).into_future();

@@ -20,7 +20,7 @@ async fn start(ask: Ask) -> (Bench, LockGuard) {
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_renewal_lacks_is_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+async fn f36_a_renewal_without_rights_is_an_auth_error_until_the_deadline() {
     for (ask, right) in [(ASKS[0], "getrange"), (ASKS[0], "pexpire"), (ASKS[1], "getrange"), (ASKS[1], "zscore")] {
         let (bench, guard) = start(ask).await;
         bench.command(&format!("ACL SETUSER app -{right}"));
@@ -33,7 +33,7 @@ async fn f36_a_right_that_a_renewal_lacks_is_an_auth_error_and_the_lock_is_lost_
 }
 
 #[tokio::test]
-async fn f36_a_right_that_is_back_before_the_deadline_costs_nothing() {
+async fn f36_a_lock_survives_when_its_rights_return_before_the_deadline() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("ACL SETUSER app -getrange");
@@ -46,7 +46,7 @@ async fn f36_a_right_that_is_back_before_the_deadline_costs_nothing() {
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_release_or_a_claim_lacks_is_an_auth_error() {
+async fn f36_a_release_or_claim_without_rights_is_an_auth_error() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("ACL SETUSER app -getrange");
@@ -57,7 +57,7 @@ async fn f36_a_right_that_a_release_or_a_claim_lacks_is_an_auth_error() {
 }
 
 #[tokio::test]
-async fn f34_a_lock_whose_key_became_another_type_is_not_ours_any_more() {
+async fn f34_a_lock_with_a_key_of_another_type_is_lost() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("DEL a");

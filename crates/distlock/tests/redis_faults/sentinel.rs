@@ -26,7 +26,7 @@ async fn expect_queue(server: &RedisServer) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f25_a_failover_that_loses_the_lock_is_told_and_tokens_still_rise() {
+async fn f25_a_failover_that_loses_the_lock_is_reported_and_tokens_rise() {
     let mut setup = SentinelSetup::start();
     let (locker, other) = (connected(&setup).await, connected(&setup).await);
     // Stopped and cut off: later writes of the master never reach them.
@@ -44,7 +44,7 @@ async fn f25_a_failover_that_loses_the_lock_is_told_and_tokens_still_rise() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f27_a_demoted_master_is_left_for_the_new_one_and_the_lock_is_kept() {
+async fn f27_the_client_moves_to_the_new_master_and_keeps_the_lock() {
     let setup = SentinelSetup::start();
     let (locker, other) = (connected(&setup).await, connected(&setup).await);
     let guard = locker.lock("a").await.expect("granted");
@@ -93,7 +93,7 @@ async fn a_sentinel_that_names_another_master_is_outvoted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_that_ask_who_we_are_are_told() {
+async fn sentinels_with_a_password_get_it() {
     let setup = SentinelSetup::start();
     for sentinel in setup.sentinels() {
         sentinel.command(&["ACL", "SETUSER", "watcher", "on", ">s3cret", "~*", "&*", "+@all"]);

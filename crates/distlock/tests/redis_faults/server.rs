@@ -16,7 +16,7 @@ async fn try_fails(locker: &Locker, key: &str) -> (ErrorKind, String) {
 }
 
 #[tokio::test]
-async fn f23_a_server_that_restarts_empty_costs_the_lock_and_tokens_still_rise() {
+async fn f23_a_server_restarted_empty_loses_the_lock_and_tokens_rise() {
     let mut bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -28,7 +28,7 @@ async fn f23_a_server_that_restarts_empty_costs_the_lock_and_tokens_still_rise()
 }
 
 #[tokio::test]
-async fn f23_a_server_that_restarts_with_its_data_costs_nothing() {
+async fn f23_a_server_restarted_with_its_data_keeps_the_lock() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -39,7 +39,7 @@ async fn f23_a_server_that_restarts_with_its_data_costs_nothing() {
 }
 
 #[tokio::test]
-async fn f24_a_flushed_server_costs_the_lock_and_tokens_still_rise() {
+async fn f24_a_flushed_server_loses_the_lock_and_tokens_rise() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -50,7 +50,7 @@ async fn f24_a_flushed_server_costs_the_lock_and_tokens_still_rise() {
 }
 
 #[tokio::test]
-async fn f27_a_demoted_master_refuses_for_certain_and_serves_again_when_promoted() {
+async fn f27_a_demoted_master_refuses_definitely_and_serves_when_promoted() {
     let (bench, master) = (Bench::start(), RedisServer::start());
     let locker = bench.direct().await;
     let guard = locker.lock("held").await.expect("granted");
@@ -63,7 +63,7 @@ async fn f27_a_demoted_master_refuses_for_certain_and_serves_again_when_promoted
 }
 
 #[tokio::test]
-async fn f28_a_busy_server_refuses_for_certain() {
+async fn f28_a_busy_server_refuses_definitely() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let mut busy = bench.server.client().expect("a connection");
@@ -88,7 +88,7 @@ async fn f28_a_busy_server_refuses_for_certain() {
 }
 
 #[tokio::test]
-async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded() {
+async fn f28_a_loading_server_refuses_definitely_and_serves_afterwards() {
     let slow = RedisServer::options().persistent().config("key-load-delay 1000");
     // It replies once per this many bytes while it loads.
     let mut bench = Bench::with(slow.config("loading-process-events-interval-bytes 1024"));
@@ -114,7 +114,7 @@ async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded(
 }
 
 #[tokio::test]
-async fn f30_scripts_that_the_server_forgot_are_sent_again() {
+async fn f30_flushed_scripts_are_sent_again() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     for _ in 0..5 {
@@ -130,7 +130,7 @@ async fn f30_scripts_that_the_server_forgot_are_sent_again() {
 }
 
 #[tokio::test]
-async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_work() {
+async fn f31_without_memory_claims_fail_definitely_but_renewals_and_releases_work() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let (guard, contended) = (locker.lock("a").await.expect("granted"), locker.lock("b").await.expect("granted"));
@@ -153,7 +153,7 @@ async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_wo
 }
 
 #[tokio::test]
-async fn f32_an_evicted_lock_is_lost_and_its_holder_told() {
+async fn f32_an_evicted_lock_is_lost_and_its_holder_notified() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -174,7 +174,7 @@ async fn f32_an_evicted_lock_is_lost_and_its_holder_told() {
 }
 
 #[tokio::test]
-async fn f33_too_few_replicas_refuse_for_certain() {
+async fn f33_too_few_replicas_refuse_definitely() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("CONFIG SET min-replicas-to-write 1");
@@ -185,7 +185,7 @@ async fn f33_too_few_replicas_refuse_for_certain() {
 }
 
 #[tokio::test]
-async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+async fn f36_revoked_rights_are_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
     let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all"));
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
     let locker = locker_of(engine).await;
@@ -198,7 +198,7 @@ async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_dea
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_script_lacks_halfway_leaves_no_place_in_the_queue() {
+async fn f36_a_right_missing_halfway_in_a_script_leaves_no_queue_place() {
     let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all -setrange"));
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
     let locker = locker_of(engine).await;
@@ -223,7 +223,7 @@ async fn f36_a_wrong_password_is_an_auth_error_at_once() {
 }
 
 #[tokio::test]
-async fn f37_a_server_that_takes_no_more_clients_keeps_serving_those_it_has() {
+async fn f37_a_server_at_its_client_limit_serves_its_connected_clients() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -265,7 +265,7 @@ async fn f38_a_half_open_connection_is_replaced_within_half_a_second() {
 }
 
 #[tokio::test]
-async fn f39_what_a_frozen_server_does_when_it_thaws_is_withdrawn() {
+async fn f39_a_claim_executed_by_a_thawed_server_is_withdrawn() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let until = now().after(PATIENCE);
@@ -284,7 +284,7 @@ async fn f39_what_a_frozen_server_does_when_it_thaws_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
+async fn f39_a_server_that_thaws_in_time_loses_no_lock() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let guard = locker.lock("held").ttl(ms(9000)).await.expect("granted");
@@ -310,7 +310,7 @@ async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
 }
 
 #[tokio::test]
-async fn f39_a_server_frozen_for_longer_than_a_lease_costs_it_in_time() {
+async fn f39_a_lock_on_a_server_frozen_past_its_lease_is_lost_in_time() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -322,7 +322,7 @@ async fn f39_a_server_frozen_for_longer_than_a_lease_costs_it_in_time() {
 }
 
 #[tokio::test]
-async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
+async fn f41_a_lost_subscription_is_renewed_and_its_waiters_claim_again() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -340,7 +340,7 @@ async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
 }
 
 #[tokio::test]
-async fn f41_what_was_said_while_nobody_listened_is_found_by_claiming_again() {
+async fn f41_a_message_missed_without_a_subscription_is_found_by_a_new_claim() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -359,7 +359,7 @@ async fn f41_what_was_said_while_nobody_listened_is_found_by_claiming_again() {
 }
 
 #[tokio::test]
-async fn f41_a_message_that_is_lost_costs_no_more_than_the_time_to_the_next_poll() {
+async fn f41_a_lost_message_delays_until_the_next_poll_at_most() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.behind_proxy().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -392,7 +392,7 @@ async fn f42_killed_connections_are_replaced() {
 }
 
 #[tokio::test]
-async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
+async fn f69_a_blocked_application_thread_keeps_its_lock() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -405,7 +405,7 @@ async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_at_once() {
+async fn an_unreachable_server_is_an_error_at_once() {
     let port = distlock_testkit::servers::Port::free().number();
     let asked = now();
     let error = Locker::connect(&format!("redis://127.0.0.1:{port}/")).await.expect_err("nobody listens");
@@ -415,7 +415,7 @@ async fn a_server_that_is_not_there_is_an_error_at_once() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_and_a_url_serve_as_well() {
+async fn a_unix_socket_and_a_url_work() {
     let bench = Bench::start();
     let locker = Locker::connect(&format!("{}?db=2&prefix=app:", bench.server.unix_url())).await.expect("connected");
     let other = Locker::connect(&format!("valkey://127.0.0.1:{}/2?prefix=app:&protocol=2", bench.server.port())).await;
@@ -427,7 +427,7 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
 }
 
 #[tokio::test]
-async fn a_history_ends_by_itself_and_what_is_not_ours_is_left_alone() {
+async fn a_history_expires_and_foreign_keys_are_kept() {
     let bench = Bench::start();
     let locker = Locker::connect(&format!("{}?history=10", bench.server.url())).await.unwrap();
     bench.command("SET {b}:j mine");

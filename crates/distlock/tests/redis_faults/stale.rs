@@ -6,7 +6,7 @@ use distlock_testkit::servers::{RedisServer, Reply};
 use crate::bench::{Bench, PATIENCE, TTL, sleep};
 
 #[tokio::test]
-async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
+async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
     let bench = Bench::start();
     let mut child = Child::start();
     child.connect(&bench.server.url());

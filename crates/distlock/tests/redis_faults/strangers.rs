@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
 
 #[tokio::test]
-async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() {
+async fn f34_a_wrong_type_beside_the_lock_is_found_before_any_write() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for companion in ["{a}:q", "{a}:w", "{a}:f"] {
@@ -34,7 +34,7 @@ async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() 
 }
 
 #[tokio::test]
-async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
+async fn f35_foreign_keys_are_respected_and_never_deleted() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let cases = ["LPUSH a x", "SET a anything", "HSET a field 1", "SET a 0123456789abcdef0123456789abcdef PX 60000"];
@@ -58,7 +58,7 @@ async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
 }
 
 #[tokio::test]
-async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() {
+async fn f35_a_lock_released_by_a_foreign_client_is_taken_within_two_retry_intervals() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("SET a stranger PX 60000");
@@ -74,7 +74,7 @@ async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() 
 }
 
 #[tokio::test]
-async fn f35_a_key_that_a_stranger_overwrote_is_not_released_by_us() {
+async fn f35_a_key_overwritten_by_a_foreign_client_is_not_released() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -99,7 +99,7 @@ async fn f43_a_token_keeps_all_its_digits() {
 }
 
 #[tokio::test]
-async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
+async fn f66_a_huge_value_at_the_locks_key_is_not_transferred() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("SETRANGE a 50000000 x");
@@ -112,7 +112,7 @@ async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
 }
 
 #[tokio::test]
-async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around() {
+async fn f66_huge_values_of_waiters_holders_and_history_are_not_transferred() {
     const FILMS: &str = "local film = string.rep('x', 2000000)
         redis.call('SET', 'a', 'distlock group s')
         redis.call('ZADD', '{a}:q', 1, 'x')
@@ -136,7 +136,7 @@ async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around(
 }
 
 #[tokio::test]
-async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
+async fn f67_an_invalid_fence_is_an_error_and_kept() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let fences = ["9223372036854775807", "many", "18446744073709551616", "1e300", "nan", "many PX 600000"];
@@ -160,7 +160,7 @@ async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_force_release_tells_the_holder_at_once_and_the_next_waiter_follows() {
+async fn a_force_release_notifies_the_holder_at_once_and_serves_the_next_waiter() {
     let bench = Bench::start();
     let (holder, other, operator) = (bench.direct().await, bench.direct().await, bench.direct().await);
     let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");

@@ -39,7 +39,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
 }
 
 #[tokio::test]
-async fn f12_a_killed_waiter_is_passed_over_at_once() {
+async fn f12_a_killed_waiter_is_skipped_at_once() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -64,7 +64,7 @@ async fn f12_a_killed_waiter_is_passed_over_at_once() {
 }
 
 #[tokio::test]
-async fn f15_a_holder_stopped_past_its_lease_knows_it_when_it_wakes() {
+async fn f15_a_holder_stopped_past_its_lease_knows_it_on_waking() {
     let bench = Bench::start();
     let mut child = child_of(&bench);
     let first = child.lock("a", TTL);
@@ -81,7 +81,7 @@ async fn f15_a_holder_stopped_past_its_lease_knows_it_when_it_wakes() {
 }
 
 #[tokio::test]
-async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
+async fn f15_a_stopped_waiter_delays_by_a_first_lease_only() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -110,7 +110,7 @@ async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
 }
 
 #[tokio::test]
-async fn a_lock_that_was_handed_over_lasts_its_whole_lease_without_a_watchdog() {
+async fn a_handed_over_lock_lasts_its_whole_lease_without_a_watchdog() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
@@ -141,7 +141,7 @@ async fn f17_a_suspended_machine_does_not_keep_its_lock() {
 }
 
 #[tokio::test]
-async fn f18_a_server_clock_that_leaps_forward_costs_the_lock_and_no_token_repeats() {
+async fn f18_a_forward_jump_of_the_server_clock_loses_the_lock_and_repeats_no_token() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -157,7 +157,7 @@ async fn f18_a_server_clock_that_leaps_forward_costs_the_lock_and_no_token_repea
 }
 
 #[tokio::test]
-async fn f19_tokens_rise_when_the_server_clock_goes_back() {
+async fn f19_tokens_rise_when_the_server_clock_jumps_back() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -174,7 +174,7 @@ async fn f19_tokens_rise_when_the_server_clock_goes_back() {
 }
 
 #[tokio::test]
-async fn f15_a_holder_that_stood_still_past_its_lease_is_told_one_reason() {
+async fn f15_a_holder_stalled_past_its_lease_gets_one_reason() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     // Either its keeper or its own task may notice the loss first, so this is repeated.

@@ -18,7 +18,7 @@ fn name(number: usize) -> String {
 }
 
 #[tokio::test]
-async fn tasks_that_lock_at_the_same_moment_share_calls_and_get_their_own_answers() {
+async fn concurrent_locks_share_calls_and_get_their_own_replies() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let before = bench.server.calls("evalsha");
@@ -50,7 +50,7 @@ fn lock_all(locker: &Locker, count: usize) -> Vec<distlock::RequestFuture<distlo
 }
 
 #[tokio::test]
-async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
+async fn f07_claims_dropped_in_a_batch_fail_no_others_and_leave_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(5));
@@ -76,7 +76,7 @@ async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn f34_what_one_request_fails_by_is_nobody_elses_error() {
+async fn f34_the_error_of_a_request_fails_no_other_in_its_batch() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.command(&format!("RPUSH {{{}}}:f film", name(5)));
@@ -97,7 +97,7 @@ async fn f34_what_one_request_fails_by_is_nobody_elses_error() {
 }
 
 #[tokio::test]
-async fn f42_a_connection_that_breaks_under_many_costs_none_of_them() {
+async fn f42_a_broken_connection_under_many_requests_fails_none() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(10));

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
-async fn f01_a_claim_whose_replies_are_lost_is_unknown_and_leaves_nothing() {
+async fn f01_a_claim_with_lost_replies_is_unknown_and_leaves_nothing() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let locker = bench.behind(&all).await;
@@ -26,7 +26,7 @@ async fn f01_a_claim_whose_replies_are_lost_is_unknown_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn f01_replies_that_a_minority_loses_cost_nothing() {
+async fn f01_lost_replies_of_a_minority_do_not_matter() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let locker = bench.behind(&few).await;
@@ -42,7 +42,7 @@ async fn f01_replies_that_a_minority_loses_cost_nothing() {
 }
 
 #[tokio::test]
-async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_back() {
+async fn f02_votes_read_after_the_lease_are_not_believed_and_withdrawn() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let shim = ClockShim::new();
@@ -69,7 +69,7 @@ async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_
 }
 
 #[tokio::test]
-async fn f03_a_renewal_that_a_majority_loses_keeps_the_old_deadline_until_one_is_answered() {
+async fn f03_a_renewal_lost_by_a_majority_keeps_the_old_deadline() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let locker = bench.behind(&most).await;
@@ -90,7 +90,7 @@ async fn f03_a_renewal_that_a_majority_loses_keeps_the_old_deadline_until_one_is
 }
 
 #[tokio::test]
-async fn f04_a_release_whose_replies_are_lost_is_unknown_and_was_carried_out() {
+async fn f04_a_release_with_lost_replies_is_unknown_and_executed() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let (locker, other) = (bench.behind(&most).await, bench.direct().await);
@@ -107,7 +107,7 @@ async fn f04_a_release_whose_replies_are_lost_is_unknown_and_was_carried_out() {
 }
 
 #[tokio::test]
-async fn f05_a_repeated_release_spares_the_next_holder() {
+async fn f05_a_repeated_release_does_not_end_the_next_hold() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
@@ -128,7 +128,7 @@ async fn f05_a_repeated_release_spares_the_next_holder() {
 }
 
 #[tokio::test]
-async fn f05_a_release_spares_the_lock_of_a_stranger() {
+async fn f05_a_release_does_not_end_the_lock_of_a_foreign_client() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let locker = bench.direct().await;
@@ -166,7 +166,7 @@ async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
 }
 
 #[tokio::test]
-async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_decide() {
+async fn f06_a_vote_on_a_broken_connection_is_withdrawn() {
     check_on_3_and_5(async |bench| {
         let (all, few) = (bench.all(), bench.minority());
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
@@ -188,7 +188,7 @@ async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_d
 }
 
 #[tokio::test]
-async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
+async fn f09_a_waiter_cancelled_at_its_wake_up_stalls_no_other_waiter() {
     check_on_3_and_5(async |bench| {
         let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
         // A lease so long that no waiter polls in the meantime.
@@ -216,7 +216,7 @@ async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
+async fn f14_a_claim_that_arrives_after_its_time_limit_is_refused() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let locker = bench.behind(&few).await;
@@ -236,7 +236,7 @@ async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
 }
 
 #[tokio::test]
-async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombstone() {
+async fn f14_a_timely_claim_that_arrives_after_its_release_finds_a_tombstone() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
@@ -253,7 +253,7 @@ async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombston
 }
 
 #[tokio::test]
-async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back() {
+async fn f14_a_renewal_after_the_release_never_restores_the_lock() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);

@@ -45,7 +45,7 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
 }
 
 #[tokio::test]
-async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release() {
+async fn closing_waits_for_releases_of_slightly_late_nodes() {
     check_on_3_and_5(async |bench| {
         let slow = bench.minority();
         let locker = bench.behind(&slow).await;
@@ -63,7 +63,7 @@ async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release(
 }
 
 #[test]
-fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
+fn f10_locks_survive_the_end_of_their_runtime() {
     for count in [3, 5] {
         let bench = Bench::start(count);
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -116,7 +116,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
 }
 
 #[tokio::test]
-async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
+async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
     check_on_3_and_5(async |bench| {
         let mut child = Child::start();
         child.connect(&bench.nodes.url());

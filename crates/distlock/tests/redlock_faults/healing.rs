@@ -40,7 +40,7 @@ async fn expect_healed(bench: &Bench, few: &[usize], guard: &LockGuard) {
 }
 
 #[tokio::test]
-async fn f75_a_node_that_a_contender_voted_on_and_left_is_healed() {
+async fn f75_a_node_with_a_contenders_withdrawn_vote_is_healed() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -60,7 +60,7 @@ async fn f75_a_node_that_a_contender_voted_on_and_left_is_healed() {
 }
 
 #[tokio::test]
-async fn f75_nodes_that_a_waiter_gave_up_on_are_healed_one_after_the_other() {
+async fn f75_nodes_of_a_cancelled_waiter_are_healed_one_after_the_other() {
     check_on_3_and_5(async |bench| {
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = hold(&bench, &locker).await;
@@ -95,7 +95,7 @@ async fn contend(locker: Locker, turns: Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn f75_a_contended_lock_outlives_rolling_restarts_of_all_nodes() {
+async fn f75_a_contended_lock_survives_rolling_restarts_of_all_nodes() {
     check_on_3_and_5(async |mut bench| {
         let locker = bench.direct().await;
         let guard = locker.lock("a").ttl(TTL * 2).await.expect("granted");
@@ -122,7 +122,7 @@ async fn f75_a_contended_lock_outlives_rolling_restarts_of_all_nodes() {
 }
 
 #[tokio::test]
-async fn f75_a_node_where_a_hold_was_ended_by_force_is_not_healed() {
+async fn f75_a_node_with_a_force_released_hold_is_not_healed() {
     let bench = Bench::start(5);
     let others = [1, 2, 3, 4];
     let (locker, contender, operator) = (bench.behind(&[0]).await, bench.direct().await, bench.behind(&others).await);

@@ -34,17 +34,17 @@ async fn check_late_votes(late: Flow, closes: bool) {
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_told_when_the_claim_is_refused_is_taken_back() {
+async fn f44_a_vote_received_after_the_claim_was_refused_is_withdrawn() {
     check_late_votes(Flow::Delay(ms(150)), false).await;
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_never_told_is_taken_back() {
+async fn f44_a_vote_with_a_lost_reply_is_withdrawn() {
     check_late_votes(Flow::Drop, false).await;
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_told_when_the_locker_closes_is_taken_back() {
+async fn f44_a_vote_received_while_the_locker_closes_is_withdrawn() {
     check_late_votes(Flow::Delay(ms(150)), true).await;
 }
 
@@ -72,7 +72,7 @@ async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> 
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_comes_after_its_release_keeps_no_place_in_a_queue() {
+async fn f14_a_claim_that_arrives_after_its_release_keeps_no_queue_place() {
     let bench = Bench::start(3);
     let at = 2;
     let (locker, other) = (bench.behind(&[at]).await, bench.direct().await);

@@ -36,21 +36,21 @@ async fn a_majority_forgets(count: usize, how: &str, guarded: fn(RedlockBuilder)
 }
 
 #[tokio::test]
-async fn f46_a_node_that_restarts_empty_does_not_vote_while_older_leases_last() {
+async fn f46_a_node_restarted_empty_does_not_vote_while_older_leases_last() {
     for count in [3, 5] {
         assert!(a_majority_forgets(count, "restart", |engine| engine).await, "two holders on {count} nodes");
     }
 }
 
 #[tokio::test]
-async fn f46_a_node_that_is_flushed_does_not_vote_while_older_leases_last() {
+async fn f46_a_flushed_node_does_not_vote_while_older_leases_last() {
     for count in [3, 5] {
         assert!(a_majority_forgets(count, "flush", |engine| engine).await, "two holders on {count} nodes");
     }
 }
 
 #[tokio::test]
-async fn f46_without_the_guard_a_node_that_forgets_gives_two_holders_which_is_why_there_is_one() {
+async fn f46_without_the_guard_a_node_without_its_data_causes_two_holders() {
     for count in [3, 5] {
         let is_exclusive = a_majority_forgets(count, "flush", RedlockBuilder::without_restart_guard).await;
         assert!(!is_exclusive, "the guard does nothing");
@@ -58,7 +58,7 @@ async fn f46_without_the_guard_a_node_that_forgets_gives_two_holders_which_is_wh
 }
 
 #[tokio::test]
-async fn f46_an_empty_node_learns_from_the_others_how_long_the_longest_lease_lasts() {
+async fn f46_an_empty_node_learns_the_longest_lease_from_the_others() {
     let bench = Bench::start(3);
     let (holder, other) = (bench.direct().await, bench.direct().await);
     let long = holder.lock("long").ttl(TTL * 4).watchdog(false).await.expect("granted");
@@ -85,7 +85,7 @@ async fn f46_an_empty_node_learns_from_the_others_how_long_the_longest_lease_las
 }
 
 #[tokio::test]
-async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant_and_say_so() {
+async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant() {
     let bench = Bench::with(vec![RedisServer::options(); 3]);
     let locker = Locker::connect(&bench.nodes.url()).await.expect("connected");
     let asked = now();
@@ -99,7 +99,7 @@ async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant_and_say_so() 
 }
 
 #[tokio::test]
-async fn f46_when_all_nodes_forget_the_next_waits_until_the_first_is_over_and_tokens_rise() {
+async fn f46_when_all_nodes_lose_their_data_the_next_holder_waits_and_tokens_rise() {
     let bench = Bench::start(3);
     let all = bench.all();
     let locker = bench.behind(&all).await;
@@ -117,7 +117,7 @@ async fn f46_when_all_nodes_forget_the_next_waits_until_the_first_is_over_and_to
 }
 
 #[tokio::test]
-async fn f46_when_all_nodes_forget_a_holder_that_renews_has_its_lock_set_again() {
+async fn f46_when_all_nodes_lose_their_data_a_renewal_restores_the_lock() {
     let bench = Bench::start(3);
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let guard = locker.lock("a").await.expect("granted");

@@ -18,7 +18,7 @@ use crate::bench::{
 };
 
 #[tokio::test]
-async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
+async fn f44_split_votes_are_withdrawn_at_once_and_every_client_is_served() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         // Each client has another nearest node, so that each client gets one vote before it hears of the others.
@@ -68,7 +68,7 @@ fn proxies(bench: &Bench) -> Vec<Proxy> {
 }
 
 #[tokio::test]
-async fn f45_when_nodes_of_an_exact_majority_die_the_others_have_been_healed() {
+async fn f45_nodes_are_healed_before_others_of_a_bare_majority_die() {
     check_on_3_and_5(async |mut bench| {
         let (few, last) = (bench.minority(), bench.proxies.len() - 1);
         few.iter().for_each(|at| bench.nodes[*at].kill9());
@@ -114,29 +114,29 @@ async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_dead_nodes_cost_neither_time_nor_locks() {
+async fn two_dead_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.nodes[at].kill9(), |bench, at| bench.nodes[at].restart(Data::Lost)).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_frozen_nodes_cost_neither_time_nor_locks() {
+async fn two_frozen_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.nodes[at].stop(), |bench, at| bench.nodes[at].cont()).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_slow_nodes_cost_neither_time_nor_locks() {
+async fn two_slow_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.proxies[at].delay(ms(150)), |bench, at| bench.proxies[at].pass()).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_nodes_that_answer_too_late_cost_neither_time_nor_locks() {
+async fn two_late_nodes_of_five_neither_delay_nor_lose_locks() {
     let late = Flow::Delay(NODE_TIMEOUT * 2);
     let make_late = |bench: &mut Bench, at: usize| bench.proxies[at].set(Direction::Replies, late);
     check_of_five(make_late, |bench, at| bench.proxies[at].pass()).await;
 }
 
 #[tokio::test]
-async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
+async fn a_majority_that_replies_too_late_grants_and_keeps_nothing() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let locker = bench.behind(&most).await;
@@ -151,7 +151,7 @@ async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn with_a_majority_down_nothing_is_granted_and_the_holder_is_told() {
+async fn with_a_majority_down_no_claim_is_granted_and_the_holder_is_notified() {
     let mut bench = Bench::start(3);
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -171,7 +171,7 @@ async fn with_a_majority_down_nothing_is_granted_and_the_holder_is_told() {
 }
 
 #[tokio::test]
-async fn all_down_is_a_clear_error_and_nodes_that_come_back_serve_again() {
+async fn all_nodes_down_is_a_clear_error_and_restarted_nodes_serve_again() {
     let mut bench = Bench::with(vec![RedisServer::options().persistent(); 3]);
     bench.nodes.settle();
     let locker = bench.direct().await;
@@ -187,7 +187,7 @@ async fn all_down_is_a_clear_error_and_nodes_that_come_back_serve_again() {
 }
 
 #[tokio::test]
-async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
+async fn each_node_has_its_own_credentials_and_none_is_leaked() {
     let options = ["one", "two", "three"].map(|password| RedisServer::options().password(password)).to_vec();
     let bench = Bench::with(options);
     bench.nodes.settle();
@@ -205,7 +205,7 @@ async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn nodes_are_reached_over_tls_or_not_at_all() {
+async fn nodes_are_reached_over_tls_only() {
     let certs = distlock_testkit::servers::Certs::new();
     let connect = async |nodes: &RedlockNodes| {
         let mut config = distlock::Config::from_url(&nodes.url().replace("redlock://", "redlocks://"))?;
@@ -222,7 +222,7 @@ async fn nodes_are_reached_over_tls_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_number_of_nodes_that_makes_no_sense_is_refused_before_anything_is_dialled() {
+async fn an_invalid_number_of_nodes_is_refused_before_dialling() {
     let nodes: Vec<_> = (0..11).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
     nodes.iter().for_each(|node| node.set_nonblocking(true).expect("set"));
     let ports: Vec<_> = nodes.iter().map(|node| node.local_addr().expect("bound").port()).collect();

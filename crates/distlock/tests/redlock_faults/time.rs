@@ -53,7 +53,7 @@ fn with_clocks(count: usize, moved: usize) -> (Bench, ClockShim) {
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_minority_cost_votes_and_no_lock() {
+async fn f48_clock_jumps_on_a_minority_lose_votes_and_no_lock() {
     for (count, moved) in [(3, 1), (5, 2)] {
         let (bench, shim) = with_clocks(count, moved);
         let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -72,7 +72,7 @@ async fn f48_clocks_that_leap_on_a_minority_cost_votes_and_no_lock() {
 }
 
 #[tokio::test]
-async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
+async fn f48_backward_clock_jumps_on_a_minority_do_not_matter() {
     for (count, moved) in [(3, 1), (5, 2)] {
         let (bench, shim) = with_clocks(count, moved);
         let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -136,18 +136,18 @@ async fn check_rival(held: (Bench, ClockShim, LockGuard), before: impl Fn(&[Prox
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_is_connected() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_by_connected_clients() {
     check_rival(with_holder(3, 1, 1).await, |_| {}, |_| {}).await;
     check_rival(with_holder(5, 2, 2).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_cost_no_lock_that_all_have_voted_for_when_they_are_seen() {
+async fn f48_seen_clock_jumps_on_a_majority_lose_no_lock_with_all_votes() {
     check_rival(with_holder(3, 2, 0).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects_again() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_on_reconnecting() {
     let cut_off = |way: &[Proxy]| {
         way.iter().for_each(|proxy| proxy.door(Door::Refuse));
         way.iter().for_each(Proxy::cut);
@@ -156,7 +156,7 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_newcomers_wait_for_that() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_by_the_holder() {
     for count in [3, 5] {
         let (bench, shim, guard) = with_holder(count, count / 2, count / 2).await;
         shim.forward(ShiftedClock::Wall, PATIENCE * 20);
@@ -167,7 +167,7 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_n
 }
 
 #[tokio::test]
-async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
+async fn f48_a_vote_with_the_first_sign_of_a_clock_jump_does_not_count() {
     // Less than the lateness for which a node refuses a claim.
     let leap = ms(900);
     let (bench, shim, guard) = with_holder_for(ms(5000), 3, 1, 1).await;
@@ -181,7 +181,7 @@ async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
 }
 
 #[tokio::test]
-async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_granted_before() {
+async fn f48_a_node_in_quarantine_does_not_vote_for_a_repeated_attempt() {
     let bench = Bench::start(3);
     let engine = bench.engine(&[]).build().expect("an engine");
     engine.attach(Attachment::standalone(&Handle::current()));
@@ -213,7 +213,7 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_grant
 }
 
 #[tokio::test]
-async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting() {
+async fn f48_nodes_with_corrected_clocks_vote_again() {
     let (mut bench, shim) = with_clocks(3, 1);
     let locker = bench.direct().await;
     unlock(locker.lock("a").await.expect("granted")).await;
@@ -228,7 +228,7 @@ async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
+async fn f48_clock_jumps_are_seen_by_inspecting_clients() {
     let (bench, shim, guard) = with_holder(3, 1, 1).await;
     let looker = bench.direct().await;
     // The holder cannot notice it.
@@ -244,7 +244,7 @@ async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_unseen_break_exclusion_and_the_token_still_rises() {
+async fn f48_unseen_clock_jumps_on_a_majority_break_exclusion_and_tokens_rise() {
     for (count, moved) in [(3, 2), (5, 3)] {
         let (bench, shim) = with_clocks(count, moved);
         let locker = bench.behind(&bench.all()).await;

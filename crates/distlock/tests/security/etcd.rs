@@ -9,7 +9,7 @@ use crate::{count_panics, in_time, use_all};
 const MOST_MEMORY_MB: u64 = 700;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_etcd_server_that_answers_anything_costs_an_error_and_bounded_memory() {
+async fn an_etcd_server_with_arbitrary_replies_causes_an_error_and_bounded_memory() {
     count_panics();
     let server = EtcdServer::start();
     let lies = vec![

@@ -100,7 +100,7 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_files_where_a_long_name_goes_on_lead_nowhere() {
+async fn hostile_files_at_a_long_names_directory_lead_nowhere() {
     count_panics();
     let theirs = theirs();
     let before = contents(&theirs);
@@ -119,7 +119,7 @@ async fn hostile_files_where_a_long_name_goes_on_lead_nowhere() {
 
 /// A live process may have written anything into its waiters' tickets.
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
+async fn hostile_tickets_in_a_queue_do_not_block_readers() {
     count_panics();
     let theirs = theirs();
     let before = contents(&theirs);
@@ -146,7 +146,7 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
 
 /// It starts like ours, so that only a bound keeps the rest from being read and rewritten.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_history_of_any_length_costs_what_its_last_entries_do() {
+async fn reading_a_history_costs_only_its_last_entries() {
     let directory = Directory::new();
     let path = directory.path().join("a.log");
     fs::write(&path, entry()).expect("written");
@@ -177,7 +177,7 @@ fn entry() -> String {
 
 /// A lock may have the name of another program, whose log is in the same directory.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_somebody_else_is_no_history_and_stays_as_it_is() {
+async fn a_foreign_file_is_no_history_and_stays_unchanged() {
     let directory = Directory::new();
     let file = |name: &str| directory.path().join(name);
     let log = "2026-01-01 started\n".repeat(1000);

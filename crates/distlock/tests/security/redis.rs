@@ -29,7 +29,7 @@ fn lies() -> Vec<Lie> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_server_that_answers_anything_costs_an_error_and_bounded_memory() {
+async fn a_redis_server_with_arbitrary_replies_causes_an_error_and_bounded_memory() {
     count_panics();
     let server = RedisServer::start();
     expect_errors("redis", server.address(), lies(), 300, MOST_MEMORY_MB).await;
@@ -37,7 +37,7 @@ async fn a_redis_server_that_answers_anything_costs_an_error_and_bounded_memory(
 
 /// A server that returns another script's hash for every hash: no other server is asked to run that script.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_server_has_no_say_in_what_other_servers_run() {
+async fn a_redis_server_cannot_choose_the_scripts_of_other_servers() {
     count_panics();
     let (hostile, honest) = (RedisServer::start(), RedisServer::start());
     let other = "redis.call('SET', 'misled', 1) return { ARGV[1], 'what is not understood' }";
