@@ -72,10 +72,10 @@ async fn raw_connection(server: &RedisServer) -> MultiplexedConnection {
 async fn raw_pair(connection: &mut MultiplexedConnection, sha: &str, key: &str, value: &str) {
     let mut set = redis::cmd("SET");
     set.arg(key).arg(value).arg("NX").arg("PX").arg(10_000);
-    let _: redis::Value = set.query_async(connection).await.expect("answered");
+    let _: redis::Value = set.query_async(connection).await.expect("no error");
     let mut release = redis::cmd("EVALSHA");
     release.arg(sha).arg(1).arg(key).arg(value);
-    let deleted: i64 = release.query_async(connection).await.expect("answered");
+    let deleted: i64 = release.query_async(connection).await.expect("no error");
     assert_eq!(deleted, 1);
 }
 
@@ -241,7 +241,7 @@ async fn publish_to_push(server: &RedisServer) -> Duration {
             let mut publish = redis::cmd("PUBLISH");
             publish.arg("raw").arg("x");
             let (time, told) = tokio::join!(heard, publish.query_async::<i64>(&mut publishing));
-            assert_eq!(told.expect("answered"), 1);
+            assert_eq!(told.expect("no error"), 1);
             times.push(time);
         }
         median(&mut times)

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use distlock_testkit::history::{History, Hold, Violation};
 
-use crate::crew::NOT_ENDED;
 use crate::resource::Written;
-use crate::story::Story;
+use crate::timeline::Timeline;
 use crate::worker::name;
+use crate::workers::NOT_ENDED;
 
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,16 +76,16 @@ fn title(violation: &Violation) -> String {
 }
 
 /// Judges the history.
-pub(crate) fn judge(story: &Story, writes: &[Written], is_fair: bool) -> Option<Finding> {
+pub(crate) fn judge(timeline: &Timeline, writes: &[Written], is_fair: bool) -> Option<Finding> {
     let history = History::default();
-    story.holds(is_fair).for_each(|hold| history.hold(hold));
+    timeline.holds(is_fair).for_each(|hold| history.hold(hold));
     writes.iter().for_each(|write| history.write(&name(write.lock), write.token, write.accepted));
     let violation = history.check().err()?;
-    let excerpt = story.excerpt(&turns_of(story, &violation));
+    let excerpt = timeline.excerpt(&turns_of(timeline, &violation));
     Some(Finding::History { violation, excerpt })
 }
 
-fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
+fn turns_of(timeline: &Timeline, violation: &Violation) -> Vec<usize> {
     let pair = |pair: &[Hold; 2]| pair.iter().map(|hold| hold.client as usize).collect();
     match violation {
         Violation::TwoHolders(two)
@@ -94,29 +94,29 @@ fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
         | Violation::Overtaken(two) => pair(two),
         Violation::StaleWrite { key, after, token } => {
             let is_one = |hold: &Hold| hold.key == *key && (hold.token == *after || hold.token == *token);
-            story.holds(false).filter(is_one).map(|hold| hold.client as usize).take(2).collect()
+            timeline.holds(false).filter(is_one).map(|hold| hold.client as usize).take(2).collect()
         }
     }
 }
 
 /// Returns the first loss without an explaining fault, given the server of each lock.
-pub(crate) fn judge_losses(story: &Story, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
-    let turn = story.unexplained(server_of, ttl).next()?;
-    Some(Finding::LostUnharmed { excerpt: story.excerpt(&[turn]) })
+pub(crate) fn judge_losses(timeline: &Timeline, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
+    let turn = timeline.unexplained(server_of, ttl).next()?;
+    Some(Finding::LostUnharmed { excerpt: timeline.excerpt(&[turn]) })
 }
 
 /// Judges the workers that did not exit normally: those that wait in vain, and those that crashed.
-pub(crate) fn judge_ends(story: &Story, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
+pub(crate) fn judge_ends(timeline: &Timeline, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
     let (mut waiting, mut findings) = (Vec::new(), Vec::new());
     for (life, log) in odd {
-        let turns: Vec<usize> = story.unserved(*life).collect();
+        let turns: Vec<usize> = timeline.unserved(*life).collect();
         if turns.is_empty() || !log.starts_with(NOT_ENDED) {
             findings.push(Finding::Crashed { log: log.clone() });
         }
         waiting.extend(turns);
     }
     if !waiting.is_empty() {
-        findings.push(Finding::NotServed { excerpt: story.excerpt(&waiting) });
+        findings.push(Finding::NotServed { excerpt: timeline.excerpt(&waiting) });
     }
     findings
 }

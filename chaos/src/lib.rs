@@ -5,21 +5,21 @@
 
 mod arena;
 mod broken;
-mod crew;
-mod ears;
 mod engine;
 mod fault;
 mod journal;
 mod judge;
 mod links;
+mod log_events;
 mod plan;
 mod pulse;
 mod resource;
 mod run;
 pub mod soak;
-mod story;
 mod tally;
+mod timeline;
 pub mod worker;
+mod workers;
 
 pub use broken::Broken;
 pub use engine::Engine;

@@ -13,7 +13,7 @@ usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file [--seconds N] 
        cargo xtask soak [--seconds N]";
 
 /// How long all workers may take to be served after the last fault: generous, since machines are busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVE_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -39,7 +39,7 @@ fn run_chaos(engine: &str, words: &[String]) -> Result<bool, String> {
     let flags = Flags::parse(words, &["--seconds", "--seed"])?;
     let (time, seed) = (Duration::from_secs(flags.seconds), flags.seed);
     let keep = Some(PathBuf::from(format!("target/chaos/{}-{seed}", engine.name())));
-    let order = Order { engine, seed, time, patience: PATIENCE, broken: None, program: program()?, keep };
+    let order = Order { engine, seed, time, serve_limit: SERVE_LIMIT, broken: None, program: program()?, keep };
     let outcome = run(&order);
     print!("{}", describe(&order, &outcome));
     Ok(outcome.findings.is_empty())

@@ -12,16 +12,16 @@ use distlock_testkit::servers::{Directory, poll_until};
 
 use crate::arena::{self, Arena};
 use crate::broken::Broken;
-use crate::crew::{Crew, Position};
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::judge::{Finding, judge, judge_ends, judge_losses};
 use crate::plan::{LOCKS, Plan, Step, WORKERS};
 use crate::pulse;
 use crate::resource::Resource;
-use crate::story::{Injected, Story};
 use crate::tally::{Outcome, Tally};
+use crate::timeline::{Injected, Timeline};
 use crate::worker::Duty;
+use crate::workers::{Position, Workers};
 
 /// The parameters of a run.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Order {
     /// For how long faults are injected.
     pub time: Duration,
     /// How long all workers may take to be served, and all state to disappear, after the last fault.
-    pub patience: Duration,
+    pub serve_limit: Duration,
     /// The defect of the workers, if any.
     pub broken: Option<Broken>,
     /// The program whose command `worker` runs a worker.
@@ -71,25 +71,25 @@ pub fn run(order: &Order) -> Outcome {
     if positions.iter().all(|position| position.namespace.is_none()) {
         plan.servers.retain(|step| !matches!(step.fault, Fault::Partition { .. }));
     }
-    let mut crew = Crew::start(order.program.clone(), directory.path().to_owned(), positions);
+    let mut workers = Workers::start(order.program.clone(), directory.path().to_owned(), positions);
 
-    let (injected, stalls) = inflict(&plan, order.time, &mut crew, arena.as_mut());
+    let (injected, stalls) = inflict(&plan, order.time, &mut workers, arena.as_mut());
     let healed = Clock::system().now();
     fs::write(&finish, "").expect("a directory that can be written");
-    let odd = crew.finish(order.patience);
-    let left = left_behind(arena.as_mut(), engine.ttl() + order.patience);
+    let odd = workers.finish(order.serve_limit);
+    let left = left_behind(arena.as_mut(), engine.ttl() + order.serve_limit);
 
-    let story = Story::read(&crew.lives, injected, stalls);
+    let timeline = Timeline::read(&workers.lives, injected, stalls);
     let writes = resource.writes();
-    let mut findings: Vec<Finding> = judge(&story, &writes, engine.is_fair()).into_iter().collect();
+    let mut findings: Vec<Finding> = judge(&timeline, &writes, engine.is_fair()).into_iter().collect();
     let server_of: Vec<_> = (0..LOCKS).map(|lock| arena.server_of(lock)).collect();
-    findings.extend(judge_losses(&story, &server_of, engine.ttl()));
-    findings.extend(judge_ends(&story, &odd));
+    findings.extend(judge_losses(&timeline, &server_of, engine.ttl()));
+    findings.extend(judge_ends(&timeline, &odd));
     findings.extend((!left.is_empty()).then_some(Finding::LeftBehind { names: left }));
     if let Some(keep) = order.keep.as_ref().filter(|_| !findings.is_empty()) {
         keep_journals(directory.path(), keep);
     }
-    let tally = Tally::of(&story, &writes, resource.overwritten(), engine.is_fair(), healed);
+    let tally = Tally::of(&timeline, &writes, resource.overwritten(), engine.is_fair(), healed);
     Outcome { tally, findings }
 }
 
@@ -97,11 +97,11 @@ pub fn run(order: &Order) -> Outcome {
 fn inflict(
     plan: &Plan,
     time: Duration,
-    crew: &mut Crew,
+    workers: &mut Workers,
     arena: &mut dyn Arena,
 ) -> (Vec<Injected>, Vec<(Moment, Moment)>) {
     let stage = Stage { start: Instant::now(), time, clock: Clock::system(), injected: Mutex::default() };
-    let (crew, is_over) = (Mutex::new(crew), AtomicBool::new(false));
+    let (workers, is_over) = (Mutex::new(workers), AtomicBool::new(false));
     let stalls = thread::scope(|scope| {
         // A guard, because a server that does not come back panics here, and the pulse thread must still end.
         let over = Over(&is_over);
@@ -109,16 +109,16 @@ fn inflict(
         let kills = scope.spawn(|| {
             stage.play(&plan.kills, |step| {
                 if let Fault::Kill { worker } = step.fault {
-                    lock(&crew).kill(worker);
+                    lock(&workers).kill(worker);
                 }
             });
         });
         let pauses = scope.spawn(|| {
             stage.play(&plan.pauses, |step| {
                 let Fault::Pause { worker } = step.fault else { return };
-                let Some(life) = lock(&crew).stop(worker) else { return };
+                let Some(life) = lock(&workers).stop(worker) else { return };
                 thread::sleep(step.lasts);
-                lock(&crew).go_on(worker, life);
+                lock(&workers).go_on(worker, life);
             });
         });
         stage.play(&plan.servers, |step| {
@@ -185,9 +185,9 @@ fn watch_pulse(is_over: &AtomicBool) -> Vec<(Moment, Moment)> {
 }
 
 /// Returns the state that remains when every lease must have ended.
-fn left_behind(arena: &mut dyn Arena, patience: Duration) -> Vec<String> {
+fn left_behind(arena: &mut dyn Arena, serve_limit: Duration) -> Vec<String> {
     let mut left = Vec::new();
-    poll_until(patience, || {
+    poll_until(serve_limit, || {
         left = arena.leftovers();
         left.is_empty().then_some(())
     });

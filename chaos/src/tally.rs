@@ -9,7 +9,7 @@ use distlock::Moment;
 use crate::journal::What;
 use crate::judge::Finding;
 use crate::resource::Written;
-use crate::story::Story;
+use crate::timeline::Timeline;
 
 /// The figures and findings of a run.
 #[derive(Debug)]
@@ -46,9 +46,15 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn of(story: &Story, writes: &[Written], overwritten: u64, is_fair: bool, healed: Moment) -> Tally {
-        let mut tally = Tally { asked: story.turns.len(), overwritten, ..Tally::default() };
-        for turn in &story.turns {
+    pub(crate) fn of(
+        timeline: &Timeline,
+        writes: &[Written],
+        overwritten: u64,
+        is_fair: bool,
+        healed: Moment,
+    ) -> Tally {
+        let mut tally = Tally { asked: timeline.turns.len(), overwritten, ..Tally::default() };
+        for turn in &timeline.turns {
             for entry in &turn.entries {
                 match &entry.what {
                     What::Failed { how } => {
@@ -64,12 +70,12 @@ impl Tally {
                 tally.served_within = tally.served_within.max(grant.at.since(turn.asked.max(healed)));
             }
         }
-        for one in &story.injected {
+        for one in &timeline.injected {
             *tally.faults.entry(one.fault.kind()).or_default() += 1;
         }
         tally.accepted = writes.iter().filter(|write| write.accepted).count();
         tally.refused = writes.len() - tally.accepted;
-        tally.in_order = story.holds(is_fair).filter(|hold| hold.queued.is_some()).count();
+        tally.in_order = timeline.holds(is_fair).filter(|hold| hold.queued.is_some()).count();
         tally
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use distlock::{Clock, LockGuard, Locker, Moment};
 
 use crate::broken::Broken;
-use crate::ears::{Ears, Listening};
 use crate::journal::{Journal, What};
+use crate::log_events::{LogEvents, LogSubscriber};
 use crate::plan::LOCKS;
 use crate::pulse;
 use crate::resource::Writer;
@@ -74,8 +74,8 @@ pub fn main(words: &[String]) -> Result<(), String> {
 
 async fn work(duty: Duty) -> Result<(), String> {
     let journal = Arc::new(Journal::open(&duty.journal).map_err(|error| error.to_string())?);
-    let ears = Arc::new(Ears::new(journal.clone()));
-    tracing::subscriber::set_global_default(Listening(ears.clone())).map_err(|error| error.to_string())?;
+    let log_events = Arc::new(LogEvents::new(journal.clone()));
+    tracing::subscriber::set_global_default(LogSubscriber(log_events.clone())).map_err(|error| error.to_string())?;
     watch_pulse(journal.clone());
     let Some(locker) = connect(&duty).await else { return Ok(()) };
     let attempts = Arc::new(AtomicU64::new(1));
@@ -86,7 +86,7 @@ async fn work(duty: Duty) -> Result<(), String> {
             duty: duty.clone(),
             locker: locker.clone(),
             journal: journal.clone(),
-            ears: ears.clone(),
+            log_events: log_events.clone(),
             attempts: attempts.clone(),
             resource: Writer::connect(&duty.socket).map_err(|error| error.to_string())?,
             dice: Dice::new(duty.seed.wrapping_mul(TASKS as u64).wrapping_add(number as u64)),
@@ -140,7 +140,7 @@ struct Worker {
     duty: Duty,
     locker: Locker,
     journal: Arc<Journal>,
-    ears: Arc<Ears>,
+    log_events: Arc<LogEvents>,
     attempts: Arc<AtomicU64>,
     resource: Writer,
     dice: Dice,
@@ -152,8 +152,8 @@ impl Worker {
     async fn run(mut self) {
         while !self.duty.finish.exists() {
             let lock = self.dice.below(LOCKS);
-            let patience = self.dice.millis(200..3000);
-            self.turn(lock, Some(patience)).await;
+            let wait = self.dice.millis(200..3000);
+            self.turn(lock, Some(wait)).await;
             let rest = self.dice.millis(0..30);
             tokio::time::sleep(rest).await;
         }
@@ -193,11 +193,11 @@ impl Worker {
         self.leave(attempt, guard).await;
     }
 
-    /// Requests a lock and uses it; returns whether it was granted. Without `patience` it waits without limit.
-    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+    /// Requests a lock and uses it; returns whether it was granted. Without `wait` it waits without limit.
+    async fn turn(&mut self, lock: usize, wait: Option<Duration>) -> bool {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         self.journal.write(self.clock.now(), attempt, What::Asks { lock });
-        match self.ask(lock, attempt, patience).await {
+        match self.ask(lock, attempt, wait).await {
             Ok(Some(guard)) => {
                 self.hold(lock, attempt, guard).await;
                 true
@@ -210,12 +210,7 @@ impl Worker {
         }
     }
 
-    async fn ask(
-        &mut self,
-        lock: usize,
-        attempt: u64,
-        patience: Option<Duration>,
-    ) -> Result<Option<LockGuard>, String> {
+    async fn ask(&mut self, lock: usize, attempt: u64, wait: Option<Duration>) -> Result<Option<LockGuard>, String> {
         let name = name(lock);
         let owner = attempt.to_string();
         match self.duty.broken {
@@ -228,13 +223,13 @@ impl Worker {
         let is_left = matches!(self.duty.broken, Some(Broken::IgnoresDeadline | Broken::NeverRenews));
         let asking = asking.watchdog(!is_left);
         let failed = |error: distlock::Error| format!("{:?}: {error}", error.kind());
-        let Some(patience) = patience else { return asking.await.map(Some).map_err(failed) };
+        let Some(wait) = wait else { return asking.await.map(Some).map_err(failed) };
         if self.dice.percent(15) {
             // Some waits are given up by dropping the future.
-            let dropped = tokio::time::timeout(patience / 4, asking).await;
+            let dropped = tokio::time::timeout(wait / 4, asking).await;
             return dropped.map_err(|_| "dropped".to_owned())?.map(Some).map_err(failed);
         }
-        asking.wait(patience).await.map(Some).map_err(failed)
+        asking.wait(wait).await.map(Some).map_err(failed)
     }
 
     async fn hold(&mut self, lock: usize, attempt: u64, guard: LockGuard) {
@@ -275,7 +270,7 @@ impl Worker {
         let now = self.clock.now();
         let is_lost = guard.is_lost() && self.duty.broken != Some(Broken::IgnoresDeadline);
         let deadline = guard.deadline().filter(|_| is_lost).unwrap_or(now);
-        let told = self.ears.told(attempt).filter(|_| is_lost).unwrap_or(now);
+        let told = self.log_events.told(attempt).filter(|_| is_lost).unwrap_or(now);
         self.journal.write(now.min(deadline).min(told), attempt, What::Left);
         let how = if self.dice.percent(20) {
             drop(guard);

@@ -10,7 +10,7 @@ fn order(engine: Engine, seconds: u64) -> Order {
         engine,
         seed: 1,
         time: Duration::from_secs(seconds),
-        patience: Duration::from_secs(60),
+        serve_limit: Duration::from_secs(60),
         broken: None,
         program: env!("CARGO_BIN_EXE_distlock-chaos").into(),
         keep: None,
@@ -53,14 +53,14 @@ fn chaos_on_files_has_no_findings() {
 }
 
 fn outcome_of(broken: Broken, engine: Engine, seconds: u64) -> Outcome {
-    let patience = match broken {
+    let serve_limit = match broken {
         Broken::Hoards => 2,
         // Until every worker had every lock takes longer than detecting the defect.
         Broken::IgnoresDeadline => 6,
         _ => 20,
     };
-    let patience = Duration::from_secs(patience);
-    run(&Order { broken: Some(broken), patience, ..order(engine, seconds) })
+    let serve_limit = Duration::from_secs(serve_limit);
+    run(&Order { broken: Some(broken), serve_limit, ..order(engine, seconds) })
 }
 
 #[track_caller]
@@ -125,7 +125,7 @@ fn locks_lost_on_a_healthy_master_are_detected() {
 
 #[test]
 fn leftover_state_is_detected() {
-    let order = Order { patience: Duration::from_secs(3), ..order(Engine::Redis, 1) };
+    let order = Order { serve_limit: Duration::from_secs(3), ..order(Engine::Redis, 1) };
     let findings = run(&Order { broken: Some(Broken::Litters), ..order }).findings;
     let is_it = |finding: &Finding| matches!(finding, Finding::LeftBehind { names } if names == &["litter"]);
     assert!(findings.iter().any(is_it), "{findings:?}");

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// A release does not check the owner of the lock.
-    ReleasesAnybodys,
+    ReleasesWithoutOwnerCheck,
     /// The server's lease is half as long as the holder believes.
     HalvesLeases,
     /// Tokens do not start at the clock, so that they start again after a loss of data.
@@ -33,7 +33,7 @@ impl Broken {
     /// Returns the script with the defect.
     pub(crate) fn spoil(self, script: &str) -> String {
         let changes: &[(&str, &str)] = match self {
-            Broken::ReleasesAnybodys => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
+            Broken::ReleasesWithoutOwnerCheck => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
             Broken::HalvesLeases => &[("'PX', lease_ms)", "'PX', math.floor(lease_ms / 2))")],
             Broken::CountsFromOne => &[
                 ("local token, digits = now, now_digits", "local token, digits = 1, '1'"),

@@ -9,7 +9,7 @@ use distlock_testkit::Dice;
 
 use crate::broken::Broken;
 use crate::engine::Engine;
-use crate::story::{Story, name, true_time};
+use crate::timeline::{Timeline, name, true_time};
 
 /// The number of owners of each client.
 const TASKS: usize = 2;
@@ -36,7 +36,7 @@ pub(crate) struct Duty {
     pub(crate) rolls: bool,
     /// The client's clock at the start of the simulation, and its rate error.
     pub(crate) clock: (Duration, f64),
-    pub(crate) story: Story,
+    pub(crate) timeline: Timeline,
     /// Set when all faults have ended: every task takes each lock once more and exits.
     pub(crate) is_healed: Rc<Cell<bool>>,
     /// How often the client was started.
@@ -50,7 +50,7 @@ pub(crate) async fn work(duty: Duty) -> turmoil::Result {
     let (first, drift) = duty.clock;
     let first = first + true_time().mul_f64(1.0 + drift);
     let clock = Clock::of_runtime(Moment::from_nanos(u64::try_from(first.as_nanos())?), drift);
-    let (told, is_fair) = (duty.story.clone(), duty.engine.is_fair());
+    let (told, is_fair) = (duty.timeline.clone(), duty.engine.is_fair());
     let observer = move |event: &Event<'_>| observe(&told, is_fair, event);
     let builder = Locker::builder().clock(clock.clone()).observer(observer);
     let locker = duty.engine.locker(builder, duty.has_guard)?;
@@ -66,19 +66,19 @@ pub(crate) async fn work(duty: Duty) -> turmoil::Result {
         task.await?;
     }
     let closed = locker.close().await.map_or_else(|error| format!("{:?}", error.kind()), |()| "well".into());
-    duty.story.note(format_args!("client {} closed: {closed}", duty.number));
+    duty.timeline.note(format_args!("client {} closed: {closed}", duty.number));
     Ok(())
 }
 
 /// The name of a hold's owner is the number of its turn.
-fn observe(story: &Story, is_fair: bool, event: &Event<'_>) {
+fn observe(timeline: &Timeline, is_fair: bool, event: &Event<'_>) {
     let Ok(turn) = event.owner.as_str().parse() else { return };
     match event.kind {
-        EventKind::Waiting { .. } => story.waits(turn, is_fair),
-        EventKind::Lost { reason, .. } => story.is_told(turn, &reason.to_string()),
-        EventKind::Renewed { .. } => story.note(format_args!("turn {turn}: renewed")),
+        EventKind::Waiting { .. } => timeline.waits(turn, is_fair),
+        EventKind::Lost { reason, .. } => timeline.is_told(turn, &reason.to_string()),
+        EventKind::Renewed { .. } => timeline.note(format_args!("turn {turn}: renewed")),
         EventKind::RenewalFailed { error, .. } => {
-            story.note(format_args!("turn {turn}: not renewed: {:?}", error.kind()));
+            timeline.note(format_args!("turn {turn}: not renewed: {:?}", error.kind()));
         }
         _ => {}
     }
@@ -97,16 +97,16 @@ impl Worker {
         if self.keeps {
             self.turn(KEPT, None).await;
         }
-        while self.duty.rolls && !self.duty.story.is_kept() {
+        while self.duty.rolls && !self.duty.timeline.is_kept() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         while !self.duty.is_healed.get() {
             let locks = if self.duty.is_mixed { 1 } else { LOCKS };
-            let (lock, patience) = match self.duty.rolls {
+            let (lock, wait) = match self.duty.rolls {
                 true => (KEPT, self.dice.millis(20..600)),
                 false => (self.dice.below(locks), self.dice.millis(200..4000)),
             };
-            self.turn(lock, Some(patience)).await;
+            self.turn(lock, Some(wait)).await;
             let rest = self.rest();
             tokio::time::sleep(rest).await;
         }
@@ -117,34 +117,28 @@ impl Worker {
         }
     }
 
-    /// Requests a lock and uses it; returns whether it was granted. Without `patience` it waits without limit.
-    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+    /// Requests a lock and uses it; returns whether it was granted. Without `wait` it waits without limit.
+    async fn turn(&mut self, lock: usize, wait: Option<Duration>) -> bool {
         let able = self.locker.capabilities();
         let mode = match lock {
             1 if able.shares && self.dice.percent(60) => Mode::Shared,
             2 if able.slots => Mode::Slot { of: PERMITS },
             _ => Mode::Exclusive,
         };
-        let turn = self.duty.story.asks(self.duty.number, lock, mode);
-        match self.ask(turn, lock, mode, patience).await {
+        let turn = self.duty.timeline.asks(self.duty.number, lock, mode);
+        match self.ask(turn, lock, mode, wait).await {
             Ok(guard) => {
                 self.hold(turn, lock, guard).await;
                 true
             }
             Err(how) => {
-                self.duty.story.ends(turn, &how);
+                self.duty.timeline.ends(turn, &how);
                 false
             }
         }
     }
 
-    async fn ask(
-        &mut self,
-        turn: usize,
-        lock: usize,
-        mode: Mode,
-        patience: Option<Duration>,
-    ) -> Result<LockGuard, String> {
+    async fn ask(&mut self, turn: usize, lock: usize, mode: Mode, wait: Option<Duration>) -> Result<LockGuard, String> {
         let name = name(lock);
         let request = match mode {
             Mode::Shared => self.locker.read(name.as_str()),
@@ -154,16 +148,16 @@ impl Worker {
         let is_long = self.is_long();
         // A long lease has a long heartbeat, in the same queue as the short ones; such a client also waits longer.
         let ttl = if is_long { self.dice.millis(12_000..30_000) } else { self.duty.ttl };
-        let patience = patience.map(|patience| if is_long { patience * 4 } else { patience });
+        let wait = wait.map(|wait| if is_long { wait * 4 } else { wait });
         let request = request.ttl(ttl).owner(turn.to_string().as_str());
         let failed = |error: distlock::Error| format!("not granted: {:?}", error.kind());
-        let Some(patience) = patience else { return request.await.map_err(failed) };
+        let Some(wait) = wait else { return request.await.map_err(failed) };
         if self.dice.percent(15) {
             // Some waits are given up by dropping the future.
-            let dropped = tokio::time::timeout(patience / 4, request).await;
+            let dropped = tokio::time::timeout(wait / 4, request).await;
             return dropped.map_err(|_| "gives up by dropping".to_owned())?.map_err(failed);
         }
-        request.wait(patience).await.map_err(failed)
+        request.wait(wait).await.map_err(failed)
     }
 
     /// Returns whether this task requests long leases, in worlds with mixed leases.
@@ -182,13 +176,13 @@ impl Worker {
     }
 
     async fn hold(&mut self, turn: usize, lock: usize, guard: LockGuard) {
-        let story = self.duty.story.clone();
+        let timeline = self.duty.timeline.clone();
         let token = guard.fencing_token();
-        story.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
-        if self.keeps && !story.is_kept() {
-            story.keeps(turn);
+        timeline.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
+        if self.keeps && !timeline.is_kept() {
+            timeline.keeps(turn);
             while !self.duty.is_healed.get() && !guard.is_lost() {
-                story.is_good(turn, self.deadline(&guard));
+                timeline.is_good(turn, self.deadline(&guard));
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -196,7 +190,7 @@ impl Worker {
         let most = if self.is_long() { 200 } else { 12 };
         let mut left = if is_hurried { 1 } else { self.dice.below(most) };
         while left > 0 && !guard.is_lost() {
-            story.is_good(turn, self.deadline(&guard));
+            timeline.is_good(turn, self.deadline(&guard));
             let work = self.dice.millis(1..150);
             tokio::time::sleep(work).await;
             left -= 1;
@@ -206,17 +200,17 @@ impl Worker {
             if self.dice.percent(10) && !is_hurried { self.dice.millis(0..5000) } else { self.dice.millis(0..100) };
         tokio::time::sleep(blind).await;
         if guard.mode() == Mode::Exclusive {
-            story.write(turn, lock, token, self.duty.broken == Some(Broken::OpenFence));
+            timeline.write(turn, lock, token, self.duty.broken == Some(Broken::OpenFence));
         }
         let lost_at = guard.is_lost().then(|| self.deadline(&guard));
-        story.leaves(turn, lost_at);
+        timeline.leaves(turn, lost_at);
         if self.dice.percent(20) {
             drop(guard);
-            return story.ends(turn, "dropped");
+            return timeline.ends(turn, "dropped");
         }
         let unlocked = guard.unlock().await;
         let how = unlocked.map_or_else(|error| format!("unlocked: {:?}", error.kind()), |()| "unlocked".into());
-        story.ends(turn, &how);
+        timeline.ends(turn, &how);
     }
 
     /// Converts the deadline on the client's clock to true time.

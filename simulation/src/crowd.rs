@@ -9,7 +9,7 @@ use distlock_testkit::Dice;
 use crate::client::{LOCKS, PERMITS};
 use crate::engine::Engine;
 use crate::plan::{Fault, Kind, Step};
-use crate::story::{name, true_time};
+use crate::timeline::{name, true_time};
 
 /// The machine of the crowd.
 pub(crate) const HOST: &str = "crowd";

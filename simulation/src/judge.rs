@@ -4,7 +4,7 @@ use std::fmt;
 
 use distlock_testkit::history::Violation;
 
-use crate::story::Story;
+use crate::timeline::Timeline;
 
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,13 +35,13 @@ impl fmt::Display for Finding {
 }
 
 /// Judges every rule. `failed` is an error of the world itself, `kept` the keys that the server still has at the end.
-pub(crate) fn judge(story: &Story, failed: Option<String>, kept: &[String]) -> Vec<Finding> {
-    let violation = story.history().check().err().map(Finding::History);
-    let unserved = Some(story.unserved()).filter(|turns| !turns.is_empty()).map(Finding::NotServed);
+pub(crate) fn judge(timeline: &Timeline, failed: Option<String>, kept: &[String]) -> Vec<Finding> {
+    let violation = timeline.history().check().err().map(Finding::History);
+    let unserved = Some(timeline.unserved()).filter(|turns| !turns.is_empty()).map(Finding::NotServed);
     // Fences must outlive their locks, and the canary key of the restart guard outlives every server.
     let passes = |key: &&String| !key.ends_with(":f") && !key.ends_with(":g");
     let kept: Vec<_> = kept.iter().filter(passes).cloned().collect();
     let left = Some(kept).filter(|keys| !keys.is_empty()).map(Finding::LeftBehind);
-    let lost = story.lost_keep().map(Finding::KeepLost);
+    let lost = timeline.lost_keep().map(Finding::KeepLost);
     [failed.map(Finding::Failed), violation, unserved, lost, left].into_iter().flatten().collect()
 }

@@ -12,7 +12,7 @@ mod engine;
 mod judge;
 mod plan;
 mod server;
-mod story;
+mod timeline;
 mod world;
 
 pub use broken::Broken;

@@ -21,7 +21,7 @@ use crate::server::command::{Now, execute};
 use crate::server::reply::Reply;
 use crate::server::scripts::Scripts;
 use crate::server::store::Store;
-use crate::story::{Story, true_time};
+use crate::timeline::{Timeline, true_time};
 
 /// The port of a server.
 pub(crate) const PORT: u16 = 6379;
@@ -41,14 +41,14 @@ pub(crate) struct Machine {
     leapt_us: Cell<u64>,
     /// How often the server was started.
     lives: Cell<u64>,
-    story: Story,
+    timeline: Timeline,
     broken: Option<Broken>,
 }
 
 impl Machine {
-    pub(crate) fn new(number: usize, epoch_us: u64, drift: f64, story: Story, broken: Option<Broken>) -> Machine {
+    pub(crate) fn new(number: usize, epoch_us: u64, drift: f64, timeline: Timeline, broken: Option<Broken>) -> Machine {
         let (disk, leapt_us, lives) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        Machine { number, disk, epoch_us, drift, leapt_us, lives, story, broken }
+        Machine { number, disk, epoch_us, drift, leapt_us, lives, timeline, broken }
     }
 
     /// Returns the time of its clock at a moment of the true time.
@@ -81,11 +81,11 @@ struct Server {
     born: Duration,
     scripts: RefCell<Option<Scripts>>,
     /// The subscribers of each channel.
-    channels: RefCell<BTreeMap<Vec<u8>, Ears>>,
+    channels: RefCell<BTreeMap<Vec<u8>, Subscribers>>,
 }
 
 /// The connections that subscribe to a channel, by their numbers.
-type Ears = BTreeMap<u64, UnboundedSender<Reply>>;
+type Subscribers = BTreeMap<u64, UnboundedSender<Reply>>;
 
 /// Serves until it is crashed.
 pub(crate) async fn serve(machine: Rc<Machine>) -> turmoil::Result {
@@ -127,13 +127,13 @@ impl Server {
                 break;
             }
         }
-        self.channels.borrow_mut().values_mut().for_each(|ears| drop(ears.remove(&number)));
+        self.channels.borrow_mut().values_mut().for_each(|subscribers| drop(subscribers.remove(&number)));
         written.abort();
     }
 
     fn answer(&self, number: u64, words: &[Vec<u8>], outbox: &UnboundedSender<Reply>) -> Reply {
         let name = words.first().map(|name| String::from_utf8_lossy(name).to_uppercase()).unwrap_or_default();
-        self.machine.story.note(format_args!(
+        self.machine.timeline.note(format_args!(
             "server {} connection {number}: {name} of {} words",
             self.machine.number,
             words.len()
@@ -173,9 +173,9 @@ impl Server {
     fn publish(&self, channel: &[u8], message: &[u8]) -> Reply {
         let push = [b"message", channel, message].map(Reply::text);
         let channels = self.channels.borrow();
-        let ears = channels.get(channel).into_iter().flat_map(BTreeMap::values);
-        let heard = ears.filter(|ear| ear.send(Reply::Push(push.to_vec())).is_ok()).count();
-        Reply::Int(i64::try_from(heard).unwrap_or(i64::MAX))
+        let subscribers = channels.get(channel).into_iter().flat_map(BTreeMap::values);
+        let delivered = subscribers.filter(|subscriber| subscriber.send(Reply::Push(push.to_vec())).is_ok()).count();
+        Reply::Int(i64::try_from(delivered).unwrap_or(i64::MAX))
     }
 }
 

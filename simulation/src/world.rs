@@ -16,13 +16,13 @@ use crate::engine::Engine;
 use crate::judge::{Finding, judge};
 use crate::plan::{Fault, Kind, SETTLES, Scene, Step, leaps, plan, rolling};
 use crate::server::{self, Machine};
-use crate::story::{Story, Trouble};
+use crate::timeline::{Timeline, Trouble};
 
 const CLIENTS: usize = 3;
 /// Approximately the clocks' time at the start.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// How long all clients may take to be served after the last fault: eight retries of a claim take 20 s at most.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVE_LIMIT: Duration = Duration::from_secs(60);
 /// How long state other than fences may remain after the last client has exited: more than the longest heartbeat of a
 /// waiter.
 const KEPT: Duration = Duration::from_secs(35);
@@ -94,7 +94,7 @@ pub fn run(order: &Order) -> Outcome {
 
 struct World<'a> {
     sim: Sim<'a>,
-    story: Story,
+    timeline: Timeline,
     machines: Vec<Rc<Machine>>,
     is_healed: Rc<Cell<bool>>,
     steps: Vec<Step>,
@@ -112,10 +112,10 @@ impl World<'_> {
         let tick = dice.millis(6..16);
         let latency = tick + dice.millis(5..50);
         let mut sim = network(seed, tick, latency);
-        let (story, is_healed) = (Story::default(), Rc::new(Cell::new(false)));
+        let (timeline, is_healed) = (Timeline::default(), Rc::new(Cell::new(false)));
         let machines = (0..engine.servers()).map(|number| {
             let epoch_us = EPOCH_US + dice.below(1_000_000_000) as u64;
-            Rc::new(Machine::new(number, epoch_us, drift(&mut dice), story.clone(), broken))
+            Rc::new(Machine::new(number, epoch_us, drift(&mut dice), timeline.clone(), broken))
         });
         let machines: Vec<_> = machines.collect();
         for (number, machine) in machines.iter().enumerate() {
@@ -128,9 +128,21 @@ impl World<'_> {
         for number in 0..CLIENTS {
             let drift = if broken == Some(Broken::SlowClocks) { -0.3 } else { drift(&mut dice) };
             let clock = (Duration::from_micros(EPOCH_US + dice.below(1_000_000_000) as u64), drift);
-            let (story, is_healed, lives) = (story.clone(), is_healed.clone(), Rc::default());
-            let duty =
-                Duty { number, engine, seed, ttl, is_mixed, has_guard, rolls, clock, story, is_healed, lives, broken };
+            let (timeline, is_healed, lives) = (timeline.clone(), is_healed.clone(), Rc::default());
+            let duty = Duty {
+                number,
+                engine,
+                seed,
+                ttl,
+                is_mixed,
+                has_guard,
+                rolls,
+                clock,
+                timeline,
+                is_healed,
+                lives,
+                broken,
+            };
             sim.host(client_name(number), move || client::work(duty.clone()));
         }
         let may_forget = has_guard || broken == Some(Broken::LosesDataUnguarded);
@@ -149,7 +161,7 @@ impl World<'_> {
             sim.host(crowd::HOST, move || crowd.wait());
             steps.push(crowd.step());
         }
-        World { sim, story, machines, is_healed, steps, order, tick, latency }
+        World { sim, timeline, machines, is_healed, steps, order, tick, latency }
     }
 
     fn run(mut self) -> Outcome {
@@ -161,20 +173,20 @@ impl World<'_> {
         let mut failed = None;
         for (at, begins, step) in times {
             failed = failed.or_else(|| self.until(at));
-            self.story.note_at(at, format_args!("{}: {}", if begins { "begins" } else { "is over" }, step.fault));
+            self.timeline.note_at(at, format_args!("{}: {}", if begins { "begins" } else { "is over" }, step.fault));
             if begins { self.begin(step) } else { self.end(step.fault) }
         }
         failed = failed.or_else(|| self.until(self.order.time));
         self.is_healed.set(true);
-        self.story.note_at(self.sim.elapsed(), format_args!("all is healed"));
-        let latest = self.sim.elapsed() + PATIENCE;
+        self.timeline.note_at(self.sim.elapsed(), format_args!("all is healed"));
+        let latest = self.sim.elapsed() + SERVE_LIMIT;
         while failed.is_none() && self.sim.elapsed() < latest && self.is_any_client_running() {
             failed = self.step();
         }
         let late = self.sim.elapsed() + KEPT;
         let kept: Vec<String> = self.machines.iter().flat_map(|machine| machine.kept(late)).collect();
-        let findings = judge(&self.story, failed, &kept);
-        let (log, figures, faults) = (self.story.lines(), self.story.figures(), self.steps.len());
+        let findings = judge(&self.timeline, failed, &kept);
+        let (log, figures, faults) = (self.timeline.lines(), self.timeline.figures(), self.steps.len());
         // Dropped only now: machines that are being torn down still request ids.
         drop(self);
         AttemptId::seed(None);
@@ -203,7 +215,7 @@ impl World<'_> {
             // Not counted as trouble of other clients: all of them keep their places.
             return self.crash(crowd::HOST, kind == Kind::CrowdVanishes);
         }
-        self.story.is_troubled(Trouble { client, from, to: to + SETTLES });
+        self.timeline.is_troubled(Trouble { client, from, to: to + SETTLES });
         match client {
             None => self.strike_server(server.unwrap_or_default(), kind),
             Some(client) if matches!(kind, Kind::Crash | Kind::PowerLoss) => self.crash_client(client, kind),
@@ -235,7 +247,7 @@ impl World<'_> {
     }
 
     fn crash_client(&mut self, client: usize, kind: Kind) {
-        self.story.is_killed(client, self.sim.elapsed());
+        self.timeline.is_killed(client, self.sim.elapsed());
         self.crash(&client_name(client), kind == Kind::PowerLoss);
     }
 

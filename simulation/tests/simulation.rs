@@ -67,7 +67,7 @@ fn expect_two_holders(engine: Engine, broken: Broken, seed: u64) {
 
 #[test]
 fn a_release_without_an_owner_check_is_detected() {
-    expect_two_holders(Engine::Redis, Broken::ReleasesAnybodys, 0);
+    expect_two_holders(Engine::Redis, Broken::ReleasesWithoutOwnerCheck, 0);
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl Raw {
         grpc.ready().await.expect("ready");
         let codec: ProstCodec<Q, A> = ProstCodec::default();
         let answer = grpc.unary(Request::new(request), PathAndQuery::from_static(path), codec);
-        tokio::time::timeout(Duration::from_secs(30), answer).await.expect("in time").expect("answered").into_inner()
+        tokio::time::timeout(Duration::from_secs(30), answer).await.expect("in time").expect("no error").into_inner()
     }
 
     pub(super) async fn grant(&self, ttl: i64) -> i64 {

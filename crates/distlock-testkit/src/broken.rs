@@ -26,7 +26,7 @@ pub enum Flaw {
     /// Grants the same token twice.
     RepeatsTokens,
     /// Grants every claim.
-    GrantsToEverybody,
+    GrantsEveryClaim,
     /// Treats a repeated claim as another grant.
     CountsARepeatTwice,
     /// Counts the lease from the reply instead of from the request.
@@ -146,7 +146,7 @@ impl Backend for Broken {
         if self.is(Flaw::Hangs) && self.hung.swap(true, Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        if self.is(Flaw::GrantsToEverybody) {
+        if self.is(Flaw::GrantsEveryClaim) {
             return Ok(self.forge(claim));
         }
         // Without a queue place the order of the claims is arbitrary.
@@ -226,7 +226,7 @@ impl Backend for Broken {
             }
             _ => self.engine.renew(leases).await,
         };
-        if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsToEverybody) {
+        if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsEveryClaim) {
             renewals.clear();
             let forged = |lease: &Lease| Ok(Renewal::Renewed(Some(Term { start, ttl: lease.claim.ttl })));
             renewals.extend(leases.iter().map(forged));

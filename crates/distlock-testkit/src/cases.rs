@@ -40,12 +40,12 @@ type Granted = distlock::Result<LockGuard>;
 
 /// Takes a lock that must become free. Fails the case instead of waiting for ever.
 async fn expect_lock(world: &World, locker: &Locker, key: &Key) -> LockGuard {
-    locker.lock(key).wait(world.patience()).await.expect("the lock becomes free")
+    locker.lock(key).wait(world.test_limit()).await.expect("the lock becomes free")
 }
 
 /// Starts a task that waits for `key`, and returns when the task is in the queue.
 async fn spawn_waiter(world: &World, client: &Client, key: &Key) -> tokio::task::JoinHandle<Granted> {
-    spawn_request(client, client.locker.lock(key).wait(world.patience())).await
+    spawn_request(client, client.locker.lock(key).wait(world.test_limit())).await
 }
 
 /// Starts a task whose request has to wait, and returns when the task is in the queue.
@@ -57,7 +57,7 @@ async fn spawn_request(client: &Client, request: LockRequest) -> tokio::task::Jo
 }
 
 async fn expect_granted(world: &World, task: tokio::task::JoinHandle<Granted>) -> LockGuard {
-    let granted = timeout(world.patience(), task).await.expect("in time").expect("the task did not panic");
+    let granted = timeout(world.test_limit(), task).await.expect("in time").expect("the task did not panic");
     granted.expect("the waiter is granted the lock")
 }
 
@@ -92,7 +92,7 @@ pub async fn one_holder_at_a_time(world: &World) {
             }
         });
     }
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("every task finished its rounds");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every task finished its rounds");
     assert_eq!(counter.load(Ordering::SeqCst), TASKS * ROUNDS);
     world.expect_nothing_left().await;
 }
@@ -136,7 +136,7 @@ async fn record_history(world: &World, about: &str, ask: fn(&Locker, &Key, u32) 
             }
         });
     }
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("every task finished its rounds");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every task finished its rounds");
     assert!(history.holds() > 40, "only {} holds", history.holds());
     history.check().expect("a clean history");
     world.expect_nothing_left().await;
@@ -160,7 +160,7 @@ pub async fn each_clone_is_an_owner(world: &World) {
     assert_ne!(client.locker.owner(), other.owner());
     let guard = client.locker.lock(&key).await.expect("granted");
     assert!(other.try_lock(&key).await.expect("no failure").is_none());
-    let waiter = tokio::spawn(other.lock(&key).wait(world.patience()).into_future());
+    let waiter = tokio::spawn(other.lock(&key).wait(world.test_limit()).into_future());
     client.calls.queued(2).await;
     guard.unlock().await.expect("released");
     expect_granted(world, waiter).await.unlock().await.expect("released");
@@ -291,7 +291,7 @@ pub async fn unusual_names_are_distinct_locks(world: &World) {
     names.extend([long("1"), long("2")].map(|name| Key::new(name).expect("a good name")));
     let mut guards = Vec::new();
     for name in &names {
-        guards.push(client.locker.lock(name).wait(world.patience()).await.expect("each is free"));
+        guards.push(client.locker.lock(name).wait(world.test_limit()).await.expect("each is free"));
     }
     if client.locker.capabilities().inspects {
         let listed = client.locker.inspect().list(stem.as_str()).await.expect("listed");
@@ -372,7 +372,7 @@ pub async fn force_release_notifies_the_holder(world: &World) {
     let (holder, operator, key) = (world.client().await, world.client().await, world.key("force"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     operator.locker.inspect().force_release(&key, guard.fencing_token(), "stuck").await.expect("forced");
-    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
+    let reason = timeout(world.test_limit(), guard.lost()).await.expect("notified");
     assert!(matches!(reason, LossReason::Broken | LossReason::Revoked), "{reason:?}");
     let next = expect_lock(world, &operator.locker, &key).await;
     assert!(next.fencing_token() > guard.fencing_token());
@@ -428,7 +428,7 @@ pub async fn unlock_dropped_at_every_poll(world: &World) {
         let _ = poll_times(polls, guard.unlock()).await;
         let asked = world.now();
         expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
-        assert!(world.now().since(asked) < world.patience());
+        assert!(world.now().since(asked) < world.test_limit());
     }
     for polls in 0..8 {
         expect_lock(world, &client.locker, &key).await.detach();
@@ -520,7 +520,7 @@ pub async fn close_releases_everything(world: &World) {
     let theirs = clone.lock(&keys[2]).ttl(ttl).await.expect("granted");
     client.locker.close().await.expect("closed");
     for guard in [&guard, &theirs] {
-        assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Closed);
+        assert_eq!(timeout(world.test_limit(), guard.lost()).await.expect("notified"), LossReason::Closed);
     }
     for key in &keys {
         let next = other.locker.try_lock(key).await.expect("no failure").expect("released by close");

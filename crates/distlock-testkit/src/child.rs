@@ -20,7 +20,7 @@ pub use answer::{Answer, Outcome};
 pub use program::serve;
 
 use crate::netns::Namespace;
-use crate::servers::{Directory, PATIENCE, Process, eventually};
+use crate::servers::{Directory, Process, TEST_LIMIT, eventually};
 
 /// The variable with the path of the socket that carries the orders. A process without it is not a child.
 const VARIABLE: &str = "DISTLOCK_TESTKIT_CHILD";
@@ -85,7 +85,7 @@ impl Child {
             listener.accept().ok().map(|(stream, _)| stream)
         });
         stream.set_nonblocking(false).expect("a socket may block");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+        stream.set_read_timeout(Some(TEST_LIMIT)).expect("a socket has a timeout");
         Child { process, line: BufReader::new(stream), _directory: directory }
     }
 

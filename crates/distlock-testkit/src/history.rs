@@ -305,7 +305,11 @@ mod tests {
     fn an_overtaken_waiter_is_found() {
         let found = verdict([queued(2, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]);
         assert!(matches!(found, Err(Violation::Overtaken(_))), "{found:?}");
-        assert_eq!(verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]), Ok(()), "nobody knows");
+        assert_eq!(
+            verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]),
+            Ok(()),
+            "the queue time is unknown"
+        );
     }
 
     #[test]

@@ -141,13 +141,13 @@ impl World {
     }
 
     /// Returns how long to wait for a condition: generous, since machines are slow at times.
-    pub fn patience(&self) -> Duration {
+    pub fn test_limit(&self) -> Duration {
         self.ttl() * 4 + Duration::from_secs(10)
     }
 
     /// Waits until no state is left, and fails the case if that takes much longer than a lease.
     pub async fn expect_nothing_left(&self) {
-        let until = self.now().after(self.patience());
+        let until = self.now().after(self.test_limit());
         loop {
             let left = self.setup.leftovers().await;
             if left.is_empty() {

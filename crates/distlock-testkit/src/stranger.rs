@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub use library::Library;
 
-use crate::servers::{PATIENCE, spawn};
+use crate::servers::{TEST_LIMIT, spawn};
 
 /// A process with one client of another lock library. It executes orders one after the other. Dropping it kills the
 /// process.
@@ -32,7 +32,7 @@ impl Stranger {
         command.args([server.ip().to_string(), server.port().to_string()]);
         command.stdin(input).stdout(OwnedFd::from(theirs));
         let process = spawn(command).expect("an interpreter that was found starts");
-        ours.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+        ours.set_read_timeout(Some(TEST_LIMIT)).expect("a socket has a timeout");
         Stranger { process, line: BufReader::new(ours) }
     }
 

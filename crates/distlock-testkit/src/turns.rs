@@ -12,7 +12,7 @@ use crate::child::Child;
 use crate::history::{History, Hold};
 
 /// The limit for one turn, and for all of them.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a process holds its lock before it is killed.
 const LIFE: Duration = Duration::from_millis(150);
@@ -50,7 +50,7 @@ impl Turns {
             child.kill9();
             disturb();
         }
-        let held = timeout(PATIENCE * 2, tasks.join_all()).await.expect("every task finished its rounds");
+        let held = timeout(TEST_LIMIT * 2, tasks.join_all()).await.expect("every task finished its rounds");
         let held: u32 = held.into_iter().sum();
         assert!(held > all / 3, "only {held} of {all} were granted");
         history.check().expect("a clean history");
@@ -78,8 +78,8 @@ async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, h
     for round in 0..rounds {
         let asked = clock.now();
         let (request, client, key) = any_request(&locker, number + round);
-        let patience = if (number + round).is_multiple_of(3) { hurry } else { PATIENCE };
-        let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
+        let test_limit = if (number + round).is_multiple_of(3) { hurry } else { TEST_LIMIT };
+        let Ok(granted) = timeout(test_limit, request.into_future()).await else { continue };
         // A cut connection may cause an error; it must never cause two holders.
         let Ok(guard) = granted else { continue };
         let (granted, token) = (clock.now(), guard.fencing_token().get());

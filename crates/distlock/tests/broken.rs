@@ -8,7 +8,7 @@ use distlock_testkit::conformance::{Outcome, attempt_by_name};
 /// Long enough for the passing cases on a slow machine, short enough for those that hang.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn check_noticed<F: Flawed>(cases: &[&str]) {
+fn check_detected<F: Flawed>(cases: &[&str]) {
     for case in cases {
         let outcome = attempt_by_name::<BrokenSetup<F>>(case, LIMIT);
         assert!(matches!(outcome, Outcome::Failed(_)), "{:?} passed {case}: {outcome:?}", F::FLAW);
@@ -23,7 +23,7 @@ macro_rules! flaws {
             impl Flawed for This {
                 const FLAW: Flaw = Flaw::$flaw;
             }
-            check_noticed::<This>(&[$(stringify!($case)),+]);
+            check_detected::<This>(&[$(stringify!($case)),+]);
         }
     )+};
 }
@@ -33,7 +33,7 @@ flaws! {
     ignores_the_owner IgnoresTheOwner: only_the_owner_releases a_repeated_release_changes_nothing;
     renews_after_loss RenewsAfterLoss: force_release_notifies_the_holder;
     repeats_tokens RepeatsTokens: tokens_rise the_history_is_clean_under_load;
-    grants_to_everybody GrantsToEverybody: one_holder_at_a_time try_lock_returns_none_while_held the_history_is_clean_under_load;
+    grants_every_claim GrantsEveryClaim: one_holder_at_a_time try_lock_returns_none_while_held the_history_is_clean_under_load;
     counts_a_repeat_twice CountsARepeatTwice: a_repeated_claim_returns_the_same_grant;
     starts_the_lease_late StartsTheLeaseLate: a_cut_off_holder_expires_before_the_next_grant without_a_watchdog_the_lease_ends;
     never_renews NeverRenews: a_hold_outlives_its_lease_by_renewal a_detached_hold_is_unlocked_by_name;

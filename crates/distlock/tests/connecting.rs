@@ -15,7 +15,7 @@ const MOST_POLLS: usize = 12;
 /// A future that is still pending after this time is dropped while it waits.
 const A_MOMENT: Duration = Duration::from_millis(50);
 /// A generous limit for what must happen on any machine.
-const SOON: Duration = Duration::from_secs(30);
+const TEST_LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
@@ -37,7 +37,7 @@ async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
             drop(drop_after(polls, Locker::from_config(&config)).await);
             drop(drop_after(polls, examine(&config)).await);
         }
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + TEST_LIMIT;
         while left() != before {
             assert!(Instant::now() < until, "{url}: {:?} keepers and descriptors, {before:?} before", left());
             sleep(Duration::from_millis(10)).await;
@@ -159,14 +159,14 @@ fn check_outside_of_a_runtime(url: &str) {
     expect_no_runtime("campaign", block_on(locker.election("e").campaign("me").into_future()));
     expect_no_runtime("leader", block_on(locker.election("e").leader()));
     expect_no_runtime("inspect", block_on(locker.inspect().list("")));
-    expect_no_runtime("extend", block_on(guard.extend(SOON)));
+    expect_no_runtime("extend", block_on(guard.extend(TEST_LIMIT)));
     expect_no_runtime("asked", block_on(guard.asked()));
     expect_no_runtime("unlock by name", block_on(locker.unlock("b").into_future()));
     assert!(!guard.is_lost(), "nothing happened to it");
     expect_no_runtime("unlock", block_on(guard.unlock()));
     // Released in the background, although this thread could not call the engine.
     let other = locker.clone();
-    runtime.block_on(other.lock("a").wait(SOON).into_future()).expect("released").detach();
+    runtime.block_on(other.lock("a").wait(TEST_LIMIT).into_future()).expect("released").detach();
     block_on(locker.close()).expect("the keeper closes it, on a runtime of its own");
 }
 
@@ -189,9 +189,9 @@ fn locks_in_memory_work_outside_of_a_runtime_until_a_wait() {
     use std::future::IntoFuture;
 
     let locker = Locker::new(Memory::new()).expect("a locker");
-    let guard = block_on(locker.lock("a").wait(SOON).into_future()).expect("granted");
+    let guard = block_on(locker.lock("a").wait(TEST_LIMIT).into_future()).expect("granted");
     let other = locker.clone();
-    expect_no_runtime("a wait", block_on(other.lock("a").wait(SOON).into_future()));
+    expect_no_runtime("a wait", block_on(other.lock("a").wait(TEST_LIMIT).into_future()));
     block_on(guard.unlock()).expect("released");
     block_on(locker.close()).expect("closed");
 }

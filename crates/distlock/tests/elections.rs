@@ -57,10 +57,10 @@ fn fate(number: u32) -> Fate {
 
 impl Contest {
     /// Campaigns once. Returns false when the client can no longer be used.
-    async fn stand(&self, client: &Client, candidate: u32, ttl: Duration, patience: Duration) -> bool {
+    async fn stand(&self, client: &Client, candidate: u32, ttl: Duration, test_limit: Duration) -> bool {
         let fate = fate(self.elections.fetch_add(1, Ordering::SeqCst));
         let (election, asked) = (client.locker.election(&self.key), self.clock.now());
-        let campaign = election.campaign(format!("candidate {candidate}")).ttl(ttl).wait(patience);
+        let campaign = election.campaign(format!("candidate {candidate}")).ttl(ttl).wait(test_limit);
         if let Fate::IsCutOffWhileItWaits = fate {
             let waiting = timeout(Duration::from_millis(5), campaign.into_future()).await;
             let granted = self.clock.now();
@@ -88,7 +88,7 @@ impl Contest {
             }
             Fate::IsCutOff => {
                 client.calls.cut();
-                timeout(patience, leadership.guard().lost()).await.expect("told");
+                timeout(test_limit, leadership.guard().lost()).await.expect("notified");
                 self.record(&leadership, candidate, times);
             }
             _ => {
@@ -131,7 +131,7 @@ async fn contest(world: &World, elections: u32, ttl: Duration) {
         lost_leaders: AtomicU32::new(0),
         lost_candidates: AtomicU32::new(0),
     });
-    let patience = world.patience() + ttl * 20;
+    let test_limit = world.test_limit() + ttl * 20;
     while contest.elections.load(Ordering::SeqCst) < elections {
         // Each candidate has its own client, until the client is lost.
         let mut candidates = JoinSet::new();
@@ -139,7 +139,7 @@ async fn contest(world: &World, elections: u32, ttl: Duration) {
             let (contest, client) = (contest.clone(), world.client().await);
             candidates.spawn(async move {
                 while contest.elections.load(Ordering::SeqCst) < elections
-                    && contest.stand(&client, candidate, ttl, patience).await
+                    && contest.stand(&client, candidate, ttl, test_limit).await
                 {}
             });
         }

@@ -90,7 +90,7 @@ async fn f04_release_reply_lost() {
     eventually("the key is gone", || keys(&server).is_empty()).await;
     proxy.cut();
     proxy.pass();
-    let error = unlocking.await.unwrap().expect_err("nobody answered");
+    let error = unlocking.await.unwrap().expect_err("the reply is lost");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     locker_at(&[server.address()], secs(10)).try_lock("a").await.unwrap().expect("free").unlock().await.unwrap();
 }
@@ -104,10 +104,10 @@ async fn f05_repeated_release_does_not_end_the_next_hold() {
     let guard = first.lock("a").await.unwrap();
     proxy.drop_replies();
     let unlocking = tokio::spawn(guard.unlock());
-    let held = next.lock("a").wait(secs(10)).await.expect("released, though nobody told the first holder");
+    let held = next.lock("a").wait(secs(10)).await.expect("released, without the knowledge of the first holder");
     proxy.cut();
     proxy.pass();
-    unlocking.await.unwrap().expect_err("nobody answered");
+    unlocking.await.unwrap().expect_err("the reply is lost");
     first.close().await.expect("every release was answered in the end");
     held.check().expect("still the next one's");
     assert_eq!(keys(&server).len(), 1);
@@ -128,7 +128,7 @@ async fn f05_repeated_delete_keeps_a_newer_key_of_the_same_name() {
     server.etcdctl().run(&["put", &key, "newer"]);
     proxy.cut();
     proxy.pass();
-    let error = unlocking.await.unwrap().expect_err("nobody answered");
+    let error = unlocking.await.unwrap().expect_err("the reply is lost");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     locker.close().await.expect("the release was repeated, and answered");
     assert!(server.etcdctl().run(&["get", &key]).ends_with("newer"));
@@ -266,7 +266,7 @@ async fn f52_key_gone_though_the_lease_lives() {
     let locker = locker_at(&[server.address()], secs(60));
     let guard = locker.lock("a").await.unwrap();
     server.etcdctl().run(&["del", "--prefix", "a/"]);
-    let reason = timeout(secs(2), guard.lost()).await.expect("told at once");
+    let reason = timeout(secs(2), guard.lost()).await.expect("notified at once");
     assert_eq!(reason, LossReason::Revoked);
 }
 
@@ -280,10 +280,10 @@ async fn f52_key_gone_while_the_connection_is_down() {
     eventually("it is watched", || server.metric("etcd_debugging_mvcc_watcher_total") == Some(2.0)).await;
     proxy.drop_replies();
     server.etcdctl().run(&["del", "--prefix", "a/"]);
-    assert!(!guard.is_lost(), "nobody told it");
+    assert!(!guard.is_lost(), "no event has arrived");
     proxy.cut();
     proxy.pass();
-    assert_eq!(timeout(secs(10), guard.lost()).await.expect("told by the new stream"), LossReason::Revoked);
+    assert_eq!(timeout(secs(10), guard.lost()).await.expect("notified by the new stream"), LossReason::Revoked);
 }
 
 /// The leader is stopped and continues: an etcd of this version may then revoke live leases. A holder whose key is
@@ -307,14 +307,14 @@ async fn f52_leader_paused_for_nine_seconds() {
         match (there, gone_since) {
             (true, _) => gone_since = None,
             (false, None) => gone_since = Some(std::time::Instant::now()),
-            (false, Some(since)) => assert!(since.elapsed() < secs(1), "the key is gone and nobody told the holder"),
+            (false, Some(since)) => assert!(since.elapsed() < secs(1), "the key is gone, its holder not notified"),
         }
     }
     // A surviving key is deleted now, and only the watch can tell: it has moved to a server that is alive.
     if !guard.is_lost() {
         cluster.etcdctl().run(&["del", "--prefix", "a/"]);
     }
-    timeout(secs(2), guard.lost()).await.expect("told at once");
+    timeout(secs(2), guard.lost()).await.expect("notified at once");
     drop(guard);
     let next = locker.lock("a").wait(secs(20)).await.expect("the cluster works");
     next.unlock().await.unwrap();
@@ -328,7 +328,7 @@ async fn f53_followers_frozen() {
     let guard = holder.lock("a").await.unwrap();
     let followers = cluster.followers();
     followers.iter().for_each(|at| cluster.members()[*at].stop());
-    timeout(secs(20), guard.lost()).await.expect("told when its lease is over");
+    timeout(secs(20), guard.lost()).await.expect("notified when its lease has ended");
     assert!(guard.deadline().unwrap() <= distlock::Clock::system().now());
     followers.iter().for_each(|at| cluster.members()[*at].cont());
     let next = other.lock("a").wait(secs(30)).await.expect("the cluster works again");
@@ -398,7 +398,7 @@ async fn f56_watch_lags() {
     guard.unlock().await.unwrap();
     let place = keys(&server).into_iter().find(|key| !held.contains(key)).expect("the waiter's");
     server.etcdctl().run(&["del", &place]);
-    let next = near.try_lock("a").await.unwrap().expect("nobody has it");
+    let next = near.try_lock("a").await.unwrap().expect("it is free");
     tokio::time::sleep(secs(5)).await;
     assert!(!waiter.is_finished(), "two holders");
     next.check().expect("still the only one");
@@ -475,7 +475,7 @@ async fn f60_shared_lease_revoked() {
     let lease = keys(&server).iter().find(|key| key.starts_with("a0/")).map(|key| lease_of(key)).unwrap();
     server.etcdctl().run(&["lease", "revoke", &lease]);
     for guard in &guards {
-        assert_eq!(timeout(secs(1), guard.lost()).await.expect("told at once"), LossReason::Revoked);
+        assert_eq!(timeout(secs(1), guard.lost()).await.expect("notified at once"), LossReason::Revoked);
     }
     private.check().expect("another TTL has a lease of its own");
     private.unlock().await.unwrap();
@@ -582,7 +582,7 @@ async fn all_endpoints_down_and_back() {
     server.kill9();
     let waiter = tokio::spawn(locker.clone().lock("b").wait(secs(30)).into_future());
     tokio::time::sleep(secs(2)).await;
-    let error = locker.try_lock("c").await.expect_err("nobody is there");
+    let error = locker.try_lock("c").await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     server.restart(Data::Kept);
     waiter.await.unwrap().expect("granted").unlock().await.unwrap();
@@ -594,6 +594,6 @@ async fn all_endpoints_down_and_back() {
 #[tokio::test]
 async fn an_unreachable_server_is_an_error_at_once() {
     let gone = EtcdServer::start().url();
-    let error = Locker::connect(&gone).await.expect_err("nobody is there");
+    let error = Locker::connect(&gone).await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

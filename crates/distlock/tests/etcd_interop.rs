@@ -15,7 +15,7 @@ use distlock_testkit::servers::{EtcdServer, Etcdctl, eventually};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn locker(server: &EtcdServer) -> Locker {
     Locker::new(Etcd::builder([server.address().to_string()]).verbatim_names().build().unwrap()).unwrap()
@@ -52,7 +52,7 @@ impl Go {
     async fn granted(&mut self) -> String {
         let mut output = self.output.take().expect("its output");
         let line = tokio::task::spawn_blocking(move || (output.next(), output));
-        let (line, output) = timeout(PATIENCE, line).await.expect("in time").unwrap();
+        let (line, output) = timeout(TEST_LIMIT, line).await.expect("in time").unwrap();
         self.output = Some(output);
         line.expect("a line").expect("text")
     }
@@ -85,7 +85,7 @@ fn write(server: &EtcdServer, condition: &EtcdCompare, value: &str) -> String {
 }
 
 fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuard>> {
-    tokio::spawn(locker.clone().lock(name).wait(PATIENCE).into_future())
+    tokio::spawn(locker.clone().lock(name).wait(TEST_LIMIT).into_future())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +112,7 @@ async fn etcdctl_waits_for_the_last_entry() {
     let first = one.lock("jobs").owner("order-7").reentrant().await.unwrap();
     let mut go = Go::lock(&server, "jobs", 10);
     queued(&server, "jobs/", 2).await;
-    let second = two.lock("jobs").owner("order-7").reentrant().wait(PATIENCE).await.unwrap();
+    let second = two.lock("jobs").owner("order-7").reentrant().wait(TEST_LIMIT).await.unwrap();
     first.unlock().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let in_line = tokio::task::spawn_blocking({
@@ -194,7 +194,7 @@ async fn a_key_in_the_layout_of_gos_client_counts() {
     let locker = locker(&server);
     assert!(locker.try_lock("g").await.unwrap().is_none());
     let shown = locker.inspect().get("g").await.unwrap().expect("it is held");
-    let holder = shown.holder().expect("by somebody");
+    let holder = shown.holder().expect("a holder");
     assert!(holder.record.is_none() && holder.ttl_left.is_some());
     let token = holder.token.expect("a create revision");
     locker.inspect().force_release("g", token, "its client is gone").await.expect("forced");
@@ -262,7 +262,7 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
     assert!(write(&server, &stale.compare(guard.key(), token).expect("it is held"), "first").starts_with("SUCCESS"));
     proxy.set(Direction::Replies, Flow::Hold);
     second.inspect().force_release("a", token, "it does not answer").await.unwrap();
-    let next = second.lock("a").wait(PATIENCE).await.unwrap();
+    let next = second.lock("a").wait(TEST_LIMIT).await.unwrap();
     assert!(!guard.is_lost(), "it believes that it holds the lock");
     let late = stale.compare(guard.key(), token).expect("as far as it knows");
     assert!(write(&server, &late, "late").starts_with("FAILURE"));
@@ -283,7 +283,7 @@ async fn the_application_can_give_a_channel() {
     let guard = locker.lock("a").await.unwrap();
     assert_eq!(keys(&server.etcdctl(), "p/a/").len(), 1);
     proxy.cut();
-    let other = locker.clone().lock("b").wait(PATIENCE).await.expect("connected again");
+    let other = locker.clone().lock("b").wait(TEST_LIMIT).await.expect("connected again");
     guard.check().expect("still held");
     drop(other);
     guard.unlock().await.unwrap();
@@ -320,5 +320,5 @@ async fn expect_entries(locker: &Locker, key: &str, count: usize) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, written).await.expect("it is written");
+    timeout(TEST_LIMIT, written).await.expect("it is written");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
-use distlock_testkit::servers::PATIENCE;
+use distlock_testkit::servers::TEST_LIMIT;
 use log_kit::Log;
 
 fn line(log: &Log, message: &str) -> String {
@@ -18,7 +18,7 @@ fn line(log: &Log, message: &str) -> String {
 async fn until_said(log: &Log, message: &str) {
     let started = Instant::now();
     while !log.text().contains(message) {
-        assert!(started.elapsed() < PATIENCE, "no {message:?} in {}", log.text());
+        assert!(started.elapsed() < TEST_LIMIT, "no {message:?} in {}", log.text());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

@@ -9,7 +9,7 @@ use distlock::{Clock, Event, EventKind, HistoryKind, LockGuard, Locker, LossReas
 use tokio::time::timeout;
 
 /// A generous limit for what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_secs(1);
 /// Repeated, because the keeper may be faster than the caller, and then the race does not occur.
 const ROUNDS: u64 = 100;
@@ -26,7 +26,7 @@ async fn lose_and_leave(
 ) -> Vec<(u64, LossReason)> {
     let mut reasons = Vec::new();
     for _ in 0..ROUNDS {
-        let guard = locker.lock("k").ttl(TTL).lock_delay(delay).wait(SOON).await.expect("granted");
+        let guard = locker.lock("k").ttl(TTL).lock_delay(delay).wait(TEST_LIMIT).await.expect("granted");
         let token = guard.fencing_token().get();
         pass();
         reasons.push((token, leave(guard).await));
@@ -36,7 +36,7 @@ async fn lose_and_leave(
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(SOON, all).await.expect("every loss is told to observers");
+    timeout(TEST_LIMIT, all).await.expect("every loss is reported to observers");
     reasons
 }
 
@@ -73,12 +73,12 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let written = timeout(SOON, written).await.expect("every loss is written down");
+    let written = timeout(TEST_LIMIT, written).await.expect("every loss is written down");
     let told = told.lock().unwrap();
     for (token, reason) in reasons {
         assert_eq!(reason, LossReason::Expired, "the clock settles it");
-        assert_eq!(told[&token], std::slice::from_ref(&reason), "what observers were told of token {token}");
-        assert_eq!(written[&token], Some(reason.to_string()), "what was written down of token {token}");
+        assert_eq!(told[&token], std::slice::from_ref(&reason), "the reason that observers got for token {token}");
+        assert_eq!(written[&token], Some(reason.to_string()), "the recorded reason of token {token}");
     }
 }
 
@@ -144,13 +144,13 @@ async fn a_leadership_is_reported_as_lost_before_the_next_one_begins() {
             std::future::pending::<()>().await;
         }
     });
-    timeout(SOON, led).await.expect("in time").expect("led to the end");
+    timeout(TEST_LIMIT, led).await.expect("in time").expect("led to the end");
     locker.close().await.expect("closed");
     let events = events.lock().unwrap();
     let mut leader = None;
     for (what, token) in events.iter() {
         match *what {
-            "leads" => assert_eq!(leader.replace(token), None, "it leads before its loss is told: {events:?}"),
+            "leads" => assert_eq!(leader.replace(token), None, "it leads before its loss is reported: {events:?}"),
             _ => assert_eq!(leader.take(), Some(token), "{events:?}"),
         }
     }

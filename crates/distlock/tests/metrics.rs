@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
 use distlock_testkit::conformance::record_skip;
-use distlock_testkit::servers::PATIENCE;
+use distlock_testkit::servers::TEST_LIMIT;
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 
 /// One series: its labels by name.
@@ -143,7 +143,7 @@ async fn the_recorded_metrics_are_the_documented_ones() {
     let until = async |done: &dyn Fn() -> bool| {
         let started = Instant::now();
         while !done() {
-            assert!(started.elapsed() < PATIENCE, "it never came");
+            assert!(started.elapsed() < TEST_LIMIT, "it never came");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

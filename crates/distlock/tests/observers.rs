@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(10);
 /// A generous limit for what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn word(kind: &EventKind<'_>) -> &'static str {
     match kind {
@@ -29,7 +29,7 @@ async fn until_so(mut is_so: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(SOON, looks).await.expect("soon");
+    timeout(TEST_LIMIT, looks).await.expect("soon");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_hanging_observer_blocks_no_call() {
         guard.unlock().await.expect("released");
         locker.close().await.expect("closed");
     };
-    assert!(timeout(SOON, calls).await.is_ok(), "all return while it hangs");
+    assert!(timeout(TEST_LIMIT, calls).await.is_ok(), "all return while it hangs");
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn events_of_a_call_are_observed_before_it_returns() {
     }
     drop(locker.lock("k").await.unwrap());
     locker.close().await.unwrap();
-    assert_eq!(*seen.lock().unwrap(), ["acquired", "released"], "closing tells what is left");
+    assert_eq!(*seen.lock().unwrap(), ["acquired", "released"], "closing reports the remaining events");
 }
 
 #[tokio::test]
@@ -123,12 +123,12 @@ async fn an_observer_may_use_the_locker() {
     let store = Store::with_clock(clock.clone());
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(Memory::on(&store)).unwrap();
     for round in 1..=20 {
-        let guard = locker.lock("k").wait(SOON).await.unwrap();
+        let guard = locker.lock("k").wait(TEST_LIMIT).await.unwrap();
         *held.lock().unwrap() = Some(guard);
         hand.advance(TTL * 2);
         until_so(|| losses.load(Ordering::SeqCst) == round).await;
         until_so(|| held.lock().unwrap().is_none()).await;
     }
-    timeout(SOON, locker.close()).await.expect("in time").expect("closed");
-    assert!(store.is_empty() && losses.load(Ordering::SeqCst) == 20, "each was told once, and nothing is left");
+    timeout(TEST_LIMIT, locker.close()).await.expect("in time").expect("closed");
+    assert!(store.is_empty() && losses.load(Ordering::SeqCst) == 20, "each was reported once, and nothing is left");
 }

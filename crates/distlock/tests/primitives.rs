@@ -17,7 +17,7 @@ use tokio::time::timeout;
 distlock_testkit::child!();
 
 /// A generous limit for what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 /// A time in which something must not happen: several polls of a holder.
 const A_WHILE: Duration = Duration::from_millis(900);
 
@@ -40,9 +40,9 @@ async fn lock_all_stops_waiting_when_one_lock_is_lost() {
             }
         }
     };
-    let token = timeout(SOON, holder).await.expect("the first is taken").token.unwrap();
+    let token = timeout(TEST_LIMIT, holder).await.expect("the first is taken").token.unwrap();
     other.inspect().force_release("a", token, "a test").await.unwrap();
-    let outcome = timeout(SOON, all).await.expect("told while the second is still taken").unwrap();
+    let outcome = timeout(TEST_LIMIT, all).await.expect("returned while the second is still held").unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
     taken.unlock().await.unwrap();
 }
@@ -67,7 +67,7 @@ async fn a_failed_claim_all_is_withdrawn_only_if_its_outcome_is_unknown() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, withdrawn).await.expect("both claims are withdrawn");
+    timeout(TEST_LIMIT, withdrawn).await.expect("both claims are withdrawn");
 
     (0..2).for_each(|_| store.script(Operation::Claim, Fault::LoseReply));
     let error = refused().await.unwrap_err();
@@ -93,7 +93,7 @@ async fn a_request_to_release_does_not_reach_the_next_holder() {
     let mut asking = pin!(asker.ask("k", "deploy").into_future());
     tokio::select! {
         done = &mut asking => panic!("{done:?}"),
-        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
+        reason = timeout(TEST_LIMIT, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
     }
     // The asker is not polled, so it still asks while the next client holds the lock.
     guard.unlock().await.unwrap();
@@ -118,10 +118,10 @@ async fn a_request_to_release_survives_the_first_asker() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(SOON, gone).await.expect("the first question is taken back");
+    timeout(TEST_LIMIT, gone).await.expect("the first question is taken back");
     tokio::select! {
         done = &mut second => panic!("{done:?}"),
-        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "second"),
+        reason = timeout(TEST_LIMIT, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "second"),
     }
 }
 
@@ -153,7 +153,7 @@ fn observing_leaders_without_a_pause_yields() {
         });
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(SOON).expect("others run");
+    is_done.recv_timeout(TEST_LIMIT).expect("others run");
 }
 
 #[tokio::test(flavor = "multi_thread")]

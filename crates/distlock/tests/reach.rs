@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// A generous limit for what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn ms(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -69,13 +69,13 @@ impl World {
                 tokio::time::sleep(ms(1)).await;
             }
         };
-        timeout(SOON, told).await.expect("an end");
+        timeout(TEST_LIMIT, told).await.expect("an end");
         assert_eq!(*self.ends.lock().unwrap(), [end]);
     }
 }
 
 async fn end_of(asked: JoinHandle<Result<LockGuard>>) -> Error {
-    timeout(SOON, asked).await.expect("soon").expect("no panic").expect_err("not granted")
+    timeout(TEST_LIMIT, asked).await.expect("soon").expect("no panic").expect_err("not granted")
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn f79_several_locks_without_a_reply_are_unknown() {
         }
     };
     let error = tokio::select! {
-        ended = timeout(SOON, asked) => ended.expect("soon").expect("no panic").expect_err("not granted"),
+        ended = timeout(TEST_LIMIT, asked) => ended.expect("soon").expect("no panic").expect_err("not granted"),
         () = advance => unreachable!("it never ends"),
     };
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");

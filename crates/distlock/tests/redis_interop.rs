@@ -13,7 +13,7 @@ use distlock_testkit::stranger::{Library, Stranger};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -43,7 +43,7 @@ impl Encounter {
     }
 
     fn waiter(&self) -> JoinHandle<distlock::Result<LockGuard>> {
-        tokio::spawn(self.ours.clone().lock("a").wait(PATIENCE).retry_interval(RETRY).into_future())
+        tokio::spawn(self.ours.clone().lock("a").wait(TEST_LIMIT).retry_interval(RETRY).into_future())
     }
 
     /// Returns when a waiter of ours is in the queue.
@@ -57,7 +57,7 @@ fn locker(server: &RedisServer) -> Locker {
 }
 
 async fn granted(waiter: JoinHandle<distlock::Result<LockGuard>>) -> LockGuard {
-    timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted")
+    timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted")
 }
 
 async fn check_each_excludes_the_other(library: Library) {
@@ -71,7 +71,7 @@ async fn check_each_excludes_the_other(library: Library) {
     assert!(there.theirs.unlock("a"));
 
     // Not a try: our own cancelled waiter is withdrawn in the background.
-    let guard = there.ours.lock("a").wait(PATIENCE).await.expect("they let go");
+    let guard = there.ours.lock("a").wait(TEST_LIMIT).await.expect("they let go");
     assert!(!there.theirs.try_lock("a", Some(LONG)), "ours");
     guard.check().unwrap();
     there.theirs.wait_for("a", LONG);
@@ -84,18 +84,18 @@ async fn check_they_do_not_delete_our_key(library: Library) {
     let mut there = Encounter::with(library);
     assert!(there.theirs.try_lock("a", Some(LONG)));
     there.expire();
-    let guard = there.ours.try_lock("a").ttl(PATIENCE).await.unwrap().expect("their lease ended");
+    let guard = there.ours.try_lock("a").ttl(TEST_LIMIT).await.unwrap().expect("their lease ended");
     let value = there.ask("GET a");
     assert!(!there.theirs.extend("a", LONG * 10), "they find that it is not theirs");
     assert!(!there.theirs.unlock("a"), "they find that it is not theirs");
     assert_eq!(there.ask("GET a"), value);
-    assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= PATIENCE.as_millis(), "our lease is as it was");
+    assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= TEST_LIMIT.as_millis(), "our lease is as it was");
     guard.unlock().await.expect("ours to the end");
 }
 
 async fn check_we_do_not_delete_their_key(library: Library) {
     let mut there = Encounter::with(library);
-    let guard = there.ours.try_lock("a").ttl(PATIENCE).await.unwrap().expect("free");
+    let guard = there.ours.try_lock("a").ttl(TEST_LIMIT).await.unwrap().expect("free");
     there.expire();
     assert!(there.theirs.try_lock("a", Some(LONG)));
     let value = there.ask("GET a");
@@ -176,7 +176,7 @@ async fn check_never_two_at_once(library: Library) {
             tokio::spawn(async move {
                 let mut counter = RespClient::unix(&server).expect("a connection");
                 for _ in 0..TIMES {
-                    let request = locker.lock("a").wait(PATIENCE).retry_interval(Duration::from_millis(5));
+                    let request = locker.lock("a").wait(TEST_LIMIT).retry_interval(Duration::from_millis(5));
                     let guard = request.await.expect("granted");
                     let inside = counter.command(&["INCR", "a:inside"]).unwrap().int();
                     assert_eq!(inside, 1, "two holders");
@@ -242,7 +242,7 @@ async fn a_lock_of_redis_py_without_expiry_never_expires() {
     assert_eq!(there.ask("PTTL a").int(), -1);
     assert!(there.ours.try_lock("a").await.unwrap().is_none());
     let shown = there.ours.inspect().get("a").await.unwrap().expect("it is held");
-    let holder = shown.holder().expect("by somebody");
+    let holder = shown.holder().expect("a holder");
     assert!(holder.record.is_none() && holder.ttl_left.is_none() && holder.token.is_none(), "{holder:?}");
     let error = there.ours.inspect().force_release("a", FencingToken::new(1), "stuck").await.expect_err("not ours");
     assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");

@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(10);
 /// The usable part of a lease of 10 s by rule 1: minus a thousandth for drift and 2 ms in reserve.
 const USABLE: Duration = Duration::from_millis(9_988);
 /// A generous limit for what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 /// A store, a locker on it, and control of their common clock.
 struct World {
@@ -57,7 +57,7 @@ impl World {
     }
 
     async fn until(&mut self, what: impl FnMut(&Seen) -> bool) {
-        tokio::time::timeout(SOON, self.seen.wait_for(what)).await.expect("soon").expect("observed");
+        tokio::time::timeout(TEST_LIMIT, self.seen.wait_for(what)).await.expect("soon").expect("observed");
     }
 
     /// Returns when `sent` renewals were sent, and the keeper has stopped waiting for the reply to the last.
@@ -73,7 +73,7 @@ impl World {
 }
 
 async fn expect_lost(guard: &LockGuard) -> LossReason {
-    tokio::time::timeout(SOON, guard.lost()).await.expect("told soon")
+    tokio::time::timeout(TEST_LIMIT, guard.lost()).await.expect("notified soon")
 }
 
 fn deadline(guard: &LockGuard) -> Moment {
@@ -462,5 +462,5 @@ async fn until_so(mut is_so: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(SOON, looks).await.expect("soon");
+    tokio::time::timeout(TEST_LIMIT, looks).await.expect("soon");
 }

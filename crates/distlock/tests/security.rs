@@ -30,7 +30,7 @@ use std::time::Duration;
 use distlock::{Config, FencingToken, Locker};
 
 /// A generous limit for anything, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TEST_LIMIT: Duration = Duration::from_secs(40);
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
@@ -49,9 +49,9 @@ fn count_panics() {
 /// Runs work that may fail, but must neither panic nor hang.
 async fn in_time<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
     let _end = end_if_blocked(what.to_owned());
-    let done = tokio::time::timeout(PATIENCE, work.into_future()).await;
+    let done = tokio::time::timeout(TEST_LIMIT, work.into_future()).await;
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{what}");
-    done.unwrap_or_else(|_| panic!("not done within {PATIENCE:?}: {what}"))
+    done.unwrap_or_else(|_| panic!("not done within {TEST_LIMIT:?}: {what}"))
 }
 
 /// Ends the process unless the returned sender is dropped in time: a call that blocks its thread blocks the timer,
@@ -59,7 +59,7 @@ async fn in_time<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
 fn end_if_blocked(what: String) -> mpsc::Sender<()> {
     let (alive, ended) = mpsc::channel();
     std::thread::spawn(move || {
-        if ended.recv_timeout(PATIENCE * 2) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(TEST_LIMIT * 2) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not by a macro, whose output is kept until the test ends.
             let _ = writeln!(std::io::stderr(), "a thread is blocked: {what}");
             std::process::exit(101);

@@ -14,7 +14,7 @@ use distlock_testkit::Ticks;
 use tokio::time::timeout;
 
 /// A generous limit for what must happen on any machine.
-const SOON: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -160,7 +160,7 @@ async fn a_hanging_renewal_loses_no_other_lock() {
     for number in 0..40 {
         good.push(locker.lock(format!("good{number}")).ttl(ttl).await.unwrap());
     }
-    assert_eq!(timeout(SOON, bad.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, bad.lost()).await.expect("notified"), LossReason::Expired);
     sleep(&clock, ttl).await;
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", good.len());
@@ -203,7 +203,7 @@ async fn hanging_releases_delay_no_other_release() {
     drop(bad);
     drop(locker.lock("good").ttl(Duration::from_secs(600)).await.unwrap());
     let other = Locker::new(Memory::on(&store)).unwrap();
-    let next = other.lock("good").wait(SOON).await.expect("released while a hundred others hang");
+    let next = other.lock("good").wait(TEST_LIMIT).await.expect("released while a hundred others hang");
     assert!(!next.is_lost());
 }
 
@@ -211,7 +211,7 @@ async fn hanging_releases_delay_no_other_release() {
 async fn a_loss_pushed_before_the_guard_exists_is_reported() {
     let locker = Locker::new(Moody { revokes: true, ..Moody::on(&Store::new()) }).unwrap();
     let guard = locker.lock("k").ttl(Duration::from_secs(600)).await.unwrap();
-    assert_eq!(timeout(SOON, guard.lost()).await.expect("told at once"), LossReason::Revoked);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified at once"), LossReason::Revoked);
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ async fn the_release_of_an_extended_hold_is_retried_until_its_lease_ends() {
     }
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let _ticks = Ticks::of(hand);
-    let next = timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap();
+    let next = timeout(TEST_LIMIT, other.lock("k").into_future()).await.expect("released after all").unwrap();
     assert!(!next.is_lost());
 }
 
@@ -260,7 +260,7 @@ async fn the_release_of_a_possibly_extended_hold_is_retried_until_the_longer_lea
     }
     drop(guard);
     let _ticks = Ticks::of(hand);
-    drop(timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap());
+    drop(timeout(TEST_LIMIT, other.lock("k").into_future()).await.expect("released after all").unwrap());
 }
 
 #[tokio::test]
@@ -291,7 +291,7 @@ async fn every_level_of_a_lost_reentrant_hold_reports_the_loss() {
     let outer = locker.lock("k").ttl(ttl).reentrant().watchdog(false).await.unwrap();
     let inner = locker.lock("k").reentrant().await.unwrap();
     hand.advance(ttl);
-    assert_eq!(timeout(SOON, inner.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, inner.lost()).await.expect("notified"), LossReason::Expired);
     assert_eq!(inner.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(outer.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -308,11 +308,11 @@ async fn closing_is_bounded_and_names_unconfirmed_releases() {
     let engine = Moody { release: |_| None, ..Moody::on(&Store::new()) };
     let locker = Locker::builder().observer(observer).build(engine).unwrap();
     let guard = locker.lock("invoice:42").ttl(Duration::from_secs(600)).await.unwrap();
-    let error = timeout(SOON, locker.close()).await.expect("bounded").unwrap_err();
+    let error = timeout(TEST_LIMIT, locker.close()).await.expect("bounded").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("invoice:42"), "{error}");
     assert_eq!(guard.lost().await, LossReason::Closed);
-    assert_eq!(*seen.lock().unwrap(), [LossReason::Closed], "observers are told what the guard is told, once");
+    assert_eq!(*seen.lock().unwrap(), [LossReason::Closed], "observers get the reason of the guard, once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,7 +358,7 @@ async fn closing_ignores_failures_of_ended_leases() {
         store.script(Operation::Release, Fault::LoseRequest);
     }
     drop(locker.lock("k").ttl(ms(100)).await.unwrap());
-    timeout(SOON, async {
+    timeout(TEST_LIMIT, async {
         while !store.is_empty() {
             tokio::time::sleep(ms(5)).await;
         }
@@ -385,7 +385,7 @@ async fn a_handover_allows_for_the_configured_drift() {
     server_hand.advance(Duration::from_secs(1000));
     client_hand.advance(Duration::from_secs(950));
     guard.unlock().await.unwrap();
-    let handed = timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
+    let handed = timeout(TEST_LIMIT, waiter).await.unwrap().unwrap().unwrap();
     let believed = handed.remaining().expect("it has a lease");
     assert!(believed <= ttl.mul_f64(0.95), "{believed:?} of the server's {ttl:?} on a clock that is 5 % slow");
 }
@@ -401,8 +401,10 @@ async fn an_unwritable_history_affects_no_lock_and_is_written_later() {
     let began = Instant::now();
     // Locks continue whatever happens to the history.
     while reader.inspect().history("a", 10).await.unwrap().is_empty() {
-        assert!(began.elapsed() < SOON, "it is tried again");
-        timeout(SOON, async { locker.lock("b").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+        assert!(began.elapsed() < TEST_LIMIT, "it is tried again");
+        timeout(TEST_LIMIT, async { locker.lock("b").await.unwrap().unlock().await.unwrap() })
+            .await
+            .expect("a lock as ever");
         tokio::time::sleep(ms(20)).await;
     }
     let entries = reader.inspect().history("a", 10).await.unwrap();
@@ -417,9 +419,11 @@ async fn a_hanging_history_delays_no_lock_and_closing_only_briefly() {
     (0..8).for_each(|_| store.script(Operation::WriteHistory, Fault::Hang));
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
     for _ in 0..100 {
-        timeout(SOON, async { locker.lock("a").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+        timeout(TEST_LIMIT, async { locker.lock("a").await.unwrap().unlock().await.unwrap() })
+            .await
+            .expect("a lock as ever");
     }
-    timeout(SOON, locker.close()).await.expect("it does not wait for ever").unwrap();
+    timeout(TEST_LIMIT, locker.close()).await.expect("it does not wait for ever").unwrap();
     assert!(store.is_empty());
 }
 

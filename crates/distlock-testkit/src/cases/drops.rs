@@ -27,10 +27,10 @@ pub async fn several_locks_dropped_at_every_poll(world: &World) {
     let keys = [world.key("all-polls"), world.key("all-polls")];
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, client.locker.lock_all(&keys).into_future()).await);
-        let all = other.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
-        let _ = drop_after(polls, client.locker.lock_all(&keys).wait(world.patience()).into_future()).await;
+        let all = other.locker.lock_all(&keys).wait(world.test_limit()).await.expect("they become free");
+        let _ = drop_after(polls, client.locker.lock_all(&keys).wait(world.test_limit()).into_future()).await;
         let _ = drop_after(polls, all.unlock()).await;
-        let guard = client.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
+        let guard = client.locker.lock_all(&keys).wait(world.test_limit()).await.expect("they become free");
         let _ = drop_after(polls, guard.lost()).await;
         guard.check().expect("held");
         guard.unlock().await.expect("released");
@@ -46,11 +46,11 @@ pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
         drop(drop_after(polls, client.locker.write(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_read(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_write(&key).into_future()).await);
-        let writer = other.locker.write(&key).wait(world.patience()).await.expect("it becomes free");
+        let writer = other.locker.write(&key).wait(world.test_limit()).await.expect("it becomes free");
         drop(drop_after(polls, client.locker.read(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_read(&key).into_future()).await);
         writer.unlock().await.expect("released");
-        let reader = other.locker.read(&key).wait(world.patience()).await.expect("it becomes free");
+        let reader = other.locker.read(&key).wait(world.test_limit()).await.expect("it becomes free");
         drop(drop_after(polls, client.locker.write(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_write(&key).into_future()).await);
         let _ = drop_after(polls, reader.unlock()).await;
@@ -66,7 +66,7 @@ pub async fn permits_dropped_at_every_poll(world: &World) {
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, ours.acquire().into_future()).await);
         drop(drop_after(polls, ours.try_acquire().into_future()).await);
-        let both = [(); 2].map(|()| theirs.acquire().wait(world.patience()).into_future());
+        let both = [(); 2].map(|()| theirs.acquire().wait(world.test_limit()).into_future());
         let [first, second] = both;
         let (first, second) = (first.await.expect("a permit"), second.await.expect("another"));
         drop(drop_after(polls, ours.acquire().into_future()).await);
@@ -85,7 +85,7 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, ours.campaign("ours").into_future()).await);
         let _ = drop_after(polls, ours.lead("ours", async |_| std::future::pending::<()>().await)).await;
-        let leadership = theirs.campaign("theirs").wait(world.patience()).await.expect("elected");
+        let leadership = theirs.campaign("theirs").wait(world.test_limit()).await.expect("elected");
         drop(drop_after(polls, ours.campaign("ours").into_future()).await);
         let _ = drop_after(polls, ours.leader()).await;
         let mut leaders = ours.observe(Duration::from_millis(10));
@@ -105,7 +105,7 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
 
 /// Retries until the engine replies: a slow machine may time out once.
 async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader> {
-    let until = world.now().after(world.patience());
+    let until = world.now().after(world.test_limit());
     loop {
         match leaders.next().await {
             Ok(leader) => return leader,
@@ -184,7 +184,7 @@ pub async fn close_dropped_at_every_poll(world: &World) {
     let (other, key) = (world.lasting_client().await, world.key("close-polls"));
     for polls in 1..4 {
         let client = world.lasting_client().await;
-        let guard = client.locker.lock(&key).wait(world.patience()).await.expect("granted");
+        let guard = client.locker.lock(&key).wait(world.test_limit()).await.expect("granted");
         let closed = drop_after(polls, client.locker.close()).await;
         expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
         assert!(guard.is_lost() && (closed.is_some() || client.locker.lock(&key).await.is_err()));

@@ -17,7 +17,7 @@ async fn read(world: &World, key: &Key, most: u32) -> Vec<HistoryEntry> {
 
 /// Waits until the history has `count` entries.
 async fn expect_entries(world: &World, key: &Key, count: usize) -> Vec<HistoryEntry> {
-    let until = world.now().after(world.patience());
+    let until = world.now().after(world.test_limit());
     loop {
         let entries = read(world, key, 100).await;
         if entries.len() >= count {
@@ -46,9 +46,9 @@ pub async fn the_history_records_every_hold(world: &World) {
     let one = guard.fencing_token();
     guard.unlock().await.expect("released");
     let request = second.locker.lock(&key).label("the second").max_hold(Duration::from_millis(150));
-    let guard = request.wait(world.patience()).await.expect("granted");
+    let guard = request.wait(world.test_limit()).await.expect("granted");
     let two = guard.fencing_token();
-    let reason = timeout(world.patience(), guard.lost()).await.expect("max_hold ends it");
+    let reason = timeout(world.test_limit(), guard.lost()).await.expect("max_hold ends it");
     assert_eq!(reason, LossReason::MaxHold);
     close(&first).await;
     let entries = expect_entries(world, &key, 4).await;
@@ -77,7 +77,7 @@ pub async fn the_history_records_a_forced_release(world: &World) {
     let guard = expect_lock(world, &holder.locker, &key).await;
     let token = guard.fencing_token();
     breaker.locker.inspect().force_release(&key, token, "it hangs").await.expect("broken");
-    timeout(world.patience(), guard.lost()).await.expect("its holder is notified");
+    timeout(world.test_limit(), guard.lost()).await.expect("its holder is notified");
     close(&breaker).await;
     let entries = expect_entries(world, &key, 3).await;
     assert_eq!(told(&entries), [(token, Acquired), (token, Broken), (token, Lost)]);

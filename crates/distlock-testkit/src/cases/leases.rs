@@ -54,7 +54,7 @@ pub async fn without_a_watchdog_the_lease_ends(world: &World) {
 pub async fn max_hold_ends_the_hold(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
     let guard = client.locker.lock(&key).max_hold(world.ttl() / 3).await.expect("granted");
-    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
+    let reason = timeout(world.test_limit(), guard.lost()).await.expect("notified");
     assert_eq!(reason, LossReason::MaxHold);
     let error = guard.unlock().await.expect_err("lost");
     assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
@@ -84,7 +84,7 @@ pub async fn a_cut_off_holder_expires_before_the_next_grant(world: &World) {
     let granted = world.now();
     assert!(guard.is_lost(), "two holders");
     assert!(guard.deadline().expect("it has a lease") < granted);
-    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(world.test_limit(), guard.lost()).await.expect("notified"), LossReason::Expired);
     assert_eq!(guard.state(), HoldState::Lost);
     assert!(next.fencing_token() > guard.fencing_token());
     next.unlock().await.expect("released");
@@ -102,7 +102,7 @@ pub async fn work_is_dropped_on_loss(world: &World) {
         let _held = held_by_work;
         std::future::pending::<()>().await;
     });
-    let error = timeout(world.patience(), work).await.expect("told").expect_err("lost");
+    let error = timeout(world.test_limit(), work).await.expect("notified").expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(Arc::strong_count(&dropped), 1, "the work is still there");
 }
@@ -111,7 +111,7 @@ pub async fn work_is_dropped_on_loss(world: &World) {
 pub async fn unlock_after_a_loss_says_lost(world: &World) {
     let (client, key) = (world.client().await, world.key("unlock-lost"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
-    timeout(world.patience(), guard.lost()).await.expect("told");
+    timeout(world.test_limit(), guard.lost()).await.expect("notified");
     let error = guard.unlock().await.expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));

@@ -34,7 +34,7 @@ pub async fn several_locks_are_taken_without_deadlock(world: &World) {
             }
         });
     }
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("no deadlock");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("no deadlock");
     let total: u64 = counters.iter().map(|counter| counter.load(Ordering::SeqCst)).sum();
     assert_eq!(total, 4 * 4 * 2);
     world.expect_nothing_left().await;
@@ -70,7 +70,7 @@ pub async fn several_locks_are_lost_together(world: &World) {
     let all = client.locker.lock_all(&keys).await.expect("granted");
     let token = all.fencing_token(keys[1].as_str()).expect("it is among them");
     other.locker.inspect().force_release(&keys[1], token, "to see it lost").await.expect("broken");
-    let (key, _) = timeout(world.patience(), all.lost()).await.expect("told");
+    let (key, _) = timeout(world.test_limit(), all.lost()).await.expect("notified");
     assert_eq!(*key, keys[1]);
     assert_eq!(all.check().expect_err("lost").kind(), ErrorKind::Lost);
     let error = all.run(std::future::pending::<()>()).await.expect_err("lost");
@@ -118,7 +118,7 @@ pub async fn several_locks_are_taken_in_one_step(world: &World) {
     }
     taken.unlock().await.expect("released");
     let all =
-        timeout(world.patience(), waiter).await.expect("in time").expect("the task did not panic").expect("granted");
+        timeout(world.test_limit(), waiter).await.expect("in time").expect("the task did not panic").expect("granted");
     all.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
@@ -202,7 +202,7 @@ pub async fn at_least_keeps_a_lock_unlocked_early(world: &World) {
 /// A lock kept by `at_least` stays held until its lease ends: closing the locker does not free it.
 pub async fn closing_leaves_at_least_holds_to_their_lease(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("kept-by-none"));
-    let guard = client.locker.lock(&key).ttl(world.ttl() * 2).at_least(world.patience()).await.expect("granted");
+    let guard = client.locker.lock(&key).ttl(world.ttl() * 2).at_least(world.test_limit()).await.expect("granted");
     guard.unlock().await.expect("left");
     client.locker.close().await.expect("closed");
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "freed by closing");
@@ -217,9 +217,9 @@ pub async fn an_unfed_watchdog_releases(world: &World) {
     let silence = world.ttl() / 2;
     let (hangs, works) = (client.locker.lock(&hung), client.locker.lock(&busy));
     let hangs = hangs.watchdog(Watchdog::fed(silence)).await.expect("granted");
-    let works = works.watchdog(Watchdog::fed(world.patience())).await.expect("granted");
+    let works = works.watchdog(Watchdog::fed(world.test_limit())).await.expect("granted");
     works.feed();
-    assert_eq!(timeout(world.patience(), hangs.lost()).await.expect("told"), LossReason::Silent);
+    assert_eq!(timeout(world.test_limit(), hangs.lost()).await.expect("notified"), LossReason::Silent);
     expect_lock(world, &other.locker, &hung).await.unlock().await.expect("released");
     works.check().expect("fed, so renewed for longer than a lease");
     works.unlock().await.expect("released");
@@ -237,7 +237,7 @@ pub async fn a_lost_lock_is_not_granted_during_its_delay(world: &World) {
 
     let guard = holder.locker.lock(&key).lock_delay(delay).await.expect("granted");
     holder.calls.cut();
-    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(world.test_limit(), guard.lost()).await.expect("notified"), LossReason::Expired);
     let deadline = guard.deadline().expect("it has a lease");
     drop(guard);
     let next = expect_lock(world, &other.locker, &key).await;
@@ -270,18 +270,18 @@ pub async fn leaders_are_elected_in_queue_order(world: &World) {
     assert_eq!(elections[2].leader().await.expect("no error"), None);
     let first = elections[0].campaign("first").await.expect("elected");
     let mut leaders = elections[2].observe(Duration::from_millis(20));
-    let seen = leaders.next().await.expect("no error").expect("somebody leads");
+    let seen = leaders.next().await.expect("no error").expect("there is a leader");
     assert_eq!(seen.value.as_deref(), Some("first"));
     assert_eq!(seen.token, Some(first.guard().fencing_token()));
 
-    let patience = world.patience();
-    let second = tokio::spawn(elections[1].campaign("second").wait(patience).into_future());
+    let test_limit = world.test_limit();
+    let second = tokio::spawn(elections[1].campaign("second").wait(test_limit).into_future());
     two.calls.queued(1).await;
     first.resign().await.expect("resigned");
-    let second = timeout(patience, second).await.expect("in time").expect("the task did not panic").expect("elected");
+    let second = timeout(test_limit, second).await.expect("in time").expect("the task did not panic").expect("elected");
     let mut seen = None;
     while seen.as_ref() != Some(&Some(second.guard().fencing_token())) {
-        let leader = timeout(patience, leaders.next()).await.expect("seen in time").expect("no error");
+        let leader = timeout(test_limit, leaders.next()).await.expect("seen in time").expect("no error");
         seen = Some(leader.and_then(|leader| leader.token));
     }
     second.resign().await.expect("resigned");
@@ -308,7 +308,7 @@ pub async fn a_hold_is_adopted(world: &World) {
         assert_eq!(record.label.as_deref(), Some(label), "it is still the same hold");
     }
     assert_eq!((new.fencing_token(), new.owner().as_str()), (old.fencing_token(), "job-7"));
-    timeout(world.patience(), old.lost()).await.expect("the old guard is notified");
+    timeout(world.test_limit(), old.lost()).await.expect("the old guard is notified");
     assert_eq!(old.unlock().await.expect_err("not its any more").kind(), ErrorKind::Lost);
     tokio::time::sleep(world.ttl() * 2).await;
     new.check().expect("it is renewed in its new place");
@@ -358,14 +358,14 @@ pub async fn an_asked_holder_hands_over(world: &World) {
     let key = world.key("ask");
     assert_eq!(asker.locker.ask(&key, "anybody?").await.expect("no error"), Asked::Free);
     let guard = holder.locker.lock(&key).await.expect("granted");
-    let request = waiter.locker.lock(&key).owner("the-next").wait(world.patience());
+    let request = waiter.locker.lock(&key).owner("the-next").wait(world.test_limit());
     let waiting = super::spawn_request(&waiter, request).await;
-    let asking = tokio::spawn(asker.locker.ask(&key, "deploy at noon").wait(world.patience()).into_future());
-    let reason = timeout(world.patience(), guard.asked()).await.expect("heard").expect("no error");
+    let asking = tokio::spawn(asker.locker.ask(&key, "deploy at noon").wait(world.test_limit()).into_future());
+    let reason = timeout(world.test_limit(), guard.asked()).await.expect("heard").expect("no error");
     assert_eq!(reason, "deploy at noon");
     let next = guard.hand_over().await.expect("released").expect("the waiter was granted the lock");
     assert_eq!(next.record.expect("one of ours").owner.as_str(), "the-next");
-    let asked = timeout(world.patience(), asking).await.expect("in time").expect("the task did not panic");
+    let asked = timeout(world.test_limit(), asking).await.expect("in time").expect("the task did not panic");
     assert!(matches!(asked.expect("released"), Asked::Released(_)));
     expect_granted(world, waiting).await.unlock().await.expect("released");
     world.expect_nothing_left().await;

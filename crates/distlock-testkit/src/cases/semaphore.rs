@@ -41,7 +41,7 @@ pub async fn a_semaphore_is_served_in_order(world: &World) {
     let mut tasks = JoinSet::new();
     for number in 0..5 {
         let (client, served) = (world.client().await, served.clone());
-        let request = client.locker.semaphore(&key, 2).acquire().wait(world.patience() * 2);
+        let request = client.locker.semaphore(&key, 2).acquire().wait(world.test_limit() * 2);
         let granted = spawn_request(&client, request).await;
         tasks.spawn(async move {
             let permit = granted.await.expect("the task did not panic").expect("granted");
@@ -53,7 +53,7 @@ pub async fn a_semaphore_is_served_in_order(world: &World) {
     for permit in permits {
         permit.unlock().await.expect("released");
     }
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("every waiter was served");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every waiter was served");
     let mut served = std::mem::take(&mut *served.lock().unwrap());
     served.sort_unstable();
     assert_eq!(served.into_iter().map(|(_, number)| number).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
@@ -87,7 +87,7 @@ pub async fn a_crashed_permit_comes_back_after_one_lease(world: &World) {
     std::mem::forget(dead.locker.semaphore(&key, 2).acquire().await.expect("granted"));
     dead.calls.cut();
     let kept = living.locker.semaphore(&key, 2).acquire().await.expect("granted");
-    let next = other.locker.semaphore(&key, 2).acquire().wait(world.patience()).await.expect("it comes back");
+    let next = other.locker.semaphore(&key, 2).acquire().wait(world.test_limit()).await.expect("it comes back");
     assert_eq!(next.slot(), Some(0), "the slot of the crashed holder");
     kept.check().expect("its own lease is renewed");
     assert!(other.locker.semaphore(&key, 2).try_acquire().await.expect("no failure").is_none());
@@ -104,7 +104,7 @@ pub async fn one_owner_may_have_several_permits(world: &World) {
     let semaphore = client.locker.semaphore(&key, 2);
     let first = semaphore.acquire().await.expect("granted");
     let second = semaphore.acquire().await.expect("granted");
-    let third = spawn_request(&client, semaphore.acquire().wait(world.patience())).await;
+    let third = spawn_request(&client, semaphore.acquire().wait(world.test_limit())).await;
     drop(first);
     let third = super::expect_granted(world, third).await;
     assert_eq!((second.slot(), third.slot()), (Some(1), Some(0)));

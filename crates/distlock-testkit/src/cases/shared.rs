@@ -34,7 +34,7 @@ pub async fn a_reader_behind_a_waiting_writer_waits(world: &World) {
     let reading = reader.locker.read(&key).await.expect("granted");
     let writing = spawn_waiter(world, &writer, &key).await;
     assert!(late.locker.try_read(&key).await.expect("no failure").is_none(), "a writer waits");
-    let reading_late = spawn_request(&late, late.locker.read(&key).wait(world.patience())).await;
+    let reading_late = spawn_request(&late, late.locker.read(&key).wait(world.test_limit())).await;
     reading.unlock().await.expect("released");
     let guard = expect_granted(world, writing).await;
     assert!(!reading_late.is_finished(), "a reader is inside with a writer");
@@ -51,7 +51,7 @@ pub async fn consecutive_readers_enter_together(world: &World) {
     let mut waiting = Vec::new();
     for _ in 0..3 {
         let client = world.client().await;
-        waiting.push(spawn_request(&client, client.locker.read(&key).wait(world.patience())).await);
+        waiting.push(spawn_request(&client, client.locker.read(&key).wait(world.test_limit())).await);
         clients.push(client);
     }
     let writing = spawn_waiter(world, &next_writer, &key).await;
@@ -91,7 +91,7 @@ pub async fn readers_do_not_starve_a_writer(world: &World) {
         guard.unlock().await.expect("released");
     }
     over.store(true, Ordering::SeqCst);
-    timeout(world.patience(), readers.join_all()).await.expect("the readers end");
+    timeout(world.test_limit(), readers.join_all()).await.expect("the readers end");
     world.expect_nothing_left().await;
 }
 

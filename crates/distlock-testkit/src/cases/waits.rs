@@ -36,7 +36,7 @@ pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
     let waited = world.now().since(asked);
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(waited >= wait && waited < world.patience(), "waited {waited:?}");
+    assert!(waited >= wait && waited < world.test_limit(), "waited {waited:?}");
     let text = error.to_string();
     for part in [key.as_str(), "owner the-holder", "month end", &format!("pid {}", std::process::id())] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
@@ -54,14 +54,14 @@ pub async fn a_timed_wait_names_the_holder_at_its_end(world: &World) {
         let (first, second, third) = (world.client().await, world.client().await, world.client().await);
         let key = world.key("changed");
         let guard = first.locker.lock(&key).ttl(ttl).owner("the-first").await.expect("granted");
-        let request = second.locker.lock(&key).ttl(ttl).owner("the-second").wait(world.patience());
+        let request = second.locker.lock(&key).ttl(ttl).owner("the-second").wait(world.test_limit());
         let next = spawn_request(&second, request).await;
         let waiter = spawn_request(&third, third.locker.lock(&key).ttl(ttl).wait(wait)).await;
         guard.unlock().await.expect("released");
         let held = world.now();
         let next = expect_granted(world, next).await;
         let is_early = !waiter.is_finished();
-        let ended = timeout(world.patience() * 2, waiter).await.expect("in time").expect("the task did not panic");
+        let ended = timeout(world.test_limit() * 2, waiter).await.expect("in time").expect("the task did not panic");
         let error = ended.expect_err("it is taken");
         let held = world.now().since(held);
         let (lost, token) = (next.is_lost(), next.fencing_token());
@@ -130,7 +130,7 @@ pub async fn waiters_are_served_in_order(world: &World) {
     let mut tasks = JoinSet::new();
     for number in 0..6 {
         let (client, served) = (world.client().await, served.clone());
-        let request = client.locker.lock(&key).wait(world.patience() * 2).into_future();
+        let request = client.locker.lock(&key).wait(world.test_limit() * 2).into_future();
         tasks.spawn(async move {
             let guard = request.await.expect("granted");
             served.lock().unwrap().push(number);
@@ -140,7 +140,7 @@ pub async fn waiters_are_served_in_order(world: &World) {
         clients.push(client);
     }
     guard.unlock().await.expect("released");
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("every waiter was served");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every waiter was served");
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
     world.expect_nothing_left().await;
 }
@@ -176,7 +176,7 @@ pub async fn one_wake_up_per_release(world: &World) {
         clients.push(client);
     }
     guard.unlock().await.expect("released");
-    timeout(world.patience(), tasks.join_all()).await.expect("every waiter was served");
+    timeout(world.test_limit(), tasks.join_all()).await.expect("every waiter was served");
     let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
     let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
     let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
@@ -191,7 +191,7 @@ pub async fn closing_ends_waits(world: &World) {
     let guard = holder.locker.lock(&key).await.expect("granted");
     let waiter = spawn_waiter(world, &client, &key).await;
     client.locker.close().await.expect("closed");
-    let ended = timeout(world.patience(), waiter).await.expect("in time").expect("the task did not panic");
+    let ended = timeout(world.test_limit(), waiter).await.expect("in time").expect("the task did not panic");
     assert_eq!(ended.expect_err("closed").kind(), ErrorKind::Closed);
     guard.unlock().await.expect("released");
     world.expect_nothing_left().await;

@@ -5,14 +5,14 @@ use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use crate::servers::PATIENCE;
+use crate::servers::TEST_LIMIT;
 
 /// Runs `work` in a fork of this process, which then exits without cleaning up, and returns its output.
 ///
 /// Only the calling thread exists in the fork: no runtime runs, and a lock that another thread held stays locked.
 pub(super) fn in_a_fork(work: impl FnOnce() -> String) -> Result<String, String> {
     let (mut here, mut there) = UnixStream::pair().map_err(|error| error.to_string())?;
-    here.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
+    here.set_read_timeout(Some(TEST_LIMIT)).map_err(|error| error.to_string())?;
     let Some(pid) = fork()? else {
         let said = work();
         let sent = there.write_all(said.as_bytes()).is_ok();

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::counts::{Counts, Traffic};
 use super::door::Door;
 use super::flow::{Direction, Flow, PerDirection};
-use crate::servers::PATIENCE;
+use crate::servers::TEST_LIMIT;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -96,12 +96,12 @@ impl Shared {
 
     #[track_caller]
     pub(super) fn wait(&self, what: &str, mut is_so: impl FnMut(&State) -> bool) {
-        let waited = self.happened.wait_timeout_while(self.lock(), PATIENCE, |state| !is_so(state));
+        let waited = self.happened.wait_timeout_while(self.lock(), TEST_LIMIT, |state| !is_so(state));
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             let counts = state.counts();
             drop(state);
-            panic!("waited {PATIENCE:?} in vain for {what}; {counts:?}");
+            panic!("waited {TEST_LIMIT:?} in vain for {what}; {counts:?}");
         }
     }
 

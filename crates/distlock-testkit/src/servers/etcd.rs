@@ -10,7 +10,7 @@ use super::directory::Directory;
 use super::etcd_options::EtcdOptions;
 use super::etcdctl::Etcdctl;
 use super::http;
-use super::patience::{PATIENCE, poll_until};
+use super::polling::{TEST_LIMIT, poll_until};
 use super::port::Port;
 use super::process::Process;
 use super::redis::Data;
@@ -107,7 +107,7 @@ impl EtcdServer {
         self.relaunch(data);
         let start = Instant::now();
         while let Err(log) = self.until_healthy() {
-            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < PATIENCE;
+            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < TEST_LIMIT;
             assert!(is_port_taken, "etcd did not start again:\n{log}");
             self.relaunch(Data::Kept);
         }
@@ -160,7 +160,7 @@ impl EtcdServer {
 
     /// Waits until the server answers; returns its log if it ended instead.
     pub(super) fn until_healthy(&mut self) -> Result<(), String> {
-        let answer = poll_until(PATIENCE, || {
+        let answer = poll_until(TEST_LIMIT, || {
             if self.process.ended().is_some() {
                 return Some(Err(self.log()));
             }

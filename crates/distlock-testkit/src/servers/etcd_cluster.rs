@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::etcd::{self, EtcdServer, PORT_TAKEN, Ports};
 use super::etcd_options::EtcdOptions;
 use super::etcdctl::Etcdctl;
-use super::patience::eventually;
+use super::polling::eventually;
 
 /// How often to choose ports: each failure means that another process took one between choosing and using it.
 const ATTEMPTS: usize = 10;

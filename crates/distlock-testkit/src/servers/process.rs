@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::spawner;
 
 /// A child process. Dropping it kills it with SIGKILL and waits for its end.

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use super::directory::Directory;
-use super::patience::{PATIENCE, eventually, poll_until};
+use super::polling::{TEST_LIMIT, eventually, poll_until};
 use super::port::Port;
 use super::process::Process;
 use super::program::find_program;
@@ -127,7 +127,7 @@ impl RedisServer {
         self.relaunch(data);
         let start = std::time::Instant::now();
         while let Err(log) = self.until_ready() {
-            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < PATIENCE;
+            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < TEST_LIMIT;
             assert!(is_port_taken, "redis-server did not start again:\n{log}");
             self.relaunch(Data::Kept);
         }
@@ -195,7 +195,7 @@ impl RedisServer {
     /// Waits until the server answers; returns its log if it ended instead.
     fn until_ready(&mut self) -> Result<(), String> {
         let pong = Reply::Simple("PONG".into());
-        let answer = poll_until(PATIENCE, || {
+        let answer = poll_until(TEST_LIMIT, || {
             if self.process.ended().is_some() {
                 return Some(Err(self.log()));
             }

@@ -1,6 +1,6 @@
 //! A Redis Cluster.
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::port::Port;
 use super::redis::RedisServer;
 use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};

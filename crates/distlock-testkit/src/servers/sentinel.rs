@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::redis::RedisServer;
 use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
 

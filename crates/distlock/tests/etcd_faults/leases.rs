@@ -61,7 +61,7 @@ async fn f03_an_extension_after_a_lost_reply_keeps_the_hold() {
     guard.extend(secs(90)).await.expect("it is still ours");
     assert_ne!(hangs_on(&server), moved, "on the longer one");
     assert!(guard.remaining() > Some(secs(60)));
-    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("still our hold");
     assert_eq!(keys(&server).len(), others.len());
 }
 
@@ -77,7 +77,7 @@ async fn concurrent_extensions_keep_the_hold() {
     short.expect("extended");
     long.expect("extended");
     assert!(guard.remaining() > Some(secs(20)));
-    guard.unlock().await.expect("it was ours");
+    guard.unlock().await.expect("still our hold");
 }
 
 /// A label change is in flight while the lease is extended: the hold continues on the longer lease.
@@ -111,7 +111,7 @@ async fn a_concurrent_label_and_extension_keep_the_hold() {
     extended.unwrap().expect("extended");
     guard.check().expect("still ours");
     assert!(guard.remaining() > Some(secs(30)) && hangs_on(&server) != before);
-    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("still our hold");
     assert_eq!(keys(&server).len(), others.len());
 }
 
@@ -125,7 +125,7 @@ async fn an_unpolled_relabel_blocks_no_extension() {
     proxy.hold_requests();
     let mut labelled = pin!(guard.relabel("half way"));
     let is_asked_for = poll_fn(|context| Poll::Ready(labelled.as_mut().poll(context).is_pending())).await;
-    assert!(is_asked_for, "nobody has answered");
+    assert!(is_asked_for, "no reply yet");
     proxy.pass();
     timeout(secs(10), guard.extend(secs(60))).await.expect("held up by the label").expect("extended");
     labelled.await.expect("it was changed");
@@ -143,7 +143,7 @@ async fn an_unpolled_extension_blocks_no_relabel() {
     proxy.hold_requests();
     let mut extended = pin!(guard.extend(secs(60)));
     let is_asked_for = poll_fn(|context| Poll::Ready(extended.as_mut().poll(context).is_pending())).await;
-    assert!(is_asked_for, "nobody has answered");
+    assert!(is_asked_for, "no reply yet");
     proxy.pass();
     timeout(secs(10), guard.relabel("further")).await.expect("held up by the extension").expect("changed");
     extended.await.expect("extended");
@@ -160,7 +160,7 @@ async fn f03_a_lease_revoked_after_an_unanswered_extension_leaves_no_key() {
     let (key, _) = hangs_on(&server).expect("its key");
     // The key's name contains its first lease.
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
-    timeout(secs(20), guard.lost()).await.expect("told");
+    timeout(secs(20), guard.lost()).await.expect("notified");
     assert_eq!(guard.check().expect_err("it is lost").kind(), ErrorKind::Lost);
     eventually("its key is gone", || keys(&server).len() == others.len()).await;
 }
@@ -192,7 +192,7 @@ async fn requests_share_the_wait_for_an_ungranted_lease() {
         tasks.spawn(async move { locker.try_lock(format!("a{number}")).await });
     }
     for answer in tasks.join_all().await {
-        assert_eq!(answer.expect_err("nobody answers").kind(), ErrorKind::Unavailable);
+        assert_eq!(answer.expect_err("no server replies").kind(), ErrorKind::Unavailable);
     }
     let took = start.elapsed();
     assert!(took < secs(5) * (TASKS - 2), "{took:?}: one after the other");
@@ -206,7 +206,7 @@ async fn an_extension_after_a_failed_one_is_sent_at_once() {
     let locker = locker_at(&[proxy.address()], secs(90));
     let guard = locker.lock("a").await.unwrap();
     proxy.drop_replies();
-    guard.extend(secs(90)).await.expect_err("nobody answers");
+    guard.extend(secs(90)).await.expect_err("no server replies");
     proxy.cut();
     proxy.pass();
     let deadline = guard.deadline();

@@ -67,7 +67,7 @@ async fn f57_readers_lease_revoked_while_a_writer_waits() {
     eventually("it queues", || keys(&server).len() == 3).await;
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
     // The next renewal, after a third of the TTL, would report it, too.
-    assert_eq!(timeout(secs(5), revoked.lost()).await.expect("told"), LossReason::Revoked);
+    assert_eq!(timeout(secs(5), revoked.lost()).await.expect("notified"), LossReason::Revoked);
     tokio::time::sleep(ms(500)).await;
     assert!(!writing.is_finished(), "a writer is inside with a reader");
     stays.check().expect("its own lease is good");
@@ -85,7 +85,7 @@ async fn f57_writers_lease_revoked_while_readers_wait() {
     let waiting = [&one, &two].map(|locker| tokio::spawn(locker.read("a").wait(secs(20)).into_future()));
     eventually("they queue", || keys(&server).len() == 3).await;
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
-    timeout(secs(5), guard.lost()).await.expect("told");
+    timeout(secs(5), guard.lost()).await.expect("notified");
     // By polling they would notice only after a third of their TTL.
     for reader in waiting {
         let reader = timeout(secs(5), reader).await.expect("let in").unwrap().expect("granted");
@@ -188,7 +188,7 @@ async fn an_adopted_hold_is_out_of_reach_of_its_old_holder() {
     tokio::time::sleep(ms(500)).await;
     new.check().expect("it hangs on another lease");
     assert!(!waiting.is_finished(), "two holders");
-    new.unlock().await.expect("it is ours");
+    new.unlock().await.expect("still our hold");
     waiting.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
@@ -210,8 +210,8 @@ async fn f01_adoption_applied_and_its_reply_lost() {
     let (new, _after) = adopting.await.unwrap();
     let new = new.expect("taken over after all");
     assert_eq!((new.fencing_token(), new.slot()), (old.fencing_token(), Some(0)));
-    assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
-    new.unlock().await.expect("it is ours");
+    assert_eq!(timeout(secs(10), old.lost()).await.expect("notified"), LossReason::Adopted);
+    new.unlock().await.expect("still our hold");
     assert!(keys(&server).is_empty());
 }
 
@@ -236,7 +236,7 @@ async fn f14_late_claim_does_not_change_an_adopted_hold() {
     assert!(asked.elapsed() < LATE, "the machine is too slow for this test");
     tokio::time::sleep(LATE.saturating_sub(asked.elapsed()) + secs(1)).await;
     assert_eq!(look().lines().skip(4).collect::<Vec<_>>(), as_taken_over, "it was written again");
-    new.unlock().await.expect("it is ours");
+    new.unlock().await.expect("still our hold");
     drop(old);
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
@@ -254,8 +254,8 @@ async fn an_adopted_hold_is_not_handed_to_a_waiter_of_its_old_client() {
     assert!(old.unlock().await.is_err());
     tokio::time::sleep(ms(300)).await;
     assert!(!waiting.is_finished(), "two holders");
-    new.check().expect("it is ours");
-    new.unlock().await.expect("it is ours");
+    new.check().expect("still our hold");
+    new.unlock().await.expect("still our hold");
     waiting.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
@@ -279,7 +279,7 @@ async fn a_refused_write_does_not_fail_its_batch() {
     }
     tasks.join_all().await;
     assert!(!held.is_lost(), "its lease is another one");
-    timeout(secs(10), lost.lost()).await.expect("told");
+    timeout(secs(10), lost.lost()).await.expect("notified");
     held.unlock().await.unwrap();
 }
 
@@ -377,7 +377,7 @@ async fn one_of_several_entries_is_adopted_and_relabelled() {
     assert_eq!(keys(&server).len(), 3, "the head and two entries");
     let new = third.adopt(&old.export()).await.expect("taken over");
     assert_eq!((new.fencing_token(), new.mode()), (old.fencing_token(), old.mode()));
-    assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
+    assert_eq!(timeout(secs(10), old.lost()).await.expect("notified"), LossReason::Adopted);
     assert_eq!(keys(&server).len(), 3, "one for the other");
     new.relabel("half way").await.expect("changed");
     let shown = one.inspect().get("a").await.unwrap().expect("held");

@@ -122,7 +122,7 @@ async fn a_forced_release_is_reported_as_broken() {
         let guard = holder.lock("a").await.unwrap();
         tokio::time::sleep(held_for).await;
         operator.inspect().force_release("a", guard.fencing_token(), "stuck").await.unwrap();
-        assert_eq!(timeout(secs(5), guard.lost()).await.expect("told"), LossReason::Broken);
+        assert_eq!(timeout(secs(5), guard.lost()).await.expect("notified"), LossReason::Broken);
         assert!(keys(&server).is_empty());
     }
 }
@@ -150,7 +150,7 @@ async fn a_reentry_into_a_broken_head_is_not_granted() {
     let inside = inside.await.unwrap().expect("the head is its own");
     eventually("the second entry is made", || keys(&server).iter().filter(|key| key.contains("{}")).count() == 2).await;
     one.inspect().force_release("a", inside.fencing_token(), "stuck").await.unwrap();
-    assert_eq!(timeout(secs(10), inside.lost()).await.expect("told"), LossReason::Broken);
+    assert_eq!(timeout(secs(10), inside.lost()).await.expect("notified"), LossReason::Broken);
     let next = timeout(secs(10), next).await.expect("its turn").unwrap().expect("granted");
     tokio::time::sleep(secs(2)).await;
     if entering.is_finished() {
@@ -161,7 +161,7 @@ async fn a_reentry_into_a_broken_head_is_not_granted() {
     }
     proxy.pass();
     let token = next.fencing_token();
-    next.unlock().await.expect("it was ours");
+    next.unlock().await.expect("still our hold");
     let entered = timeout(secs(30), entering).await.expect("its turn").unwrap().expect("granted");
     assert!(entered.fencing_token() > token);
     entered.unlock().await.unwrap();
@@ -181,7 +181,7 @@ async fn f05_late_release_of_an_unanswered_claim_keeps_the_next_hold_of_its_clie
     eventually("the key is made", || keys(&server).len() == 1).await;
     slow.hold_requests();
     silent.cut();
-    asked.await.unwrap().expect_err("nobody answered");
+    asked.await.unwrap().expect_err("the reply is lost");
     slow.wait_for("the release", |counts| counts.requests.held() > 0);
     let sent = Instant::now();
     eventually("it is released by the third way", || keys(&server).is_empty()).await;
@@ -191,6 +191,6 @@ async fn f05_late_release_of_an_unanswered_claim_keeps_the_next_hold_of_its_clie
     slow.set(Direction::Requests, Flow::Delay(sent.elapsed()));
     eventually("the release comes", || transactions(&server) > before).await;
     assert_eq!(keys(&server), held, "deleted by the release of another");
-    next.unlock().await.expect("it was ours");
+    next.unlock().await.expect("still our hold");
     assert!(keys(&server).is_empty());
 }

@@ -25,7 +25,7 @@ fn leftovers(etcdctl: &Etcdctl) -> Vec<String> {
 
 /// Runs blocking work where it blocks no other task.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("it is well")
+    tokio::task::spawn_blocking(work).await.expect("the task did not panic")
 }
 
 macro_rules! setup {

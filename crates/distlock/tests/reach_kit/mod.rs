@@ -10,7 +10,7 @@ use tokio::time::timeout;
 /// How long each caller waits, as a service does within one request.
 pub(crate) const WAIT: Duration = Duration::from_secs(2);
 /// A generous limit for what must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 /// Calls every operation while the engine is unreachable. No call reports another owner.
 pub(crate) async fn expect_away(locker: &Locker) {
@@ -21,10 +21,10 @@ pub(crate) async fn expect_away(locker: &Locker) {
     let permits = locker.semaphore("away-permits", 2);
     let permit = permits.acquire().wait(WAIT).into_future();
     let (lock, campaign, several, permit) = tokio::join!(
-        timeout(PATIENCE, lock),
-        timeout(PATIENCE, campaign),
-        timeout(PATIENCE, several),
-        timeout(PATIENCE, permit)
+        timeout(TEST_LIMIT, lock),
+        timeout(TEST_LIMIT, campaign),
+        timeout(TEST_LIMIT, several),
+        timeout(TEST_LIMIT, permit)
     );
     expect_unreachable("lock", &lock.expect("in time").expect_err("the engine is away"));
     expect_unreachable("campaign", &campaign.expect("in time").expect_err("the engine is away"));

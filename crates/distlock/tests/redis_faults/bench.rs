@@ -7,7 +7,7 @@ use distlock::backend::redis::Redis;
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisOptions, RedisServer, Reply};
 
-pub(crate) use crate::redis_faults_kit::{PATIENCE, ms, now, sleep};
+pub(crate) use crate::redis_faults_kit::{TEST_LIMIT, ms, now, sleep};
 use crate::redis_faults_kit::{expect_none_left, warm_locker};
 
 /// A lease that ends soon and that a busy machine can keep renewed.

@@ -10,7 +10,7 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, connected, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, connected, ms, now, sleep};
 use crate::log;
 use crate::log_kit::Log;
 
@@ -25,9 +25,9 @@ fn tells_of(line: &str, seconds: f64) -> bool {
 
 async fn expect_told(log: &Log, seconds: f64) {
     let told = || log::lines(log, "the clock of redis was set").iter().any(|line| tells_of(line, seconds));
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !told() {
-        assert!(now() < until, "nobody told of {seconds} s: {:?}", log::lines(log, "redis"));
+        assert!(now() < until, "no log line about {seconds} s: {:?}", log::lines(log, "redis"));
         sleep(ms(10)).await;
     }
 }
@@ -41,7 +41,7 @@ async fn f18_a_jump_of_the_server_clock_is_logged_without_claims() {
     sleep(TTL).await;
     shim.forward(ShiftedClock::Wall, ms(7 * HOUR_MS));
     expect_told(&log, 7.0 * 3600.0).await;
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
     shim.back(ShiftedClock::Wall, ms(3 * HOUR_MS));
     expect_told(&log, -3.0 * 3600.0).await;
 }
@@ -62,7 +62,7 @@ async fn f18_waiters_claim_again_when_the_server_clock_jumps_forward() {
     child.stop();
     let leapt = now();
     shim.forward(ShiftedClock::Wall, ms(2 * HOUR_MS));
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     // Without a wake-up it would claim again after a third of its heartbeat of 30 s.
     assert!(now().since(leapt) < ms(8000), "after {:?}", now().since(leapt));
     assert!(next.fencing_token().get() > first.token());
@@ -92,7 +92,7 @@ async fn f19_a_backward_jump_of_the_server_clock_prolongs_leases_until_a_release
     sleep(TTL * 2).await;
     assert!(other.try_lock("orphaned").await.expect("no failure").is_none());
     let shown = other.inspect().get("orphaned").await.expect("shown").expect("held");
-    let shown = shown.holder().expect("somebody");
+    let shown = shown.holder().expect("a holder");
     assert!(shown.ttl_left.expect("a lease") > ms(HOUR_MS - 10_000), "an operator can see that");
     other
         .inspect()
@@ -110,7 +110,7 @@ async fn promoted(shim: &ClockShim) -> (distlock::FencingToken, RedisServer) {
     let replica = RedisServer::options().clock(shim).replica_of(master.address()).start();
     replica.expect_in_sync();
     let locker = connected(master.port()).await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     assert_eq!(master.command(&["WAIT", "1", "20000"]).int(), 1, "the replica has the lock");
     master.kill9();
     replica.command(&["REPLICAOF", "NO", "ONE"]);
@@ -122,7 +122,7 @@ async fn promoted(shim: &ClockShim) -> (distlock::FencingToken, RedisServer) {
 #[tokio::test]
 async fn f20_a_promoted_replica_with_a_fast_clock_ends_leases_early_and_tokens_rise() {
     let shim = ClockShim::new();
-    shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
     let (token, replica) = promoted(&shim).await;
     let next =
         connected(replica.port()).await.try_lock("a").await.expect("no failure").expect("its lease is over there");
@@ -132,7 +132,7 @@ async fn f20_a_promoted_replica_with_a_fast_clock_ends_leases_early_and_tokens_r
 #[tokio::test]
 async fn f20_a_promoted_replica_with_a_slow_clock_keeps_leases_and_tokens_rise() {
     let shim = ClockShim::new();
-    shim.back(ShiftedClock::Wall, PATIENCE * 3);
+    shim.back(ShiftedClock::Wall, TEST_LIMIT * 3);
     let (token, replica) = promoted(&shim).await;
     let locker = connected(replica.port()).await;
     assert!(locker.try_lock("a").await.expect("no failure").is_none(), "its lease goes on");
@@ -160,10 +160,10 @@ async fn f21_a_clock_slow_within_the_bound_expires_before_the_server() {
     let locker = Locker::builder().default_ttl(LEASE).clock(clock).clock_drift(0.2).build(engine).expect("a locker");
     let guard = locker.lock("a").await.expect("granted");
     bench.proxy.freeze();
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Expired);
     let left = bench.command("PTTL a").int();
     assert!(left > 0, "the server has let go already");
-    assert!(left < 1500, "told {left} ms before the lease ends, far too early");
+    assert!(left < 1500, "expired {left} ms before the lease ends, far too early");
     ramp.abort();
 }
 
@@ -171,7 +171,7 @@ async fn f21_a_clock_slow_within_the_bound_expires_before_the_server() {
 async fn f22_a_lease_too_short_to_be_renewed_is_refused_before_anything_is_sent() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("held").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("held").ttl(TEST_LIMIT).await.expect("granted");
     let calls = || bench.server.calls("evalsha") + bench.server.calls("eval");
     let before = calls();
     for ttl in [0, 1, 99] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distlock::Locker;
 
-use crate::bench::{Bench, PATIENCE, TTL, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, now, sleep};
 
 /// Returns the names in a reply of the server, in lower case.
 fn names(lines: &str) -> BTreeSet<String> {
@@ -51,7 +51,7 @@ async fn typical(locker: &Locker) -> Duration {
     let mut times = Vec::new();
     for _ in 0..60 {
         let asked = now();
-        locker.lock("free").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+        locker.lock("free").wait(TEST_LIMIT).await.expect("granted").unlock().await.expect("released");
         times.push(now().since(asked));
     }
     times.sort();
@@ -62,9 +62,9 @@ async fn typical(locker: &Locker) -> Duration {
 async fn f40_waiters_do_not_delay_others_on_the_same_connection() {
     let bench = Bench::start();
     let (holder, locker) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let before = typical(&locker).await;
-    let request = || locker.clone().lock("a").ttl(PATIENCE).into_future();
+    let request = || locker.clone().lock("a").ttl(TEST_LIMIT).into_future();
     let waiters: Vec<_> = (0..200).map(|_| tokio::spawn(request())).collect();
     while bench.command("ZCARD {a}:q").int() < 200 {
         sleep(Duration::from_millis(5)).await;

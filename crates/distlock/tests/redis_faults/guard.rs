@@ -12,7 +12,7 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::{Data, RedisServer};
 use tokio::net::TcpStream;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
 /// Returns a locker with the guard, on a server whose first quarantine is over.
 async fn guarded(builder: RedisBuilder) -> Locker {
@@ -25,7 +25,7 @@ async fn guarded(builder: RedisBuilder) -> Locker {
 
 /// Retries until the lock is granted; returns how often the quarantine refused it.
 async fn outlast(locker: &Locker, key: &str) -> (LockGuard, u32) {
-    let (until, mut quarantined) = (now().after(PATIENCE), 0);
+    let (until, mut quarantined) = (now().after(TEST_LIMIT), 0);
     loop {
         match locker.try_lock(key).await {
             Ok(Some(guard)) => return (guard, quarantined),
@@ -72,9 +72,9 @@ async fn f23_guarded_a_server_restarted_empty_waits_for_its_lost_leases() {
 async fn f23_guarded_a_server_restarted_with_its_data_keeps_the_lock() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.server.restart(Data::Kept);
-    guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed in the quarantine");
+    guard.extend(TEST_LIMIT).await.or(guard.extend(TEST_LIMIT).await).expect("renewed in the quarantine");
     let error = loop {
         let tried = locker.try_lock("b").await.expect_err("in quarantine");
         if tried.kind() == ErrorKind::Unavailable && tried.to_string().contains("quarantined") {
@@ -99,7 +99,7 @@ async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_lacks() {
     let to = port.clone();
     let follower = || {
         let to = to.clone();
-        Redis::over("whoever is master", move || TcpStream::connect(("127.0.0.1", to.load(Ordering::Relaxed))))
+        Redis::over("the current master", move || TcpStream::connect(("127.0.0.1", to.load(Ordering::Relaxed))))
     };
     let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
     replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -121,7 +121,7 @@ async fn guarded_locks_are_handed_over_and_unguarded_clients_send_no_more() {
     let builder = || Redis::tcp("127.0.0.1", bench.server.port());
     let (first, second) = (guarded(builder()).await, guarded(builder()).await);
     let guard = first.lock("a").await.expect("granted");
-    let waiter = tokio::spawn(async move { second.lock("a").wait(PATIENCE).await });
+    let waiter = tokio::spawn(async move { second.lock("a").wait(TEST_LIMIT).await });
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
@@ -141,7 +141,7 @@ async fn guarded_a_waiter_refused_in_the_quarantine_keeps_its_place() {
     let (first, second, third) = (guarded(builder()).await, guarded(builder()).await, guarded(builder()).await);
     let guard = first.lock("a").await.expect("granted");
     // Once refused, it would not claim again within its wait.
-    let request = second.lock("a").retry_interval(PATIENCE * 4).wait(PATIENCE);
+    let request = second.lock("a").retry_interval(TEST_LIMIT * 4).wait(TEST_LIMIT);
     let waiter = tokio::spawn(request.into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
@@ -151,7 +151,7 @@ async fn guarded_a_waiter_refused_in_the_quarantine_keeps_its_place() {
     drop(guard);
     // Its poll after a third of its heartbeat is refused; another client comes when the quarantine is over.
     sleep(TTL).await;
-    let behind = tokio::spawn(third.lock("a").wait(PATIENCE).into_future());
+    let behind = tokio::spawn(third.lock("a").wait(TEST_LIMIT).into_future());
     let next = waiter.await.expect("no panic").expect("granted to the first in the queue");
     let token = next.fencing_token();
     next.unlock().await.expect("released");
@@ -166,7 +166,7 @@ fn history(server: &RedisServer) -> String {
 }
 
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let latest = now().after(PATIENCE * 3);
+    let latest = now().after(TEST_LIMIT * 3);
     while !is_so() {
         assert!(now() < latest, "never: {what}");
         sleep(ms(20)).await;
@@ -186,7 +186,7 @@ async fn f76_an_attached_replica_or_an_ended_backlog_is_no_restart() {
     let bench = Bench::start();
     bench.command("CONFIG SET repl-backlog-ttl 1");
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
-    let kept = locker.lock("kept").ttl(PATIENCE * 3).await.expect("granted");
+    let kept = locker.lock("kept").ttl(TEST_LIMIT * 3).await.expect("granted");
     for key in ["a", "b"] {
         let before = history(&bench.server);
         let replica = RedisServer::options().replica_of(bench.server.address()).start();
@@ -209,7 +209,7 @@ async fn f76_a_master_that_was_a_replica_waits_despite_a_new_replication_id() {
     other.expect_in_sync();
     other.command(&["REPLICAOF", "NO", "ONE"]);
     // The other server never gets this lock: it is lost when the first becomes its replica.
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.command(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     bench.server.expect_in_sync();
     bench.command("REPLICAOF NO ONE");
@@ -304,7 +304,7 @@ async fn f76_a_canary_of_an_older_version_is_understood() {
 
 /// Retries until the server refuses with the remaining time of its quarantine.
 async fn refusal(locker: &Locker, key: &str, ttl: Duration) -> String {
-    let latest = now().after(PATIENCE);
+    let latest = now().after(TEST_LIMIT);
     loop {
         match locker.try_lock(key).ttl(ttl).await {
             Ok(granted) => panic!("granted: {granted:?}"),
@@ -331,7 +331,7 @@ async fn f76_a_lease_known_before_a_flush_extends_a_quarantine_of_another_client
     looks("a look at the lease of a day").await;
     bench.command("FLUSHALL");
     let fresh = guarded_unheld(&bench);
-    let said = refusal(&fresh, "other", PATIENCE * 3).await;
+    let said = refusal(&fresh, "other", TEST_LIMIT * 3).await;
     assert!(!said.contains("quarantined for another 86"), "{said}");
     fresh.close().await.expect("closed");
     looks("a look at the quarantine of another client").await;
@@ -379,11 +379,11 @@ async fn f76_the_longest_lease_of_an_older_version_expires() {
 /// Returns a claim of the lock `a` with a lease of a minute.
 fn minute(mode: Mode) -> Claim {
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-    Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, true, Arc::new(record.with_mode(mode)))
+    Claim::new(Key::new("a").expect("a name"), TEST_LIMIT * 3, true, Arc::new(record.with_mode(mode)))
 }
 
 async fn claimed(engine: &Redis, claim: &Claim) -> Grant {
-    let latest = now().after(PATIENCE * 6);
+    let latest = now().after(TEST_LIMIT * 6);
     loop {
         match engine.claim(claim).await {
             Ok(Claimed::Granted(grant)) => return grant,

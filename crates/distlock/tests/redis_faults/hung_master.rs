@@ -10,7 +10,7 @@ use distlock::{Event, EventKind, LockGuard, Locker};
 use distlock_testkit::servers::{RedisCluster, RedisServer};
 use tokio::time::timeout;
 
-use crate::bench::{PATIENCE, ms, now, sleep};
+use crate::bench::{TEST_LIMIT, ms, now, sleep};
 
 /// The lease of the locks on the hung master: it outlasts the test.
 const LONG: Duration = Duration::from_secs(30);
@@ -83,7 +83,7 @@ async fn take(locker: &Locker, names: &[String], ttl: Duration) -> Vec<LockGuard
     for name in names {
         // Renewed often, so that the hung master gets requests early on.
         let part = if ttl == LONG { 0.05 } else { 1.0 / 3.0 };
-        guards.push(locker.lock(name.as_str()).ttl(ttl).renew_at(part).wait(PATIENCE).await.expect("granted"));
+        guards.push(locker.lock(name.as_str()).ttl(ttl).renew_at(part).wait(TEST_LIMIT).await.expect("granted"));
     }
     guards
 }
@@ -98,31 +98,35 @@ async fn expect_others_to_go_on(hung: usize) {
     let given = take(&other, &handed, LONG).await;
     let mut waiters = Vec::new();
     for name in &handed {
-        waiters.push(tokio::spawn(locker.lock(name.as_str()).ttl(LONG).wait(PATIENCE).into_future()));
-        let until = now().after(PATIENCE);
+        waiters.push(tokio::spawn(locker.lock(name.as_str()).ttl(LONG).wait(TEST_LIMIT).into_future()));
+        let until = now().after(TEST_LIMIT);
         while cluster.nodes()[2].command(&["EXISTS", &format!("{{{name}}}:q")]).int() == 0 {
-            assert!(now() < until, "nobody waits");
+            assert!(now() < until, "no waiter is queued");
             sleep(ms(5)).await;
         }
     }
     cluster.nodes()[0].stop();
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while seen.failed() == 0 {
         assert!(now() < until, "the hung master was not asked");
         sleep(ms(5)).await;
     }
     for guard in given {
-        guard.unlock().await.expect("released on a master that is well");
+        guard.unlock().await.expect("released on a healthy master");
         // Handed over at several moments of a renewal round.
         sleep(ms(50)).await;
     }
     let mut held = Vec::new();
     for waiter in waiters {
-        held.push(timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("handed over"));
+        held.push(timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("handed over"));
     }
     sleep(WATCHED).await;
     for guard in held.iter().chain(&steady) {
-        assert!(!guard.is_lost(), "{} was lost though its master is well, with {hung} on the hung one", guard.key());
+        assert!(
+            !guard.is_lost(),
+            "{} was lost although its master is healthy, with {hung} on the hung one",
+            guard.key()
+        );
     }
     let mut margins: Vec<_> = handed.iter().map(|name| seen.margin_of(name).expect("renewed")).collect();
     margins.sort();
@@ -178,7 +182,7 @@ async fn f71_the_slot_map_is_not_read_from_a_hung_master() {
     for _ in 0..5 {
         let started = now();
         let (locker, _) = connected(&cluster).await;
-        let guard = locker.lock(name.as_str()).wait(PATIENCE).await.expect("granted");
+        let guard = locker.lock(name.as_str()).wait(TEST_LIMIT).await.expect("granted");
         guard.unlock().await.expect("released");
         times.push(now().since(started));
     }

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, locker_of, ms, now, sleep};
 
 /// Connections that can be broken on the client's side: bytes written before that are still delivered.
 #[derive(Clone, Default)]
@@ -79,7 +79,7 @@ async fn come_late(bench: &Bench) -> bool {
     let (relays, locker) = Relays::locker(bench.proxy.port()).await;
     let waits_there = || bench.proxy.counts().requests.held();
     bench.proxy.hold_requests();
-    let claim = tokio::spawn(locker.lock("a").ttl(PATIENCE * 10).into_future());
+    let claim = tokio::spawn(locker.lock("a").ttl(TEST_LIMIT * 10).into_future());
     // More bytes than clients that only query the time.
     while waits_there() < 200 {
         sleep(ms(1)).await;
@@ -87,7 +87,7 @@ async fn come_late(bench: &Bench) -> bool {
     let (withdrawals, grants) = (bench.server.calls("evalsha"), bench.server.calls("set"));
     (0..2).for_each(|which| relays.break_one(which, bench.server.port()));
     claim.abort();
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.server.calls("evalsha") == withdrawals {
         assert!(now() < until, "never withdrawn");
         sleep(ms(1)).await;
@@ -97,7 +97,7 @@ async fn come_late(bench: &Bench) -> bool {
         sleep(ms(1)).await;
     }
     let other = bench.direct().await;
-    let next = timeout(PATIENCE, other.lock("a")).await.expect("no client holds it for longer than a moment");
+    let next = timeout(TEST_LIMIT, other.lock("a")).await.expect("no client holds it for longer than a moment");
     next.expect("granted").unlock().await.expect("released");
     // The other client's own grants: its warm-up, and now.
     bench.server.calls("set") > grants + 4
@@ -119,7 +119,7 @@ async fn f14_a_timely_claim_that_arrives_after_its_withdrawal_is_withdrawn_again
 async fn adopt_late(bench: &Bench) -> bool {
     let (relays, locker) = Relays::locker(bench.proxy.port()).await;
     let holder = bench.direct().await;
-    let first = holder.lock("a").ttl(PATIENCE * 10).wait(PATIENCE).await.expect("granted");
+    let first = holder.lock("a").ttl(TEST_LIMIT * 10).wait(TEST_LIMIT).await.expect("granted");
     // Adopted by another client first, so that the server has the script.
     let guard = bench.direct().await.adopt(&first.export()).await.expect("adopted");
     let (ticket, adopter) = (guard.export(), locker.clone());
@@ -133,7 +133,7 @@ async fn adopt_late(bench: &Bench) -> bool {
     let withdrawals = bench.server.calls("evalsha");
     relays.break_all(bench.server.port());
     adopting.abort();
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.server.calls("evalsha") == withdrawals {
         assert!(now() < until, "never withdrawn");
         sleep(ms(1)).await;
@@ -149,7 +149,7 @@ async fn adopt_late(bench: &Bench) -> bool {
         return false;
     }
     assert_eq!(lost.ok(), Some(LossReason::Adopted));
-    let next = timeout(PATIENCE, holder.lock("a")).await.expect("adopted for an attempt that is over");
+    let next = timeout(TEST_LIMIT, holder.lock("a")).await.expect("adopted for an attempt that is over");
     next.expect("granted").unlock().await.expect("released");
     true
 }
@@ -174,7 +174,7 @@ async fn f14_a_claim_that_arrives_while_its_locker_closes_is_withdrawn_again() {
     for _ in 0..5 {
         let (relays, locker) = Relays::locker(bench.proxy.port()).await;
         bench.proxy.hold_requests();
-        let claim = tokio::spawn(locker.lock("a").ttl(PATIENCE * 10).into_future());
+        let claim = tokio::spawn(locker.lock("a").ttl(TEST_LIMIT * 10).into_future());
         while waits_there() < 200 {
             sleep(ms(1)).await;
         }
@@ -182,13 +182,13 @@ async fn f14_a_claim_that_arrives_while_its_locker_closes_is_withdrawn_again() {
         relays.break_all(bench.server.port());
         claim.abort();
         let closing = tokio::spawn(async move { locker.close().await });
-        let until = now().after(PATIENCE);
+        let until = now().after(TEST_LIMIT);
         while bench.server.calls("evalsha") == withdrawals {
             assert!(now() < until, "never withdrawn");
             sleep(ms(1)).await;
         }
         bench.proxy.pass();
-        timeout(PATIENCE, closing).await.expect("in time").expect("no panic").expect("closed");
+        timeout(TEST_LIMIT, closing).await.expect("in time").expect("no panic").expect("closed");
         while waits_there() > 0 {
             sleep(ms(1)).await;
         }
@@ -208,13 +208,13 @@ async fn an_error_of_a_connection_names_its_server_once() {
     let engine = Arc::new(Redis::tcp("127.0.0.1", bench.proxy.port()).build().expect("an engine"));
     engine.ready().await.expect("connected");
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-    let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE, false, record.into());
+    let claim = Claim::new(Key::new("a").expect("a name"), TEST_LIMIT, false, record.into());
     bench.proxy.hold_requests();
     let asked = tokio::spawn({
         let (engine, claim) = (engine.clone(), claim.clone());
         async move { engine.claim(&claim).await }
     });
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.proxy.counts().requests.held() < 200 {
         assert!(now() < until, "never asked");
         sleep(ms(1)).await;

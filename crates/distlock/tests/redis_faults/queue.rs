@@ -12,7 +12,7 @@ use distlock_testkit::child::Child;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
 /// A lease whose waiter claims every ten seconds.
 const LONG: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ fn engine(port: u16) -> Redis {
 }
 
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let latest = now().after(PATIENCE * 2);
+    let latest = now().after(TEST_LIMIT * 2);
     while !is_so() {
         assert!(now() < latest, "never: {what}");
         sleep(ms(5)).await;
@@ -45,7 +45,7 @@ async fn expect_places(bench: &Bench, count: i64) {
 
 /// Starts a request, and returns when its owner is in the queue.
 async fn queue(bench: &Bench, owner: &str, request: LockRequest) -> Waiter {
-    let waiter = tokio::spawn(request.owner(owner).wait(PATIENCE * 3).into_future());
+    let waiter = tokio::spawn(request.owner(owner).wait(TEST_LIMIT * 3).into_future());
     let name = format!("\"owner\":\"{owner}\"");
     let is_there = |reply: &distlock_testkit::servers::Reply| reply.to_string().contains(&name);
     until("a place in the queue", || bench.command("HVALS {a}:w").array().iter().any(is_there)).await;
@@ -53,14 +53,14 @@ async fn queue(bench: &Bench, owner: &str, request: LockRequest) -> Waiter {
 }
 
 async fn granted(waiter: Waiter) -> LockGuard {
-    timeout(PATIENCE * 3, waiter).await.expect("in time").expect("no panic").expect("granted")
+    timeout(TEST_LIMIT * 3, waiter).await.expect("in time").expect("no panic").expect("granted")
 }
 
 #[tokio::test]
 async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
     let bench = Bench::start();
     let [holder, patient, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut hasty = Child::start();
     hasty.connect(&bench.server.url());
     hasty.send("lock a 3000");
@@ -99,7 +99,7 @@ async fn f72_both_keys_of_a_queue_expire_independently() {
     let bench = Bench::start();
     let (holder, waiter) = (engine(bench.server.port()), engine(bench.server.port()));
     let (long, short) = (claim_for(Mode::Exclusive, LONG), claim_for(Mode::Exclusive, ms(3000)));
-    assert!(matches!(holder.claim(&claim_for(Mode::Exclusive, PATIENCE)).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(holder.claim(&claim_for(Mode::Exclusive, TEST_LIMIT)).await, Ok(Claimed::Granted(_))));
     for key in ["{a}:q", "{a}:w"] {
         for claim in [&long, &short] {
             assert!(matches!(waiter.claim(claim).await, Ok(Claimed::Busy(_))));
@@ -121,7 +121,7 @@ async fn f72_both_keys_of_a_queue_expire_independently() {
 
 /// Queues a claim. A busy machine may not reply in time at first.
 async fn take_place(engine: &Redis, claim: &Claim) {
-    let latest = now().after(PATIENCE);
+    let latest = now().after(TEST_LIMIT);
     loop {
         match engine.claim(claim).await {
             Ok(Claimed::Busy(_)) => return,
@@ -151,7 +151,7 @@ async fn die_waiting(bench: &Bench, mode: Mode, ttl: Duration, count: usize) {
 async fn expect_next(bench: &Bench, release: impl AsyncFnOnce(), waiter: Waiter, newcomer: LockRequest) {
     let released = now();
     release().await;
-    let newcomer = tokio::spawn(newcomer.wait(PATIENCE * 3).into_future());
+    let newcomer = tokio::spawn(newcomer.wait(TEST_LIMIT * 3).into_future());
     let next = granted(waiter).await;
     let late = now().since(released);
     assert!(late < AT_ONCE, "served after {late:?}");
@@ -301,7 +301,7 @@ async fn an_intended_expiry_keeps_the_queue_places_of_its_process() {
         let third = queue(&bench, "third", other.lock("a").ttl(ms(3000))).await;
         guard.unlock().await.expect("released");
         let lapsed = granted(first).await;
-        timeout(PATIENCE, lapsed.lost()).await.expect("its lease runs out");
+        timeout(TEST_LIMIT, lapsed.lost()).await.expect("its lease runs out");
         let after = async |waiter| {
             let guard = granted(waiter).await;
             let token = guard.fencing_token();

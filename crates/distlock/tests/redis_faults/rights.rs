@@ -5,7 +5,7 @@ use distlock::{ErrorKind, LockGuard, LockRequest, Locker, LossReason};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, locker_of, ms};
+use crate::bench::{Bench, TEST_LIMIT, locker_of, ms};
 
 type Ask = fn(&Locker) -> LockRequest;
 
@@ -27,7 +27,7 @@ async fn f36_a_renewal_without_rights_is_an_auth_error_until_the_deadline() {
         let error = guard.extend(ms(3000)).await.expect_err("no right to renew");
         assert_eq!(error.kind(), ErrorKind::Auth, "{right}: {error}");
         guard.check().expect("it is held until its deadline");
-        let lost = timeout(PATIENCE, guard.lost()).await.expect("told");
+        let lost = timeout(TEST_LIMIT, guard.lost()).await.expect("notified");
         assert_eq!(lost, LossReason::Expired, "{right}");
     }
 }
@@ -63,7 +63,7 @@ async fn f34_a_lock_with_a_key_of_another_type_is_lost() {
         bench.command("DEL a");
         bench.command("RPUSH a somebody's");
         guard.extend(ms(3000)).await.expect_err("not ours");
-        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+        assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
         assert_eq!(bench.command("LLEN a").int(), 1);
     }
 }

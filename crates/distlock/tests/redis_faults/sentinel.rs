@@ -7,7 +7,7 @@ use distlock::{Config, ErrorKind, HoldState, Locker};
 use distlock_testkit::servers::{RedisServer, SentinelSetup};
 use tokio::time::timeout;
 
-use crate::bench::{PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{TEST_LIMIT, TTL, ms, now, sleep};
 
 async fn connected(setup: &SentinelSetup) -> Locker {
     let mut config = Config::from_url(&setup.url()).expect("a good URL");
@@ -18,9 +18,9 @@ async fn connected(setup: &SentinelSetup) -> Locker {
 }
 
 async fn expect_queue(server: &RedisServer) {
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while server.command(&["EXISTS", "{a}:q"]).int() == 0 {
-        assert!(now() < until, "nobody waits");
+        assert!(now() < until, "no waiter is queued");
         sleep(ms(5)).await;
     }
 }
@@ -32,13 +32,13 @@ async fn f25_a_failover_that_loses_the_lock_is_reported_and_tokens_rise() {
     // Stopped and cut off: later writes of the master never reach them.
     setup.servers()[1..].iter().for_each(|replica| replica.stop());
     setup.servers()[0].command(&["CLIENT", "KILL", "TYPE", "replica"]);
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
-    let waiter = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").wait(TEST_LIMIT).into_future());
     expect_queue(&setup.servers()[0]).await;
     setup.servers_mut()[0].kill9();
     setup.servers()[1..].iter().for_each(|replica| replica.cont());
-    timeout(PATIENCE, guard.lost()).await.expect("told by the new master");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("claimed again");
+    timeout(TEST_LIMIT, guard.lost()).await.expect("notified by the new master");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("claimed again");
     assert!(next.fencing_token() > guard.fencing_token());
     next.unlock().await.expect("released");
 }
@@ -48,17 +48,17 @@ async fn f27_the_client_moves_to_the_new_master_and_keeps_the_lock() {
     let setup = SentinelSetup::start();
     let (locker, other) = (connected(&setup).await, connected(&setup).await);
     let guard = locker.lock("a").await.expect("granted");
-    let waiter = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+    let waiter = tokio::spawn(other.lock("a").wait(TEST_LIMIT).into_future());
     expect_queue(&setup.servers()[0]).await;
     let new = tokio::task::block_in_place(|| setup.failover());
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while setup.servers()[new].calls("evalsha") + setup.servers()[new].calls("eval") == 0 {
         assert!(now() < until, "no client came to the new master");
         sleep(ms(5)).await;
     }
     assert_eq!(guard.state(), HoldState::Held, "the lock moved with its data");
     guard.unlock().await.expect("released on the new master");
-    timeout(PATIENCE, waiter)
+    timeout(TEST_LIMIT, waiter)
         .await
         .expect("in time")
         .expect("no panic")
@@ -86,7 +86,7 @@ async fn a_sentinel_that_names_another_master_is_outvoted() {
         // The machine was so slow that they were given up.
         Err(_) => Locker::connect(&setup.url()).await.expect("two of three agree"),
     };
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
     assert_eq!(other.command(&["EXISTS", "a"]).int(), 0, "one of three was believed");
     assert_eq!(setup.servers()[0].command(&["EXISTS", "a"]).int(), 1);
     guard.unlock().await.expect("released");
@@ -103,7 +103,7 @@ async fn sentinels_with_a_password_get_it() {
     let builder = || Redis::sentinel(ports.iter().map(|port| ("127.0.0.1", *port)), "locks");
     let known = builder().sentinel_login(Some("watcher"), "s3cret").build().expect("an engine");
     let locker = Locker::new(known).expect("a locker");
-    locker.lock("a").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+    locker.lock("a").wait(TEST_LIMIT).await.expect("granted").unlock().await.expect("released");
     for stranger in [builder(), builder().sentinel_login(Some("watcher"), "hunter2")] {
         let locker = Locker::new(stranger.build().expect("an engine")).expect("a locker");
         let error = locker.try_lock("a").await.expect_err("sentinels do not speak to strangers");

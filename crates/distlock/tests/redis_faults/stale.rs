@@ -3,7 +3,7 @@
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::servers::{RedisServer, Reply};
 
-use crate::bench::{Bench, PATIENCE, TTL, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, sleep};
 
 #[tokio::test]
 async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
@@ -46,7 +46,7 @@ async fn f16_a_holder_paused_between_its_check_and_its_write_is_refused_by_the_r
     assert_eq!(child.state("a").outcome, Outcome::State("Held".into()));
     child.stop();
     let locker = bench.direct().await;
-    let next = locker.lock("a").wait(PATIENCE).await.expect("the lease ended");
+    let next = locker.lock("a").wait(TEST_LIMIT).await.expect("the lease ended");
     assert_eq!(write(&resource, next.fencing_token().get(), "second").text(), "written");
     child.cont();
     assert_eq!(write(&resource, stale, "late").text(), "stale", "tokens rise from holder to holder");

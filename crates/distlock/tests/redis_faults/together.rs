@@ -8,7 +8,7 @@ use distlock_testkit::poll_times;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, ms, sleep};
+use crate::bench::{Bench, TEST_LIMIT, ms, sleep};
 
 const TASKS: usize = 64;
 const ROUNDS: usize = 20;
@@ -36,7 +36,7 @@ async fn concurrent_locks_share_calls_and_get_their_own_replies() {
             assert_eq!(tokens.len(), ROUNDS, "a token came twice");
         });
     }
-    timeout(PATIENCE, tasks.join_all()).await.expect("in time");
+    timeout(TEST_LIMIT, tasks.join_all()).await.expect("in time");
     let calls = bench.server.calls("evalsha") - before;
     let alone = (2 * TASKS * ROUNDS) as u64;
     assert!(calls * 3 < alone, "{calls} calls for {alone} requests");
@@ -46,7 +46,7 @@ async fn concurrent_locks_share_calls_and_get_their_own_replies() {
 /// Starts locking `name(0..count)`, the first of them alone and the others in a batch.
 fn lock_all(locker: &Locker, count: usize) -> Vec<distlock::RequestFuture<distlock::LockGuard>> {
     // Leases that outlast the test: only a release or a withdrawal ends them.
-    (0..count).map(|number| locker.clone().lock(name(number)).ttl(PATIENCE * 3).into_future()).collect()
+    (0..count).map(|number| locker.clone().lock(name(number)).ttl(TEST_LIMIT * 3).into_future()).collect()
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn f07_claims_dropped_in_a_batch_fail_no_others_and_leave_nothing() {
         sleep(ms(pause)).await;
         drop(dropped);
         for request in kept {
-            let guard = timeout(PATIENCE, request).await.expect("in time").expect("no panic").expect("granted");
+            let guard = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic").expect("granted");
             guard.unlock().await.expect("released");
         }
         bench.expect_nothing_left().await;
@@ -84,7 +84,7 @@ async fn f34_the_error_of_a_request_fails_no_other_in_its_batch() {
     let before = bench.server.calls("evalsha");
     let requests: Vec<_> = lock_all(&locker, 12).into_iter().map(tokio::spawn).collect();
     for (number, request) in requests.into_iter().enumerate() {
-        let outcome = timeout(PATIENCE, request).await.expect("in time").expect("no panic");
+        let outcome = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic");
         match outcome {
             Ok(guard) => assert_ne!(number, 5, "{guard:?}"),
             Err(error) => {
@@ -105,7 +105,7 @@ async fn f42_a_broken_connection_under_many_requests_fails_none() {
     sleep(ms(15)).await;
     bench.proxy.cut();
     for request in requests {
-        let guard = timeout(PATIENCE, request).await.expect("in time").expect("no panic").expect("granted");
+        let guard = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic").expect("granted");
         drop(guard.unlock().await);
     }
     bench.expect_nothing_left().await;

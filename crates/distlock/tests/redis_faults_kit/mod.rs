@@ -6,7 +6,7 @@ use distlock::backend::Backend;
 use distlock::{Clock, Locker, Moment};
 
 /// A generous limit for what must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn ms(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -22,7 +22,7 @@ pub(crate) async fn sleep(time: Duration) {
 
 /// Waits until `keys` returns nothing, and fails the test when that takes too long.
 pub(crate) async fn expect_none_left(mut keys: impl FnMut() -> Vec<String>) {
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     loop {
         let left = keys();
         if left.is_empty() {

@@ -8,7 +8,7 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f01_a_claim_with_lost_replies_is_unknown_and_leaves_nothing() {
@@ -16,11 +16,11 @@ async fn f01_a_claim_with_lost_replies_is_unknown_and_leaves_nothing() {
         let all = bench.all();
         let locker = bench.behind(&all).await;
         bench.each(&all, Proxy::drop_replies);
-        let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
+        let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
         assert!(error.may_be_applied(), "{error}");
         bench.each(&all, Proxy::pass);
         bench.expect_nothing_left(&all).await;
-        unlock(locker.lock("a").wait(PATIENCE).await.expect("granted")).await;
+        unlock(locker.lock("a").wait(TEST_LIMIT).await.expect("granted")).await;
     })
     .await;
 }
@@ -32,7 +32,7 @@ async fn f01_lost_replies_of_a_minority_do_not_matter() {
         let locker = bench.behind(&few).await;
         bench.each(&few, Proxy::drop_replies);
         let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted by the others");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted by the others");
         assert!(now().since(asked) < ms(500), "{:?}", now().since(asked));
         unlock(guard).await;
         bench.each(&few, Proxy::pass);
@@ -58,7 +58,7 @@ async fn f02_votes_read_after_the_lease_are_not_believed_and_withdrawn() {
         child.send("try a 60000");
         eventually("every node has voted", || all.iter().all(|at| bench.has(*at, "a"))).await;
         // The machine was suspended with the votes in flight.
-        shim.forward(ShiftedClock::Boot, PATIENCE * 6);
+        shim.forward(ShiftedClock::Boot, TEST_LIMIT * 6);
         let Outcome::Failed { kind, message } = child.receive().outcome else {
             panic!("a grant from before the sleep")
         };
@@ -94,11 +94,11 @@ async fn f04_a_release_with_lost_replies_is_unknown_and_executed() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let (locker, other) = (bench.behind(&most).await, bench.direct().await);
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
         bench.each(&most, Proxy::drop_replies);
         let error = guard.unlock().await.expect_err("a minority is no majority");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-        let next = other.lock("a").wait(PATIENCE / 2).await.expect("long before the lease ends");
+        let next = other.lock("a").wait(TEST_LIMIT / 2).await.expect("long before the lease ends");
         unlock(next).await;
         bench.each(&most, Proxy::pass);
         bench.expect_nothing_left(&bench.all()).await;
@@ -111,10 +111,10 @@ async fn f05_a_repeated_release_does_not_end_the_next_hold() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         bench.each(&all, Proxy::drop_replies);
         assert_eq!(guard.unlock().await.expect_err("no answer").kind(), ErrorKind::Unknown);
-        let next = other.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("it was released");
+        let next = other.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("it was released");
         let (kept, calls) = (bench.values("a"), bench.calls());
         bench.each(&all, Proxy::pass);
         locker.close().await.expect("the release is repeated until it is confirmed");
@@ -132,7 +132,7 @@ async fn f05_a_release_does_not_end_the_lock_of_a_foreign_client() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let locker = bench.direct().await;
-        let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).watchdog(false).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
         // As if the lease had ended and a client without ballots had taken the lock.
         all.iter().for_each(|at| drop(bench.nodes[*at].command(&["SET", "a", "theirs", "PX", "20000"])));
@@ -151,7 +151,7 @@ async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
             let locker = bench.behind(&most).await;
             bench.each(&most, |proxy| proxy.cut_after(Direction::Replies, bytes));
             // A lease that outlasts the wait: a claim retried with another id would wait for itself in vain.
-            let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
+            let guard = locker.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("granted after a repeat");
             let token = guard.fencing_token().get();
             assert!(token > last);
             last = token;
@@ -172,13 +172,13 @@ async fn f06_a_vote_on_a_broken_connection_is_withdrawn() {
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         // Another client has the other nodes, so the claim is busy whatever the few nodes reply, whose replies are
         // cut.
-        let held = other.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let held = other.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
         bench.each(&all, |proxy| proxy.set(Direction::Replies, Flow::Delay(ms(50))));
         bench.each(&few, Proxy::pass);
         bench.each(&few, |proxy| proxy.cut_after(Direction::Replies, 1));
-        assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none());
+        assert!(locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect("no failure").is_none());
         bench.each(&all, Proxy::pass);
         eventually("the votes are taken back", || few.iter().all(|at| !bench.has(*at, "a"))).await;
         unlock(held).await;
@@ -192,9 +192,9 @@ async fn f09_a_waiter_cancelled_at_its_wake_up_stalls_no_other_waiter() {
     check_on_3_and_5(async |bench| {
         let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
         // A lease so long that no waiter polls in the meantime.
-        let long = PATIENCE * 3;
+        let long = TEST_LIMIT * 3;
         for round in 0..6 {
-            let guard = holder.lock("a").ttl(long).wait(PATIENCE).await.expect("granted");
+            let guard = holder.lock("a").ttl(long).wait(TEST_LIMIT).await.expect("granted");
             let waits = |count: i64| bench.nodes[0].command(&["ZCARD", "{a}:q"]).int() >= count;
             let first = tokio::spawn(quitter.lock("a").ttl(long).into_future());
             eventually("the first waits", || waits(1)).await;
@@ -206,7 +206,7 @@ async fn f09_a_waiter_cancelled_at_its_wake_up_stalls_no_other_waiter() {
             drop(first.await);
             releasing.await.expect("no panic").expect("released");
             let released = now();
-            let next = timeout(PATIENCE, second).await.expect("in time").expect("no panic").expect("granted");
+            let next = timeout(TEST_LIMIT, second).await.expect("in time").expect("no panic").expect("granted");
             assert!(now().since(released) < ms(3000), "round {round}: stalled for {:?}", now().since(released));
             unlock(next).await;
         }
@@ -223,7 +223,7 @@ async fn f14_a_claim_that_arrives_after_its_time_limit_is_refused() {
         let writes = || -> Vec<u64> { few.iter().map(|at| bench.nodes[*at].calls("set")).collect() };
         let before = writes();
         bench.each(&few, Proxy::hold_requests);
-        unlock(locker.lock("a").ttl(PATIENCE).await.expect("granted by the others")).await;
+        unlock(locker.lock("a").ttl(TEST_LIMIT).await.expect("granted by the others")).await;
         sleep(ms(1200)).await;
         let calls = bench.calls();
         bench.each(&few, Proxy::pass);
@@ -241,7 +241,7 @@ async fn f14_a_timely_claim_that_arrives_after_its_release_finds_a_tombstone() {
         let few = bench.minority();
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
         bench.each(&few, Proxy::hold_requests);
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted by the others");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted by the others");
         // Past the proxies, so that it arrives before the claims that are held in them and would otherwise still be
         // accepted.
         operator.inspect().force_release("a", guard.fencing_token(), "test").await.expect("ended everywhere");

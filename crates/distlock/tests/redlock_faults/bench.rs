@@ -8,7 +8,7 @@ use distlock::{LockGuard, Locker};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisOptions, RedisServer, RedlockNodes};
 
-pub(crate) use crate::redis_faults_kit::{PATIENCE, ms, now, sleep};
+pub(crate) use crate::redis_faults_kit::{TEST_LIMIT, ms, now, sleep};
 use crate::redis_faults_kit::{expect_none_left, warm_locker};
 
 /// A lease that ends soon and that a busy machine can keep renewed.
@@ -121,7 +121,7 @@ pub(crate) async fn locker_of(engine: RedlockBuilder) -> Locker {
 
 /// Polls until `is_so` returns true, and fails the test when that takes too long.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !is_so() {
         assert!(now() < until, "never: {what}");
         sleep(ms(10)).await;

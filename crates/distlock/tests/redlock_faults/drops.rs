@@ -6,7 +6,7 @@ use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::poll_times;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, NODE_TIMEOUT, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f07_acquire_future_dropped() {
@@ -16,12 +16,12 @@ async fn f07_acquire_future_dropped() {
         bench.each(&all, |proxy| proxy.delay(ms(5)));
         // Dropped at once, with the requests in flight, and with unread replies.
         for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
-            let mut request = Box::pin(locker.lock("a").ttl(PATIENCE * 2).into_future());
+            let mut request = Box::pin(locker.lock("a").ttl(TEST_LIMIT * 2).into_future());
             let granted = poll_times(polls, &mut request).await;
             sleep(pause).await;
             drop((granted, request));
             // The lease of an attempt that was not withdrawn would outlast this.
-            unlock(other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn")).await;
+            unlock(other.lock("a").wait(TEST_LIMIT).await.expect("the dropped attempt is withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
     })
@@ -36,8 +36,8 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
         bench.each(&all, |proxy| proxy.delay(ms(10)));
         // Around the round trip of 20 ms, so that some are dropped with votes in flight or just received.
         for wait in 17..27 {
-            drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE * 2).into_future()).await);
-            unlock(other.lock("a").wait(PATIENCE).await.expect("withdrawn")).await;
+            drop(timeout(ms(wait), locker.lock("a").ttl(TEST_LIMIT * 2).into_future()).await);
+            unlock(other.lock("a").wait(TEST_LIMIT).await.expect("withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
     })
@@ -49,7 +49,7 @@ async fn closing_waits_for_releases_of_slightly_late_nodes() {
     check_on_3_and_5(async |bench| {
         let slow = bench.minority();
         let locker = bench.behind(&slow).await;
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         bench.each(&slow, |proxy| proxy.delay(ms(50)));
         let began = now();
         unlock(guard).await;
@@ -84,14 +84,14 @@ fn f10_locks_survive_the_end_of_their_runtime() {
 async fn f11_a_panic_inside_releases() {
     check_on_3_and_5(async |bench| {
         let locker = bench.direct().await;
-        let held = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let held = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         let panics = tokio::spawn(async move {
             let _held = held;
             std::panic::resume_unwind(Box::new("as it happens"));
         });
         assert!(panics.await.expect_err("it panics").is_panic());
         bench.expect_nothing_left(&bench.all()).await;
-        unlock(locker.lock("a").wait(PATIENCE).await.expect("free")).await;
+        unlock(locker.lock("a").wait(TEST_LIMIT).await.expect("free")).await;
     })
     .await;
 }
@@ -106,7 +106,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
         let waiter = tokio::spawn(locker.lock("a").into_future());
         eventually("it waits", || bench.nodes[0].command(&["ZCARD", "{a}:q"]).int() == 1).await;
         child.kill9();
-        let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+        let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
         assert!(now() > deadline, "two holders");
         let late = now().since(deadline);
         assert!(late < TTL + ms(600), "{late:?} after the last renewal's deadline at the earliest");

@@ -9,7 +9,7 @@ use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::Data;
 use tokio::task::JoinSet;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 /// Returns the last ballot that a node knows of the lock `a`.
 fn ballot(bench: &Bench, node: usize) -> u64 {
@@ -24,7 +24,7 @@ fn keeps(bench: &Bench, node: usize, guard: &LockGuard) -> bool {
 
 /// Returns a hold that every node has and that is renewed only by the test.
 async fn hold(bench: &Bench, locker: &Locker) -> LockGuard {
-    let guard = locker.lock("a").ttl(PATIENCE * 3).watchdog(false).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 3).watchdog(false).await.expect("granted");
     eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
     guard
 }
@@ -33,7 +33,7 @@ async fn hold(bench: &Bench, locker: &Locker) -> LockGuard {
 async fn expect_healed(bench: &Bench, few: &[usize], guard: &LockGuard) {
     let before: Vec<_> = few.iter().map(|at| ballot(bench, *at)).collect();
     assert!(before.iter().all(|last| *last > guard.fencing_token().get()), "no contender was there: {before:?}");
-    guard.extend(PATIENCE * 3).await.expect("a majority renews it");
+    guard.extend(TEST_LIMIT * 3).await.expect("a majority renews it");
     eventually("they have it again", || few.iter().all(|at| keeps(bench, *at, guard))).await;
     let after: Vec<_> = few.iter().map(|at| ballot(bench, *at)).collect();
     assert!(after.iter().zip(&before).all(|(after, before)| after >= before), "a ballot fell: {before:?}, {after:?}");
@@ -52,7 +52,7 @@ async fn f75_a_node_with_a_contenders_withdrawn_vote_is_healed() {
         let token = guard.fencing_token();
         unlock(guard).await;
         bench.expect_nothing_left(&bench.all()).await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("granted");
         assert!(next.fencing_token() > token);
         unlock(next).await;
     })
@@ -115,7 +115,7 @@ async fn f75_a_contended_lock_survives_rolling_restarts_of_all_nodes() {
         assert!(contenders.try_join_next().is_none(), "a contender ended");
         contenders.shutdown().await;
         unlock(guard).await;
-        let next = locker.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
         unlock(next).await;
     })
     .await;
@@ -138,21 +138,21 @@ async fn f75_a_node_with_a_force_released_hold_is_not_healed() {
     assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
     assert!(!bench.has(0, "a"), "it was ended there");
     bench.each(&[0], Proxy::pass);
-    let (calls, until) = (bench.nodes[0].calls("evalsha"), now().after(PATIENCE));
+    let (calls, until) = (bench.nodes[0].calls("evalsha"), now().after(TEST_LIMIT));
     while bench.nodes[0].calls("evalsha") < calls + 6 {
         assert!(now() < until, "the node is not asked");
-        guard.extend(PATIENCE * 3).await.expect("a majority renews it");
+        guard.extend(TEST_LIMIT * 3).await.expect("a majority renews it");
         assert!(!bench.has(0, "a"), "what was ended by force was set again");
         sleep(ms(20)).await;
     }
     assert!(!bench.has(0, "a"), "what was ended by force was set again");
     // The forced release reaches the other nodes after all, and ends the hold there, too.
     bench.each(&others, Proxy::pass);
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !guard.is_lost() {
         assert!(now() < until, "it is still held");
         let _ = operator.inspect().force_release("a", token, "test").await;
-        let _ = guard.extend(PATIENCE * 3).await;
+        let _ = guard.extend(TEST_LIMIT * 3).await;
     }
     bench.expect_nothing_left(&bench.all()).await;
 }

@@ -3,7 +3,7 @@
 use distlock::Locker;
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 
-use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, NODE_TIMEOUT, TEST_LIMIT, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 /// Another client holds the lock on all nodes except a minority, which grants a second claim and replies `late`. That
 /// claim is refused by then; its vote must be withdrawn, long before its lease ends.
@@ -11,13 +11,13 @@ async fn check_late_votes(late: Flow, closes: bool) {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (holder, locker) = (bench.direct().await, bench.behind(&few).await);
-        let held = holder.lock("a").ttl(PATIENCE * 2).watchdog(false).await.expect("granted");
+        let held = holder.lock("a").ttl(TEST_LIMIT * 2).watchdog(false).await.expect("granted");
         eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
         let writes = || -> Vec<u64> { few.iter().map(|at| bench.nodes[*at].calls("set")).collect() };
         let before = writes();
         bench.each(&few, |proxy| proxy.set(Direction::Replies, late));
-        assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none(), "the others refuse it");
+        assert!(locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect("no failure").is_none(), "the others refuse it");
         if closes {
             locker.close().await.expect("closed");
         }
@@ -56,7 +56,7 @@ async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> 
     node.command(&["SCRIPT", "FLUSH"]);
     node.command(&["DEL", "{a}:f"]);
     proxy.set(Direction::Replies, Flow::Hold);
-    let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted by the others");
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted by the others");
     // In the meantime the node learns it from another client, so that the release is sent once.
     let teacher = other.lock("b").await.expect("granted");
     eventually("it knows the script", || bench.has(at, "b")).await;
@@ -78,7 +78,7 @@ async fn f14_a_claim_that_arrives_after_its_release_keeps_no_queue_place() {
     let (locker, other) = (bench.behind(&[at]).await, bench.direct().await);
     // So that a client that comes there must wait.
     bench.nodes[at].command(&["SET", "a", "theirs", "PX", "600000"]);
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     // A slow machine sends it too late: try again.
     while !overtake(&bench, &locker, &other, at).await {
         assert!(now() < until, "no claim ever came after its release");

@@ -5,7 +5,7 @@ use distlock::{ErrorKind, HoldState, Locker};
 use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::{Data, RedisServer};
 
-use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, locker_of, ms, now, sleep, unlock};
 
 /// Makes one node of the holder's majority lose its data.
 fn forget(bench: &mut Bench, how: &str) {
@@ -28,7 +28,7 @@ async fn a_majority_forgets(count: usize, how: &str, guarded: fn(RedlockBuilder)
     assert!(few.iter().all(|at| !bench.has(*at, "a")), "the holder cannot reach it");
     let deadline = guard.deadline().expect("a lease");
     forget(&mut bench, how);
-    let next = other.lock("a").wait(PATIENCE).await.expect("granted in the end");
+    let next = other.lock("a").wait(TEST_LIMIT).await.expect("granted in the end");
     let is_exclusive = now() > deadline && guard.is_lost();
     assert!(next.fencing_token() > guard.fencing_token());
     unlock(next).await;
@@ -66,14 +66,14 @@ async fn f46_an_empty_node_learns_the_longest_lease_from_the_others() {
     bench.nodes[2].command(&["FLUSHALL"]);
     // Its own lease is short, and must not be taken for the longest one.
     while now() < deadline.before(TTL / 2) {
-        let guard = other.lock("short").wait(PATIENCE).await.expect("two of three vote");
+        let guard = other.lock("short").wait(TEST_LIMIT).await.expect("two of three vote");
         assert!(!bench.has(2, "short"), "it voted before the long lease was over");
         unlock(guard).await;
         sleep(ms(100)).await;
     }
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     loop {
-        let guard = other.lock("short").wait(PATIENCE).await.expect("granted");
+        let guard = other.lock("short").wait(TEST_LIMIT).await.expect("granted");
         let votes = bench.has(2, "short");
         unlock(guard).await;
         if votes {
@@ -92,7 +92,7 @@ async fn f46_new_nodes_wait_for_one_lease_before_their_first_grant() {
     let error = locker.try_lock("a").ttl(TTL).await.expect_err("no node votes yet");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("quarantined"), "{error}");
-    let guard = locker.lock("a").ttl(TTL).wait(PATIENCE).await.expect("then it is granted");
+    let guard = locker.lock("a").ttl(TTL).wait(TEST_LIMIT).await.expect("then it is granted");
     let waited = now().since(asked);
     assert!(waited >= TTL && waited < TTL + ms(6000), "{waited:?}");
     unlock(guard).await;
@@ -110,7 +110,7 @@ async fn f46_when_all_nodes_lose_their_data_the_next_holder_waits_and_tokens_ris
     all.iter().for_each(|at| drop(bench.nodes[*at].command(&["FLUSHALL"])));
     // A process that knows of no ballot, either.
     let other = Locker::connect(&bench.nodes.url()).await.expect("connected");
-    let next = other.lock("a").ttl(TTL).wait(PATIENCE).await.expect("granted in the end");
+    let next = other.lock("a").ttl(TTL).wait(TEST_LIMIT).await.expect("granted in the end");
     assert!(guard.is_lost(), "two holders");
     assert!(next.fencing_token() > guard.fencing_token(), "tokens rise though every ballot was lost");
     unlock(next).await;

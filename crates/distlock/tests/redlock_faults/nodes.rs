@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::bench::{
-    Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock,
+    Bench, NODE_TIMEOUT, TEST_LIMIT, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock,
 };
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn f44_split_votes_are_withdrawn_at_once_and_every_client_is_served() {
                 way.set(Direction::Requests, Flow::Delay(ms(150)));
             });
         }
-        let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE * 2).into_future()));
+        let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(TEST_LIMIT * 2).into_future()));
         for tried in tries.collect::<Vec<_>>() {
             assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote is no majority");
         }
@@ -40,7 +40,7 @@ async fn f44_split_votes_are_withdrawn_at_once_and_every_client_is_served() {
         for (number, locker) in lockers.into_iter().enumerate() {
             tasks.spawn(take_turns(locker, number as u32, history.clone()));
         }
-        timeout(PATIENCE * 3, tasks.join_all()).await.expect("every task finished its rounds");
+        timeout(TEST_LIMIT * 3, tasks.join_all()).await.expect("every task finished its rounds");
         assert_eq!(history.holds(), TURNS * all.len());
         history.check().expect("a clean history");
         bench.expect_nothing_left(&all).await;
@@ -53,7 +53,7 @@ const TURNS: usize = 2;
 async fn take_turns(locker: Locker, client: u32, history: Arc<History>) {
     for _ in 0..TURNS {
         let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE).wait(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).wait(TEST_LIMIT * 2).await.expect("granted");
         let (granted, token) = (now(), guard.fencing_token().get());
         tokio::task::yield_now().await;
         let end = now();
@@ -91,17 +91,17 @@ async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut
     for some in [&[1][..], &[1, 3]] {
         let mut bench = Bench::start(5);
         let locker = bench.behind(some).await;
-        let held = locker.lock("held").ttl(PATIENCE * 2).await.expect("granted");
+        let held = locker.lock("held").ttl(TEST_LIMIT * 2).await.expect("granted");
         some.iter().for_each(|at| trouble(&mut bench, *at));
         let mut times = Vec::new();
         for _ in 0..15 {
             let asked = now();
-            let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+            let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
             times.push(now().since(asked));
             held.check().expect("held");
             unlock(guard).await;
         }
-        held.extend(PATIENCE * 2).await.expect("renewed");
+        held.extend(TEST_LIMIT * 2).await.expect("renewed");
         unlock(held).await;
         times.sort();
         assert!(times[7] < ms(100), "{some:?} take time: {times:?}");
@@ -142,7 +142,7 @@ async fn a_majority_that_replies_too_late_grants_and_keeps_nothing() {
         let locker = bench.behind(&most).await;
         // Requests arrive, and the nodes' replies come far too late.
         bench.each(&most, |proxy| proxy.set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2)));
-        let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("a minority is no majority");
+        let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("a minority is no majority");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         bench.each(&most, Proxy::pass);
         bench.expect_nothing_left(&bench.all()).await;
@@ -157,7 +157,7 @@ async fn with_a_majority_down_no_claim_is_granted_and_the_holder_is_notified() {
     let guard = locker.lock("a").await.expect("granted");
     bench.nodes[0].kill9();
     bench.nodes[2].kill9();
-    let reason = timeout(TTL * 2, guard.lost()).await.expect("told");
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("notified");
     assert_eq!(reason, LossReason::Expired);
     let asked = now();
     let error = locker.try_lock("b").await.expect_err("one of three");
@@ -176,13 +176,13 @@ async fn all_nodes_down_is_a_clear_error_and_restarted_nodes_serve_again() {
     bench.nodes.settle();
     let locker = bench.direct().await;
     (0..3).for_each(|at| bench.nodes[at].kill9());
-    let error = locker.try_lock("a").await.expect_err("nobody is there");
+    let error = locker.try_lock("a").await.expect_err("no server is reachable");
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error}");
-    let error = Locker::connect(&bench.nodes.url()).await.expect_err("nobody is there");
+    let error = Locker::connect(&bench.nodes.url()).await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("0 of 3 nodes are connected"), "{error}");
     (0..3).for_each(|at| bench.nodes[at].restart(Data::Kept));
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("they are back and their quarantine is over");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("they are back and their quarantine is over");
     unlock(guard).await;
 }
 

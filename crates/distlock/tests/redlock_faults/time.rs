@@ -12,7 +12,7 @@ use distlock_testkit::servers::RedisServer;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f47_acks_of_different_rounds_never_make_a_majority() {
@@ -58,7 +58,7 @@ async fn f48_clock_jumps_on_a_minority_lose_votes_and_no_lock() {
         let (bench, shim) = with_clocks(count, moved);
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = locker.lock("a").ttl(TTL * 3).await.expect("granted");
-        shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
         let until = now().after(TTL * 2);
         while now() < until {
             let second = other.try_lock("a").await.expect("no failure");
@@ -67,7 +67,7 @@ async fn f48_clock_jumps_on_a_minority_lose_votes_and_no_lock() {
         }
         assert_eq!(guard.state(), HoldState::Held, "the others renew it");
         unlock(guard).await;
-        unlock(other.lock("a").wait(PATIENCE).await.expect("granted")).await;
+        unlock(other.lock("a").wait(TEST_LIMIT).await.expect("granted")).await;
     }
 }
 
@@ -78,12 +78,12 @@ async fn f48_backward_clock_jumps_on_a_minority_do_not_matter() {
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = locker.lock("a").await.expect("granted");
         let token = guard.fencing_token();
-        shim.back(ShiftedClock::Wall, PATIENCE * 3);
+        shim.back(ShiftedClock::Wall, TEST_LIMIT * 3);
         sleep(TTL).await;
         assert_eq!(guard.state(), HoldState::Held);
         assert!(other.try_lock("a").await.expect("no failure").is_none());
         unlock(guard).await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("granted");
         assert!(next.fencing_token() > token);
         unlock(next).await;
         // By those clocks no lease ends for a long time.
@@ -94,7 +94,7 @@ async fn f48_backward_clock_jumps_on_a_minority_do_not_matter() {
 /// Returns nodes, the last of which have clocks that can be shifted, and a holder of `a` with the votes of all nodes
 /// except the `first` ones.
 async fn with_holder(count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
-    with_holder_for(PATIENCE * 9, count, moved, first).await
+    with_holder_for(TEST_LIMIT * 9, count, moved, first).await
 }
 
 async fn with_holder_for(ttl: Duration, count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
@@ -129,7 +129,7 @@ async fn check_rival(held: (Bench, ClockShim, LockGuard), before: impl Fn(&[Prox
     sleep(ms(2500)).await;
     bench.each(&bench.all(), Proxy::freeze);
     before(&way);
-    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
     after(&way);
     assert!(!is_granted(&rival).await, "two holders of {} nodes", way.len());
     guard.check().expect("held");
@@ -159,7 +159,7 @@ async fn f48_clock_jumps_under_a_bare_majority_are_seen_on_reconnecting() {
 async fn f48_clock_jumps_under_a_bare_majority_are_seen_by_the_holder() {
     for count in [3, 5] {
         let (bench, shim, guard) = with_holder(count, count / 2, count / 2).await;
-        shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
         let newcomer = bench.direct().await;
         assert!(!is_granted(&newcomer).await, "two holders of {count} nodes");
         guard.check().expect("held");
@@ -187,8 +187,8 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_a_repeated_attempt() {
     engine.attach(Attachment::standalone(&Handle::current()));
     engine.ready().await.expect("connected");
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-    let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, false, record.into());
-    let until = now().after(PATIENCE);
+    let claim = Claim::new(Key::new("a").expect("a name"), TEST_LIMIT * 3, false, record.into());
+    let until = now().after(TEST_LIMIT);
     // A busy machine may not reply in time at first. The repetition shows that the nodes grant it again.
     for _ in 0..2 {
         while !matches!(engine.claim(&claim).await, Ok(Claimed::Granted(_))) {
@@ -217,12 +217,12 @@ async fn f48_nodes_with_corrected_clocks_vote_again() {
     let (mut bench, shim) = with_clocks(3, 1);
     let locker = bench.direct().await;
     unlock(locker.lock("a").await.expect("granted")).await;
-    shim.forward(ShiftedClock::Wall, PATIENCE * 99);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 99);
     let note = || bench.nodes[2].command(&["GET", "{}:f"]).to_string();
     eventually("a client notices it", || note().split(' ').nth(2) != Some("0")).await;
-    shim.back(ShiftedClock::Wall, PATIENCE * 99);
+    shim.back(ShiftedClock::Wall, TEST_LIMIT * 99);
     bench.nodes[0].kill9();
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
     assert!(bench.has(2, "a"), "without the one that leapt there is no majority now");
     unlock(guard).await;
 }
@@ -233,7 +233,7 @@ async fn f48_clock_jumps_are_seen_by_inspecting_clients() {
     let looker = bench.direct().await;
     // The holder cannot notice it.
     bench.each(&bench.all(), Proxy::freeze);
-    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
     let newcomer = bench.direct().await;
     let until = now().after(ms(4000));
     while now() < until {
@@ -248,20 +248,20 @@ async fn f48_unseen_clock_jumps_on_a_majority_break_exclusion_and_tokens_rise() 
     for (count, moved) in [(3, 2), (5, 3)] {
         let (bench, shim) = with_clocks(count, moved);
         let locker = bench.behind(&bench.all()).await;
-        let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).watchdog(false).await.expect("granted");
         bench.each(&bench.all(), Proxy::freeze);
-        shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
         // No client was connected to notice it.
         let other = bench.direct().await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("a majority has let it expire");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("a majority has let it expire");
         assert!(!guard.is_lost(), "the documented limit: two believe that they have it");
         assert!(next.fencing_token() > guard.fencing_token(), "and the resource knows better");
         bench.each(&bench.all(), Proxy::pass);
         while !guard.is_lost() {
-            guard.extend(PATIENCE).await.expect_err("not ours any more");
+            guard.extend(TEST_LIMIT).await.expect_err("not ours any more");
             sleep(ms(20)).await;
         }
-        assert_eq!(guard.lost().await, LossReason::Revoked, "told by the next renewal");
+        assert_eq!(guard.lost().await, LossReason::Revoked, "notified by the next renewal");
         next.check().expect("the newer one is not disturbed");
         unlock(next).await;
     }

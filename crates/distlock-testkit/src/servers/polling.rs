@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// How long the kit waits for a condition: generous, since machines are slow at times.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TEST_LIMIT: Duration = Duration::from_secs(30);
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
@@ -22,13 +22,13 @@ pub fn poll_until<T>(most: Duration, mut look: impl FnMut() -> Option<T>) -> Opt
     }
 }
 
-/// Polls until `look` returns a value, and panics if that takes longer than [`PATIENCE`]. `what` completes the
+/// Polls until `look` returns a value, and panics if that takes longer than [`TEST_LIMIT`]. `what` completes the
 /// sentence "waited for …".
 #[track_caller]
 pub fn eventually<T>(what: impl Display, look: impl FnMut() -> Option<T>) -> T {
-    match poll_until(PATIENCE, look) {
+    match poll_until(TEST_LIMIT, look) {
         Some(seen) => seen,
-        None => panic!("waited {PATIENCE:?} in vain for {what}"),
+        None => panic!("waited {TEST_LIMIT:?} in vain for {what}"),
     }
 }
 
@@ -43,7 +43,7 @@ mod tests {
             looks += 1;
             (looks == 3).then_some("there")
         };
-        assert_eq!(poll_until(PATIENCE, third), Some("there"));
+        assert_eq!(poll_until(TEST_LIMIT, third), Some("there"));
         assert_eq!(poll_until(Duration::from_millis(20), || None::<()>), None);
     }
 }

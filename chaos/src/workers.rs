@@ -38,7 +38,7 @@ struct Post {
 }
 
 /// The running workers, and all worker processes so far.
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     program: PathBuf,
     positions: Vec<Position>,
     directory: PathBuf,
@@ -47,16 +47,16 @@ pub(crate) struct Crew {
     clock: Clock,
 }
 
-impl Crew {
+impl Workers {
     /// Starts one worker for each of `positions`; each process has its own journal in `directory`.
-    pub(crate) fn start(program: PathBuf, directory: PathBuf, positions: Vec<Position>) -> Crew {
+    pub(crate) fn start(program: PathBuf, directory: PathBuf, positions: Vec<Position>) -> Workers {
         let clock = Clock::system();
-        let mut crew = Crew { program, positions, directory, posts: Vec::new(), lives: Vec::new(), clock };
+        let mut workers = Workers { program, positions, directory, posts: Vec::new(), lives: Vec::new(), clock };
         for worker in 0..WORKERS {
-            let post = crew.spawn(worker);
-            crew.posts.push(post);
+            let post = workers.spawn(worker);
+            workers.posts.push(post);
         }
-        crew
+        workers
     }
 
     fn spawn(&mut self, worker: usize) -> Post {
@@ -104,8 +104,8 @@ impl Crew {
 
     /// Waits until all workers have exited. Returns the process index and output of those that failed. Workers that
     /// still run are killed.
-    pub(crate) fn finish(&mut self, patience: Duration) -> BTreeMap<usize, String> {
-        poll_until(patience, || self.posts.iter_mut().all(|post| post.process.ended().is_some()).then_some(()));
+    pub(crate) fn finish(&mut self, limit: Duration) -> BTreeMap<usize, String> {
+        poll_until(limit, || self.posts.iter_mut().all(|post| post.process.ended().is_some()).then_some(()));
         let mut odd = BTreeMap::new();
         for post in &mut self.posts {
             match post.process.ended() {
@@ -116,7 +116,7 @@ impl Crew {
                 None => {
                     self.lives[post.life].killed = Some(self.clock.now());
                     post.process.kill9();
-                    odd.insert(post.life, format!("{NOT_ENDED} within {patience:?}"));
+                    odd.insert(post.life, format!("{NOT_ENDED} within {limit:?}"));
                 }
             }
         }

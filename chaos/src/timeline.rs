@@ -6,10 +6,10 @@ use std::time::Duration;
 use distlock::{Mode, Moment};
 use distlock_testkit::history::Hold;
 
-use crate::crew::Life;
 use crate::fault::Fault;
 use crate::journal::{self, Entry, What};
 use crate::worker::name;
+use crate::workers::Life;
 
 /// How long links and queues may take to recover after a fault.
 const RECOVERY: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ pub(crate) struct Grant {
 
 /// The merged journals.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub(crate) struct Timeline {
     pub(crate) turns: Vec<Turn>,
     pub(crate) injected: Vec<Injected>,
     lives: Vec<Life>,
@@ -76,13 +76,13 @@ pub(crate) struct Story {
     own_stalls: Vec<(Moment, Moment)>,
 }
 
-impl Story {
-    pub(crate) fn read(lives: &[Life], injected: Vec<Injected>, own_stalls: Vec<(Moment, Moment)>) -> Story {
-        let mut story = Story { injected, own_stalls, lives: lives.to_vec(), ..Story::default() };
+impl Timeline {
+    pub(crate) fn read(lives: &[Life], injected: Vec<Injected>, own_stalls: Vec<(Moment, Moment)>) -> Timeline {
+        let mut timeline = Timeline { injected, own_stalls, lives: lives.to_vec(), ..Timeline::default() };
         for (number, life) in lives.iter().enumerate() {
-            story.add(number, life.worker, journal::read(&life.journal));
+            timeline.add(number, life.worker, journal::read(&life.journal));
         }
-        story
+        timeline
     }
 
     fn add(&mut self, life: usize, worker: usize, entries: Vec<Entry>) {
