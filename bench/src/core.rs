@@ -1,4 +1,4 @@
-//! The core over the memory engine: what the lock itself costs when the engine costs nothing.
+//! The core over the memory engine: the cost of the lock itself when the engine costs nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ async fn uncontended() {
     println!("threads of this process afterwards: {} (main and one keeper)", status("Threads:"));
 }
 
-/// The worst margin any renewal left, in milliseconds, and how many there were.
+/// The smallest margin that any renewal left, in milliseconds, and the number of renewals.
 #[derive(Default)]
 struct Renewals {
     count: AtomicU64,
@@ -79,7 +79,7 @@ async fn held() {
     tokio::time::sleep(TTL * 2).await;
     let used = (cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
     let least = Duration::from_millis(seen.least_margin_ms.load(Ordering::Relaxed));
-    // Renewal at one third leaves two thirds of the lease as margin; late is what has used up half of that.
+    // Renewal at one third leaves two thirds of the lease as margin; a renewal that has used up half of that is late.
     let aim = TTL / 3;
     println!(
         "renewed {} times in {:?}, least margin {least:?} (aim: over {aim:?}), {} failed, {used:.1} % of one core",

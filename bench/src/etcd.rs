@@ -1,6 +1,6 @@
 //! The etcd engine against raw requests and against the recipe of Go's client, in one run on one server.
 
-// The engine's own messages: the raw requests are the same bytes.
+// The engine's own messages, so that the raw requests are the same bytes.
 #[path = "../../crates/distlock/src/engines/etcd/messages.rs"]
 #[allow(dead_code, reason = "the engine uses the rest")]
 mod messages;
@@ -26,7 +26,7 @@ const TASKS: usize = 64;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Prints every figure of the engine, or those that are named: `uncontended`, `apart`, `contended`, `held`.
+/// Prints all figures of the engine, or the named ones: `uncontended`, `apart`, `contended`, `held`.
 pub(crate) fn run(parts: &[String]) {
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
@@ -59,7 +59,7 @@ fn engine(server: &EtcdServer) -> (Locker, EtcdHandle) {
     (Locker::builder().default_ttl(TTL).build(engine).expect("a locker"), handle)
 }
 
-/// Rounds of each in turn, so that a slow moment of the machine hits all.
+/// The rounds alternate, so that a slow moment of the machine affects all.
 async fn uncontended(server: &EtcdServer) {
     let (locker, handle) = engine(server);
     let (apart, inside) = (Raw::connect_apart(server), Raw::connect(server).await);
@@ -93,7 +93,7 @@ async fn timed(work: impl Future<Output = ()>) -> Duration {
     start.elapsed()
 }
 
-/// Many tasks at the same time, each with a lock of its own: ours, and as many raw requests over one connection.
+/// Many concurrent tasks, each with its own lock: ours, and as many raw requests over one connection.
 async fn apart(server: &EtcdServer) {
     let (locker, handle) = engine(server);
     let lockers: Arc<Vec<Locker>> = Arc::new((0..TASKS).map(|_| locker.clone()).collect());
@@ -124,7 +124,8 @@ async fn apart(server: &EtcdServer) {
     );
 }
 
-/// As many waiters for one lock, ours and the recipe's in turn, each in this process over one connection of its own.
+/// The same number of waiters for one lock, ours and the recipe's in alternation, each in this process over its own
+/// connection.
 async fn contended(server: &EtcdServer, waiters: usize) {
     let (locker, handle) = engine(server);
     let lockers: Arc<Vec<Locker>> = Arc::new((0..waiters).map(|_| locker.clone()).collect());
@@ -140,7 +141,7 @@ async fn contended(server: &EtcdServer, waiters: usize) {
             async move { request.await.expect("granted").unlock().await.expect("released") }
         })
         .await;
-        // Whoever hands over by a write of its own cannot be faster than one write after the other, with nobody else there.
+        // A handover by a write cannot be faster than sequential writes without contention.
         let floor = floor.clone();
         serial += handoffs(1, move |_| {
             let floor = floor.clone();
@@ -183,7 +184,7 @@ impl std::ops::AddAssign for Handoffs {
     }
 }
 
-/// How often `waiters` tasks get their turn.
+/// Counts how often `waiters` tasks get the lock.
 async fn handoffs<T>(waiters: usize, take_turn: impl Fn(usize) -> T + Send + Sync + 'static) -> Handoffs
 where
     T: Future<Output = ()> + Send,
@@ -221,7 +222,7 @@ async fn held(server: &EtcdServer) {
     }
     let guards = tasks.join_all().await.into_iter().flatten().collect::<Vec<_>>();
     println!("{HELD} locks taken in {:?}", start.elapsed());
-    // Their watches are being opened.
+    // Their watches are still being opened.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (before, cpu, start) = (handle.requests(), crate::process::cpu_ms(), Instant::now());
     tokio::time::sleep(TTL * 3).await;

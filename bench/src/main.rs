@@ -1,4 +1,4 @@
-//! `cargo xtask bench NAME`: measures and prints, ratios within one run where there is something to compare with.
+//! `cargo xtask bench NAME`: measures and prints figures, and ratios within one run where there is a comparison.
 
 mod core;
 mod etcd;

@@ -1,13 +1,13 @@
-//! What this process uses.
+//! The resource usage of this process.
 
-/// A number of this process's `/proc/self/status`.
+/// Returns a number of `/proc/self/status`.
 pub(crate) fn status(field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// User and system time of this process; the kernel counts it in hundredths of a second.
+/// Returns the user and system time of this process; the kernel counts it in hundredths of a second.
 pub(crate) fn cpu_ms() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = text.rsplit(')').next().unwrap_or_default();

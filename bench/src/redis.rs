@@ -1,7 +1,6 @@
-//! The Redis engine against the raw floor on the same client crate: `SET NX PX`, and a script that compares and deletes.
+//! The Redis engine against a raw lower bound on the same client crate: `SET NX PX`, and a compare-and-delete script.
 //!
-//! Both run in the same process against the same server, round by round in turns, so that the ratios hold on any
-//! machine.
+//! Both run in the same process against the same server in alternating rounds, so that the ratios hold on any machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +21,7 @@ const CYCLES: u64 = 20_000;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Prints every figure of the Redis engine, or those of one part: `one`, `many`, `contended` or `held`.
+/// Prints all figures of the Redis engine, or those of one part: `one`, `many`, `contended` or `held`.
 pub(crate) fn run() {
     let server = RedisServer::start();
     let runtime =
@@ -69,14 +68,14 @@ async fn raw_connection(server: &RedisServer) -> MultiplexedConnection {
     client.get_multiplexed_async_connection().await.expect("connected")
 }
 
-/// What everybody writes first: two commands, no queue, no fence, no loss signal.
+/// The naive lock: two commands, no queue, no fence, no loss signal.
 async fn raw_pair(connection: &mut MultiplexedConnection, sha: &str, key: &str, value: &str) {
     let mut set = redis::cmd("SET");
     set.arg(key).arg(value).arg("NX").arg("PX").arg(10_000);
-    let _: redis::Value = set.query_async(connection).await.expect("answered");
+    let _: redis::Value = set.query_async(connection).await.expect("no error");
     let mut release = redis::cmd("EVALSHA");
     release.arg(sha).arg(1).arg(key).arg(value);
-    let deleted: i64 = release.query_async(connection).await.expect("answered");
+    let deleted: i64 = release.query_async(connection).await.expect("no error");
     assert_eq!(deleted, 1);
 }
 
@@ -173,7 +172,7 @@ where
     start.elapsed()
 }
 
-/// From now on calls that take the server longer than half a millisecond count.
+/// From now on counts the calls that take the server longer than half a millisecond.
 fn watch_slow(server: &RedisServer) {
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "500"]);
     server.command(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
@@ -184,7 +183,7 @@ fn slow(server: &RedisServer) -> i64 {
     server.command(&["SLOWLOG", "LEN"]).int()
 }
 
-/// One lock, and everybody wants it all the time.
+/// One lock under constant contention.
 async fn contended(server: &RedisServer) {
     let locker = Arc::new(locker(server));
     let left = Arc::new(AtomicU64::new(CYCLES));
@@ -222,7 +221,7 @@ async fn contended(server: &RedisServer) {
     println!("gap p50: {gap:?}, raw publish to push {push:?}, ratio {ratio:.2} (aim: 2)");
 }
 
-/// The floor of a handoff: one command, and one message to another connection.
+/// The lower bound of a handoff: one command, and one message to another connection.
 async fn publish_to_push(server: &RedisServer) -> Duration {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).expect("a client");
@@ -242,7 +241,7 @@ async fn publish_to_push(server: &RedisServer) -> Duration {
             let mut publish = redis::cmd("PUBLISH");
             publish.arg("raw").arg("x");
             let (time, told) = tokio::join!(heard, publish.query_async::<i64>(&mut publishing));
-            assert_eq!(told.expect("answered"), 1);
+            assert_eq!(told.expect("no error"), 1);
             times.push(time);
         }
         median(&mut times)
@@ -250,7 +249,7 @@ async fn publish_to_push(server: &RedisServer) -> Duration {
     task.await.expect("done")
 }
 
-/// Many locks held at once: what keeping them costs.
+/// Many held locks: the cost of keeping them.
 async fn held(server: &RedisServer) {
     let locker = locker(server);
     let mut guards: Vec<LockGuard> = Vec::with_capacity(HELD);
@@ -258,7 +257,8 @@ async fn held(server: &RedisServer) {
         guards.push(locker.lock(format!("held:{number}")).await.expect("granted"));
     }
     watch_slow(server);
-    // Taken one after the other, they are renewed spread over time; after a few ticks the jitter has mixed them.
+    // They were taken one after the other, so their renewals are spread over time; after a few ticks the jitter has
+    // mixed them.
     let (evals, cpu, start) = (server.calls("evalsha"), crate::process::cpu_ms(), Instant::now());
     tokio::time::sleep(TTL).await;
     let ticks = start.elapsed().as_secs_f64() / (TTL / 3).as_secs_f64();

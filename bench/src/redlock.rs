@@ -1,4 +1,4 @@
-//! The Redlock engine against the raw floor: the same two commands to all nodes at once, on the same client crate.
+//! The Redlock engine against a raw lower bound: the same two commands to all nodes at once, on the same client crate.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ const PAIRS: usize = 1_500;
 const TASKS: usize = 64;
 const TTL: Duration = Duration::from_secs(10);
 const VALUE: &str = "0123456789abcdef0123456789abcdef";
-/// What a node may take to answer at this lease.
+/// The engine's reply timeout of a node at this lease.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Prints every figure of the Redlock engine.
+/// Prints all figures of the Redlock engine.
 pub(crate) fn run() {
     let nodes = RedlockNodes::start(NODES);
     nodes.settle();
@@ -46,7 +46,7 @@ fn locker(nodes: &RedlockNodes) -> Locker {
     Locker::builder().default_ttl(TTL).build(engine).expect("a locker")
 }
 
-/// What everybody writes first: two rounds, no ballot, no fence, no loss signal.
+/// The naive lock: two rounds, no ballot, no fence, no loss signal.
 struct Raw {
     connections: Vec<MultiplexedConnection>,
     sha: String,
@@ -75,7 +75,7 @@ impl Raw {
         self.everywhere(&release).await;
     }
 
-    /// All at once, and all are waited for.
+    /// Sends to all nodes at once, and waits for all replies.
     async fn everywhere(&self, command: &redis::Cmd) {
         let [mut a, mut b, mut c, mut d, mut e] = std::array::from_fn(|at| self.connections[at].clone());
         let answers = tokio::join!(
@@ -157,12 +157,12 @@ async fn many_tasks(raw: &Arc<Raw>, locker: &Arc<Locker>) {
     println!("{TASKS} tasks: raw {floor:.0} pairs/s, ours {ours:.0}, ratio {:.2} (aim: 0.95)", ours / floor);
 }
 
-/// Two of five nodes do not answer and say nothing of it.
+/// Two of five nodes are frozen.
 async fn frozen(nodes: &RedlockNodes, locker: &Arc<Locker>) {
     nodes[1].stop();
     nodes[3].stop();
     let mut times = Vec::new();
-    // As long as their connections count as open, and when they do not any more.
+    // First while their connections count as open, then when they no longer do.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
         let asked = Instant::now();

@@ -1,4 +1,4 @@
-//! Where a run takes place: the servers of an engine, and what can be done to them.
+//! The servers of an engine during a run, and the faults that can be injected into them.
 
 mod cluster;
 mod etcd;
@@ -11,26 +11,26 @@ use crate::fault::Fault;
 
 /// The servers of an engine and the links to them.
 pub(crate) trait Arena: Send {
-    /// How a worker reaches them.
+    /// Returns the URL for a worker.
     fn url(&self, worker: usize) -> String;
 
-    /// The network namespace that a worker belongs in, if not in ours; packets can be lost only if there is one.
+    /// Returns the network namespace of a worker, if it has its own; packets can be lost only there.
     fn namespace(&self, _worker: usize) -> Option<String> {
         None
     }
 
-    /// The server that a lock is on, where each lock is on one of several.
+    /// Returns the server of a lock, where each lock is on one of several servers.
     fn server_of(&self, _lock: usize) -> Option<usize> {
         None
     }
 
-    /// A fault begins.
+    /// Begins a fault.
     fn begin(&mut self, fault: Fault);
 
-    /// A fault is over: everything is as it should be.
+    /// Ends a fault and restores the normal state.
     fn end(&mut self, fault: Fault);
 
-    /// What is left of locks; what must stay (a counter, say) is not counted.
+    /// Returns the remaining state of locks, except state that must stay, such as a counter.
     fn leftovers(&mut self) -> Vec<String>;
 }
 

@@ -1,32 +1,32 @@
-//! Workers that are wrong on purpose, to show that each rule of the judge can fail.
+//! Workers with one deliberate defect, to show that each rule of the judge can fail.
 
 use std::str::FromStr;
 
-/// What is wrong with the workers of a run.
+/// The defect of the workers of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// They believe in their locks after the deadline.
+    /// They believe in their holds after the deadline.
     IgnoresDeadline,
-    /// They enter without asking.
+    /// They enter without acquiring the lock.
     SkipsLock,
-    /// They say that every grant has the token of the first.
+    /// They report the token of the first grant for every grant.
     RepeatsToken,
     /// Their tokens fall.
     LowersToken,
-    /// They write with the token of their first hold, to a resource that does not look.
+    /// They write with the token of their first hold, to a resource that does not check tokens.
     OpensFence,
-    /// They poll, so that whoever comes in the right moment overtakes those who wait.
+    /// They poll, so that a worker that polls at the right moment overtakes the waiters.
     Barges,
-    /// They never give a lock back, and never end.
+    /// They never release a lock, and never exit.
     Hoards,
-    /// They hold locks for longer than a lease, and nothing renews them.
+    /// They hold locks for longer than a lease without renewing.
     NeverRenews,
-    /// They leave a lock behind with an endless lease.
+    /// They leave a lock with a very long lease behind.
     Litters,
 }
 
 impl Broken {
-    /// Every one, by its name on the worker's command line.
+    /// All defects, by their names on the worker's command line.
     pub const ALL: [(&'static str, Broken); 9] = [
         ("ignores-deadline", Broken::IgnoresDeadline),
         ("skips-lock", Broken::SkipsLock),

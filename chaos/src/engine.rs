@@ -1,4 +1,4 @@
-//! The engines that are put to the test.
+//! The engines under test.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Every engine, by the name that it is asked for.
+    /// All engines, by their names on the command line.
     pub const ALL: [(&'static str, Engine); 6] = [
         ("redis", Engine::Redis),
         ("sentinel", Engine::Sentinel),
@@ -31,7 +31,7 @@ impl Engine {
         ("file", Engine::File),
     ];
 
-    /// The lease of every lock: the shortest that the engine can keep up with on a busy machine.
+    /// Returns the lease of every lock: the shortest that the engine can keep renewed on a busy machine.
     pub(crate) fn ttl(self) -> Duration {
         match self {
             Engine::Redis | Engine::Sentinel | Engine::File => Duration::from_secs(1),
@@ -39,12 +39,12 @@ impl Engine {
         }
     }
 
-    /// Whether whoever came first is served first.
+    /// Returns whether waiters are served in order of arrival.
     pub(crate) fn is_fair(self) -> bool {
         self != Engine::Redlock
     }
 
-    /// Whether each worker also keeps a lock on each server for several leases, so that it matters how those are renewed.
+    /// Returns whether each worker also keeps a lock on each server for several leases, which tests the renewals.
     pub(crate) fn has_keepers(self) -> bool {
         self == Engine::Cluster
     }

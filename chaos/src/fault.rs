@@ -1,118 +1,118 @@
-//! What is done to processes, links and servers.
+//! The faults in processes, links and servers.
 
 use std::fmt;
 use std::time::Duration;
 
 use distlock_testkit::netns::{Loss, Side};
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// A worker gets SIGKILL, and another takes its place.
+    /// A worker gets SIGKILL, and a new process replaces it.
     Kill {
-        /// Which one.
+        /// The worker.
         worker: usize,
     },
     /// A worker gets SIGSTOP, and SIGCONT after more than a lease.
     Pause {
-        /// Which one.
+        /// The worker.
         worker: usize,
     },
-    /// Half of the workers have trouble on their way to a server.
+    /// The links from half of the workers to a server have trouble.
     Link {
-        /// Which server.
+        /// The server.
         server: usize,
-        /// Which half.
+        /// The half of the workers.
         side: usize,
-        /// What is wrong.
+        /// The kind of trouble.
         trouble: Trouble,
     },
-    /// What half of the workers and the servers send each other is lost in the kernel, under their connections.
+    /// Packets between half of the workers and the servers are lost in the kernel, below TCP.
     Partition {
-        /// How.
+        /// How they are lost.
         how: Loss,
-        /// Whose packets.
+        /// The senders whose packets are lost.
         from: &'static [Side],
     },
-    /// A server gets SIGSTOP, and SIGCONT after a while.
+    /// A server gets SIGSTOP, and SIGCONT later.
     Freeze {
-        /// Which one.
+        /// The server.
         server: usize,
     },
-    /// A master of a cluster gets SIGSTOP, and SIGCONT after a while; the others are well.
+    /// A master of a cluster gets SIGSTOP, and SIGCONT later; the other masters run normally.
     HangMaster {
-        /// Which one.
+        /// The server.
         server: usize,
     },
     /// A server gets SIGKILL and is started again with its data.
     Restart {
-        /// Which one.
+        /// The server.
         server: usize,
     },
     /// A server gets SIGKILL and is started again without its data.
     Forget {
-        /// Which one.
+        /// The server.
         server: usize,
     },
     /// A server's data are deleted while it runs.
     Flush {
-        /// Which one.
+        /// The server.
         server: usize,
     },
     /// The wall clock of a server is set forward.
     ClockForward {
-        /// Which one.
+        /// The server.
         server: usize,
     },
     /// The wall clock of a server is set back.
     ClockBack {
-        /// Which one.
+        /// The server.
         server: usize,
         /// By how much.
         by: Duration,
     },
-    /// The master or leader gets SIGKILL; it is started again when another has taken its place.
+    /// The master or leader gets SIGKILL; it is restarted when another server has replaced it.
     KillLeader,
-    /// Servers that do not lead get SIGSTOP, and SIGCONT after a while.
+    /// Followers get SIGSTOP, and SIGCONT later.
     FreezeFollowers {
         /// How many: one leaves a majority, two do not.
         count: usize,
     },
     /// The file of a lock is removed.
     RemoveFile {
-        /// Of which lock.
+        /// The lock.
         lock: usize,
     },
     /// The file of a lock is emptied.
     EmptyFile {
-        /// Of which lock.
+        /// The lock.
         lock: usize,
     },
 }
 
-/// What is wrong with a link.
+/// The trouble of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// Answers are lost; requests arrive.
+    /// Replies are lost; requests arrive.
     NoReplies,
     /// Requests are lost.
     NoRequests,
-    /// Nothing moves, and nobody is told.
+    /// Nothing moves, and neither side gets an error.
     Silence,
-    /// Requests arrive late, when their senders have given up.
+    /// Requests arrive late, after their senders have given up.
     LateRequests,
-    /// Everything takes so much longer.
+    /// Everything is delayed by this time.
     Delay(Duration),
     /// Connections are reset.
     Cut,
-    /// A connection is reset after so many bytes of answers.
+    /// A connection is reset after this many bytes of replies.
     CutAfter(u64),
-    /// No new connections, and the old ones are reset.
+    /// New connections are refused, and the old ones are reset.
     Refused,
 }
 
 impl Fault {
-    /// The row of the table that it is counted in.
+    /// Returns the name under which the fault is counted.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -142,7 +142,7 @@ impl Fault {
         }
     }
 
-    /// The server that it is about, if it is about one.
+    /// Returns the affected server, if it is one server.
     pub(crate) fn server(&self) -> Option<usize> {
         match self {
             Fault::Link { server, .. } | Fault::HangMaster { server } => Some(*server),
@@ -150,7 +150,7 @@ impl Fault {
         }
     }
 
-    /// The worker that it is about, if it is about one.
+    /// Returns the affected worker, if it is one worker.
     pub(crate) fn worker(&self) -> Option<usize> {
         match self {
             Fault::Kill { worker } | Fault::Pause { worker } => Some(*worker),

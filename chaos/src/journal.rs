@@ -1,7 +1,7 @@
-//! What a worker writes down, in a file that outlives it.
+//! The journal of a worker, in a file that survives the process.
 //!
-//! Every line is one write to the end of the file: what was written before SIGKILL is there, and at most the last line
-//! is cut short.
+//! Every line is one write to the end of the file: everything written before SIGKILL is there, and only the last line
+//! may be incomplete.
 
 use std::fmt::{self, Display};
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use distlock::Moment;
 
-/// Something that a worker saw, with the number of the attempt that it is about.
+/// An event that a worker saw, with the number of its attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) at: Moment,
@@ -19,28 +19,28 @@ pub(crate) struct Entry {
     pub(crate) what: What,
 }
 
-/// What a worker saw.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum What {
-    /// It begins to ask for a lock.
+    /// The worker requests a lock.
     Asks { lock: usize },
-    /// It stands in the queue.
+    /// The worker is in the queue.
     Queued,
-    /// It was granted the lock.
+    /// The worker was granted the lock.
     Granted { token: u64, deadline: Moment },
-    /// It looked, and the lock was good until then.
+    /// The worker checked the lock, which was valid until then.
     Good { deadline: Moment },
-    /// It was told that the lock is lost.
+    /// The worker learned that the lock is lost.
     Told { reason: String },
-    /// It stopped to believe in the lock at this moment, which may be earlier than when it said so.
+    /// The worker stopped believing in the lock at this moment, which may be earlier than the entry was written.
     Left,
-    /// What the fenced resource said to its write.
+    /// The fenced resource accepted or refused a write.
     Wrote { token: u64, accepted: bool },
-    /// The lock is released, or why that is not known.
+    /// The lock is released, or the reason why that is unknown.
     Released { how: String },
-    /// It did not get the lock.
+    /// The worker did not get the lock.
     Failed { how: String },
-    /// It did not run since that moment.
+    /// The worker was not scheduled since that moment.
     Stalled { since: Moment },
 }
 
@@ -91,7 +91,7 @@ impl FromStr for Entry {
     }
 }
 
-/// The file of one worker process.
+/// The journal of one worker process.
 #[derive(Debug)]
 pub(crate) struct Journal(File);
 
@@ -102,12 +102,12 @@ impl Journal {
 
     pub(crate) fn write(&self, at: Moment, attempt: u64, what: What) {
         let line = format!("{}\n", Entry { at, attempt, what }).replace('\n', " ");
-        // A worker that cannot say what it does must not go on doing it.
+        // A worker that cannot record its actions must not continue.
         (&self.0).write_all(format!("{}\n", line.trim_end()).as_bytes()).expect("a journal can be written");
     }
 }
 
-/// What a worker wrote down. A line that was cut short by its end is left out.
+/// Reads a journal. An incomplete last line is left out.
 pub(crate) fn read(path: &Path) -> Vec<Entry> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_read_as_they_were_written_and_half_a_line_is_left_out() {
+    fn entries_round_trip_and_an_incomplete_line_is_ignored() {
         let moment = Moment::from_nanos(7);
         let all = [
             What::Asks { lock: 2 },

@@ -1,4 +1,4 @@
-//! What must not have happened.
+//! The rules that a run must not break.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,39 +6,40 @@ use std::time::Duration;
 
 use distlock_testkit::history::{History, Hold, Violation};
 
-use crate::crew::NOT_ENDED;
 use crate::resource::Written;
-use crate::story::Story;
+use crate::timeline::Timeline;
 use crate::worker::name;
+use crate::workers::NOT_ENDED;
 
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// Two holders, a token that fell or was given twice, a waiter that was overtaken, a stale write that was accepted.
+    /// Two holders, a token that fell or was granted twice, a waiter that was overtaken, or a stale write that was
+    /// accepted.
     History {
-        /// What the checker of histories says.
+        /// The violation that the checker of histories found.
         violation: Violation,
-        /// What happened around it, and nothing else.
+        /// The events around it.
         excerpt: String,
     },
-    /// Somebody waited in vain though nothing was in the way any more.
+    /// A worker was not served although all faults had ended.
     NotServed {
-        /// Who, and for what.
+        /// The worker and the lock.
         excerpt: String,
     },
-    /// A holder was told of a loss though the server of its lock was well, and so was the holder.
+    /// A holder lost its lock although the server of the lock and the holder had no fault.
     LostUnharmed {
-        /// Who, and what happened around it.
+        /// The holder, and the events around the loss.
         excerpt: String,
     },
-    /// A worker ended as it should not.
+    /// A worker crashed.
     Crashed {
-        /// What it printed.
+        /// Its output.
         log: String,
     },
-    /// Something of a lock is there after every lease is over.
+    /// State of a lock remains after every lease has ended.
     LeftBehind {
-        /// Its names.
+        /// The names of the remaining state.
         names: Vec<String>,
     },
 }
@@ -74,17 +75,17 @@ fn title(violation: &Violation) -> String {
     }
 }
 
-/// The rules of histories.
-pub(crate) fn judge(story: &Story, writes: &[Written], is_fair: bool) -> Option<Finding> {
+/// Judges the history.
+pub(crate) fn judge(timeline: &Timeline, writes: &[Written], is_fair: bool) -> Option<Finding> {
     let history = History::default();
-    story.holds(is_fair).for_each(|hold| history.hold(hold));
+    timeline.holds(is_fair).for_each(|hold| history.hold(hold));
     writes.iter().for_each(|write| history.write(&name(write.lock), write.token, write.accepted));
     let violation = history.check().err()?;
-    let excerpt = story.excerpt(&turns_of(story, &violation));
+    let excerpt = timeline.excerpt(&turns_of(timeline, &violation));
     Some(Finding::History { violation, excerpt })
 }
 
-fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
+fn turns_of(timeline: &Timeline, violation: &Violation) -> Vec<usize> {
     let pair = |pair: &[Hold; 2]| pair.iter().map(|hold| hold.client as usize).collect();
     match violation {
         Violation::TwoHolders(two)
@@ -93,29 +94,29 @@ fn turns_of(story: &Story, violation: &Violation) -> Vec<usize> {
         | Violation::Overtaken(two) => pair(two),
         Violation::StaleWrite { key, after, token } => {
             let is_one = |hold: &Hold| hold.key == *key && (hold.token == *after || hold.token == *token);
-            story.holds(false).filter(is_one).map(|hold| hold.client as usize).take(2).collect()
+            timeline.holds(false).filter(is_one).map(|hold| hold.client as usize).take(2).collect()
         }
     }
 }
 
-/// Locks that were lost for no reason of their own, given which server each is on: the first of them, if there are any.
-pub(crate) fn judge_losses(story: &Story, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
-    let turn = story.unexplained(server_of, ttl).next()?;
-    Some(Finding::LostUnharmed { excerpt: story.excerpt(&[turn]) })
+/// Returns the first loss without an explaining fault, given the server of each lock.
+pub(crate) fn judge_losses(timeline: &Timeline, server_of: &[Option<usize>], ttl: Duration) -> Option<Finding> {
+    let turn = timeline.unexplained(server_of, ttl).next()?;
+    Some(Finding::LostUnharmed { excerpt: timeline.excerpt(&[turn]) })
 }
 
-/// What became of the workers that did not end well: those that wait in vain, and those that crashed.
-pub(crate) fn judge_ends(story: &Story, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
+/// Judges the workers that did not exit normally: those that wait in vain, and those that crashed.
+pub(crate) fn judge_ends(timeline: &Timeline, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
     let (mut waiting, mut findings) = (Vec::new(), Vec::new());
     for (life, log) in odd {
-        let turns: Vec<usize> = story.unserved(*life).collect();
+        let turns: Vec<usize> = timeline.unserved(*life).collect();
         if turns.is_empty() || !log.starts_with(NOT_ENDED) {
             findings.push(Finding::Crashed { log: log.clone() });
         }
         waiting.extend(turns);
     }
     if !waiting.is_empty() {
-        findings.push(Finding::NotServed { excerpt: story.excerpt(&waiting) });
+        findings.push(Finding::NotServed { excerpt: timeline.excerpt(&waiting) });
     }
     findings
 }

@@ -1,25 +1,25 @@
-//! Locks on real servers while everything around them fails.
+//! Locks on real servers under injected faults.
 //!
-//! [`run`] starts servers and worker processes, lets a [`Plan`] of faults loose on them, and judges what the workers
-//! believed by the journals that they leave. `cargo xtask chaos ENGINE --seconds N --seed S` is this crate's program.
+//! [`run`] starts servers and worker processes, injects the faults of a [`Plan`], and judges from the workers'
+//! journals what they believed. `cargo xtask chaos ENGINE --seconds N --seed S` is this crate's program.
 
 mod arena;
 mod broken;
-mod crew;
-mod ears;
 mod engine;
 mod fault;
 mod journal;
 mod judge;
 mod links;
+mod log_events;
 mod plan;
 mod pulse;
 mod resource;
 mod run;
 pub mod soak;
-mod story;
 mod tally;
+mod timeline;
 pub mod worker;
+mod workers;
 
 pub use broken::Broken;
 pub use engine::Engine;

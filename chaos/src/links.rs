@@ -1,6 +1,7 @@
-//! The ways from workers to servers: a proxy for each server and half of the workers.
+//! The links from workers to servers: a proxy for each server and each half of the workers.
 //!
-//! Who may make networks has the second half of the workers in one of their own, whose packets can be lost.
+//! If this process may create networks, the second half of the workers is in its own network, whose packets can be
+//! lost.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use distlock_testkit::proxy::{Direction, Door, Proxy};
 use crate::fault::Trouble;
 use crate::plan::SIDES;
 
-/// The half of the workers that is in a network of its own.
+/// The half of the workers that is in its own network.
 const OUTSIDE: usize = 1;
 
 /// All proxies, by server and side.
@@ -32,13 +33,13 @@ impl Links {
         Links { proxies: servers.into_iter().map(sides).collect(), network }
     }
 
-    /// The network namespace that a worker belongs in, if not in ours.
+    /// Returns the network namespace of a worker, if it has its own.
     pub(crate) fn namespace(&self, worker: usize) -> Option<String> {
         let network = self.network.as_ref().filter(|_| worker % SIDES == OUTSIDE)?;
         Some(network.side(Side::Client).name().to_owned())
     }
 
-    /// Where a worker finds the servers.
+    /// Returns the addresses of the servers for a worker.
     pub(crate) fn addresses(&self, worker: usize) -> String {
         let addresses: Vec<String> =
             self.proxies.iter().map(|sides| sides[worker % SIDES].address().to_string()).collect();
@@ -63,7 +64,7 @@ impl Links {
     }
 }
 
-/// Trouble on one way begins.
+/// Begins trouble on one link.
 pub(crate) fn strike(proxy: &Proxy, trouble: Trouble) {
     match trouble {
         Trouble::NoReplies => proxy.drop_replies(),

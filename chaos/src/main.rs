@@ -1,5 +1,5 @@
-//! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`; what `cargo xtask chaos` and
-//! `cargo xtask soak` start.
+//! `distlock-chaos ENGINE --seconds N --seed S` and `distlock-chaos soak --seconds N`, the programs behind `cargo
+//! xtask chaos` and `cargo xtask soak`.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ const USAGE: &str = "\
 usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file [--seconds N] [--seed S]
        cargo xtask soak [--seconds N]";
 
-/// How long everybody may take to be served when nothing is in the way: generous, for machines are busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long all workers may take to be served after the last fault: generous, since machines are busy.
+const SERVE_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -39,7 +39,7 @@ fn run_chaos(engine: &str, words: &[String]) -> Result<bool, String> {
     let flags = Flags::parse(words, &["--seconds", "--seed"])?;
     let (time, seed) = (Duration::from_secs(flags.seconds), flags.seed);
     let keep = Some(PathBuf::from(format!("target/chaos/{}-{seed}", engine.name())));
-    let order = Order { engine, seed, time, patience: PATIENCE, broken: None, program: program()?, keep };
+    let order = Order { engine, seed, time, serve_limit: SERVE_LIMIT, broken: None, program: program()?, keep };
     let outcome = run(&order);
     print!("{}", describe(&order, &outcome));
     Ok(outcome.findings.is_empty())
@@ -64,7 +64,7 @@ struct Flags {
 }
 
 impl Flags {
-    /// Flags with their values; only those of `known`.
+    /// Parses flags with their values; only those of `known`.
     fn parse(mut words: &[String], known: &[&str]) -> Result<Flags, String> {
         let mut flags = Flags { seconds: 30, seed: 1 };
         while let [flag, value, rest @ ..] = words {

@@ -1,4 +1,4 @@
-//! What goes wrong when: decided by the seed before anything begins.
+//! The plan of faults, decided by the seed before the run begins.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use crate::fault::{Fault, Trouble};
 use distlock_testkit::Dice;
 use distlock_testkit::netns::{Loss, Side};
 
-/// How many worker processes there are.
+/// The number of workers.
 pub(crate) const WORKERS: usize = 5;
-/// How many locks they take.
+/// The number of locks.
 pub(crate) const LOCKS: usize = 3;
-/// The workers are in so many halves, each with links of its own.
+/// The number of groups of workers; each group has its own links.
 pub(crate) const SIDES: usize = 2;
 
 const LOSSES: [Loss; 3] = [Loss::Firewall, Loss::Blackhole, Loss::WrongNeighbour];
@@ -20,7 +20,7 @@ const SENDERS: [&[Side]; 3] = [&[Side::Client], &[Side::Server], &[Side::Client,
 /// A fault and its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// When it begins, counted from the start of the run.
+    /// When it begins, from the start of the run.
     pub at: Duration,
     /// How long it lasts.
     pub lasts: Duration,
@@ -28,19 +28,19 @@ pub struct Step {
     pub fault: Fault,
 }
 
-/// All faults of a run, as three sequences that go on at the same time.
+/// All faults of a run: three sequences that run concurrently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// Workers that are killed.
     pub kills: Vec<Step>,
     /// Workers that are stopped.
     pub pauses: Vec<Step>,
-    /// What happens to servers and links.
+    /// The faults of servers and links.
     pub servers: Vec<Step>,
 }
 
 impl Plan {
-    /// The plan for a run of `time`. The same arguments give the same plan.
+    /// Returns the plan for a run of `time`. The same arguments give the same plan.
     #[must_use]
     pub fn new(engine: Engine, seed: u64, time: Duration) -> Plan {
         let mut dice = Dice::new(seed);
@@ -70,21 +70,21 @@ fn pauses(dice: &mut Dice, engine: Engine, time: Duration) -> Vec<Step> {
 fn servers(dice: &mut Dice, engine: Engine, time: Duration) -> Vec<Step> {
     let mut deck = Vec::new();
     sequence(time, engine.ttl() + Duration::from_millis(300), |_| {
-        // Each kind once before any comes again, so that a short run has many kinds.
+        // Every kind occurs once before any kind repeats, so that a short run has many kinds.
         if deck.is_empty() {
             deck = kinds(engine);
             dice.shuffle(&mut deck);
         }
         let kind = deck.pop().unwrap_or(Kind::Cut);
         let step = step(dice, engine, kind);
-        // Now and then there is peace, for waits that nothing disturbs: only those can be judged for their order.
+        // Some intervals have no fault: only undisturbed waits can be judged for their order.
         let is_peace = dice.percent(15) || engine == Engine::Sentinel;
         let rest = if is_peace { dice.millis(4000..7000) } else { dice.millis(300..1500) };
         (step, rest)
     })
 }
 
-/// Steps one after the other, with a pause behind each, until the time is over.
+/// Builds consecutive steps with a pause after each, until the time is over.
 fn sequence(
     time: Duration,
     first: Duration,
@@ -103,7 +103,7 @@ fn sequence(
     steps
 }
 
-/// What a plan chooses from, before it is decided which server, for how long and how much.
+/// A kind of fault, before its server, duration and size are chosen.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     NoReplies,
@@ -128,22 +128,24 @@ enum Kind {
     EmptyFile,
 }
 
-/// What an engine promises to survive; docs/guarantees.md says what it does not, and that is not tried here.
+/// Returns the faults that an engine promises to survive; docs/guarantees.md lists those that it does not, which are
+/// not injected.
 fn kinds(engine: Engine) -> Vec<Kind> {
     use Kind::*;
     let links = [NoReplies, NoRequests, Silence, LateRequests, Delay, Cut, CutAfter, Refused, Partition];
     let servers: &[Kind] = match engine {
-        // Masters tell all clients the same ports, which one network has.
+        // Masters announce the same ports to all clients, so only one network can exist.
         Engine::Cluster => {
             let links = links.into_iter().filter(|kind| !matches!(kind, Partition));
             return links.chain([HangMaster; 4]).collect();
         }
-        // A clock that leaps forward ends leases early: not promised on one server.
+        // A clock that jumps forward ends leases early, which a single server does not promise to survive.
         Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
         Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
-        // A leader that is frozen and thaws revokes leases that live, in the version that Debian has.
+        // In Debian's version, a leader that is frozen and thawed revokes live leases.
         Engine::Etcd => &[KillLeader, KillLeader, FreezeFollowers, FreezeFollowers],
-        // A master that is frozen and thaws serves its side until it is demoted; clients dial the servers themselves.
+        // A master that is frozen and thawed serves its clients until it is demoted; clients connect to the servers
+        // directly.
         Engine::Sentinel => return vec![KillLeader],
         Engine::File => return vec![RemoveFile, EmptyFile],
     };
@@ -175,16 +177,17 @@ fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
         Kind::Restart => (Fault::Restart { server }, blink),
         Kind::Forget => (Fault::Forget { server }, blink),
         Kind::Flush => (Fault::Flush { server }, Duration::ZERO),
-        // Always the same one: the clocks of a majority are not promised.
+        // Always the same server: a jump of a majority of clocks is outside the promise.
         Kind::ClockForward => (Fault::ClockForward { server: 0 }, Duration::from_millis(200)),
         Kind::ClockBack => {
             let by = dice.millis(200..1500);
-            // Tokens rise by the clock after a loss of data, once it is where it was: none of that before.
+            // After a loss of data, tokens rise by the clock, once it has reached its old time. No data loss is
+            // injected before that.
             (Fault::ClockBack { server: 0, by }, by + Duration::from_millis(500))
         }
         Kind::KillLeader => (Fault::KillLeader, dice.millis(200..2000)),
         Kind::FreezeFollowers => (Fault::FreezeFollowers { count: 1 + dice.below(2) }, short_or_long),
-        // Shorter than a lease, and longer than all that wait for it.
+        // From a fraction of a lease to two leases, so that waits and renewals both time out.
         Kind::HangMaster => (Fault::HangMaster { server }, dice.millis(ttl / 4..ttl * 2)),
         Kind::RemoveFile => (Fault::RemoveFile { lock: dice.below(LOCKS) }, Duration::ZERO),
         Kind::EmptyFile => (Fault::EmptyFile { lock: dice.below(LOCKS) }, Duration::ZERO),
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_its_turn_and_all_is_over_in_time() {
+    fn every_kind_occurs_and_all_faults_end_in_time() {
         for (_, engine) in Engine::ALL {
             let plan = Plan::new(engine, 1, MINUTE);
             let steps: Vec<&Step> = [&plan.kills, &plan.pauses, &plan.servers].into_iter().flatten().collect();
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_clock_of_three_is_ever_set_and_it_has_its_time_again_before_data_are_lost() {
+    fn only_one_clock_of_three_jumps_and_it_recovers_before_a_data_loss() {
         let plan = Plan::new(Engine::Redlock, 3, MINUTE * 10);
         for step in &plan.servers {
             match step.fault {

@@ -1,4 +1,4 @@
-//! What the locks protect: two resources in the runner's process, one that checks fencing tokens and one that does not.
+//! The protected resources, in the runner's process: one checks fencing tokens, the other does not.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use distlock::FencingToken;
 use distlock::fencing;
 
-/// A write that reached the fenced resource.
+/// A write to the fenced resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Written {
     pub(crate) lock: usize,
@@ -17,8 +17,8 @@ pub(crate) struct Written {
     pub(crate) accepted: bool,
 }
 
-/// Both resources. Workers reach them over a socket, so that one that is killed or stopped in the middle of a write
-/// holds up nobody.
+/// Both resources. Workers reach them over a socket, so that a worker that is killed or stopped in the middle of a
+/// write blocks no other worker.
 #[derive(Debug)]
 pub(crate) struct Resource {
     state: Mutex<State>,
@@ -34,7 +34,7 @@ struct State {
 }
 
 impl Resource {
-    /// Serves at `socket` as long as the process lives. An open one accepts whatever comes.
+    /// Serves at `socket` as long as the process lives. If `is_open`, the fence accepts every token.
     pub(crate) fn serve(socket: &Path, is_open: bool) -> io::Result<Arc<Resource>> {
         let listener = UnixListener::bind(socket)?;
         let resource = Arc::new(Resource { state: Mutex::default(), is_open });
@@ -67,18 +67,18 @@ impl Resource {
             state.fenced.insert(lock, token);
         }
         state.writes.push(Written { lock, token: number, accepted });
-        // The other resource takes everything: a lower token overwrites what a later holder wrote.
+        // The unfenced resource accepts everything: a lower token overwrites the write of a later holder.
         let before = state.unfenced.insert(lock, token);
         state.overwritten += u64::from(before.is_some_and(|before| token < before));
         accepted
     }
 
-    /// All writes to the fenced one, in their order.
+    /// Returns all writes to the fenced resource, in order.
     pub(crate) fn writes(&self) -> Vec<Written> {
         self.state().writes.clone()
     }
 
-    /// How often a later holder's write was overwritten where nobody checks.
+    /// Returns how often a stale write overwrote a later holder's write in the unfenced resource.
     pub(crate) fn overwritten(&self) -> u64 {
         self.state().overwritten
     }
@@ -88,7 +88,7 @@ impl Resource {
     }
 }
 
-/// A worker's way to both.
+/// A worker's connection to both resources.
 #[derive(Debug)]
 pub(crate) struct Writer(BufReader<UnixStream>);
 
@@ -97,7 +97,7 @@ impl Writer {
         Ok(Writer(BufReader::new(UnixStream::connect(socket)?)))
     }
 
-    /// Writes to both; whether the fenced one accepted it.
+    /// Writes to both resources; returns whether the fenced one accepted the write.
     pub(crate) fn write(&mut self, lock: usize, token: u64) -> io::Result<bool> {
         self.0.get_mut().write_all(format!("{lock} {token}\n").as_bytes())?;
         let mut answer = String::new();

@@ -12,37 +12,37 @@ use distlock_testkit::servers::{Directory, poll_until};
 
 use crate::arena::{self, Arena};
 use crate::broken::Broken;
-use crate::crew::{Crew, Position};
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::judge::{Finding, judge, judge_ends, judge_losses};
 use crate::plan::{LOCKS, Plan, Step, WORKERS};
 use crate::pulse;
 use crate::resource::Resource;
-use crate::story::{Injected, Story};
 use crate::tally::{Outcome, Tally};
+use crate::timeline::{Injected, Timeline};
 use crate::worker::Duty;
+use crate::workers::{Position, Workers};
 
-/// What is to be run.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The engine.
     pub engine: Engine,
-    /// What decides the plan of faults.
+    /// The seed of the plan of faults.
     pub seed: u64,
-    /// How long faults go on.
+    /// For how long faults are injected.
     pub time: Duration,
-    /// How long everybody may take to be served, and everything to be gone, when nothing is in the way any more.
-    pub patience: Duration,
-    /// What is wrong with the workers, if anything.
+    /// How long all workers may take to be served, and all state to disappear, after the last fault.
+    pub serve_limit: Duration,
+    /// The defect of the workers, if any.
     pub broken: Option<Broken>,
-    /// The program whose command `worker` is a worker.
+    /// The program whose command `worker` runs a worker.
     pub program: PathBuf,
-    /// Where the journals of a run go that found something.
+    /// Where the journals of a run with findings are kept.
     pub keep: Option<PathBuf>,
 }
 
-/// Runs it.
+/// Executes a run.
 ///
 /// # Panics
 /// When a server cannot be started, or does not come back.
@@ -71,54 +71,54 @@ pub fn run(order: &Order) -> Outcome {
     if positions.iter().all(|position| position.namespace.is_none()) {
         plan.servers.retain(|step| !matches!(step.fault, Fault::Partition { .. }));
     }
-    let mut crew = Crew::start(order.program.clone(), directory.path().to_owned(), positions);
+    let mut workers = Workers::start(order.program.clone(), directory.path().to_owned(), positions);
 
-    let (injected, stalls) = inflict(&plan, order.time, &mut crew, arena.as_mut());
+    let (injected, stalls) = inflict(&plan, order.time, &mut workers, arena.as_mut());
     let healed = Clock::system().now();
     fs::write(&finish, "").expect("a directory that can be written");
-    let odd = crew.finish(order.patience);
-    let left = left_behind(arena.as_mut(), engine.ttl() + order.patience);
+    let odd = workers.finish(order.serve_limit);
+    let left = left_behind(arena.as_mut(), engine.ttl() + order.serve_limit);
 
-    let story = Story::read(&crew.lives, injected, stalls);
+    let timeline = Timeline::read(&workers.lives, injected, stalls);
     let writes = resource.writes();
-    let mut findings: Vec<Finding> = judge(&story, &writes, engine.is_fair()).into_iter().collect();
+    let mut findings: Vec<Finding> = judge(&timeline, &writes, engine.is_fair()).into_iter().collect();
     let server_of: Vec<_> = (0..LOCKS).map(|lock| arena.server_of(lock)).collect();
-    findings.extend(judge_losses(&story, &server_of, engine.ttl()));
-    findings.extend(judge_ends(&story, &odd));
+    findings.extend(judge_losses(&timeline, &server_of, engine.ttl()));
+    findings.extend(judge_ends(&timeline, &odd));
     findings.extend((!left.is_empty()).then_some(Finding::LeftBehind { names: left }));
     if let Some(keep) = order.keep.as_ref().filter(|_| !findings.is_empty()) {
         keep_journals(directory.path(), keep);
     }
-    let tally = Tally::of(&story, &writes, resource.overwritten(), engine.is_fair(), healed);
+    let tally = Tally::of(&timeline, &writes, resource.overwritten(), engine.is_fair(), healed);
     Outcome { tally, findings }
 }
 
-/// Carries out the plan; what was done when, and when this process itself did not run.
+/// Executes the plan; returns the injected faults and the stalls of this process.
 fn inflict(
     plan: &Plan,
     time: Duration,
-    crew: &mut Crew,
+    workers: &mut Workers,
     arena: &mut dyn Arena,
 ) -> (Vec<Injected>, Vec<(Moment, Moment)>) {
     let stage = Stage { start: Instant::now(), time, clock: Clock::system(), injected: Mutex::default() };
-    let (crew, is_over) = (Mutex::new(crew), AtomicBool::new(false));
+    let (workers, is_over) = (Mutex::new(workers), AtomicBool::new(false));
     let stalls = thread::scope(|scope| {
-        // Also when a server does not come back and this panics: the pulse would beat for ever.
+        // A guard, because a server that does not come back panics here, and the pulse thread must still end.
         let over = Over(&is_over);
         let pulse = scope.spawn(|| watch_pulse(&is_over));
         let kills = scope.spawn(|| {
             stage.play(&plan.kills, |step| {
                 if let Fault::Kill { worker } = step.fault {
-                    lock(&crew).kill(worker);
+                    lock(&workers).kill(worker);
                 }
             });
         });
         let pauses = scope.spawn(|| {
             stage.play(&plan.pauses, |step| {
                 let Fault::Pause { worker } = step.fault else { return };
-                let Some(life) = lock(&crew).stop(worker) else { return };
+                let Some(life) = lock(&workers).stop(worker) else { return };
                 thread::sleep(step.lasts);
-                lock(&crew).go_on(worker, life);
+                lock(&workers).go_on(worker, life);
             });
         });
         stage.play(&plan.servers, |step| {
@@ -144,8 +144,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// Carries out steps at their times, or as soon as the one before is over. Those that a slow machine or a slow
-    /// election leaves no time for are left out.
+    /// Executes steps at their times, or as soon as the previous one is over. Steps that no longer fit into the run on
+    /// a slow machine are left out.
     fn play(&self, steps: &[Step], mut act: impl FnMut(&Step)) {
         for step in steps {
             self.sleep_until(step.at);
@@ -167,7 +167,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says so when it is dropped.
+/// Sets the flag when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -184,10 +184,10 @@ fn watch_pulse(is_over: &AtomicBool) -> Vec<(Moment, Moment)> {
     stalls
 }
 
-/// What is still there when every lease must be over.
-fn left_behind(arena: &mut dyn Arena, patience: Duration) -> Vec<String> {
+/// Returns the state that remains when every lease must have ended.
+fn left_behind(arena: &mut dyn Arena, serve_limit: Duration) -> Vec<String> {
     let mut left = Vec::new();
-    poll_until(patience, || {
+    poll_until(serve_limit, || {
         left = arena.leftovers();
         left.is_empty().then_some(())
     });
@@ -202,7 +202,7 @@ fn keep_journals(from: &Path, to: &Path) {
     }
 }
 
-/// How a run reads for people.
+/// Formats a run for people.
 pub fn describe(order: &Order, outcome: &Outcome) -> String {
     let (engine, seed, seconds) = (order.engine.name(), order.seed, order.time.as_secs());
     let mut text = format!("chaos {engine}, {seconds} s, seed {seed}\n{}", outcome.tally);

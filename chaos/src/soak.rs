@@ -1,4 +1,5 @@
-//! A long run with many locks and a server that is restarted now and then: whether anything grows that should not.
+//! A long run with many locks and a server that is restarted regularly, to detect growth of memory, threads, files and
+//! keys.
 
 use std::fmt::Display;
 use std::fs;
@@ -11,20 +12,20 @@ use distlock_testkit::servers::{Data, Directory, Process, RedisServer};
 
 use distlock_testkit::Dice;
 
-/// How many locks there are, and how many processes take them.
+/// The number of locks, and of processes that take them.
 const LOCKS: usize = 1000;
 const PROCESSES: usize = 8;
 const TTL: Duration = Duration::from_secs(2);
-/// How many times a run is looked at.
+/// The number of samples of a run.
 const LOOKS: u32 = 24;
-/// The server is restarted after every so many looks.
+/// The server is restarted after this many samples.
 const RESTART_EVERY: u32 = 4;
 
-/// One look at all processes and the server.
+/// One sample of all processes and the server.
 #[derive(Debug, Clone, Copy, Default)]
 struct Look([u64; 6]);
 
-/// What is looked at, and what may come and go by itself.
+/// The sampled figures, each with its normal variation.
 const FIGURES: [(&str, u64); 6] = [
     ("memory, MB", 16),
     ("threads", 4),
@@ -34,14 +35,14 @@ const FIGURES: [(&str, u64); 6] = [
     ("keys but fences", 300),
 ];
 
-/// Runs for `time` and prints what it sees; whether everything stayed flat.
+/// Runs for `time` and prints the samples; returns whether all figures stayed flat.
 ///
 /// # Panics
 /// When the server or a worker cannot be started, or a worker ends.
 #[must_use]
 pub fn soak(program: &Path, time: Duration) -> bool {
     let directory = Directory::new();
-    // What is written grows fast, and would take long to be read again.
+    // The append-only file grows fast, and would take long to load at a restart.
     let mut server = RedisServer::options().persistent().config("auto-aof-rewrite-min-size 4mb").start();
     let mut workers: Vec<Process> =
         (0..PROCESSES).map(|number| start(program, &server, directory.path(), number)).collect();
@@ -105,8 +106,8 @@ fn number_in(file: &Path) -> u64 {
     fs::read_to_string(file).unwrap_or_default().trim().parse().unwrap_or(0)
 }
 
-/// What was higher in the last third than in the one before, by more than a tenth and what comes and goes. The first
-/// third is for warming up.
+/// Returns the figures that were higher in the last third than in the second, by more than a tenth and the normal
+/// variation. The first third is for warming up.
 fn grown(looks: &[Look]) -> Vec<&'static str> {
     let third = looks.len() / 3;
     let most = |looks: &[Look], figure: usize| looks.iter().map(|look| look.0[figure]).max().unwrap_or(0);
@@ -120,7 +121,7 @@ fn grown(looks: &[Look]) -> Vec<&'static str> {
 /// A process of the run: takes locks until it is killed.
 ///
 /// # Errors
-/// When its words are not those of the runner, or the engine cannot be reached at first.
+/// When its arguments are invalid, or the engine cannot be reached at first.
 pub fn worker(words: &[String]) -> Result<(), String> {
     let [url, number, tasks] = words else { return Err("a worker is started by the runner".into()) };
     let number: u64 = number.parse().map_err(|error| format!("{number}: {error}"))?;
@@ -132,7 +133,7 @@ pub fn worker(words: &[String]) -> Result<(), String> {
         }
         loop {
             let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-            // Never half written for who looks.
+            // Renamed into place, so that the runner never reads half a number.
             let written = fs::write(format!("{tasks}.new"), alive.to_string());
             written.and_then(|()| fs::rename(format!("{tasks}.new"), tasks)).map_err(|error| error.to_string())?;
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -140,7 +141,8 @@ pub fn worker(words: &[String]) -> Result<(), String> {
     })
 }
 
-/// One of many: any lock, for up to two seconds, again and again. Some are unlocked, some dropped, some waits given up.
+/// Takes random locks for up to two seconds each, for ever. Some guards are unlocked, some dropped, some waits given
+/// up.
 async fn take(locker: Locker, mut dice: Dice) {
     loop {
         let name = format!("soak{}", dice.below(LOCKS));
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_grows_is_named_and_what_comes_and_goes_is_not() {
+    fn growing_figures_are_named_and_fluctuating_ones_are_not() {
         let looks = |last: u64| -> Vec<Look> {
             (0..9).map(|at| Look([100, 10, 10, 10, if at < 6 { 20 } else { last }, 5])).collect()
         };

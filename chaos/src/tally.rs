@@ -1,4 +1,4 @@
-//! What a run came to.
+//! The figures of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,46 +9,52 @@ use distlock::Moment;
 use crate::journal::What;
 use crate::judge::Finding;
 use crate::resource::Written;
-use crate::story::Story;
+use crate::timeline::Timeline;
 
-/// The figures of a run, and what was found.
+/// The figures and findings of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// The figures.
     pub tally: Tally,
-    /// Every broken promise.
+    /// Every broken rule.
     pub findings: Vec<Finding>,
 }
 
 /// The figures of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Locks that were asked for.
+    /// Requests for locks.
     pub asked: usize,
-    /// Locks that were granted.
+    /// Grants.
     pub granted: usize,
-    /// Attempts that ended otherwise, by how: given up, refused, not answered.
+    /// Attempts that ended without a grant, by reason.
     pub failed: BTreeMap<String, usize>,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, usize>,
-    /// Losses that holders were told of, by reason.
+    /// Losses that holders learned of, by reason.
     pub losses: BTreeMap<String, usize>,
     /// Writes that the fenced resource accepted.
     pub accepted: usize,
-    /// Stale writes that it refused.
+    /// Stale writes that the fenced resource refused.
     pub refused: usize,
-    /// Stale writes that went over a later holder's where nobody checks tokens.
+    /// Stale writes that overwrote a later holder's write in the unfenced resource.
     pub overwritten: u64,
-    /// Waits whose order could be judged: those that nothing disturbed.
+    /// Undisturbed waits, whose order was judged.
     pub in_order: usize,
-    /// The longest that somebody waited after everything was healed.
+    /// The longest wait after all faults had ended.
     pub served_within: Duration,
 }
 
 impl Tally {
-    pub(crate) fn of(story: &Story, writes: &[Written], overwritten: u64, is_fair: bool, healed: Moment) -> Tally {
-        let mut tally = Tally { asked: story.turns.len(), overwritten, ..Tally::default() };
-        for turn in &story.turns {
+    pub(crate) fn of(
+        timeline: &Timeline,
+        writes: &[Written],
+        overwritten: u64,
+        is_fair: bool,
+        healed: Moment,
+    ) -> Tally {
+        let mut tally = Tally { asked: timeline.turns.len(), overwritten, ..Tally::default() };
+        for turn in &timeline.turns {
             for entry in &turn.entries {
                 match &entry.what {
                     What::Failed { how } => {
@@ -64,12 +70,12 @@ impl Tally {
                 tally.served_within = tally.served_within.max(grant.at.since(turn.asked.max(healed)));
             }
         }
-        for one in &story.injected {
+        for one in &timeline.injected {
             *tally.faults.entry(one.fault.kind()).or_default() += 1;
         }
         tally.accepted = writes.iter().filter(|write| write.accepted).count();
         tally.refused = writes.len() - tally.accepted;
-        tally.in_order = story.holds(is_fair).filter(|hold| hold.queued.is_some()).count();
+        tally.in_order = timeline.holds(is_fair).filter(|hold| hold.queued.is_some()).count();
         tally
     }
 }
@@ -77,7 +83,7 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: &dyn fmt::Display| writeln!(f, "  {name:<60} {value:>7}");
-        row("locks asked for", &self.asked)?;
+        row("locks requested", &self.asked)?;
         row("granted", &self.granted)?;
         for (how, count) in &self.failed {
             row(&format!("not granted: {how}"), count)?;
@@ -94,6 +100,6 @@ impl fmt::Display for Tally {
         if self.in_order > 0 {
             row("undisturbed waits, judged for their order", &self.in_order)?;
         }
-        row("longest wait after all was healed, ms", &self.served_within.as_millis())
+        row("longest wait after the last fault, ms", &self.served_within.as_millis())
     }
 }

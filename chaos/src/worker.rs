@@ -1,4 +1,4 @@
-//! A worker: a process that takes locks, writes to what they protect, and writes down what it believes.
+//! A worker: a process that takes locks, writes to the protected resource, and records what it believes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use std::time::Duration;
 use distlock::{Clock, LockGuard, Locker, Moment};
 
 use crate::broken::Broken;
-use crate::ears::{Ears, Listening};
 use crate::journal::{Journal, What};
+use crate::log_events::{LogEvents, LogSubscriber};
 use crate::plan::LOCKS;
 use crate::pulse;
 use crate::resource::Writer;
 use distlock_testkit::Dice;
 
-/// How many owners each worker has.
+/// The number of owners of each worker.
 const TASKS: usize = 2;
-/// The longest pause between the last look at a lock and the write that depends on it.
+/// The longest pause between the last check of a lock and the write that depends on it.
 const BLIND_MS: usize = 120;
 
-/// What a worker is told on its command line.
+/// The command line of a worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Duty {
     pub(crate) url: String,
@@ -28,15 +28,15 @@ pub(crate) struct Duty {
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
     pub(crate) socket: PathBuf,
-    /// When this file is there, everybody takes each lock once more and leaves.
+    /// When this file exists, every worker takes each lock once more and exits.
     pub(crate) finish: PathBuf,
     pub(crate) broken: Option<Broken>,
-    /// It keeps a lock of its own beside each of the others, on the same server, for several leases.
+    /// The worker keeps a lock of its own beside each of the others, on the same server, for several leases.
     pub(crate) keeps: bool,
 }
 
 impl Duty {
-    /// The words that [`Duty::parse`] reads.
+    /// Returns the arguments that [`Duty::parse`] reads.
     pub(crate) fn words(&self) -> Vec<String> {
         let path = |path: &PathBuf| path.display().to_string();
         let broken = self.broken.map_or("", Broken::name);
@@ -65,7 +65,7 @@ impl Duty {
     }
 }
 
-/// Works until it is told to finish. An error is what it could not go on without.
+/// Works until the runner ends the run. Returns an error that the worker cannot continue after.
 pub fn main(words: &[String]) -> Result<(), String> {
     let duty = Duty::parse(words)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -74,8 +74,8 @@ pub fn main(words: &[String]) -> Result<(), String> {
 
 async fn work(duty: Duty) -> Result<(), String> {
     let journal = Arc::new(Journal::open(&duty.journal).map_err(|error| error.to_string())?);
-    let ears = Arc::new(Ears::new(journal.clone()));
-    tracing::subscriber::set_global_default(Listening(ears.clone())).map_err(|error| error.to_string())?;
+    let log_events = Arc::new(LogEvents::new(journal.clone()));
+    tracing::subscriber::set_global_default(LogSubscriber(log_events.clone())).map_err(|error| error.to_string())?;
     watch_pulse(journal.clone());
     let Some(locker) = connect(&duty).await else { return Ok(()) };
     let attempts = Arc::new(AtomicU64::new(1));
@@ -86,7 +86,7 @@ async fn work(duty: Duty) -> Result<(), String> {
             duty: duty.clone(),
             locker: locker.clone(),
             journal: journal.clone(),
-            ears: ears.clone(),
+            log_events: log_events.clone(),
             attempts: attempts.clone(),
             resource: Writer::connect(&duty.socket).map_err(|error| error.to_string())?,
             dice: Dice::new(duty.seed.wrapping_mul(TASKS as u64).wrapping_add(number as u64)),
@@ -103,14 +103,15 @@ async fn work(duty: Duty) -> Result<(), String> {
     }
     if duty.broken == Some(Broken::Litters) {
         litter(&locker).await;
-        // Not by returning, which would release it.
+        // Exits instead of returning, which would release the lock.
         std::process::exit(0);
     }
     let _ = locker.close().await;
     Ok(())
 }
 
-/// Tries until the servers can be reached: they may be away when a worker is started. `None` when it is too late.
+/// Retries until the servers are reachable: they may be down when a worker is started. Returns `None` when the run is
+/// over.
 async fn connect(duty: &Duty) -> Option<Locker> {
     loop {
         if let Ok(locker) = Locker::connect(&duty.url).await {
@@ -123,7 +124,7 @@ async fn connect(duty: &Duty) -> Option<Locker> {
     }
 }
 
-/// Writes down when this process did not run: whoever stands in a queue then may lose its place.
+/// Records the stalls of this process: a stalled waiter may lose its queue place.
 fn watch_pulse(journal: Arc<Journal>) {
     std::thread::spawn(move || {
         let clock = Clock::system();
@@ -139,7 +140,7 @@ struct Worker {
     duty: Duty,
     locker: Locker,
     journal: Arc<Journal>,
-    ears: Arc<Ears>,
+    log_events: Arc<LogEvents>,
     attempts: Arc<AtomicU64>,
     resource: Writer,
     dice: Dice,
@@ -151,12 +152,12 @@ impl Worker {
     async fn run(mut self) {
         while !self.duty.finish.exists() {
             let lock = self.dice.below(LOCKS);
-            let patience = self.dice.millis(200..3000);
-            self.turn(lock, Some(patience)).await;
+            let wait = self.dice.millis(200..3000);
+            self.turn(lock, Some(wait)).await;
             let rest = self.dice.millis(0..30);
             tokio::time::sleep(rest).await;
         }
-        // Nothing is in the way any more: each is to be had, however long it takes.
+        // All faults have ended: each lock must be granted, however long it takes.
         for lock in 0..LOCKS {
             while !self.turn(lock, None).await {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -164,7 +165,7 @@ impl Worker {
         }
     }
 
-    /// Keeps a lock that no other worker asks for, so that nothing but trouble on its way can end it.
+    /// Keeps a lock that no other worker requests, so that only a fault on its path can end it.
     async fn keep(mut self, beside: usize) {
         let lock = beside + LOCKS * usize::try_from(self.duty.seed + 1).unwrap_or(1);
         while !self.duty.finish.exists() {
@@ -192,11 +193,11 @@ impl Worker {
         self.leave(attempt, guard).await;
     }
 
-    /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
-    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+    /// Requests a lock and uses it; returns whether it was granted. Without `wait` it waits without limit.
+    async fn turn(&mut self, lock: usize, wait: Option<Duration>) -> bool {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         self.journal.write(self.clock.now(), attempt, What::Asks { lock });
-        match self.ask(lock, attempt, patience).await {
+        match self.ask(lock, attempt, wait).await {
             Ok(Some(guard)) => {
                 self.hold(lock, attempt, guard).await;
                 true
@@ -209,12 +210,7 @@ impl Worker {
         }
     }
 
-    async fn ask(
-        &mut self,
-        lock: usize,
-        attempt: u64,
-        patience: Option<Duration>,
-    ) -> Result<Option<LockGuard>, String> {
+    async fn ask(&mut self, lock: usize, attempt: u64, wait: Option<Duration>) -> Result<Option<LockGuard>, String> {
         let name = name(lock);
         let owner = attempt.to_string();
         match self.duty.broken {
@@ -223,17 +219,17 @@ impl Worker {
             _ => {}
         }
         let asking = self.locker.lock(name.as_str()).ttl(self.duty.ttl).owner(owner.as_str());
-        // Nothing renews it, so that the deadline comes for certain.
+        // Without renewal, so that the deadline passes for certain.
         let is_left = matches!(self.duty.broken, Some(Broken::IgnoresDeadline | Broken::NeverRenews));
         let asking = asking.watchdog(!is_left);
         let failed = |error: distlock::Error| format!("{:?}: {error}", error.kind());
-        let Some(patience) = patience else { return asking.await.map(Some).map_err(failed) };
+        let Some(wait) = wait else { return asking.await.map(Some).map_err(failed) };
         if self.dice.percent(15) {
-            // Some lose patience by dropping the future.
-            let dropped = tokio::time::timeout(patience / 4, asking).await;
+            // Some waits are given up by dropping the future.
+            let dropped = tokio::time::timeout(wait / 4, asking).await;
             return dropped.map_err(|_| "dropped".to_owned())?.map(Some).map_err(failed);
         }
-        asking.wait(patience).await.map(Some).map_err(failed)
+        asking.wait(wait).await.map(Some).map_err(failed)
     }
 
     async fn hold(&mut self, lock: usize, attempt: u64, guard: LockGuard) {
@@ -255,7 +251,7 @@ impl Worker {
             let deadline = guard.deadline().unwrap_or(Moment::NEVER);
             self.journal.write(self.clock.now(), attempt, What::Good { deadline });
         }
-        // Nobody can rule out that it stands still here, between the last look and the write: that is what fences are for.
+        // The process may always stall here, between the last check and the write. Fencing exists for this case.
         let blind = self.dice.millis(0..BLIND_MS);
         tokio::time::sleep(blind).await;
         self.write(lock, attempt, token);
@@ -270,11 +266,11 @@ impl Worker {
     }
 
     async fn leave(&mut self, attempt: u64, guard: LockGuard) {
-        // The time first: what is good after it was good then.
+        // The time is read first: a lock that is valid afterwards was valid at that time.
         let now = self.clock.now();
         let is_lost = guard.is_lost() && self.duty.broken != Some(Broken::IgnoresDeadline);
         let deadline = guard.deadline().filter(|_| is_lost).unwrap_or(now);
-        let told = self.ears.told(attempt).filter(|_| is_lost).unwrap_or(now);
+        let told = self.log_events.told(attempt).filter(|_| is_lost).unwrap_or(now);
         self.journal.write(now.min(deadline).min(told), attempt, What::Left);
         let how = if self.dice.percent(20) {
             drop(guard);
@@ -298,14 +294,14 @@ impl Worker {
         }
     }
 
-    /// Breaks the first rule: there is a guard, but of a lock that nobody else asks for.
+    /// Breaks mutual exclusion: returns a guard of another lock that no worker requests.
     async fn enter_unasked(&self, lock: usize, attempt: u64) -> Result<Option<LockGuard>, String> {
         let name = format!("{}-{attempt}-{}", name(lock), std::process::id());
         let taken = self.locker.lock(name.as_str()).ttl(self.duty.ttl).await;
         taken.map(Some).map_err(|error| error.to_string())
     }
 
-    /// Breaks the order: whoever looks in the right moment has it.
+    /// Breaks the order: the worker that polls at the right moment is granted the lock.
     async fn barge(&mut self, name: &str, owner: &str, attempt: u64) -> Result<Option<LockGuard>, String> {
         let mut is_known = false;
         loop {
@@ -323,14 +319,14 @@ impl Worker {
     }
 }
 
-/// Breaks the promise to leave nothing.
+/// Breaks the rule that no state remains.
 async fn litter(locker: &Locker) {
     if let Ok(Some(guard)) = locker.try_lock("litter").ttl(Duration::from_secs(600)).await {
         guard.detach();
     }
 }
 
-/// What a lock is called. Those that one worker keeps are in a slot with one that all want.
+/// Returns the name of a lock. The locks that one worker keeps share a hash slot with one that all workers use.
 pub(crate) fn name(lock: usize) -> String {
     match lock / LOCKS {
         0 => format!("chaos{lock}"),

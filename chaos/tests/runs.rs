@@ -10,14 +10,14 @@ fn order(engine: Engine, seconds: u64) -> Order {
         engine,
         seed: 1,
         time: Duration::from_secs(seconds),
-        patience: Duration::from_secs(60),
+        serve_limit: Duration::from_secs(60),
         broken: None,
         program: env!("CARGO_BIN_EXE_distlock-chaos").into(),
         keep: None,
     }
 }
 
-/// Nothing is broken, and something was tried.
+/// Asserts that there are no findings, and that the run did something.
 fn expect_clean(engine: Engine, seconds: u64) {
     let order = order(engine, seconds);
     let outcome = run(&order);
@@ -28,39 +28,39 @@ fn expect_clean(engine: Engine, seconds: u64) {
 }
 
 #[test]
-fn chaos_on_redis_breaks_no_promise() {
+fn chaos_on_redis_has_no_findings() {
     expect_clean(Engine::Redis, 7);
 }
 
 #[test]
-fn chaos_on_redlock_breaks_no_promise() {
+fn chaos_on_redlock_has_no_findings() {
     expect_clean(Engine::Redlock, 7);
 }
 
 #[test]
-fn chaos_on_a_cluster_breaks_no_promise() {
+fn chaos_on_a_cluster_has_no_findings() {
     expect_clean(Engine::Cluster, 15);
 }
 
 #[test]
-fn chaos_on_etcd_breaks_no_promise() {
+fn chaos_on_etcd_has_no_findings() {
     expect_clean(Engine::Etcd, 8);
 }
 
 #[test]
-fn chaos_on_files_breaks_no_promise() {
+fn chaos_on_files_has_no_findings() {
     expect_clean(Engine::File, 5);
 }
 
 fn outcome_of(broken: Broken, engine: Engine, seconds: u64) -> Outcome {
-    let patience = match broken {
+    let serve_limit = match broken {
         Broken::Hoards => 2,
-        // Until everybody has had every lock it takes longer than it takes to see that something is wrong.
+        // Until every worker had every lock takes longer than detecting the defect.
         Broken::IgnoresDeadline => 6,
         _ => 20,
     };
-    let patience = Duration::from_secs(patience);
-    run(&Order { broken: Some(broken), patience, ..order(engine, seconds) })
+    let serve_limit = Duration::from_secs(serve_limit);
+    run(&Order { broken: Some(broken), serve_limit, ..order(engine, seconds) })
 }
 
 #[track_caller]
@@ -70,62 +70,62 @@ fn violation_of(broken: Broken, engine: Engine, seconds: u64) -> Violation {
         Finding::History { violation, excerpt } => Some((violation.clone(), excerpt.clone())),
         _ => None,
     });
-    let (violation, excerpt) = found.unwrap_or_else(|| panic!("{broken:?} was not noticed: {outcome:?}"));
-    assert!(!excerpt.is_empty(), "what happened around it is shown");
+    let (violation, excerpt) = found.unwrap_or_else(|| panic!("{broken:?} was not detected: {outcome:?}"));
+    assert!(!excerpt.is_empty(), "the excerpt shows the events around it");
     violation
 }
 
 #[test]
-fn workers_that_skip_the_lock_are_found_out() {
+fn workers_that_skip_the_lock_are_detected() {
     let found = violation_of(Broken::SkipsLock, Engine::File, 1);
     assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
 }
 
 #[test]
-fn workers_that_ignore_their_deadline_are_found_out() {
+fn workers_that_ignore_their_deadline_are_detected() {
     let found = violation_of(Broken::IgnoresDeadline, Engine::Redis, 1);
     assert!(matches!(found, Violation::TwoHolders(_)), "{found:?}");
 }
 
 #[test]
-fn tokens_given_twice_are_found_out() {
+fn repeated_tokens_are_detected() {
     let found = violation_of(Broken::RepeatsToken, Engine::File, 1);
     assert!(matches!(found, Violation::TokenRepeated(_)), "{found:?}");
 }
 
 #[test]
-fn tokens_that_fall_are_found_out() {
+fn falling_tokens_are_detected() {
     let found = violation_of(Broken::LowersToken, Engine::File, 1);
     assert!(matches!(found, Violation::TokenFell(_)), "{found:?}");
 }
 
 #[test]
-fn a_fence_that_lets_stale_writes_pass_is_found_out() {
+fn an_open_fence_in_a_run_is_detected() {
     let found = violation_of(Broken::OpensFence, Engine::File, 1);
     assert!(matches!(found, Violation::StaleWrite { .. }), "{found:?}");
 }
 
 #[test]
-fn waiters_that_are_overtaken_are_found_out() {
+fn overtaken_waiters_are_detected() {
     let found = violation_of(Broken::Barges, Engine::File, 2);
     assert!(matches!(found, Violation::Overtaken(_)), "{found:?}");
 }
 
 #[test]
-fn waiters_that_are_never_served_are_found_out() {
+fn unserved_waiters_are_detected() {
     let findings = outcome_of(Broken::Hoards, Engine::File, 1).findings;
     assert!(findings.iter().any(|finding| matches!(finding, Finding::NotServed { .. })), "{findings:?}");
 }
 
 #[test]
-fn locks_lost_on_a_master_that_is_well_are_found_out() {
+fn locks_lost_on_a_healthy_master_are_detected() {
     let findings = outcome_of(Broken::NeverRenews, Engine::Cluster, 6).findings;
     assert!(findings.iter().any(|finding| matches!(finding, Finding::LostUnharmed { .. })), "{findings:?}");
 }
 
 #[test]
-fn what_is_left_behind_is_found_out() {
-    let order = Order { patience: Duration::from_secs(3), ..order(Engine::Redis, 1) };
+fn leftover_state_is_detected() {
+    let order = Order { serve_limit: Duration::from_secs(3), ..order(Engine::Redis, 1) };
     let findings = run(&Order { broken: Some(Broken::Litters), ..order }).findings;
     let is_it = |finding: &Finding| matches!(finding, Finding::LeftBehind { names } if names == &["litter"]);
     assert!(findings.iter().any(is_it), "{findings:?}");

@@ -1,5 +1,5 @@
-//! The protocols as models, each a test: every order of messages, losses and pauses within small bounds. A crate of its
-//! own, since a checker wants optimised code.
+//! Models of the protocols, each a test: every order of messages, losses and pauses within small bounds. A separate
+//! crate, because a model checker needs optimised code.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -7,18 +7,19 @@ use std::time::Duration;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-/// The property of every model that shows that it does something.
+/// The property that shows that a model makes progress.
 pub const TWICE: &str = "it is granted twice";
 
-/// Bounds for memory and time: a model that needs more has not been explored, and its test fails. It takes seconds; the
-/// runner, which does not say what was left to explore, ends it after three minutes.
+/// Bounds for memory and time: a model that needs more was not explored completely, and its test fails. The time limit
+/// is below the runner's three minutes, because the runner does not report what was left to explore.
 const MOST_STATES: usize = 12_000_000;
 const MOST_TIME: Duration = Duration::from_secs(170);
 
-/// Explores a model to the end.
+/// Explores a model completely.
 ///
 /// # Panics
-/// When a property is broken, with the way to it; when there is more to explore than the bounds allow; when nothing happens.
+/// When a property is violated, with the path to it; when there is more to explore than the bounds allow; when the
+/// model makes no progress.
 pub fn expect_sound<M>(model: M)
 where
     M: Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>,
@@ -35,10 +36,10 @@ where
     assert!(checker.discoveries().contains_key(TWICE), "hardly anything was granted");
 }
 
-/// Looks until all of `wanted` are found broken, and prints the ways to them.
+/// Explores until all of `wanted` are violated, and prints the paths to them.
 ///
 /// # Panics
-/// When one of them is not.
+/// When one of them is not violated.
 pub fn expect_broken<M>(model: M, wanted: &[&'static str])
 where
     M: Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>,
@@ -54,7 +55,7 @@ where
     assert!(wanted.iter().all(|name| found.contains(name)), "{found:?}");
 }
 
-/// What the checker found broken.
+/// Returns the violated properties.
 fn broken<M>(checker: &impl Checker<M>) -> Vec<&'static str>
 where
     M: Model<State: Clone + Debug + Hash + PartialEq, Action: Clone + Debug + PartialEq>,

@@ -1,32 +1,32 @@
-//! The queue of the etcd engine as a model: keys in the order in which they were made, leases that run out, a lease that
-//! etcd revokes though it should not, watches, the final look, and handing on within one client.
+//! The queue of the etcd engine as a model: keys in order of creation, leases that expire, a lease that etcd revokes
+//! early, watches, the final check, and handover within one client.
 //!
-//! Everything on its way may take any time and arrive in any order: requests go by several connections. Waiting is not
-//! judged here, only safety: nothing obliges anybody to do anything.
+//! Messages may take any time and arrive in any order, because requests use several connections. The model checks
+//! safety only, not progress: no step is ever forced.
 
 use std::collections::BTreeSet;
 
 use distlock_models::{TWICE, expect_broken, expect_sound};
 use stateright::{Model, Property};
 
-/// Which client each place belongs to. A place is one key name, used for one attempt after the other.
+/// The client of each place. A place is one key name, used for one attempt after the other.
 const CLIENT_OF: [usize; 3] = [0, 0, 1];
 const CLIENTS: usize = 2;
-/// The lease of each client, in ticks, from the beginning on.
+/// The initial lease of each client, in ticks.
 const LEASE: u8 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// Whoever sees the key before its own deleted has the lock.
+    /// A waiter takes the lock as soon as it sees the deletion of its predecessor's key.
     NoLook,
-    /// The last look is for a key before ours, not for our own.
+    /// The final check looks for a predecessor only, and not for the waiter's own key.
     NoFinalCheck,
-    /// A release deletes the key of its name, whenever that was made.
+    /// A release deletes the key by name, without comparing its create revision.
     ReleaseByName,
-    /// The lease is counted from when the answer to the keepalive came.
+    /// The lease is counted from the receipt of the keepalive reply.
     DeadlineFromReceipt,
-    /// The next one of the same client has the lock as soon as the release is sent.
+    /// The next waiter of the same client has the lock as soon as the release is sent.
     HandsOnAtOnce,
     /// A holder does not watch its own key.
     NoOwnWatch,
@@ -38,7 +38,7 @@ struct Etcd {
     attempts: [u8; CLIENT_OF.len()],
     /// How often each client renews its lease.
     keepalives: [u8; CLIENTS],
-    /// How many leases etcd revokes before they have run out.
+    /// How many leases etcd revokes before they expire.
     revocations: u8,
     /// How many releases are sent twice.
     repeats: u8,
@@ -49,11 +49,11 @@ struct Etcd {
 struct State {
     now: u8,
     revision: u8,
-    /// In the order in which they were made.
+    /// In order of creation.
     keys: Vec<Mark>,
-    /// When each client's lease ends on the server; `None` when it has.
+    /// When each client's lease ends on the server; `None` after its end.
     leases: [Option<u8>; CLIENTS],
-    /// Until when each client counts on it.
+    /// The deadline of each client.
     deadlines: [u8; CLIENTS],
     places: [Place; CLIENT_OF.len()],
     wire: BTreeSet<Message>,
@@ -68,7 +68,7 @@ struct State {
     robbed: bool,
 }
 
-/// A key: whose place it is, and the revision that made it, which is the fencing token.
+/// A key: its place, and its create revision, which is the fencing token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Mark {
     place: usize,
@@ -86,12 +86,12 @@ enum Phase {
     #[default]
     Idle,
     Joining,
-    /// For the end of the key `before`; `None` while it looks.
+    /// Waits for the deletion of the key `before`; `None` while it reads the queue.
     Waiting {
         created: u8,
         before: Option<u8>,
     },
-    /// `stolen`: its key was taken away after the server had shown it to be the first, which no client can prevent.
+    /// `stolen`: its key was deleted after the server had shown it to be the first, which no client can prevent.
     Holding {
         created: u8,
         stolen: bool,
@@ -126,7 +126,7 @@ enum Message {
         next: Option<Mark>,
         is_repeat: bool,
     },
-    /// With the key right behind, if it is there.
+    /// With the key right behind, if it exists.
     Left {
         own: Mark,
         is_deleted: bool,
@@ -177,7 +177,7 @@ impl State {
         self.keys.iter().any(|key| key.created == created)
     }
 
-    /// The key right before this one.
+    /// Returns the key right before this one.
     fn before(&self, created: u8) -> Option<u8> {
         self.keys.iter().rev().map(|key| key.created).find(|other| *other < created)
     }
@@ -186,7 +186,7 @@ impl State {
         matches!(self.places[place].phase, Phase::Holding { .. }) && self.now < self.deadlines[CLIENT_OF[place]]
     }
 
-    /// Deletes keys; whoever watches them is told, some time.
+    /// Deletes keys; their watchers receive the event at some time.
     fn delete(&mut self, is_to_go: impl Fn(&Mark) -> bool) {
         let gone: Vec<u8> = self.keys.iter().filter(|key| is_to_go(key)).map(|key| key.created).collect();
         self.keys.retain(|key| !is_to_go(key));
@@ -206,7 +206,7 @@ impl State {
         self.delete(|key| CLIENT_OF[key.place] == client);
     }
 
-    /// Waits for the end of `before`. A watch that begins too late to see it looks once.
+    /// Waits for the deletion of `before`. A watch that starts too late to see it reads the queue once.
     fn wait(&mut self, own: Mark, before: Option<u8>) {
         self.places[own.place].phase = Phase::Waiting { created: own.created, before };
         let watched = [before, Some(own.created)].into_iter().flatten();
@@ -214,7 +214,7 @@ impl State {
         self.wire.extend(missed.into_iter().map(|created| Message::Deleted { to: own.place, created }));
     }
 
-    /// The lock is ours, as `proven` by the server or as we believe.
+    /// Takes the lock, as `proven` by the server or as the client believes.
     fn grant(&mut self, own: Mark, proven: bool) {
         if self.now >= self.deadlines[CLIENT_OF[own.place]] {
             self.places[own.place].phase = Phase::Idle;
@@ -259,7 +259,7 @@ impl Etcd {
             }
             Message::KeptAlive { client, sent } => {
                 let start = if self.flaw == Flaw::DeadlineFromReceipt { state.now } else { sent };
-                // What has passed is lost for good.
+                // A hold whose deadline has passed stays lost.
                 if state.now < state.deadlines[client] {
                     state.deadlines[client] = state.deadlines[client].max(start + LEASE);
                 }
@@ -308,7 +308,7 @@ impl Etcd {
         if place.phase == (Phase::Leaving { created: own.created }) {
             place.phase = Phase::Idle;
         }
-        // The answer shows the old key gone and the next there, as of one revision.
+        // The reply shows the old key gone and the next key present, at one revision.
         if let Some(next) = next.filter(|_| is_deleted)
             && matches!(state.places[next.place].phase, Phase::Waiting { created, .. } if created == next.created)
         {
@@ -318,7 +318,7 @@ impl Etcd {
 
     fn saw_deletion(&self, state: &mut State, to: usize, gone: u8) {
         match state.places[to].phase {
-            // Its own: the wait or the hold is over.
+            // Its own key: the wait or the hold has ended.
             Phase::Waiting { created, .. } if created == gone && self.flaw != Flaw::NoFinalCheck => {
                 state.places[to].phase = Phase::Idle;
             }
@@ -351,7 +351,7 @@ impl Etcd {
                 _ => None,
             }
         });
-        // Only of a holder is it known that nobody was before it.
+        // Only a holder is known to have had no predecessor.
         let next = next.filter(|_| was_held);
         state.places[place].phase = Phase::Leaving { created };
         state.wire.insert(Message::Leave { own: Mark { place, created }, next, is_repeat: false });
@@ -466,11 +466,11 @@ impl Model for Etcd {
     }
 }
 
-const ONE_HOLDER: &str = "one holder at a time, but for one whose lease etcd took away";
+const ONE_HOLDER: &str = "one holder at a time, except for one whose lease etcd revoked";
 const TOKENS_RISE: &str = "tokens rise";
-const NOT_ROBBED: &str = "nobody's key is deleted by another's release";
-const TOLD: &str = "whoever has lost its key is told";
-/// Two attempts of one client and one of another, whose leases run out.
+const NOT_ROBBED: &str = "a release never deletes the key of another attempt";
+const TOLD: &str = "a holder that lost its key learns of it";
+/// Two attempts of one client and one of another, whose leases expire.
 const ENGINE: Etcd =
     Etcd { flaw: Flaw::None, attempts: [1; 3], keepalives: [0; 2], revocations: 0, repeats: 0, horizon: 2 };
 const KEPT_ALIVE: Etcd = Etcd { attempts: [1, 0, 1], keepalives: [1, 1], horizon: 3, ..ENGINE };
@@ -478,51 +478,51 @@ const REVOKED: Etcd = Etcd { revocations: 1, horizon: 0, ..ENGINE };
 const REPEATED: Etcd = Etcd { attempts: [2, 0, 1], repeats: 1, horizon: 1, ..ENGINE };
 
 #[test]
-fn leases_that_run_out_break_nothing() {
+fn expiring_leases_are_safe() {
     expect_sound(ENGINE);
 }
 
 #[test]
-fn keepalives_break_nothing_however_late_they_come() {
+fn late_keepalives_are_safe() {
     expect_sound(KEPT_ALIVE);
 }
 
 #[test]
-fn a_lease_that_etcd_takes_away_costs_only_its_holder() {
+fn a_revoked_lease_affects_only_its_holder() {
     expect_sound(REVOKED);
 }
 
 #[test]
-fn a_release_that_comes_twice_breaks_nothing() {
+fn a_duplicate_release_is_safe() {
     expect_sound(REPEATED);
 }
 
 #[test]
-fn taking_the_end_of_the_key_before_for_the_lock_is_found_out() {
+fn taking_the_lock_at_the_predecessors_deletion_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoLook, ..ENGINE }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_last_look_that_leaves_out_the_own_key_is_found_out() {
+fn a_final_check_without_the_own_key_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoFinalCheck, ..REVOKED }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_release_by_name_is_found_out() {
+fn a_release_by_name_is_detected() {
     expect_broken(Etcd { flaw: Flaw::ReleaseByName, ..REPEATED }, &[NOT_ROBBED]);
 }
 
 #[test]
-fn a_deadline_from_the_receipt_of_the_keepalive_is_found_out() {
+fn a_deadline_from_the_receipt_of_the_keepalive_is_detected() {
     expect_broken(Etcd { flaw: Flaw::DeadlineFromReceipt, ..KEPT_ALIVE }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn handing_on_before_the_answer_is_found_out() {
+fn handing_over_before_the_reply_is_detected() {
     expect_broken(Etcd { flaw: Flaw::HandsOnAtOnce, ..REVOKED }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_holder_that_does_not_watch_its_key_is_found_out() {
+fn a_holder_that_does_not_watch_its_key_is_detected() {
     expect_broken(Etcd { flaw: Flaw::NoOwnWatch, ..REVOKED }, &[TOLD]);
 }

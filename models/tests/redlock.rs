@@ -1,7 +1,8 @@
-//! The Redlock protocol as a model: every order of messages, pauses, losses, lapses and memory loss within small bounds.
+//! The Redlock protocol as a model: every order of messages, pauses, losses, lapses and memory loss within small
+//! bounds.
 //!
-//! What the engine does holds; what other Redlocks do, and what this one would be without its quarantine, does not, and
-//! the checker must find out how.
+//! The engine's protocol is sound. Other Redlock protocols, and this one without its quarantine, are not, and the
+//! checker must find the violations.
 
 use std::collections::BTreeSet;
 
@@ -19,58 +20,58 @@ const CLIENTS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
-    /// A node votes only for ballots above all that it has voted for.
+    /// A node votes only for ballots above all earlier ones.
     Ballots,
-    /// A node counts its grants; the highest number of a majority is the token.
+    /// A node counts its grants; the highest count of a majority is the token.
     Counters,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Amnesia {
     Never,
-    /// A node forgets everything once and goes on as if nothing had happened.
+    /// A node loses its data once and continues normally.
     Unnoticed,
-    /// A node forgets everything once, does not vote until older leases are over, and then asks for more than any token
-    /// that its clock has seen.
+    /// A node loses its data once, does not vote until older leases have ended, and then requires ballots above any
+    /// token that its clock has seen.
     Quarantined,
 }
 
 struct Redlock {
     protocol: Protocol,
     amnesia: Amnesia,
-    /// How often nodes forget.
+    /// How often nodes lose their data.
     forgets: u8,
     /// How often each client tries.
     attempts: [u8; CLIENTS],
-    /// What the clock of each client may show; ballots that nodes tell may go beyond.
+    /// The possible values of each client's clock; ballots that nodes report may exceed them.
     clocks: [&'static [u8]; CLIENTS],
-    /// Which holders renew, once, and set again what a node lacks.
+    /// Which holders renew, once, and restore the lock on a node that lacks it.
     renews: [bool; CLIENTS],
     healing: Healing,
-    /// The first client has the lock already, on a bare majority or on all nodes.
+    /// The first client already holds the lock, on a bare majority or on all nodes.
     is_held: bool,
-    /// An operator ends the hold of the first client, node by node.
+    /// An operator force-releases the hold of the first client, node by node.
     forces: bool,
-    /// Looks for a node that is healed, to show that some are.
+    /// Looks for a restored node, to show that restoring happens.
     looks_for_healing: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
-    /// Sorted: which of them is which makes no difference.
+    /// Sorted: nodes are interchangeable.
     nodes: [Node; NODES],
     clients: [Client; CLIENTS],
     granted: BTreeSet<u8>,
-    /// Two grants had one token.
+    /// Two grants had the same token.
     repeated: bool,
-    /// A grant that was complete before another began has the higher token.
+    /// A grant that completed before another began has the higher token.
     fell: bool,
     forgotten: u8,
-    /// A lock was set again on a node that had heard of its release.
+    /// A lock was restored on a node that had already executed its release.
     revived: bool,
-    /// A lock was set again on a node whose last ballot was higher.
+    /// A lock was restored on a node whose last ballot was higher.
     healed: bool,
-    /// The ballot of the hold that is ended by force.
+    /// The ballot of the force-released hold.
     forced: Option<u8>,
 }
 
@@ -80,15 +81,15 @@ struct Node {
     ballot: u8,
     lock: Option<(usize, u8)>,
     quarantined: bool,
-    /// What is on its way to it.
+    /// Messages to it.
     pending: BTreeSet<Message>,
-    /// Which clients have its vote for the ballot that they claim.
+    /// The clients that have its vote for their current ballot.
     voted: [bool; CLIENTS],
-    /// What it said to the renewal of each client.
+    /// Its reply to the renewal of each client.
     said: [Option<Said>; CLIENTS],
     /// The last hold of each client that was released here.
     released: [u8; CLIENTS],
-    /// The hold that was ended by force here.
+    /// Whether the hold was force-released here.
     forced: bool,
 }
 
@@ -102,7 +103,7 @@ enum Message {
         client: usize,
         ballot: u8,
     },
-    /// Asks to set the lock again by the higher ballot that the node told.
+    /// Requests to restore the lock by the higher ballot that the node reported.
     Heal {
         client: usize,
         ballot: u8,
@@ -148,8 +149,8 @@ enum Action {
     Accept {
         client: usize,
     },
-    /// Gives a claim up or a hold back. The release reaches the nodes of `reached` and no others: one that comes later
-    /// does what the end of a lease does, and raises a ballot, which only takes votes away.
+    /// Cancels a claim or releases a hold. The release reaches only the nodes of `reached`: a later one has the effect
+    /// of an expired lease, and raises a ballot, which only takes votes away.
     Release {
         client: usize,
         reached: u8,
@@ -162,30 +163,30 @@ enum Action {
         client: usize,
         node: usize,
     },
-    /// The end by force reaches a node.
+    /// The forced release reaches a node.
     Force {
         node: usize,
     },
-    /// The client dies, or its deadline passes: it believes no more and says nothing.
+    /// The client dies, or its deadline passes: it stops believing and sends nothing.
     Lapse {
         client: usize,
     },
-    /// A lease ends on a node. Never before its holder's deadline: that is what the clocks' rates are trusted with.
+    /// A lease ends on a node, never before its holder's deadline: this is the assumption about the clocks' rates.
     Expire {
         node: usize,
     },
     Forget {
         node: usize,
     },
-    /// Every claim and every lease that it voted for before it forgot is over.
+    /// Every claim and every lease that the node voted for before its data loss has ended.
     Return {
         node: usize,
     },
 }
 
 impl State {
-    /// Whether the client counts on this ballot: a grant that comes when too little of the lease is left is refused, so
-    /// that no lease ends between a vote and the deadline.
+    /// Returns whether the client relies on this ballot. A grant that comes when too little of the lease is left is
+    /// refused, so that no lease ends between a vote and the deadline.
     fn counts_on(&self, client: usize, ballot: u8) -> bool {
         match self.clients[client].phase {
             Phase::Idle => false,
@@ -259,7 +260,7 @@ impl Redlock {
         }
         let told = it.ballot;
         let asker = &mut state.clients[client];
-        // To one that has given up it says nothing: that answer is lost.
+        // A reply to a client that has given up is lost.
         if let Phase::Claiming { ballot: asked, highest } = &mut asker.phase
             && *asked == ballot
         {
@@ -277,7 +278,7 @@ impl Redlock {
         let it = &mut state.clients[client];
         it.attempts += 1;
         it.floor = floor;
-        // Counters have no ballots: the number only tells attempts apart.
+        // Counters have no ballots: the number only distinguishes attempts.
         let ballot = if self.protocol == Protocol::Ballots { clock.max(it.seen + 1) } else { it.attempts };
         it.seen = it.seen.max(ballot);
         it.phase = Phase::Claiming { ballot, highest: 0 };
@@ -342,7 +343,7 @@ impl Redlock {
                 actions.push(Action::Lapse { client });
             }
         }
-        // One node or all of them: what is between follows from leases that end.
+        // One node or all nodes: the cases in between follow from expired leases.
         actions.extend([0b001, 0b010, 0b100, 0b111].map(|reached| Action::Release { client, reached }));
     }
 }
@@ -424,14 +425,15 @@ impl Model for Redlock {
                 let it = &mut state.nodes[node];
                 (it.ballot, it.lock, it.quarantined) = (0, None, self.amnesia == Amnesia::Quarantined);
                 it.released = [0; CLIENTS];
-                // The holder asks by the connection that it was told by, and a restart ends that. A flush does not: should ballots
-                // begin anew then and come to the same number, what was released is there for another lease.
+                // The holder asks over the connection on which it got the ballot, and a restart closes that
+                // connection. A flush does not: if ballots then start again and reach the same number, a released lock
+                // exists for another lease.
                 it.pending.retain(|message| !matches!(message, Message::Heal { .. }));
                 it.said = [None; CLIENTS];
                 state.forgotten += 1;
             }
             Action::Return { node } => {
-                // Its clock is later than every token so far: that is all that clocks are trusted with here.
+                // Its clock is later than every token so far: this is the only assumption about clocks here.
                 let latest = state.granted.last().copied().unwrap_or(0);
                 let it = &mut state.nodes[node];
                 it.quarantined = false;
@@ -467,27 +469,27 @@ const ENGINE: Redlock = Redlock {
     looks_for_healing: false,
 };
 #[test]
-fn the_ballots_of_the_engine_hold() {
+fn the_ballots_of_the_engine_are_sound() {
     expect_sound(ENGINE);
 }
 
 #[test]
-fn renewals_that_heal_break_nothing_however_late_they_come() {
+fn late_healing_renewals_are_safe() {
     expect_sound(Redlock { attempts: [1, 1], renews: [true, true], ..ENGINE });
 }
 
 #[test]
-fn a_node_that_forgets_and_is_quarantined_breaks_nothing() {
+fn a_data_loss_with_quarantine_is_safe() {
     expect_sound(Redlock { amnesia: Amnesia::Quarantined, attempts: [1, 1], ..ENGINE });
 }
 
 #[test]
-fn a_node_that_forgets_without_quarantine_is_found_out() {
+fn a_data_loss_without_quarantine_is_detected() {
     let forgetful = Redlock { amnesia: Amnesia::Unnoticed, attempts: [1, 1], ..ENGINE };
     expect_broken(forgetful, &["one holder at a time", "tokens rise"]);
 }
 
 #[test]
-fn the_highest_of_each_nodes_counters_is_found_out() {
+fn tokens_from_node_counters_are_detected() {
     expect_broken(Redlock { protocol: Protocol::Counters, ..ENGINE }, &["tokens rise"]);
 }

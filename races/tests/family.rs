@@ -1,5 +1,5 @@
-//! A family of lockers under schedules that no test on real threads meets: the table of holds, the keeper, guards and
-//! waits as they are, on the engine in memory.
+//! A family of lockers under schedules that tests on real threads do not reach: the real table of holds, keeper,
+//! guards and waits, on the memory engine.
 
 mod common;
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 const SOON: Duration = Duration::from_secs(1);
 
 #[test]
-fn contenders_come_in_one_by_one_and_leave_nothing() {
+fn contenders_enter_one_by_one_and_leave_nothing() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..3 {
@@ -26,17 +26,17 @@ fn contenders_come_in_one_by_one_and_leave_nothing() {
                 end_somehow(ward.leave(token));
             });
         }
-        // Time stands still: whoever waits is woken, or this never ends.
+        // Time stands still: a waiter that is not woken would hang here.
         scene.play();
         scene.assert_nothing_is_left();
     });
 }
 
 #[test]
-fn leases_that_end_are_noticed_before_the_next_is_let_in() {
+fn an_ended_lease_is_noticed_before_the_next_grant() {
     explore(|| {
         let mut scene = Scene::new();
-        // Answers to renewals that come when the lease they prolong would be over.
+        // Replies to renewals that arrive when the lease they renew would already have ended.
         (0..4).for_each(|_| scene.store.script(Operation::Renew, Fault::DelayReply(TTL * 3 / 4)));
         for watchdog in [true, false] {
             scene.act(move |locker, ward| {
@@ -64,7 +64,7 @@ fn a_lost_guard_stays_lost_for_its_first_reason_while_it_is_renewed_broken_and_c
         let guard = block_on(scene.locker.lock("k").into_future()).unwrap();
         let token = guard.fencing_token();
         scene.act(move |locker, _| {
-            // It may have been lost before, or the family closed.
+            // The hold may have been lost before, or the family closed.
             let _ = block_on(locker.inspect().force_release("k", token, "race"));
         });
         scene.act(|locker, _| drop(block_on(locker.close())));
@@ -86,12 +86,12 @@ fn a_lost_guard_stays_lost_for_its_first_reason_while_it_is_renewed_broken_and_c
 }
 
 #[test]
-fn a_break_reaches_the_guard_however_new_it_is() {
+fn a_forced_release_reaches_a_brand_new_guard() {
     explore(|| {
         let mut scene = Scene::new();
         scene.act(|locker, _| {
             let guard = block_on(locker.lock("k").into_future()).unwrap();
-            // Nothing else tells it: time stands still, so that nobody renews.
+            // Time stands still, so that no renewal can report the loss.
             assert_eq!(block_on(guard.lost()), LossReason::Broken);
         });
         scene.act(|locker, _| {
@@ -110,7 +110,7 @@ fn a_break_reaches_the_guard_however_new_it_is() {
 }
 
 #[test]
-fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
+fn ending_a_lost_hold_does_not_end_its_owners_next_hold() {
     explore(|| {
         let mut scene = Scene::new();
         let lost = block_on(scene.locker.lock("k").owner("o").into_future()).unwrap();
@@ -124,7 +124,7 @@ fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
         scene.act(|locker, _| {
             let again = loop {
                 match block_on(locker.lock("k").owner("o").into_future()) {
-                    // The keeper has not told the table yet.
+                    // The keeper has not updated the table yet.
                     Err(error) if error.kind() == ErrorKind::AlreadyHeld => thread::yield_now(),
                     again => break again.unwrap(),
                 }
@@ -139,7 +139,7 @@ fn ending_a_lost_hold_leaves_the_one_alone_that_its_owner_has_taken_since() {
 }
 
 #[test]
-fn waits_that_are_given_up_neither_keep_the_lock_nor_anybody_from_it() {
+fn cancelled_waits_neither_keep_nor_block_the_lock() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -161,7 +161,7 @@ fn waits_that_are_given_up_neither_keep_the_lock_nor_anybody_from_it() {
 }
 
 #[test]
-fn closing_meets_every_stage_of_a_lock_and_leaves_nothing() {
+fn closing_at_every_stage_of_a_lock_leaves_nothing() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -181,12 +181,12 @@ fn closing_meets_every_stage_of_a_lock_and_leaves_nothing() {
 }
 
 #[test]
-fn a_guard_that_is_dropped_while_the_family_closes_is_released() {
+fn a_guard_dropped_while_the_family_closes_is_released() {
     explore(|| {
         let mut scene = Scene::new();
         let guard = block_on(scene.locker.lock("k").into_future()).unwrap();
         scene.act(|_, _| drop(guard));
-        // Nobody else: the fewer steps there are, the more of their orders are tried.
+        // No other actor: with fewer steps, more of their orders are tried.
         block_on(scene.locker.close()).unwrap();
         scene.play();
         scene.assert_nothing_is_left();
@@ -194,7 +194,7 @@ fn a_guard_that_is_dropped_while_the_family_closes_is_released() {
 }
 
 #[test]
-fn whoever_waits_for_the_loss_is_told_when_the_lease_ends() {
+fn lost_returns_when_the_lease_ends() {
     explore(|| {
         let mut scene = Scene::new();
         for name in ["a", "b"] {
@@ -209,7 +209,7 @@ fn whoever_waits_for_the_loss_is_told_when_the_lease_ends() {
 }
 
 #[test]
-fn a_family_that_is_dropped_releases_what_it_had() {
+fn a_dropped_family_releases_its_locks() {
     explore(|| {
         let mut scene = Scene::new();
         scene.act(|locker, _| block_on(locker.lock("k").into_future()).unwrap().detach());
@@ -217,7 +217,7 @@ fn a_family_that_is_dropped_releases_what_it_had() {
         scene.play();
         let Scene { store, locker, .. } = scene;
         drop(locker);
-        // The keeper leaves by itself: nobody waits for it.
+        // The keeper ends by itself, without a close.
         while !store.is_empty() {
             thread::yield_now();
         }
@@ -226,7 +226,7 @@ fn a_family_that_is_dropped_releases_what_it_had() {
 }
 
 #[test]
-fn an_owner_inside_twice_keeps_others_out_until_it_has_left_twice() {
+fn a_reentered_lock_is_free_after_the_second_unlock() {
     explore(|| {
         let mut scene = Scene::new();
         for _ in 0..2 {
@@ -250,7 +250,7 @@ fn an_owner_inside_twice_keeps_others_out_until_it_has_left_twice() {
 }
 
 #[test]
-fn a_lock_that_is_kept_for_a_while_is_released_then_and_not_before() {
+fn a_lock_kept_by_at_least_is_released_then_and_not_before() {
     explore(|| {
         let mut scene = Scene::new();
         let held_until = scene.clock.now().after(TTL / 2);
@@ -263,7 +263,7 @@ fn a_lock_that_is_kept_for_a_while_is_released_then_and_not_before() {
             end_somehow(guard);
         });
         scene.play_in_time();
-        // Of a lock that is kept at the end, observers hear nothing more: it is left to its lease.
+        // Observers get no event for a lock that is still kept at the end: it is left to its lease.
         scene.assert_nothing_stays();
     });
 }

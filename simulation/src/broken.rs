@@ -1,39 +1,39 @@
-//! Worlds that are wrong on purpose, to show that each rule of the judge can fail.
+//! Worlds with one deliberate defect, to show that each rule of the judge can fail.
 
-/// What is wrong with a world.
+/// The defect of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// A release does not look whose the lock is.
-    ReleasesAnybodys,
+    /// A release does not check the owner of the lock.
+    ReleasesWithoutOwnerCheck,
     /// The server's lease is half as long as the holder believes.
     HalvesLeases,
-    /// Tokens do not begin at the clock, so that they begin again when the server has lost its data.
+    /// Tokens do not start at the clock, so that they start again after a loss of data.
     CountsFromOne,
     /// The queue is served from its end.
     ServesLastFirst,
-    /// A queue lasts as long as the heartbeat of the waiter that claimed last, whatever other waiters stand in it.
+    /// A queue expires with the heartbeat of the waiter that claimed last, although other waiters have longer ones.
     ShortensQueues,
-    /// A call that has found only dead waiters says that the queue is empty.
+    /// A call that finds only dead waiters reports an empty queue.
     StopsAtDeadWaiters,
-    /// The server keeps locks much longer than asked.
+    /// The server keeps locks much longer than requested.
     NeverForgets,
-    /// The clients' clocks are far too slow, and so their deadlines too late.
+    /// The clients' clocks are far too slow, so their deadlines are too late.
     SlowClocks,
-    /// The server loses its data, and there is no restart guard.
+    /// The server loses its data, without a restart guard.
     LosesDataUnguarded,
-    /// The clock of a Redlock node leaps, and there is no restart guard to put it into quarantine.
+    /// The clock of a Redlock node jumps, without a restart guard that quarantines the node.
     LeapsUnguarded,
-    /// A Redlock node never sets a lock again that contenders have wanted there since it was lost.
+    /// A Redlock node never restores a lost lock that contenders have requested there since.
     NeverHeals,
-    /// The protected resource does not look at tokens.
+    /// The protected resource does not check tokens.
     OpenFence,
 }
 
 impl Broken {
-    /// The script as the server runs it.
+    /// Returns the script with the defect.
     pub(crate) fn spoil(self, script: &str) -> String {
         let changes: &[(&str, &str)] = match self {
-            Broken::ReleasesAnybodys => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
+            Broken::ReleasesWithoutOwnerCheck => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
             Broken::HalvesLeases => &[("'PX', lease_ms)", "'PX', math.floor(lease_ms / 2))")],
             Broken::CountsFromOne => &[
                 ("local token, digits = now, now_digits", "local token, digits = 1, '1'"),

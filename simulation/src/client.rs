@@ -1,4 +1,4 @@
-//! A client: a machine with a locker and some tasks that take locks, write to what they protect, and release them.
+//! A client: a machine with a locker and tasks that take locks, write to the protected resource, and release.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,48 +9,48 @@ use distlock_testkit::Dice;
 
 use crate::broken::Broken;
 use crate::engine::Engine;
-use crate::story::{Story, name, true_time};
+use crate::timeline::{Timeline, name, true_time};
 
-/// How many owners each client has.
+/// The number of owners of each client.
 const TASKS: usize = 2;
-/// How many permits the semaphore has.
+/// The number of permits of the semaphore.
 pub(crate) const PERMITS: u32 = 2;
-/// How many locks there are: one for one holder at a time, one for readers and writers, one semaphore; where
-/// the engine has no others, all are for one.
+/// The number of locks: one exclusive, one for readers and writers, one semaphore. For an engine without those modes,
+/// all are exclusive.
 pub(crate) const LOCKS: usize = 3;
 
-/// The lock that is kept while servers are restarted.
+/// The lock that is kept during rolling restarts.
 const KEPT: usize = 0;
 
-/// What a client is told.
+/// The parameters of a client.
 #[derive(Clone)]
 pub(crate) struct Duty {
     pub(crate) number: usize,
     pub(crate) engine: Engine,
     pub(crate) seed: u64,
     pub(crate) ttl: Duration,
-    /// Whether some ask for much longer leases.
+    /// Whether some requests have much longer leases.
     pub(crate) is_mixed: bool,
     pub(crate) has_guard: bool,
-    /// The first task of the first client keeps a lock for as long as servers are restarted, and all others want it.
+    /// The first task of the first client keeps a lock during rolling restarts, while all others request it.
     pub(crate) rolls: bool,
-    /// What its clock shows when the simulation begins, and by how much it is too fast.
+    /// The client's clock at the start of the simulation, and its rate error.
     pub(crate) clock: (Duration, f64),
-    pub(crate) story: Story,
-    /// Set when nothing is in the way any more: everybody takes each lock once more and leaves.
+    pub(crate) timeline: Timeline,
+    /// Set when all faults have ended: every task takes each lock once more and exits.
     pub(crate) is_healed: Rc<Cell<bool>>,
-    /// How often it was started.
+    /// How often the client was started.
     pub(crate) lives: Rc<Cell<u64>>,
     pub(crate) broken: Option<Broken>,
 }
 
-/// Works until it is told to finish.
+/// Works until the world ends.
 pub(crate) async fn work(duty: Duty) -> turmoil::Result {
     duty.lives.set(duty.lives.get() + 1);
     let (first, drift) = duty.clock;
     let first = first + true_time().mul_f64(1.0 + drift);
     let clock = Clock::of_runtime(Moment::from_nanos(u64::try_from(first.as_nanos())?), drift);
-    let (told, is_fair) = (duty.story.clone(), duty.engine.is_fair());
+    let (told, is_fair) = (duty.timeline.clone(), duty.engine.is_fair());
     let observer = move |event: &Event<'_>| observe(&told, is_fair, event);
     let builder = Locker::builder().clock(clock.clone()).observer(observer);
     let locker = duty.engine.locker(builder, duty.has_guard)?;
@@ -66,19 +66,19 @@ pub(crate) async fn work(duty: Duty) -> turmoil::Result {
         task.await?;
     }
     let closed = locker.close().await.map_or_else(|error| format!("{:?}", error.kind()), |()| "well".into());
-    duty.story.note(format_args!("client {} closed: {closed}", duty.number));
+    duty.timeline.note(format_args!("client {} closed: {closed}", duty.number));
     Ok(())
 }
 
-/// The owner of a hold is the number of its turn.
-fn observe(story: &Story, is_fair: bool, event: &Event<'_>) {
+/// The name of a hold's owner is the number of its turn.
+fn observe(timeline: &Timeline, is_fair: bool, event: &Event<'_>) {
     let Ok(turn) = event.owner.as_str().parse() else { return };
     match event.kind {
-        EventKind::Waiting { .. } => story.waits(turn, is_fair),
-        EventKind::Lost { reason, .. } => story.is_told(turn, &reason.to_string()),
-        EventKind::Renewed { .. } => story.note(format_args!("turn {turn}: renewed")),
+        EventKind::Waiting { .. } => timeline.waits(turn, is_fair),
+        EventKind::Lost { reason, .. } => timeline.is_told(turn, &reason.to_string()),
+        EventKind::Renewed { .. } => timeline.note(format_args!("turn {turn}: renewed")),
         EventKind::RenewalFailed { error, .. } => {
-            story.note(format_args!("turn {turn}: not renewed: {:?}", error.kind()));
+            timeline.note(format_args!("turn {turn}: not renewed: {:?}", error.kind()));
         }
         _ => {}
     }
@@ -97,16 +97,16 @@ impl Worker {
         if self.keeps {
             self.turn(KEPT, None).await;
         }
-        while self.duty.rolls && !self.duty.story.is_kept() {
+        while self.duty.rolls && !self.duty.timeline.is_kept() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         while !self.duty.is_healed.get() {
             let locks = if self.duty.is_mixed { 1 } else { LOCKS };
-            let (lock, patience) = match self.duty.rolls {
+            let (lock, wait) = match self.duty.rolls {
                 true => (KEPT, self.dice.millis(20..600)),
                 false => (self.dice.below(locks), self.dice.millis(200..4000)),
             };
-            self.turn(lock, Some(patience)).await;
+            self.turn(lock, Some(wait)).await;
             let rest = self.rest();
             tokio::time::sleep(rest).await;
         }
@@ -117,34 +117,28 @@ impl Worker {
         }
     }
 
-    /// Asks for a lock and uses it; whether it was granted. Without `patience` it waits as long as it takes.
-    async fn turn(&mut self, lock: usize, patience: Option<Duration>) -> bool {
+    /// Requests a lock and uses it; returns whether it was granted. Without `wait` it waits without limit.
+    async fn turn(&mut self, lock: usize, wait: Option<Duration>) -> bool {
         let able = self.locker.capabilities();
         let mode = match lock {
             1 if able.shares && self.dice.percent(60) => Mode::Shared,
             2 if able.slots => Mode::Slot { of: PERMITS },
             _ => Mode::Exclusive,
         };
-        let turn = self.duty.story.asks(self.duty.number, lock, mode);
-        match self.ask(turn, lock, mode, patience).await {
+        let turn = self.duty.timeline.asks(self.duty.number, lock, mode);
+        match self.ask(turn, lock, mode, wait).await {
             Ok(guard) => {
                 self.hold(turn, lock, guard).await;
                 true
             }
             Err(how) => {
-                self.duty.story.ends(turn, &how);
+                self.duty.timeline.ends(turn, &how);
                 false
             }
         }
     }
 
-    async fn ask(
-        &mut self,
-        turn: usize,
-        lock: usize,
-        mode: Mode,
-        patience: Option<Duration>,
-    ) -> Result<LockGuard, String> {
+    async fn ask(&mut self, turn: usize, lock: usize, mode: Mode, wait: Option<Duration>) -> Result<LockGuard, String> {
         let name = name(lock);
         let request = match mode {
             Mode::Shared => self.locker.read(name.as_str()),
@@ -152,27 +146,27 @@ impl Worker {
             _ => self.locker.lock(name.as_str()),
         };
         let is_long = self.is_long();
-        // A long lease has a long heartbeat, in the same queue as the others; such a client is patient, too.
+        // A long lease has a long heartbeat, in the same queue as the short ones; such a client also waits longer.
         let ttl = if is_long { self.dice.millis(12_000..30_000) } else { self.duty.ttl };
-        let patience = patience.map(|patience| if is_long { patience * 4 } else { patience });
+        let wait = wait.map(|wait| if is_long { wait * 4 } else { wait });
         let request = request.ttl(ttl).owner(turn.to_string().as_str());
         let failed = |error: distlock::Error| format!("not granted: {:?}", error.kind());
-        let Some(patience) = patience else { return request.await.map_err(failed) };
+        let Some(wait) = wait else { return request.await.map_err(failed) };
         if self.dice.percent(15) {
-            // Some lose patience by dropping the future.
-            let dropped = tokio::time::timeout(patience / 4, request).await;
+            // Some waits are given up by dropping the future.
+            let dropped = tokio::time::timeout(wait / 4, request).await;
             return dropped.map_err(|_| "gives up by dropping".to_owned())?.map_err(failed);
         }
-        request.wait(patience).await.map_err(failed)
+        request.wait(wait).await.map_err(failed)
     }
 
-    /// Whether this one asks for long leases, where leases are mixed.
+    /// Returns whether this task requests long leases, in worlds with mixed leases.
     fn is_long(&self) -> bool {
         self.duty.is_mixed && self.duty.number == 0
     }
 
-    /// How long to do something else. Where leases are mixed, those with long ones come back at once, so that one of them waits
-    /// most of the time, and the others leave the queue alone for longer than their own heartbeat.
+    /// Returns the pause until the next request. With mixed leases, tasks with long leases return at once, so that one
+    /// of them waits most of the time, and the others stay out of the queue for longer than their own heartbeat.
     fn rest(&mut self) -> Duration {
         match self.duty.is_mixed {
             true if self.is_long() => self.dice.millis(0..500),
@@ -182,13 +176,13 @@ impl Worker {
     }
 
     async fn hold(&mut self, turn: usize, lock: usize, guard: LockGuard) {
-        let story = self.duty.story.clone();
+        let timeline = self.duty.timeline.clone();
         let token = guard.fencing_token();
-        story.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
-        if self.keeps && !story.is_kept() {
-            story.keeps(turn);
+        timeline.is_granted(turn, token.get(), guard.slot(), self.deadline(&guard));
+        if self.keeps && !timeline.is_kept() {
+            timeline.keeps(turn);
             while !self.duty.is_healed.get() && !guard.is_lost() {
-                story.is_good(turn, self.deadline(&guard));
+                timeline.is_good(turn, self.deadline(&guard));
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -196,30 +190,30 @@ impl Worker {
         let most = if self.is_long() { 200 } else { 12 };
         let mut left = if is_hurried { 1 } else { self.dice.below(most) };
         while left > 0 && !guard.is_lost() {
-            story.is_good(turn, self.deadline(&guard));
+            timeline.is_good(turn, self.deadline(&guard));
             let work = self.dice.millis(1..150);
             tokio::time::sleep(work).await;
             left -= 1;
         }
-        // Nobody can rule out that it stands still here, between the last look and the write: that is what fences are for.
+        // The process may always stall here, between the last check and the write. Fencing exists for this case.
         let blind =
             if self.dice.percent(10) && !is_hurried { self.dice.millis(0..5000) } else { self.dice.millis(0..100) };
         tokio::time::sleep(blind).await;
         if guard.mode() == Mode::Exclusive {
-            story.write(turn, lock, token, self.duty.broken == Some(Broken::OpenFence));
+            timeline.write(turn, lock, token, self.duty.broken == Some(Broken::OpenFence));
         }
         let lost_at = guard.is_lost().then(|| self.deadline(&guard));
-        story.leaves(turn, lost_at);
+        timeline.leaves(turn, lost_at);
         if self.dice.percent(20) {
             drop(guard);
-            return story.ends(turn, "dropped");
+            return timeline.ends(turn, "dropped");
         }
         let unlocked = guard.unlock().await;
         let how = unlocked.map_or_else(|error| format!("unlocked: {:?}", error.kind()), |()| "unlocked".into());
-        story.ends(turn, &how);
+        timeline.ends(turn, &how);
     }
 
-    /// When its own clock shows the deadline, in true time.
+    /// Converts the deadline on the client's clock to true time.
     fn deadline(&self, guard: &LockGuard) -> Duration {
         let (deadline, now, rate) =
             (guard.deadline().unwrap_or(Moment::NEVER), self.clock.now(), 1.0 + self.duty.clock.1);

@@ -9,14 +9,14 @@ use distlock_testkit::Dice;
 use crate::client::{LOCKS, PERMITS};
 use crate::engine::Engine;
 use crate::plan::{Fault, Kind, Step};
-use crate::story::{name, true_time};
+use crate::timeline::{name, true_time};
 
 /// The machine of the crowd.
 pub(crate) const HOST: &str = "crowd";
-/// Over how many connections they wait.
+/// The number of connections of the waiters.
 const LOCKERS: usize = 4;
 
-/// What a crowd does, if there is one in the world.
+/// The parameters of a crowd.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Crowd {
     engine: Engine,
@@ -30,8 +30,8 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// By dice of its own, so that the rest of the world is the same with it and without. More of them than one call of a
-    /// script was once able to pass over.
+    /// Uses its own random numbers, so that the rest of the world is the same with and without a crowd. There are more
+    /// waiters than one call of a script was once able to skip.
     pub(crate) fn draw(engine: Engine, has_guard: bool, seed: u64, time: Duration) -> Option<Crowd> {
         let mut dice = Dice::new(seed ^ 0x00c0_ffee);
         if !engine.is_fair() || time.is_zero() || dice.percent(75) {
@@ -44,7 +44,7 @@ impl Crowd {
         Some(Crowd { engine, has_guard, lock, count, ttl, from, dies, with_its_machine })
     }
 
-    /// Its end.
+    /// Returns the fault that ends it.
     pub(crate) fn step(&self) -> Step {
         let kind = if self.with_its_machine { Kind::CrowdVanishes } else { Kind::CrowdDies };
         Step { fault: Fault { kind, client: None, server: None }, from: self.dies, to: self.dies }

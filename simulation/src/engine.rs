@@ -26,13 +26,13 @@ impl Engine {
         }
     }
 
-    /// The engine of this name.
+    /// Returns the engine of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Engine> {
         [Engine::Redis, Engine::Redlock].into_iter().find(|engine| engine.name() == name)
     }
 
-    /// How many servers it has.
+    /// Returns the number of servers.
     pub(crate) fn servers(self) -> usize {
         match self {
             Engine::Redis => 1,
@@ -40,12 +40,12 @@ impl Engine {
         }
     }
 
-    /// Whether it serves those who wait in their order.
+    /// Returns whether waiters are served in order.
     pub(crate) fn is_fair(self) -> bool {
         self == Engine::Redis
     }
 
-    /// A locker over connections of the simulated network, on one of its machines.
+    /// Returns a locker over the simulated network.
     pub(crate) fn locker(self, builder: LockerBuilder, has_guard: bool) -> distlock::Result<Locker> {
         match self {
             Engine::Redis => builder.build(over(0).restart_guard(has_guard).build()?),

@@ -1,24 +1,24 @@
-//! What must not have happened.
+//! The rules that a world must not break.
 
 use std::fmt;
 
 use distlock_testkit::history::Violation;
 
-use crate::story::Story;
+use crate::timeline::Timeline;
 
-/// A broken promise.
+/// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// Two holders, a token that fell or was given twice, a waiter that was overtaken, a stale write that was accepted.
-    /// A hold's client is the number of its turn in the log.
+    /// Two holders, a token that fell or was granted twice, a waiter that was overtaken, or a stale write that was
+    /// accepted. The client of a hold is the number of its turn in the log.
     History(Violation),
-    /// Turns of somebody who waited in vain though nothing was in the way any more.
+    /// Turns that were not served although all faults had ended.
     NotServed(Vec<usize>),
-    /// Keys of locks that are there after every lease is over.
+    /// Keys of locks that remain after every lease has ended.
     LeftBehind(Vec<String>),
-    /// The turn of a holder that lost its lock though no two servers were in trouble at once.
+    /// The turn of a holder that lost its lock although at most one server at a time had a fault.
     KeepLost(usize),
-    /// A machine stopped, by an error or a panic.
+    /// A machine stopped with an error or a panic.
     Failed(String),
 }
 
@@ -34,14 +34,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Every promise, given what went wrong in the world itself and the keys that the server keeps for long.
-pub(crate) fn judge(story: &Story, failed: Option<String>, kept: &[String]) -> Vec<Finding> {
-    let violation = story.history().check().err().map(Finding::History);
-    let unserved = Some(story.unserved()).filter(|turns| !turns.is_empty()).map(Finding::NotServed);
-    // Fences must outlive their locks, and the canary of the restart guard every server.
+/// Judges every rule. `failed` is an error of the world itself, `kept` the keys that the server still has at the end.
+pub(crate) fn judge(timeline: &Timeline, failed: Option<String>, kept: &[String]) -> Vec<Finding> {
+    let violation = timeline.history().check().err().map(Finding::History);
+    let unserved = Some(timeline.unserved()).filter(|turns| !turns.is_empty()).map(Finding::NotServed);
+    // Fences must outlive their locks, and the canary key of the restart guard outlives every server.
     let passes = |key: &&String| !key.ends_with(":f") && !key.ends_with(":g");
     let kept: Vec<_> = kept.iter().filter(passes).cloned().collect();
     let left = Some(kept).filter(|keys| !keys.is_empty()).map(Finding::LeftBehind);
-    let lost = story.lost_keep().map(Finding::KeepLost);
+    let lost = timeline.lost_keep().map(Finding::KeepLost);
     [failed.map(Finding::Failed), violation, unserved, lost, left].into_iter().flatten().collect()
 }

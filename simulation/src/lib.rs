@@ -1,9 +1,9 @@
-//! The library and its Redis client in simulated worlds, by the thousand.
+//! The library and its Redis client in thousands of simulated worlds.
 //!
-//! A world is a server and some clients on machines of their own, with a network between them that loses, delays and
-//! holds up messages, clocks that differ, and crashes. Everything but the server and the network is the code that users
-//! run: the core, the engine, the client crate, the scripts. Time is simulated, and a seed decides everything, so that what a
-//! seed found can be looked at again. See `docs/decisions/0015-worlds-by-seed.md`.
+//! A world has servers and clients on simulated machines, with a network that loses, delays and holds messages, clocks
+//! that differ, and crashes. Everything except the server and the network is the code that users run: the core, the
+//! engine, the client crate, the scripts. Time is simulated, and a seed decides everything, so that a finding can be
+//! reproduced from its seed. See `docs/decisions/0015-worlds-by-seed.md`.
 
 mod broken;
 mod client;
@@ -12,7 +12,7 @@ mod engine;
 mod judge;
 mod plan;
 mod server;
-mod story;
+mod timeline;
 mod world;
 
 pub use broken::Broken;

@@ -1,4 +1,4 @@
-//! `distlock-simulation ENGINE --seeds N --from S`; what `cargo xtask simulate` starts.
+//! `distlock-simulation ENGINE --seeds N --from S`, the program behind `cargo xtask simulate`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use distlock_simulation::{Engine, Order, Outcome, run};
 
 const USAGE: &str = "usage: cargo xtask simulate [redis|redlock] [--seeds N] [--from S]";
-/// For how long things go wrong in a world.
+/// For how long faults occur in a world.
 const TIME: Duration = Duration::from_secs(15);
-/// Where the logs of seeds that found something are.
+/// The directory for the logs of seeds with findings.
 const LOGS: &str = "target/simulation";
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ impl Job {
     }
 }
 
-/// As many worlds at once as there are processors.
+/// Runs as many worlds at once as there are processors.
 fn simulate(job: &Job) -> ExitCode {
     let Job { engine, seeds, from } = *job;
     let (start, next, bad) = (Instant::now(), AtomicU64::new(from), AtomicUsize::new(0));
@@ -78,7 +78,7 @@ fn simulate(job: &Job) -> ExitCode {
     let (time, bad) = (start.elapsed().as_secs_f64(), bad.into_inner());
     let [asked, granted, in_order, stale, faults] = sums.map(AtomicUsize::into_inner);
     println!("{seeds} seeds in {time:.1} s, {:.1} a second", seeds as f64 / time);
-    println!("{asked} locks asked for, {granted} granted, {in_order} waits judged for their order, {faults} faults");
+    println!("{asked} locks requested, {granted} granted, {in_order} waits judged for their order, {faults} faults");
     println!("{stale} stale writes refused by the fence, {bad} seeds with findings");
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,52 +1,52 @@
-//! What goes wrong in a world, and when: a seed decides.
+//! The plan of faults of a world, decided by a seed.
 
 use std::fmt;
 use std::time::Duration;
 
 use distlock_testkit::Dice;
 
-/// How long after a fault a waiter may lose its place without anybody's fault.
+/// How long after a fault a waiter may legitimately lose its place.
 pub(crate) const SETTLES: Duration = Duration::from_secs(2);
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    /// Whose network or machine it is; `None`: a server's.
+    /// The client whose network or machine is affected; `None` means a server.
     pub(crate) client: Option<usize>,
-    /// Which server, or the network to which; `None`: to all.
+    /// The affected server, or the server at the other end of the network; `None` means all servers.
     pub(crate) server: Option<usize>,
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// What a client sends is lost.
+    /// Messages from a client are lost.
     LosesRequests,
-    /// What a client is sent is lost.
+    /// Messages to a client are lost.
     LosesReplies,
-    /// Nothing arrives either way.
+    /// Messages in both directions are lost.
     CutOff,
-    /// Nothing arrives either way, until all of it arrives late.
+    /// Messages in both directions are held, and then delivered late.
     HeldUp,
-    /// Every message takes up to so long.
+    /// Every message takes up to this long.
     Slow(Duration),
-    /// A process dies and is started again.
+    /// A process dies and is restarted.
     Crash,
-    /// A client's machine dies and is started again: its peers are not told that its connections are closed.
+    /// A client's machine dies and is restarted: its peers do not see its connections close.
     PowerLoss,
-    /// A server dies and is started again without its data.
+    /// A server dies and is restarted without its data.
     DataLoss,
-    /// A server's clock is set forward, and stays so.
+    /// A server's clock jumps forward and stays so.
     ClockLeap(Duration),
     /// The process of a crowd dies, and its connections are closed.
     CrowdDies,
-    /// The machine of a crowd dies: its peers are not told that its connections are closed.
+    /// The machine of a crowd dies: its peers do not see its connections close.
     CrowdVanishes,
 }
 
 impl Fault {
-    /// Whether both are about the same machine, or the same part of a network.
+    /// Returns whether both affect the same machine, or the same part of the network.
     fn meets(&self, other: &Fault) -> bool {
         let same_server = self.server == other.server;
         match (self.client, other.client) {
@@ -78,23 +78,23 @@ pub(crate) struct Step {
     pub(crate) to: Duration,
 }
 
-/// The machines of a world, and what may be done to them.
+/// The machines of a world, and the faults that are allowed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scene {
     pub(crate) clients: usize,
     pub(crate) servers: usize,
     pub(crate) time: Duration,
-    /// Which server may lose its data, if one may: a majority that forgets at once is a limit that the pages state.
+    /// The server that may lose its data, if any: a simultaneous data loss of a majority is a documented limit.
     pub(crate) forgets: Option<usize>,
 }
 
-/// The faults of one world. No two at the same time are about the same machine or the same part of the network.
+/// Returns the faults of one world. No two concurrent faults affect the same machine or the same part of the network.
 pub(crate) fn plan(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut from = dice.millis(100..1500);
     while from < scene.time {
         let fault = draw(dice, scene);
-        // Some are over before anybody has noticed, some outlast every lease.
+        // Some faults end before they are noticed, some outlast every lease.
         let longest = if dice.percent(50) { 600 } else { 4000 };
         let to = (from + dice.millis(50..longest)).min(scene.time);
         if !steps.iter().any(|step| step.fault.meets(&fault) && step.to >= from) {
@@ -105,7 +105,7 @@ pub(crate) fn plan(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     steps
 }
 
-/// Leaps of one clock, always the same: a majority of clocks must keep time.
+/// Returns jumps of one clock, always the same: a majority of clocks must keep time.
 pub(crate) fn leaps(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     let server = Some(dice.below(scene.servers));
     let mut from = dice.millis(500..6000);
@@ -118,8 +118,8 @@ pub(crate) fn leaps(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     steps
 }
 
-/// Restarts of one server after the other, each without its data. A lease that every server has is healed on one before the
-/// next one's turn. The first is when a lock can be had and is on all of them.
+/// Returns restarts of one server after the other, each without its data. A lease that all servers have is restored on
+/// one server before the next restart. The first restart comes when a lock can be on all servers.
 pub(crate) fn rolling(dice: &mut Dice, scene: Scene) -> Vec<Step> {
     let (first, mut from) = (dice.below(scene.servers), Duration::from_millis(6000) + dice.millis(0..800));
     let mut steps = Vec::new();

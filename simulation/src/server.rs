@@ -1,4 +1,4 @@
-//! A small Redis: it speaks the protocol, runs the library's own scripts, and keeps what it is given by its own clock.
+//! A minimal Redis: it speaks the protocol, runs the library's own scripts, and expires keys by its own clock.
 
 mod command;
 mod reply;
@@ -21,71 +21,71 @@ use crate::server::command::{Now, execute};
 use crate::server::reply::Reply;
 use crate::server::scripts::Scripts;
 use crate::server::store::Store;
-use crate::story::{Story, true_time};
+use crate::timeline::{Timeline, true_time};
 
-/// Where a server listens.
+/// The port of a server.
 pub(crate) const PORT: u16 = 6379;
 
 pub(crate) fn name(number: usize) -> String {
     format!("server{number}")
 }
 
-/// The machine, which outlives its server: a disk and a clock.
+/// The machine, which survives its server: a disk and a clock.
 pub(crate) struct Machine {
     number: usize,
     disk: RefCell<Store>,
-    /// What its clock showed when the simulation began, in microseconds, and by how much it is too fast.
+    /// Its clock at the start of the simulation, in microseconds, and its rate error.
     epoch_us: u64,
     drift: f64,
-    /// By how much it was set forward since.
+    /// By how much the clock has jumped forward.
     leapt_us: Cell<u64>,
     /// How often the server was started.
     lives: Cell<u64>,
-    story: Story,
+    timeline: Timeline,
     broken: Option<Broken>,
 }
 
 impl Machine {
-    pub(crate) fn new(number: usize, epoch_us: u64, drift: f64, story: Story, broken: Option<Broken>) -> Machine {
+    pub(crate) fn new(number: usize, epoch_us: u64, drift: f64, timeline: Timeline, broken: Option<Broken>) -> Machine {
         let (disk, leapt_us, lives) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        Machine { number, disk, epoch_us, drift, leapt_us, lives, story, broken }
+        Machine { number, disk, epoch_us, drift, leapt_us, lives, timeline, broken }
     }
 
-    /// What its clock shows at a moment of the true time.
+    /// Returns the time of its clock at a moment of the true time.
     fn at(&self, moment: Duration) -> Now {
         let passed = moment.mul_f64(1.0 + self.drift);
         Now { us: self.epoch_us + self.leapt_us.get() + u64::try_from(passed.as_micros()).unwrap_or(u64::MAX) }
     }
 
-    /// Sets its clock forward.
+    /// Moves its clock forward.
     pub(crate) fn leap(&self, by: Duration) {
         self.leapt_us.set(self.leapt_us.get() + u64::try_from(by.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Loses everything.
+    /// Deletes all data.
     pub(crate) fn wipe(&self) {
         *self.disk.borrow_mut() = Store::default();
     }
 
-    /// The keys that are still there at a moment of the true time.
+    /// Returns the keys that still exist at a moment of the true time.
     pub(crate) fn kept(&self, moment: Duration) -> Vec<String> {
         self.disk.borrow().after(self.at(moment).ms())
     }
 }
 
-/// A server from its start to its end.
+/// A server process.
 struct Server {
     machine: Rc<Machine>,
     life: u64,
     /// In true time.
     born: Duration,
     scripts: RefCell<Option<Scripts>>,
-    /// Who hears what.
-    channels: RefCell<BTreeMap<Vec<u8>, Ears>>,
+    /// The subscribers of each channel.
+    channels: RefCell<BTreeMap<Vec<u8>, Subscribers>>,
 }
 
-/// The connections that listen to a channel, by their numbers.
-type Ears = BTreeMap<u64, UnboundedSender<Reply>>;
+/// The connections that subscribe to a channel, by their numbers.
+type Subscribers = BTreeMap<u64, UnboundedSender<Reply>>;
 
 /// Serves until it is crashed.
 pub(crate) async fn serve(machine: Rc<Machine>) -> turmoil::Result {
@@ -127,13 +127,13 @@ impl Server {
                 break;
             }
         }
-        self.channels.borrow_mut().values_mut().for_each(|ears| drop(ears.remove(&number)));
+        self.channels.borrow_mut().values_mut().for_each(|subscribers| drop(subscribers.remove(&number)));
         written.abort();
     }
 
     fn answer(&self, number: u64, words: &[Vec<u8>], outbox: &UnboundedSender<Reply>) -> Reply {
         let name = words.first().map(|name| String::from_utf8_lossy(name).to_uppercase()).unwrap_or_default();
-        self.machine.story.note(format_args!(
+        self.machine.timeline.note(format_args!(
             "server {} connection {number}: {name} of {} words",
             self.machine.number,
             words.len()
@@ -153,7 +153,7 @@ impl Server {
         }
     }
 
-    /// A command, from a connection or from a script.
+    /// Executes a command of a connection or of a script.
     fn execute(&self, words: &[Vec<u8>]) -> Reply {
         match words {
             [name, channel, message] if name == b"PUBLISH" => self.publish(channel, message),
@@ -173,13 +173,13 @@ impl Server {
     fn publish(&self, channel: &[u8], message: &[u8]) -> Reply {
         let push = [b"message", channel, message].map(Reply::text);
         let channels = self.channels.borrow();
-        let ears = channels.get(channel).into_iter().flat_map(BTreeMap::values);
-        let heard = ears.filter(|ear| ear.send(Reply::Push(push.to_vec())).is_ok()).count();
-        Reply::Int(i64::try_from(heard).unwrap_or(i64::MAX))
+        let subscribers = channels.get(channel).into_iter().flat_map(BTreeMap::values);
+        let delivered = subscribers.filter(|subscriber| subscriber.send(Reply::Push(push.to_vec())).is_ok()).count();
+        Reply::Int(i64::try_from(delivered).unwrap_or(i64::MAX))
     }
 }
 
-/// The words of the next command; `None` when there is none to come.
+/// Reads the next command; `None` at the end of the connection.
 async fn read_command(from: &mut BufReader<OwnedReadHalf>) -> io::Result<Option<Vec<Vec<u8>>>> {
     let Some(count) = read_number(from, b'*').await? else { return Ok(None) };
     let mut words = Vec::with_capacity(count);

@@ -1,4 +1,4 @@
-//! One world: a server, some clients, a network between them, and what goes wrong.
+//! One world: servers, clients, a network between them, and faults.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,40 +16,41 @@ use crate::engine::Engine;
 use crate::judge::{Finding, judge};
 use crate::plan::{Fault, Kind, SETTLES, Scene, Step, leaps, plan, rolling};
 use crate::server::{self, Machine};
-use crate::story::{Story, Trouble};
+use crate::timeline::{Timeline, Trouble};
 
 const CLIENTS: usize = 3;
-/// About what the clocks show at first.
+/// Approximately the clocks' time at the start.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// How long everybody may take to be served when nothing is in the way: eight retries of a claim take 20 s at the most.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long after the last client has left anything but fences may be kept: the longest heartbeat of a waiter, and then some.
+/// How long all clients may take to be served after the last fault: eight retries of a claim take 20 s at most.
+const SERVE_LIMIT: Duration = Duration::from_secs(60);
+/// How long state other than fences may remain after the last client has exited: more than the longest heartbeat of a
+/// waiter.
 const KEPT: Duration = Duration::from_secs(35);
-/// Two clocks may differ by a part in a thousand; each may be off by a little less than half of that.
+/// Two clocks may differ by one part in a thousand, so each may be off by a little less than half of that.
 const MOST_DRIFT_PPM: usize = 450;
 
-/// Whether waiters with several leases share the queues of a world. Nothing else goes wrong there, so that every wait is judged
-/// for its order. By dice of its own: the other worlds are the same with such worlds and without.
+/// Returns whether waiters with different leases share the queues of a world. Such a world has no faults, so that
+/// every wait is judged for its order. Decided by separate random numbers, so that the other worlds do not change.
 fn is_mixed(order: &Order) -> bool {
     order.engine.is_fair() && Dice::new(order.seed ^ 0x3a11).percent(20)
 }
 
-/// Which world to run.
+/// The parameters of a world.
 #[derive(Debug, Clone, Copy)]
 pub struct Order {
-    /// What the locks are on.
+    /// The engine of the locks.
     pub engine: Engine,
-    /// What decides everything in it.
+    /// The seed that decides everything in the world.
     pub seed: u64,
-    /// For how long things go wrong.
+    /// For how long faults occur.
     pub time: Duration,
-    /// What is wrong with it on purpose.
+    /// The deliberate defect, if any.
     pub broken: Option<Broken>,
 }
 
 impl Order {
-    /// Whether nothing goes wrong but that all servers are restarted without their data, one after the other, while the
-    /// first client keeps a lock and all others want it. Without a quorum that is one restart too many.
+    /// Returns whether the only faults are rolling restarts of all servers without their data, while the first client
+    /// keeps a lock and all others request it. Without a quorum a single restart loses the lock.
     pub(crate) fn rolls(&self) -> bool {
         match self.broken {
             None => self.engine == Engine::Redlock && self.seed.is_multiple_of(3),
@@ -58,24 +59,24 @@ impl Order {
     }
 }
 
-/// What a world came to.
+/// The outcome of a world.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Every broken promise.
+    /// Every broken rule.
     pub findings: Vec<Finding>,
-    /// Everything that happened, with the true time in seconds.
+    /// All events, with the true time in seconds.
     pub log: Vec<String>,
-    /// How many locks were asked for, how many granted, how many waits judged for their order, how many writes stale.
+    /// The numbers of requests, grants, waits judged for their order, and stale writes.
     pub figures: [usize; 4],
-    /// How many faults there were.
+    /// The number of faults.
     pub faults: usize,
 }
 
-/// Runs a world from its beginning to its end.
+/// Runs a world.
 #[must_use]
 pub fn run(order: &Order) -> Outcome {
-    // The first connection of a process asks the server for the names of the scripts. Once that is done, all worlds are
-    // alike.
+    // Only the first connection of a process asks the server for the hashes of the scripts. These runs do that, so that
+    // all later worlds are alike.
     static KNOWN: Once = Once::new();
     KNOWN.call_once(|| {
         for (engine, has_guard) in [(Engine::Redis, false), (Engine::Redis, true), (Engine::Redlock, true)] {
@@ -93,12 +94,12 @@ pub fn run(order: &Order) -> Outcome {
 
 struct World<'a> {
     sim: Sim<'a>,
-    story: Story,
+    timeline: Timeline,
     machines: Vec<Rc<Machine>>,
     is_healed: Rc<Cell<bool>>,
     steps: Vec<Step>,
     order: Order,
-    /// How long a message takes at least, and at most when nothing is wrong.
+    /// The latency of a message without faults: at least, and at most.
     tick: Duration,
     latency: Duration,
 }
@@ -111,10 +112,10 @@ impl World<'_> {
         let tick = dice.millis(6..16);
         let latency = tick + dice.millis(5..50);
         let mut sim = network(seed, tick, latency);
-        let (story, is_healed) = (Story::default(), Rc::new(Cell::new(false)));
+        let (timeline, is_healed) = (Timeline::default(), Rc::new(Cell::new(false)));
         let machines = (0..engine.servers()).map(|number| {
             let epoch_us = EPOCH_US + dice.below(1_000_000_000) as u64;
-            Rc::new(Machine::new(number, epoch_us, drift(&mut dice), story.clone(), broken))
+            Rc::new(Machine::new(number, epoch_us, drift(&mut dice), timeline.clone(), broken))
         });
         let machines: Vec<_> = machines.collect();
         for (number, machine) in machines.iter().enumerate() {
@@ -127,9 +128,21 @@ impl World<'_> {
         for number in 0..CLIENTS {
             let drift = if broken == Some(Broken::SlowClocks) { -0.3 } else { drift(&mut dice) };
             let clock = (Duration::from_micros(EPOCH_US + dice.below(1_000_000_000) as u64), drift);
-            let (story, is_healed, lives) = (story.clone(), is_healed.clone(), Rc::default());
-            let duty =
-                Duty { number, engine, seed, ttl, is_mixed, has_guard, rolls, clock, story, is_healed, lives, broken };
+            let (timeline, is_healed, lives) = (timeline.clone(), is_healed.clone(), Rc::default());
+            let duty = Duty {
+                number,
+                engine,
+                seed,
+                ttl,
+                is_mixed,
+                has_guard,
+                rolls,
+                clock,
+                timeline,
+                is_healed,
+                lives,
+                broken,
+            };
             sim.host(client_name(number), move || client::work(duty.clone()));
         }
         let may_forget = has_guard || broken == Some(Broken::LosesDataUnguarded);
@@ -139,7 +152,7 @@ impl World<'_> {
         if !rolls && engine == Engine::Redlock && (has_guard || broken == Some(Broken::LeapsUnguarded)) {
             steps.extend(leaps(&mut dice, scene));
         }
-        // For longer: it is heartbeats that must pass there.
+        // Longer, because several heartbeats must pass.
         let order = Order { time: if is_mixed { time * 4 } else { time }, ..*order };
         if is_mixed {
             steps.clear();
@@ -148,7 +161,7 @@ impl World<'_> {
             sim.host(crowd::HOST, move || crowd.wait());
             steps.push(crowd.step());
         }
-        World { sim, story, machines, is_healed, steps, order, tick, latency }
+        World { sim, timeline, machines, is_healed, steps, order, tick, latency }
     }
 
     fn run(mut self) -> Outcome {
@@ -160,21 +173,21 @@ impl World<'_> {
         let mut failed = None;
         for (at, begins, step) in times {
             failed = failed.or_else(|| self.until(at));
-            self.story.note_at(at, format_args!("{}: {}", if begins { "begins" } else { "is over" }, step.fault));
+            self.timeline.note_at(at, format_args!("{}: {}", if begins { "begins" } else { "is over" }, step.fault));
             if begins { self.begin(step) } else { self.end(step.fault) }
         }
         failed = failed.or_else(|| self.until(self.order.time));
         self.is_healed.set(true);
-        self.story.note_at(self.sim.elapsed(), format_args!("all is healed"));
-        let latest = self.sim.elapsed() + PATIENCE;
-        while failed.is_none() && self.sim.elapsed() < latest && self.is_anybody_there() {
+        self.timeline.note_at(self.sim.elapsed(), format_args!("all is healed"));
+        let latest = self.sim.elapsed() + SERVE_LIMIT;
+        while failed.is_none() && self.sim.elapsed() < latest && self.is_any_client_running() {
             failed = self.step();
         }
         let late = self.sim.elapsed() + KEPT;
         let kept: Vec<String> = self.machines.iter().flat_map(|machine| machine.kept(late)).collect();
-        let findings = judge(&self.story, failed, &kept);
-        let (log, figures, faults) = (self.story.lines(), self.story.figures(), self.steps.len());
-        // Only now: machines that are taken apart still ask for ids.
+        let findings = judge(&self.timeline, failed, &kept);
+        let (log, figures, faults) = (self.timeline.lines(), self.timeline.figures(), self.steps.len());
+        // Dropped only now: machines that are being torn down still request ids.
         drop(self);
         AttemptId::seed(None);
         Outcome { findings, log, figures, faults }
@@ -192,17 +205,17 @@ impl World<'_> {
         self.sim.step().err().map(|error| error.to_string())
     }
 
-    fn is_anybody_there(&mut self) -> bool {
+    fn is_any_client_running(&mut self) -> bool {
         (0..CLIENTS).any(|number| self.sim.is_host_running(client_name(number)))
     }
 
     fn begin(&mut self, step: &Step) {
         let Step { fault: Fault { kind, client, server }, from, to } = *step;
         if matches!(kind, Kind::CrowdDies | Kind::CrowdVanishes) {
-            // No trouble for others: all of them keep their places.
+            // Not counted as trouble of other clients: all of them keep their places.
             return self.crash(crowd::HOST, kind == Kind::CrowdVanishes);
         }
-        self.story.is_troubled(Trouble { client, from, to: to + SETTLES });
+        self.timeline.is_troubled(Trouble { client, from, to: to + SETTLES });
         match client {
             None => self.strike_server(server.unwrap_or_default(), kind),
             Some(client) if matches!(kind, Kind::Crash | Kind::PowerLoss) => self.crash_client(client, kind),
@@ -234,7 +247,7 @@ impl World<'_> {
     }
 
     fn crash_client(&mut self, client: usize, kind: Kind) {
-        self.story.is_killed(client, self.sim.elapsed());
+        self.timeline.is_killed(client, self.sim.elapsed());
         self.crash(&client_name(client), kind == Kind::PowerLoss);
     }
 
@@ -243,7 +256,8 @@ impl World<'_> {
             if is_silent {
                 self.sim.partition(name, server.as_str());
             }
-            // A runtime drops its tasks in an order that no seed decides: let all its last words take equally long.
+            // A runtime drops its tasks in an order that the seed does not decide, so all their last messages get the
+            // same latency.
             self.sim.set_link_latency(name, server, self.tick);
         }
         self.sim.crash(name);
@@ -269,7 +283,7 @@ impl World<'_> {
         }
     }
 
-    /// The name of one server, or of all.
+    /// Returns the name of one server, or of all.
     fn servers(&self, which: Option<usize>) -> Vec<String> {
         let all = 0..self.machines.len();
         all.filter(|number| which.is_none_or(|which| which == *number)).map(server::name).collect()
@@ -280,7 +294,7 @@ fn network<'a>(seed: u64, tick: Duration, latency: Duration) -> Sim<'a> {
     Builder::new()
         .rng_seed(seed)
         .tick_duration(tick)
-        // Machines run one after the other in a tick: what is sent in one must not arrive before it was.
+        // Machines run one after the other within a tick: a message must not arrive in the tick in which it was sent.
         .min_message_latency(tick)
         .max_message_latency(latency)
         .tcp_capacity(1024)

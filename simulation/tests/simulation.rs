@@ -1,4 +1,4 @@
-//! Some worlds, the same ones twice, and proof that each rule of the judge can fail.
+//! Some worlds, a reproducibility check, and proof that each rule of the judge can fail.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ fn order(engine: Engine, seed: u64) -> Order {
     Order { engine, seed, time: Duration::from_secs(15), broken: None }
 }
 
-/// Nothing is broken, and something was tried.
+/// Asserts that there are no findings, and that the worlds did something.
 fn expect_clean(engine: Engine, seeds: u64) {
     let mut sums = [0; 4];
     for seed in 0..seeds {
@@ -25,17 +25,17 @@ fn expect_clean(engine: Engine, seeds: u64) {
 }
 
 #[test]
-fn many_worlds_break_no_promise() {
+fn many_worlds_have_no_findings() {
     expect_clean(Engine::Redis, 30);
 }
 
 #[test]
-fn many_worlds_of_redlock_break_no_promise() {
+fn many_worlds_of_redlock_have_no_findings() {
     expect_clean(Engine::Redlock, 6);
 }
 
 #[test]
-fn the_same_seed_has_the_same_log() {
+fn the_same_seed_gives_the_same_log() {
     for order in
         [(Engine::Redis, 4), (Engine::Redis, 7), (Engine::Redlock, 3)].map(|(engine, seed)| order(engine, seed))
     {
@@ -48,7 +48,7 @@ fn the_same_seed_has_the_same_log() {
     }
 }
 
-/// What is found from a seed on which is known to find something; should the protocol change, another soon does.
+/// Returns the findings from a seed that is known to find something; should the protocol change, a nearby seed does.
 fn findings(engine: Engine, broken: Broken, seed: u64) -> impl Iterator<Item = Finding> {
     let worlds = (seed..seed + 60).map(move |seed| run(&Order { broken: Some(broken), ..order(engine, seed) }));
     worlds.flat_map(|outcome| outcome.findings)
@@ -58,40 +58,40 @@ fn finding_of(broken: Broken, seed: u64) -> Option<Finding> {
     findings(Engine::Redis, broken, seed).next()
 }
 
-/// Whatever else is found on the way: two holders at once are overtaken by each other, too.
+/// Other findings may come first: two simultaneous holders also overtake each other.
 #[track_caller]
 fn expect_two_holders(engine: Engine, broken: Broken, seed: u64) {
     let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::TwoHolders(_)));
-    assert!(findings(engine, broken, seed).any(is_it), "{broken:?} is not found out");
+    assert!(findings(engine, broken, seed).any(is_it), "{broken:?} is not detected");
 }
 
 #[test]
-fn a_release_of_anybodys_lock_is_found_out() {
-    expect_two_holders(Engine::Redis, Broken::ReleasesAnybodys, 0);
+fn a_release_without_an_owner_check_is_detected() {
+    expect_two_holders(Engine::Redis, Broken::ReleasesWithoutOwnerCheck, 0);
 }
 
 #[test]
-fn leases_shorter_than_their_holders_believe_are_found_out() {
+fn leases_shorter_than_their_holders_believe_are_detected() {
     expect_two_holders(Engine::Redis, Broken::HalvesLeases, 3);
 }
 
 #[test]
-fn deadlines_by_clocks_that_are_too_slow_are_found_out() {
+fn deadlines_by_slow_clocks_are_detected() {
     expect_two_holders(Engine::Redis, Broken::SlowClocks, 22);
 }
 
 #[test]
-fn data_lost_without_a_restart_guard_is_found_out() {
+fn data_lost_without_a_restart_guard_is_detected() {
     expect_two_holders(Engine::Redis, Broken::LosesDataUnguarded, 5);
 }
 
 #[test]
-fn a_clock_that_leaps_without_a_restart_guard_is_found_out() {
+fn a_clock_jump_without_a_restart_guard_is_detected() {
     expect_two_holders(Engine::Redlock, Broken::LeapsUnguarded, 1);
 }
 
 #[test]
-fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
+fn tokens_that_do_not_start_at_the_clock_are_detected() {
     let finding = finding_of(Broken::CountsFromOne, 2);
     let Some(Finding::History(violation)) = finding else { panic!("{finding:?}") };
     let is_it =
@@ -100,7 +100,7 @@ fn tokens_that_do_not_begin_at_the_clock_are_found_out() {
 }
 
 #[test]
-fn a_queue_served_from_its_end_is_found_out() {
+fn a_queue_served_from_its_end_is_detected() {
     let finding = finding_of(Broken::ServesLastFirst, 1);
     assert!(matches!(finding, Some(Finding::History(Violation::Overtaken(_)))), "{finding:?}");
 }
@@ -108,40 +108,40 @@ fn a_queue_served_from_its_end_is_found_out() {
 #[track_caller]
 fn expect_overtaken(broken: Broken, seed: u64) {
     let is_it = |finding: Finding| matches!(finding, Finding::History(Violation::Overtaken(_)));
-    assert!(findings(Engine::Redis, broken, seed).any(is_it), "{broken:?} is not found out");
+    assert!(findings(Engine::Redis, broken, seed).any(is_it), "{broken:?} is not detected");
 }
 
 #[test]
-fn a_queue_that_expires_under_waiters_with_longer_leases_is_found_out() {
+fn a_queue_that_expires_before_its_longest_waiter_is_detected() {
     expect_overtaken(Broken::ShortensQueues, 134);
 }
 
 #[test]
-fn newcomers_that_overtake_behind_dead_waiters_are_found_out() {
+fn newcomers_that_overtake_behind_dead_waiters_are_detected() {
     expect_overtaken(Broken::StopsAtDeadWaiters, 34);
 }
 
 #[test]
-fn an_open_fence_is_found_out() {
+fn an_open_fence_is_detected() {
     let finding = finding_of(Broken::OpenFence, 19);
     assert!(matches!(finding, Some(Finding::History(Violation::StaleWrite { .. }))), "{finding:?}");
 }
 
 #[test]
-fn locks_that_are_never_forgotten_are_found_out() {
+fn locks_that_are_never_deleted_are_detected() {
     let finding = finding_of(Broken::NeverForgets, 2);
     assert!(matches!(finding, Some(Finding::NotServed(_) | Finding::LeftBehind(_))), "{finding:?}");
 }
 
 #[test]
-fn locks_that_are_lost_where_contenders_were_are_found_out() {
+fn contended_locks_lost_in_rolling_restarts_are_detected() {
     let mut findings = findings(Engine::Redlock, Broken::NeverHeals, 0);
     assert!(findings.any(|finding| matches!(finding, Finding::KeepLost(_))), "restarts cost nothing");
 }
 
 #[test]
 fn contended_locks_outlive_rolling_restarts() {
-    // Every third world.
+    // Every third world has rolling restarts.
     for seed in (0..18).step_by(3) {
         let outcome = run(&order(Engine::Redlock, seed));
         assert!(outcome.log.iter().any(|line| line.ends_with("keeps it")), "seed {seed}: nothing was kept");

@@ -1,4 +1,4 @@
-//! A command line that can be shown as it would be typed, and run.
+//! A command line that can be printed as it would be typed, and run.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often a command that prints nothing is looked at.
+/// How often a silent command is polled.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// A program with its arguments and variables.
@@ -41,19 +41,19 @@ impl Cmd {
         self
     }
 
-    /// Sets a variable that nobody needs to type to get the same result.
+    /// Sets a variable that is not needed to reproduce the result.
     pub(crate) fn hidden_env(mut self, name: &str, value: &str) -> Self {
         self.hidden_env.push((name.into(), value.into()));
         self
     }
 
-    /// Ends the command when it takes longer.
+    /// Kills the command when it takes longer.
     pub(crate) fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Runs it in the open and says whether it went well.
+    /// Runs it with its output shown; returns whether it succeeded.
     pub(crate) fn succeeds(&self) -> bool {
         match self.command().status() {
             Ok(status) => status.success(),
@@ -61,20 +61,20 @@ impl Cmd {
         }
     }
 
-    /// Runs it unseen and says whether it went well; a program that is not there did not.
+    /// Runs it without output; returns whether it succeeded. A missing program has failed.
     pub(crate) fn succeeds_silently(&self) -> bool {
         let quiet = self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         quiet.is_ok_and(|status| status.success())
     }
 
-    /// Shows what it prints while it runs, gives each line to `on_line`, and says whether it went well.
+    /// Shows its output while it runs, passes each line to `on_line`, and returns whether it succeeded.
     pub(crate) fn stream(&self, mut on_line: impl FnMut(&str)) -> bool {
         let started = io::pipe().and_then(|(reader, writer)| {
             let mut command = self.command();
             if io::stdout().is_terminal() {
                 command.env("CARGO_TERM_COLOR", "always");
             }
-            // One pipe for both keeps the lines in the order in which they were written.
+            // One pipe for both, so that the lines keep their order.
             let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
             Ok((child, reader))
         });
@@ -87,7 +87,7 @@ impl Cmd {
         }
     }
 
-    /// What it writes to stdout, or `None` when it did not go well. Its stderr is shown.
+    /// Returns its stdout, or `None` if it failed. Its stderr is shown.
     pub(crate) fn read(&self) -> Option<String> {
         let started = io::pipe().and_then(|(reader, writer)| Ok((self.command().stdout(writer).spawn()?, reader)));
         let mut text = String::new();
@@ -104,13 +104,13 @@ impl Cmd {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).envs(self.env.iter().chain(&self.hidden_env).map(|(k, v)| (k, v)));
-        // What cargo tells this program about its package, some build scripts of others take for a change.
+        // Cargo's variables for this package would make some build scripts of other packages run again.
         for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
             if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
                 command.env_remove(name);
             }
         }
-        // What cargo keeps for the next small change makes a build from nothing a third longer.
+        // Incremental artifacts make a build from scratch a third longer.
         if std::env::var_os("CARGO_INCREMENTAL").is_none() {
             command.env("CARGO_INCREMENTAL", "0");
         }
@@ -124,7 +124,8 @@ impl Cmd {
             match lines.recv_timeout(GLANCE) {
                 Ok(line) => on_line(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                // A server that a test left behind may keep the pipe open for ever; the end of our own child counts.
+                // A server that a test left behind may keep the pipe open for ever; the end of the child itself
+                // counts.
                 Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => break,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -153,7 +154,7 @@ impl fmt::Display for Cmd {
     }
 }
 
-/// Reads in a thread, because a pipe cannot be read with a time limit.
+/// Reads in a thread, because a pipe cannot be read with a timeout.
 fn lines_of(reader: PipeReader) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -175,7 +176,7 @@ fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
-/// The text without terminal colours: they would hide numbers from a parser.
+/// Removes terminal colours, which would hide numbers from the parser.
 fn without_colours(line: &str) -> String {
     let mut parts = line.split("\u{1b}[");
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_says_and_how_it_ends_are_seen() {
+    fn the_output_and_the_status_of_a_command_are_seen() {
         let script = |text: &str| Cmd::new("sh").args(&["-c", text]);
         assert_eq!(script("echo a; echo b").read().as_deref(), Some("a\nb\n"));
         assert_eq!(script("echo a; exit 3").read(), None);
@@ -215,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_child_left_behind_does_not_hold_up_the_run() {
+    fn a_leftover_child_does_not_block_the_run() {
         let start = Instant::now();
         assert!(Cmd::new("sh").args(&["-c", "sleep 5 2> /dev/null & echo done"]).read().is_some());
         assert!(start.elapsed() < Duration::from_secs(4));
     }
 
     #[test]
-    fn a_command_that_hangs_is_ended_at_its_limit() {
+    fn a_hanging_command_is_killed_at_its_limit() {
         let start = Instant::now();
         let hangs = Cmd::new("sleep").args(&["20"]).limit(Duration::from_millis(200));
         assert_eq!(hangs.read(), None);

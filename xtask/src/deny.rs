@@ -1,10 +1,10 @@
-//! `cargo xtask deny`: licenses, bans and sources of everything we depend on.
+//! `cargo xtask deny`: licenses, bans and sources of all dependencies.
 
 use std::process::ExitCode;
 
 use crate::cmd::Cmd;
 
-/// Runs the checks. The advisories are a download, and so only checked when asked for.
+/// Runs the checks. Advisories need a download, so they are checked only on request.
 pub(crate) fn run(flags: &[&str]) -> ExitCode {
     let mut checks = vec!["deny", "check", "licenses", "bans", "sources"];
     match flags {

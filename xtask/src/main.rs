@@ -1,6 +1,6 @@
 //! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | chaos | soak | simulate | fuzz`.
 //!
-//! Only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
+//! It uses only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
 mod cmd;
 mod deny;
@@ -34,7 +34,7 @@ The project's own commands.
 ";
 
 fn main() -> ExitCode {
-    // Every command works from the root, so that printed paths and commands can be pasted there.
+    // Every command runs in the root, so that printed paths and commands can be pasted there.
     if let Err(error) = std::env::set_current_dir(root()) {
         eprintln!("cannot enter {}: {error}", root().display());
         return ExitCode::FAILURE;
@@ -63,7 +63,7 @@ fn bench(name: &str, rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "--release", "-q", "-p", "distlock-bench", "--", name]).args(rest)
 }
 
-/// Not in release mode: the build that the tests are of.
+/// Not in release mode, to use the build of the tests.
 fn chaos(rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "-q", "-p", "distlock-chaos", "--"]).args(rest)
 }
@@ -72,13 +72,13 @@ fn simulate(rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "--profile", "simulation", "-q", "-p", "distlock-simulation", "--"]).args(rest)
 }
 
-/// The unit tests that are fuzzers, from a new seed. One that fails prints the seed and the line for the corpus.
+/// Runs the unit tests that are fuzzers, from a new seed. A failing one prints the seed and the line for the corpus.
 fn fuzz(seconds: &str) -> Cmd {
     let tests = ["test", "-q", "-p", "distlock", "--all-features", "--lib", "fuzz_", "--", "--nocapture"];
     Cmd::cargo(&tests).env("DISTLOCK_FUZZ_SECONDS", seconds).hidden_env("RUST_BACKTRACE", "0")
 }
 
-/// Where the workspace is: as cargo says now, because the binary may have been built for another checkout.
+/// Returns the workspace root as cargo reports it now, because the binary may have been built for another checkout.
 fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     here.parent().map(PathBuf::from).unwrap_or(here)
@@ -88,7 +88,7 @@ fn exit_code(good: bool) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Says what was wrong with the command line, and what would be right.
+/// Prints what is wrong with the command line, and the help.
 fn usage(problem: &str) -> ExitCode {
     eprintln!("{problem}\n\n{HELP}");
     ExitCode::from(2)

@@ -1,11 +1,11 @@
-//! The little that must be known from a Cargo.toml.
+//! Reads the needed parts of a Cargo.toml.
 
-/// The keys of `[section]`, in their order.
+/// Returns the keys of `[section]`, in order.
 pub(crate) fn keys<'a>(text: &'a str, section: &str) -> Vec<&'a str> {
     entries(text, section).map(|(key, _)| key).collect()
 }
 
-/// The package's name.
+/// Returns the package's name.
 pub(crate) fn package_name(text: &str) -> Option<&str> {
     entries(text, "package").find(|(key, _)| *key == "name").map(|(_, value)| value.trim_matches('"'))
 }
@@ -13,7 +13,7 @@ pub(crate) fn package_name(text: &str) -> Option<&str> {
 fn entries<'a>(text: &'a str, section: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let header = format!("[{section}]");
     let body = text.lines().skip_while(move |line| line.trim() != header).skip(1);
-    // A value that goes on over several lines is indented, or ends with a bracket at the margin: no key begins so.
+    // The continuation lines of a value are indented, or are a bracket at the margin: no key begins so.
     body.take_while(|line| !line.starts_with('['))
         .filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
         .filter_map(|line| line.split_once('='))
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_that_is_not_there_has_no_keys() {
+    fn a_missing_section_has_no_keys() {
         assert_eq!(keys(TEXT, "lints"), [""; 0]);
         assert_eq!(package_name("[lints]\n"), None);
     }

@@ -1,36 +1,36 @@
-//! How many passed, failed and were skipped.
+//! Counts of passed, failed and skipped tests.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Counts of tests; a step that is no test counts as one.
+/// Counts of tests; a step that is not a test counts as one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// What went well.
+    /// Passed.
     pub(crate) passed: usize,
-    /// What did not.
+    /// Failed.
     pub(crate) failed: usize,
-    /// What was not tried.
+    /// Not run.
     pub(crate) skipped: usize,
 }
 
 impl Tally {
-    /// One check that went well or did not.
+    /// Returns the count of one check.
     pub(crate) fn one(good: bool) -> Self {
         Tally { passed: usize::from(good), failed: usize::from(!good), skipped: 0 }
     }
 
-    /// Whether nothing failed.
+    /// Returns whether nothing failed.
     pub(crate) fn is_good(self) -> bool {
         self.failed == 0
     }
 
-    /// A run that ended badly has at least one failure, also when it died before it could count.
+    /// A run that failed has at least one failure, also when it died before it could count.
     pub(crate) fn of_run(self, good: bool) -> Self {
         if good || self.failed > 0 { self } else { Tally { failed: 1, ..self } }
     }
 
-    /// Tests that passed only because they gave up early count as skipped.
+    /// Counts tests that passed only because they skipped themselves as skipped.
     pub(crate) fn with_skips(self, skips: usize) -> Self {
         let moved = skips.min(self.passed);
         Tally { passed: self.passed - moved, skipped: self.skipped + moved, ..self }
@@ -66,14 +66,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_died_uncounted_is_one_failure() {
+    fn a_run_without_counts_is_one_failure() {
         assert_eq!(Tally::default().of_run(false).failed, 1);
         assert_eq!(Tally { failed: 4, ..Tally::default() }.of_run(false).failed, 4);
         assert_eq!(Tally::one(true).of_run(true), Tally::one(true));
     }
 
     #[test]
-    fn a_test_that_gave_up_early_is_skipped_and_not_passed() {
+    fn a_self_skipped_test_is_skipped_and_not_passed() {
         let tally = Tally { passed: 5, failed: 1, skipped: 1 }.with_skips(2);
         assert_eq!(tally, Tally { passed: 3, failed: 1, skipped: 3 });
         assert_eq!(Tally::one(true).with_skips(9), Tally { passed: 0, failed: 0, skipped: 1 });

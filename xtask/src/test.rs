@@ -1,6 +1,6 @@
-//! `cargo xtask test`: the one command that says whether the project is in order.
+//! `cargo xtask test`: the one command that verifies the project.
 //!
-//! Every step runs, whatever failed before it, so that one run shows all there is to repair.
+//! Every step runs, even after a failure, so that one run shows all problems.
 
 mod conformance;
 pub(crate) mod counts;
@@ -22,20 +22,20 @@ use crate::{matrix, tidy};
 
 pub(crate) use suite::target_directory;
 
-/// What became of a step.
+/// The outcome of a step.
 struct Outcome {
     tally: Tally,
-    /// What to type to see the failures alone.
+    /// The commands that run only the failures.
     again: Vec<String>,
 }
 
 impl Outcome {
-    /// A step that is one command and counts as one.
+    /// Runs a step that is one command and counts as one.
     fn of(cmd: &Cmd) -> Self {
         Outcome::new(Tally::one(cmd.succeeds()), cmd.to_string())
     }
 
-    /// A step that `again` repeats.
+    /// Returns the outcome of a step that `again` repeats.
     fn new(tally: Tally, again: impl Into<String>) -> Self {
         Outcome { tally, again: vec![again.into()] }
     }
@@ -69,7 +69,7 @@ fn docs() -> Cmd {
     Cmd::cargo(&["doc", "--workspace", "--no-deps", "--all-features"]).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// Runs the named steps, or all of them, and ends with the line that counts.
+/// Runs the named steps, or all of them, and prints the total.
 pub(crate) fn run(wanted: &[&str]) -> ExitCode {
     if let Some(unknown) = wanted.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
         let names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
@@ -95,7 +95,7 @@ pub(crate) fn run(wanted: &[&str]) -> ExitCode {
 
 fn announced(number: usize, of: usize, step: &Step) -> Outcome {
     println!("[{number}/{of}] {} …", step.name);
-    // The step's own children write to the same place: what was said before must be there first.
+    // Children of the step write to the same terminal, so earlier output must be flushed first.
     let _ = std::io::stdout().flush();
     let start = Instant::now();
     let outcome = (step.run)();

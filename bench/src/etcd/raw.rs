@@ -1,4 +1,4 @@
-//! Plain requests to etcd: the floor.
+//! Plain requests to etcd, as a lower bound.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -24,13 +24,13 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// A connection on the caller's runtime.
+    /// Connects on the caller's runtime.
     pub(super) async fn connect(server: &EtcdServer) -> Raw {
         let endpoint = Endpoint::from_shared(server.endpoint()).expect("an address").tcp_nodelay(true);
         Raw { channel: endpoint.connect().await.expect("connected") }
     }
 
-    /// A connection on a thread of its own, where a lock must have it to outlive the runtime that it was taken in.
+    /// Connects on a separate thread, as a lock must do to outlive the runtime in which it was taken.
     pub(super) fn connect_apart(server: &EtcdServer) -> Raw {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let handle = runtime.handle().clone();
@@ -49,7 +49,7 @@ impl Raw {
         grpc.ready().await.expect("ready");
         let codec: ProstCodec<Q, A> = ProstCodec::default();
         let answer = grpc.unary(Request::new(request), PathAndQuery::from_static(path), codec);
-        tokio::time::timeout(Duration::from_secs(30), answer).await.expect("in time").expect("answered").into_inner()
+        tokio::time::timeout(Duration::from_secs(30), answer).await.expect("in time").expect("no error").into_inner()
     }
 
     pub(super) async fn grant(&self, ttl: i64) -> i64 {
@@ -58,7 +58,7 @@ impl Raw {
         granted.id
     }
 
-    /// What the fastest lock would do: make a key if it is not there, delete it if it is.
+    /// The requests of the fastest possible lock: create a key if it does not exist, delete it if it does.
     pub(super) async fn pair(&self, key: &str, lease: i64) {
         let value = vec![b'x'; 200];
         let put = PutRequest { key: key.into(), value, lease, ..PutRequest::default() };

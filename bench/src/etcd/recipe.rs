@@ -1,12 +1,13 @@
-//! What Go's `concurrency.Mutex` does, request by request, with the same stub, in the same process and with as many waiters
-//! as the engine has beside it.
+//! The requests of Go's `concurrency.Mutex`, with the same stub, in the same process and with as many waiters as the
+//! engine.
 //!
-//! Each waiter has a session, which is a lease of its own, and its key is the lock's name with that lease: that is how Go
-//! tells its waiters apart, and why its keys are the same each time. To lock: one transaction makes the key and reads who
-//! is first. If that is somebody else, the last key before the own one is read, and watched from the revision of that
-//! answer on; all watches share one stream. When it is gone there is another such read, until nobody is before the own
-//! key, and a last look whether the own key is there. To unlock: one delete. Each request is the one that Go's client
-//! sends, but for metadata; nothing is added, and nothing waits that would not wait there.
+//! Each waiter has a session, which is a separate lease, and its key is the lock's name with that lease: this is how
+//! Go distinguishes its waiters, and why its keys are the same each time. To lock, one transaction creates the key and
+//! reads the first key. If that is not the waiter's own key, the waiter reads the last key before its own and watches
+//! it from the revision of that reply on; all watches share one stream. When that key is gone the waiter reads again,
+//! until no key is before its own, and finally checks that its own key exists. To unlock, it sends one delete. Each
+//! request is the one that Go's client sends, except for metadata; nothing is added, and nothing waits that would not
+//! wait there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -26,7 +27,7 @@ use super::messages::{
 };
 use super::raw::{Raw, created};
 
-/// One lock by the recipe, with the one watch stream that Go's client has too.
+/// One lock by the recipe, with a single watch stream as in Go's client.
 pub(super) struct Recipe {
     raw: Raw,
     name: String,
@@ -76,7 +77,7 @@ impl Recipe {
         assert_eq!(deleted.deleted, 1);
     }
 
-    /// The key right before ours, and the revision at which it was.
+    /// Returns the key right before ours, and the revision of the reply.
     async fn before(&self, mine: i64) -> Option<(Vec<u8>, i64)> {
         let range = RangeRequest { limit: 1, max_create_revision: mine - 1, ..self.range(SortOrder::Descend) };
         let answer: RangeResponse = self.raw.call("/etcdserverpb.KV/Range", range).await;
@@ -115,7 +116,7 @@ impl Recipe {
     }
 }
 
-/// The create revision of the first key, as the answer shows it.
+/// Returns the create revision of the first key in the reply.
 fn first_in(made: &TxnResponse) -> Option<i64> {
     made.responses.iter().find_map(|op| match &op.response {
         Some(Response::Range(range)) => range.kvs.first().map(|first| first.create_revision),

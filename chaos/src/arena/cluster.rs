@@ -1,4 +1,4 @@
-//! A Redis Cluster of three masters without replicas, each of which has one of the locks.
+//! A Redis Cluster of three masters without replicas. Each master has one of the locks.
 
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisCluster, RedisServer, eventually};
@@ -9,17 +9,17 @@ use crate::links;
 use crate::plan::LOCKS;
 use crate::worker::name;
 
-/// The masters, and a proxy before each: they tell clients to come by these.
+/// The masters, and a proxy in front of each. The masters announce the proxies' addresses to clients.
 pub(crate) struct Cluster {
     masters: RedisCluster,
     proxies: Vec<Proxy>,
-    /// Which master each lock is on.
+    /// The master of each lock.
     owners: Vec<usize>,
 }
 
 impl Cluster {
     pub(crate) fn start() -> Cluster {
-        // The others serve their slots while one is taken for dead.
+        // The other masters serve their slots while one is considered dead.
         let masters = RedisCluster::with(&RedisServer::options().config("cluster-require-full-coverage no"));
         for lock in 0..LOCKS {
             let (slot, to) = (masters.slot(&name(lock)), lock % masters.nodes().len());
@@ -55,10 +55,10 @@ impl Arena for Cluster {
 
     fn begin(&mut self, fault: Fault) {
         match fault {
-            // Masters tell all clients the same ports, so there are no halves here.
+            // Masters announce the same ports to all clients, so the workers cannot be split into halves.
             Fault::Link { server, trouble, .. } => links::strike(&self.proxies[server], trouble),
             Fault::HangMaster { server } => self.masters.nodes()[server].stop(),
-            other => unreachable!("{other:?} is not for a cluster"),
+            other => unreachable!("{other:?} does not apply to a cluster"),
         }
     }
 

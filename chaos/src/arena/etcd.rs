@@ -8,7 +8,7 @@ use super::Arena;
 use crate::fault::Fault;
 use crate::links::Links;
 
-/// A leader that a busy machine does not run for a second must not be taken for a frozen one.
+/// Long enough that a leader which a busy machine does not schedule for a second is not mistaken for a frozen one.
 const HEARTBEAT: Duration = Duration::from_millis(200);
 const ELECTION: Duration = Duration::from_secs(2);
 
@@ -50,7 +50,7 @@ impl Arena for Etcd {
                 self.away.truncate(count);
                 self.away.iter().for_each(|member| self.cluster.members()[*member].stop());
             }
-            other => unreachable!("{other:?} is not for etcd"),
+            other => unreachable!("{other:?} does not apply to etcd"),
         }
     }
 

@@ -34,13 +34,13 @@ impl Arena for File {
     }
 
     fn begin(&mut self, fault: Fault) {
-        // Before the first lock is taken there is nothing to take away.
+        // There is no file before the first lock is taken.
         let _ = match fault {
             Fault::RemoveFile { lock } => fs::remove_file(self.file_of(lock)),
             Fault::EmptyFile { lock } => {
                 fs::File::options().write(true).truncate(true).open(self.file_of(lock)).map(drop)
             }
-            other => unreachable!("{other:?} is not for files"),
+            other => unreachable!("{other:?} does not apply to files"),
         };
     }
 

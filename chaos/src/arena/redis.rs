@@ -1,4 +1,4 @@
-//! Redis servers that know nothing of each other: one, or three for a quorum.
+//! Independent Redis servers: one, or three for a quorum.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::Arena;
 use crate::fault::Fault;
 use crate::links::Links;
 
-/// Further than any lease.
+/// Longer than any lease.
 const LEAP: Duration = Duration::from_secs(10);
 
 /// The servers, the links to them, and the clock of the first.
@@ -31,7 +31,7 @@ impl Redis {
 
     fn of(count: usize) -> Redis {
         let clock = ClockShim::new();
-        // A server that is to keep its data must have written them before it answers.
+        // A server that must keep its data has to write them to disk before it replies.
         let mut options = vec![RedisServer::options().persistent(); count];
         options[0] = options[0].clone().clock(&clock);
         let servers = RedlockNodes::with(options);
@@ -42,7 +42,7 @@ impl Redis {
 
 impl Arena for Redis {
     fn url(&self, worker: usize) -> String {
-        // On one server it is the restart guard that makes a loss of data harmless; a quorum has it anyway.
+        // On a single server the restart guard makes a loss of data harmless; Redlock always has it.
         let scheme = if self.count == 1 { "redis" } else { "redlock" };
         format!("{scheme}://{}/?restart_guard=on", self.links.addresses(worker))
     }
@@ -62,7 +62,7 @@ impl Arena for Redis {
             }
             Fault::ClockForward { .. } => self.clock.forward(ShiftedClock::Wall, LEAP),
             Fault::ClockBack { by, .. } => self.clock.back(ShiftedClock::Wall, by),
-            other => unreachable!("{other:?} is not for Redis"),
+            other => unreachable!("{other:?} does not apply to Redis"),
         }
     }
 
@@ -73,13 +73,13 @@ impl Arena for Redis {
             Fault::Freeze { server } => self.servers[server].cont(),
             Fault::Restart { server } => self.servers[server].restart(Data::Kept),
             Fault::Forget { server } => self.servers[server].restart(Data::Lost),
-            // A clock stays as it was set: setting it right would be another leap.
+            // The clock stays as it was set: correcting it would be another jump.
             _ => {}
         }
     }
 
     fn leftovers(&mut self) -> Vec<String> {
-        // The restart guard's own key stays, too.
+        // The key of the restart guard stays, too.
         let keys = (0..self.count).flat_map(|at| self.servers.keys(at));
         keys.filter(|key| !key.ends_with(":g")).collect()
     }

@@ -1,11 +1,11 @@
-//! A Redis master with replicas, and sentinels that choose another when it dies.
+//! A Redis master with replicas, and sentinels that promote a replica when the master dies.
 
 use distlock_testkit::servers::{Data, RedisServer, SentinelSetup, eventually};
 
 use super::Arena;
 use crate::fault::Fault;
 
-/// The servers; the one that was killed.
+/// The servers, and the index of the one that was killed.
 pub(crate) struct Sentinel {
     setup: SentinelSetup,
     dead: usize,
@@ -29,11 +29,11 @@ impl Arena for Sentinel {
     }
 
     fn end(&mut self, _fault: Fault) {
-        // Only then: a master that comes back before it was replaced goes on until the sentinels demote it.
+        // Only then: a master that is back before it was replaced continues until the sentinels demote it.
         self.setup.expect_master_other_than(self.dead);
         let server = &mut self.setup.servers_mut()[self.dead];
         server.restart(Data::Kept);
-        // A server that is demoted throws its clients out, this one too.
+        // A server that is demoted disconnects its clients, including this one.
         eventually("the old master to follow the new one", || {
             let replication = server.try_command(&["INFO", "replication"]).ok()?.to_string();
             replication.contains("master_link_status:up").then_some(())

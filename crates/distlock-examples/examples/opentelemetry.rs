@@ -1,6 +1,6 @@
 //! The spans of a program that locks, as OpenTelemetry exports them.
 //!
-//! A program of your own would take the exporter of its collector instead of this one, which prints.
+//! Your own program would use the exporter of its collector instead of this printer.
 
 use distlock::Locker;
 use opentelemetry::trace::TracerProvider as _;

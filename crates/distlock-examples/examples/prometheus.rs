@@ -1,11 +1,11 @@
 //! The metrics of a program that locks, as Prometheus reads them.
 //!
-//! A program of your own would let the exporter listen (`with_http_listener`) instead of printing.
+//! Your own program would let the exporter listen (`with_http_listener`) instead of printing.
 
 use distlock::Locker;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
-/// Buckets for what takes milliseconds to minutes; deploy/prometheus/rules.yml expects some up to an hour.
+/// Buckets from milliseconds to an hour; deploy/prometheus/rules.yml expects some up to an hour.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.5, 3.0, 10.0, 30.0, 300.0, 3600.0];
 
 #[tokio::main(flavor = "current_thread")]

@@ -1,1 +1,1 @@
-//! Examples that need crates which the library's own tests do not: see `examples/`.
+//! Examples that need crates which the library's own tests do not need: see `examples/`.

@@ -1,4 +1,4 @@
-//! An engine whose type is forgotten.
+//! An engine behind a trait object.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use distlock::{AttemptId, FencingToken, HistoryEntry, Key, Result};
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What the cases ask of an engine itself; see [`Backend`].
+/// The methods of [`Backend`] that the cases call directly.
 pub(crate) trait AnyEngine: Send + Sync {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
     fn claim_all<'a>(&'a self, claims: &'a [Claim]) -> BoxFuture<'a, Result<ClaimedAll>>;

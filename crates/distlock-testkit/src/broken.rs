@@ -1,4 +1,4 @@
-//! Engines that are wrong on purpose, each in one way: the suite must notice every one of them.
+//! Engines with one deliberate defect each. The suite must detect every one of them.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,22 +14,22 @@ use distlock::{AttemptId, Clock, FencingToken, HistoryEntry, Key, Mode, OwnerId,
 
 use crate::setup::{MemorySetup, Setup};
 
-/// A way to be wrong.
+/// A deliberate defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
-    /// Says that it released, and did not.
+    /// Reports a release without releasing.
     NeverReleases,
-    /// Releases whatever is there, whoever asks.
+    /// Releases the current hold even if another owner asks.
     IgnoresTheOwner,
-    /// Says that it renewed what is gone.
+    /// Reports a renewal although the hold has ended.
     RenewsAfterLoss,
-    /// Grants with the same token again.
+    /// Grants the same token twice.
     RepeatsTokens,
-    /// Grants to whoever asks.
-    GrantsToEverybody,
-    /// A repeated claim is another grant.
+    /// Grants every claim.
+    GrantsEveryClaim,
+    /// Treats a repeated claim as another grant.
     CountsARepeatTwice,
-    /// Counts the lease from the answer instead of from the request.
+    /// Counts the lease from the reply instead of from the request.
     StartsTheLeaseLate,
     /// Does not renew at all.
     NeverRenews,
@@ -37,47 +37,47 @@ pub enum Flaw {
     ForgetsTheQueue,
     /// Wakes a waiter again and again.
     WakesTheHerd,
-    /// Keeps the place of a waiter that gave up.
+    /// Keeps the queue place of a waiter that gave up.
     KeepsDeadWaiters,
-    /// Stops answering after the first claim.
+    /// Hangs after the first claim.
     Hangs,
     /// Lists nothing.
     HidesLocks,
-    /// Ends any hold by force, whatever its token.
+    /// Force-releases any hold without comparing its token.
     ForcesWithoutLooking,
-    /// Lets writers share the lock too.
+    /// Lets writers share the lock like readers.
     SharesWithWriters,
-    /// Lets readers pass by a writer that waits.
+    /// Lets new readers overtake a waiting writer.
     StarvesWriters,
-    /// Has one slot more than it says.
+    /// Has one slot more than the semaphore allows.
     OversellsSlots,
-    /// Takes every owner for the same one.
+    /// Treats all owners as the same owner.
     LetsAnyOwnerEnter,
-    /// Gives each entry of an owner a token of its own.
+    /// Gives each re-entry of an owner a new token.
     CountsEntriesAsGrants,
-    /// Does not keep a lock after its loss.
+    /// Grants a lock at once after a loss, without its delay.
     ForgetsTheDelay,
-    /// Says that a hold was taken over, and leaves it where it was.
+    /// Reports an adoption and leaves the hold with its old client.
     AdoptsNothing,
-    /// Says that a label was changed, and keeps it.
+    /// Reports a changed label and keeps the old one.
     KeepsTheLabel,
-    /// Takes several locks one by one, and calls that one step.
+    /// Claims several locks one by one, although it declares `claim_all`.
     TakesSomeOfSeveral,
-    /// Grants several claims anew each time.
+    /// Grants a repeated `claim_all` anew each time.
     CountsSeveralTwice,
-    /// Keeps every entry of a history.
+    /// Never trims a history.
     NeverForgets,
 }
 
-/// A memory engine with a flaw.
+/// A memory engine with one flaw.
 pub struct Broken {
     engine: Memory,
     flaw: Flaw,
-    /// What all clients of one set-up share: the claim that was granted last.
+    /// The claim that was granted last, shared by all clients of one set-up.
     last: Arc<Mutex<Option<Claim>>>,
     hung: AtomicBool,
     forged: AtomicU64,
-    /// How often somebody has waited, of all clients.
+    /// The number of waits so far, of all clients.
     waits: Arc<AtomicU64>,
     clock: Clock,
 }
@@ -136,7 +136,7 @@ impl Backend for Broken {
     }
 
     fn attach(&self, attachment: Attachment) {
-        // Whoever forges renewals does not tell of losses either.
+        // An engine that forges renewals must not report losses either.
         if !self.is(Flaw::RenewsAfterLoss) {
             self.engine.attach(attachment);
         }
@@ -146,10 +146,10 @@ impl Backend for Broken {
         if self.is(Flaw::Hangs) && self.hung.swap(true, Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        if self.is(Flaw::GrantsToEverybody) {
+        if self.is(Flaw::GrantsEveryClaim) {
             return Ok(self.forge(claim));
         }
-        // Whoever does not queue comes whenever it likes.
+        // Without a queue place the order of the claims is arbitrary.
         let mut asked = claim.clone();
         asked.queue &= !self.is(Flaw::ForgetsTheQueue);
         self.twist_claim(&mut asked);
@@ -160,7 +160,7 @@ impl Backend for Broken {
                 Ok(Claimed::Granted(self.twist(grant)))
             }
             Claimed::Busy(busy) if self.is(Flaw::ForgetsTheQueue) => {
-                // Its wake-ups decide who looks first, not the polls behind them.
+                // The wake-ups must decide which waiter claims first, not the polls behind them.
                 Ok(Claimed::Busy(Busy { poll_after: Some(Duration::from_secs(10)), ..busy }))
             }
             busy => Ok(busy),
@@ -181,7 +181,7 @@ impl Backend for Broken {
                             return Ok(ClaimedAll::Busy(claim.key.clone(), busy.holder));
                         }
                     }
-                    // Long enough for somebody to see it.
+                    // Long enough for another client to see the partial hold.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 Ok(ClaimedAll::Granted(grants))
@@ -199,7 +199,7 @@ impl Backend for Broken {
     async fn wait(&self, claim: &Claim) -> Wake {
         match self.flaw {
             Flaw::ForgetsTheQueue => {
-                // The later somebody comes, the sooner it looks.
+                // A later waiter claims sooner.
                 let impatience = self.waits.fetch_add(1, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(600_u64.saturating_sub(impatience * 100).max(5))).await;
                 Wake::Retry
@@ -226,7 +226,7 @@ impl Backend for Broken {
             }
             _ => self.engine.renew(leases).await,
         };
-        if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsToEverybody) {
+        if matches!(self.flaw, Flaw::NeverRenews | Flaw::RenewsAfterLoss | Flaw::GrantsEveryClaim) {
             renewals.clear();
             let forged = |lease: &Lease| Ok(Renewal::Renewed(Some(Term { start, ttl: lease.claim.ttl })));
             renewals.extend(leases.iter().map(forged));
@@ -335,7 +335,7 @@ impl<F: Flawed> Setup for BrokenSetup<F> {
 
     fn ttl(&self) -> Duration {
         match F::FLAW {
-            // What shows them is over with the lease: so long that no machine stops the test for all of it.
+            // These flaws show only until the lease ends, so the lease must outlast any stall of the machine.
             Flaw::NeverReleases | Flaw::StartsTheLeaseLate | Flaw::ForgetsTheDelay => Duration::from_secs(3),
             _ => Duration::from_millis(300),
         }

@@ -1,4 +1,4 @@
-//! What each engine can do, as a table for people.
+//! What each engine can do, as a Markdown table.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::conformance::{count, skips};
 
 type Row = (&'static str, &'static str, fn(&Capabilities) -> bool);
 
-/// The capabilities by name, with what each means for a user.
+/// Every capability: its name, what it means for a user, and how to read it.
 const ROWS: [Row; 13] = [
     ("fair", "waiters are served in order", |able| able.fair),
     ("leases", "a hold ends by itself when its holder is gone", |able| able.leases),
@@ -25,8 +25,8 @@ const ROWS: [Row; 13] = [
     ("history", "`history`, `Inspect::history`", |able| able.history),
 ];
 
-/// The table in Markdown: one column for each engine, one line for each capability, and at the end how many conformance
-/// cases follow from that.
+/// Returns the table in Markdown: one column for each engine, one row for each capability, and a last row with the
+/// number of conformance cases that apply.
 #[must_use]
 pub fn table(engines: &[(&str, Capabilities)]) -> String {
     let line = |cells: &mut dyn Iterator<Item = String>| format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_skipped_for_its_first_need_that_is_missing() {
+    fn a_case_is_skipped_for_its_first_missing_need() {
         let none = Capabilities::new(Scope::Host);
         let skips = skips(&none);
         assert!(skips.contains(&("force_release_needs_the_right_token", "breaks")), "{skips:?}");

@@ -1,7 +1,7 @@
 //! A second process that takes locks, to be killed and frozen by its pid.
 //!
-//! It is the test's own program, started again: so it has the engines that the test was built with. A test program says
-//! once, anywhere, `distlock_testkit::child!();` and then uses [`Child`].
+//! It is the test's own program, started again, so it contains the engines that the test was built with. A test
+//! program writes `distlock_testkit::child!();` once, anywhere, and then uses [`Child`].
 
 mod answer;
 mod fork;
@@ -20,19 +20,19 @@ pub use answer::{Answer, Outcome};
 pub use program::serve;
 
 use crate::netns::Namespace;
-use crate::servers::{Directory, PATIENCE, Process, eventually};
+use crate::servers::{Directory, Process, TEST_LIMIT, eventually};
 
-/// Names the socket over which the child is told what to do; a test program without it is no child.
+/// The variable with the path of the socket that carries the orders. A process without it is not a child.
 const VARIABLE: &str = "DISTLOCK_TESTKIT_CHILD";
 
-/// What the name of the child's entry holds; the test harness selects it by that.
+/// A part of the name of the child's entry; the test harness selects the entry by it.
 const ENTRY: &str = "testkit_child_entry";
 
 /// Makes a test program able to start itself again as a [`Child`].
 #[macro_export]
 macro_rules! child {
     () => {
-        /// Not a test: where a child process begins. In an ordinary run it has nothing to do.
+        /// Not a test: the entry of a child process. It does nothing in an ordinary run.
         #[test]
         fn testkit_child_entry() {
             assert_eq!($crate::child::serve(), Ok(()));
@@ -40,7 +40,7 @@ macro_rules! child {
     };
 }
 
-/// A process with one `Locker`. It does one thing after the other. Dropping it kills it.
+/// A process with one `Locker`. It executes orders one after the other. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Child {
     process: Process,
@@ -55,13 +55,13 @@ impl Child {
         Child::start_with(|_| {})
     }
 
-    /// The same, with whatever `configure` adds to the command: variables, say.
+    /// Like [`start`](Self::start); `configure` may add variables and arguments to the command.
     #[track_caller]
     pub fn start_with(configure: impl FnOnce(&mut Command)) -> Child {
         Child::launch(&own_program(), &[], configure)
     }
 
-    /// The same, inside a network namespace.
+    /// Like [`start`](Self::start), inside a network namespace.
     #[track_caller]
     pub fn start_in(namespace: &Namespace) -> Child {
         let (program, words) = Namespace::wrap(namespace.name(), &own_program());
@@ -85,7 +85,7 @@ impl Child {
             listener.accept().ok().map(|(stream, _)| stream)
         });
         stream.set_nonblocking(false).expect("a socket may block");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+        stream.set_read_timeout(Some(TEST_LIMIT)).expect("a socket has a timeout");
         Child { process, line: BufReader::new(stream), _directory: directory }
     }
 
@@ -96,7 +96,7 @@ impl Child {
         assert_eq!(answer.outcome, Outcome::Done, "{url}");
     }
 
-    /// Takes a lock, waiting for it. To do something else meanwhile, see [`send`](Self::send).
+    /// Takes a lock, waiting for it. To continue in the meantime, use [`send`](Self::send).
     #[track_caller]
     pub fn lock(&mut self, key: &str, ttl: Duration) -> Answer {
         self.ask(format_args!("lock {key} {}", ttl.as_millis()))
@@ -108,53 +108,54 @@ impl Child {
         self.ask(format_args!("try {key} {}", ttl.as_millis()))
     }
 
-    /// Unlocks what it holds.
+    /// Unlocks `key`.
     #[track_caller]
     pub fn unlock(&mut self, key: &str) -> Answer {
         self.ask(format_args!("unlock {key}"))
     }
 
-    /// Drops the guard of what it holds.
+    /// Drops the guard of `key`.
     #[track_caller]
     pub fn drop_guard(&mut self, key: &str) -> Answer {
         self.ask(format_args!("drop {key}"))
     }
 
-    /// How it sees what it holds.
+    /// Returns the child's view of its hold on `key`.
     #[track_caller]
     pub fn state(&mut self, key: &str) -> Answer {
         self.ask(format_args!("state {key}"))
     }
 
-    /// Waits until it is told that it lost what it holds.
+    /// Waits until the child learns that it lost `key`.
     #[track_caller]
     pub fn lost(&mut self, key: &str) -> Answer {
         self.ask(format_args!("lost {key}"))
     }
 
-    /// Forks it, uses what it holds and its locker in the copy, and drops both there; answers what the copy saw: the
+    /// Forks the child, uses its hold and its locker in the copy, and drops both there. Returns what the copy saw: the
     /// state of the hold, then how `check`, `extend`, `unlock` and another `try_lock` ended.
     #[track_caller]
     pub fn fork(&mut self, key: &str) -> Answer {
         self.ask(format_args!("fork {key}"))
     }
 
-    /// Tells it something and waits for the answer.
+    /// Sends an order and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, order: impl Display) -> Answer {
         self.send(order);
         self.receive()
     }
 
-    /// Tells it something without waiting: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `read KEY TTL_MS`,
-    /// `permit KEY TTL_MS SLOTS`, `enter KEY TTL_MS OWNER`, `unlock KEY`, `drop KEY`, `state KEY`, `lost KEY` or `fork KEY`.
+    /// Sends an order without waiting for the answer: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `read KEY
+    /// TTL_MS`, `permit KEY TTL_MS SLOTS`, `enter KEY TTL_MS OWNER`, `unlock KEY`, `drop KEY`, `state KEY`, `lost KEY`
+    /// or `fork KEY`.
     #[track_caller]
     pub fn send(&mut self, order: impl Display) {
         let sent = writeln!(self.line.get_mut(), "{order}");
         sent.unwrap_or_else(|error| panic!("the child is gone: {error}\n{}", self.process.log()));
     }
 
-    /// Waits for the answer to the earliest order that has none yet.
+    /// Waits for the answer to the oldest unanswered order.
     #[track_caller]
     pub fn receive(&mut self) -> Answer {
         let mut line = String::new();
@@ -166,7 +167,7 @@ impl Child {
     }
 }
 
-/// Its process, to kill, freeze and thaw.
+/// The child's process, to kill, freeze and thaw.
 impl Deref for Child {
     type Target = Process;
 

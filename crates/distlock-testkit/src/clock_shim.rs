@@ -1,4 +1,4 @@
-//! Clocks of other processes, moved at will.
+//! Shifts the clocks of other processes.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
@@ -17,28 +17,29 @@ const SHIFTS: &str = "shifts";
 /// A clock that can be shifted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShiftedClock {
-    /// CLOCK_REALTIME, `gettimeofday`, `time`: what Redis measures TTLs by.
+    /// CLOCK_REALTIME, `gettimeofday`, `time`: the clock by which Redis measures TTLs.
     Wall,
     /// CLOCK_MONOTONIC. The kernel does not know of the shift, so a thread that sleeps until a moment of this clock
-    /// sleeps so much longer or shorter.
+    /// sleeps longer or shorter by the shift.
     Monotonic,
-    /// CLOCK_BOOTTIME: what distlock measures deadlines by. Shifting it alone is a suspended machine.
+    /// CLOCK_BOOTTIME: the clock by which distlock measures deadlines. Shifting it alone simulates a suspended
+    /// machine.
     Boot,
 }
 
 impl ShiftedClock {
     const ALL: [ShiftedClock; 3] = [ShiftedClock::Wall, ShiftedClock::Monotonic, ShiftedClock::Boot];
 
-    /// Where its shift stands in the file.
+    /// Returns the offset of the clock's shift in the file.
     fn offset(self) -> u64 {
         8 * self as u64
     }
 }
 
-/// Shifts the clocks of the processes that are started with its [`environment`](Self::environment), as they run.
+/// Shifts the clocks of running processes that were started with its [`environment`](Self::environment).
 ///
-/// It works by LD_PRELOAD: not on programs that ask the kernel past the C library, as all Go programs do, etcd too.
-/// Clones move the same clocks.
+/// It uses LD_PRELOAD, so it does not affect programs that call the kernel without the C library, as all Go programs
+/// do, including etcd. Clones shift the same clocks.
 #[derive(Debug, Clone)]
 pub struct ClockShim {
     library: PathBuf,
@@ -47,12 +48,12 @@ pub struct ClockShim {
 }
 
 impl ClockShim {
-    /// A shim that does not shift yet. Compiles it if that was not done before.
+    /// Returns a shim without any shift. Compiles the library if it does not exist yet.
     #[track_caller]
     pub fn new() -> ClockShim {
         let mut hasher = DefaultHasher::new();
         SOURCE.hash(&mut hasher);
-        // Another source is another library, so that nobody runs with an old one.
+        // The name contains a hash of the source, so that an outdated library is never loaded.
         let library = built(&format!("clock-shim-{:016x}", hasher.finish()), "clock_shim.so", compile);
         let directory = Arc::new(Directory::new());
         let file = directory.write(SHIFTS, [0; 24]);
@@ -60,29 +61,29 @@ impl ClockShim {
         ClockShim { library, directory, shifts }
     }
 
-    /// The variables that put a process under the shim.
+    /// The variables that load the shim into a process.
     pub fn environment(&self) -> [(String, String); 2] {
         let text = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
         let shifts = self.directory.path().join(SHIFTS);
         [("LD_PRELOAD".into(), text(&self.library)), ("DISTLOCK_CLOCK_SHIFTS".into(), text(&shifts))]
     }
 
-    /// Moves a clock forward by so much more.
+    /// Moves a clock forward, in addition to earlier shifts.
     pub fn forward(&self, clock: ShiftedClock, by: Duration) {
         self.set(clock, self.shift_nanos(clock) + nanos(by));
     }
 
-    /// Moves a clock back by so much more.
+    /// Moves a clock back, in addition to earlier shifts.
     pub fn back(&self, clock: ShiftedClock, by: Duration) {
         self.set(clock, self.shift_nanos(clock) - nanos(by));
     }
 
-    /// Shows the true time again.
+    /// Sets all clocks to the true time again.
     pub fn reset(&self) {
         ShiftedClock::ALL.into_iter().for_each(|clock| self.set(clock, 0));
     }
 
-    /// By how many nanoseconds a clock is ahead of the true time.
+    /// Returns by how many nanoseconds a clock is ahead of the true time.
     pub fn shift_nanos(&self, clock: ShiftedClock) -> i64 {
         let mut bytes = [0; 8];
         self.shifts.read_exact_at(&mut bytes, clock.offset()).expect("three numbers");
@@ -90,7 +91,7 @@ impl ClockShim {
     }
 
     fn set(&self, clock: ShiftedClock, nanos: i64) {
-        // Eight aligned bytes in one write: nobody sees half of it.
+        // One write of eight aligned bytes, so that a reader never sees half of a value.
         self.shifts.write_all_at(&nanos.to_ne_bytes(), clock.offset()).expect("the file can be written");
     }
 }

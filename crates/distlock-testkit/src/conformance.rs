@@ -9,29 +9,29 @@ use distlock::backend::Capabilities;
 use crate::any_engine::BoxFuture;
 use crate::setup::{Setup, World};
 
-/// How long a case may take.
+/// The time limit of a case.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A case, ready to be run.
+/// A case ready to run.
 pub type CaseFuture<'a> = BoxFuture<'a, ()>;
 
-/// What an engine must do.
+/// A conformance case.
 struct Case {
     name: &'static str,
-    /// What the engine must be able to do for it.
+    /// The capabilities that the case needs.
     needs: &'static [Need],
     body: Body,
 }
 
 type Need = (&'static str, fn(&Capabilities) -> bool);
 
-/// The work of a case.
+/// The code of a case.
 type Body = for<'a> fn(&'a World) -> CaseFuture<'a>;
 
-/// Runs one case and panics if it fails. A case that needs more than the engine can do is skipped and counted.
+/// Runs one case and panics if it fails. A case whose needs the engine does not meet is skipped and counted.
 ///
 /// # Panics
-/// When the case fails, or there is none of this name.
+/// When the case fails, or no case has this name.
 pub fn run<S: Setup>(setup: &str, case: &str) {
     match attempt_by_name::<S>(case, LIMIT) {
         Outcome::Passed => {}
@@ -40,27 +40,27 @@ pub fn run<S: Setup>(setup: &str, case: &str) {
     }
 }
 
-/// Runs the case called `name` on a set-up of its own, for `limit` at the longest.
+/// Runs the case `name` on a new set-up, for at most `limit`.
 ///
 /// # Panics
-/// When there is no such case.
+/// When no case has this name.
 pub fn attempt_by_name<S: Setup>(name: &str, limit: Duration) -> Outcome {
     let case = CASES.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("there is no case {name}"));
     within(limit, World::start::<S>, case.needs, case.body)
 }
 
-/// Does `body` on a set-up of its own, for `limit` at the longest.
+/// Runs `body` on a new set-up, for at most `limit`.
 pub fn attempt<S: Setup>(limit: Duration, body: Body) -> Outcome {
     within(limit, World::start::<S>, &[], body)
 }
 
-/// How many cases there are.
+/// Returns the number of cases.
 #[must_use]
 pub fn count() -> usize {
     CASES.len()
 }
 
-/// The cases that an engine of these capabilities skips, each with the first that it lacks.
+/// Returns the cases that an engine with these capabilities skips, each with the first missing need.
 #[must_use]
 pub fn skips(able: &Capabilities) -> Vec<(&'static str, &'static str)> {
     CASES.iter().filter_map(|case| Some((case.name, first_missing(case.needs, able)?))).collect()
@@ -70,20 +70,20 @@ fn first_missing(needs: &[Need], able: &Capabilities) -> Option<&'static str> {
     needs.iter().find(|(_, has)| !has(able)).map(|(need, _)| *need)
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Everything held.
+    /// All assertions held.
     Passed,
-    /// The engine cannot do what the case needs.
+    /// The engine lacks a capability that the case needs.
     Skipped(&'static str),
-    /// It did not hold, or took too long.
+    /// An assertion failed, or the case took too long.
     Failed(String),
 }
 
 fn within(limit: Duration, start: fn() -> BoxFuture<'static, World>, needs: &'static [Need], body: Body) -> Outcome {
     let (report, reported) = std::sync::mpsc::channel();
-    // A thread of its own: a case that blocks cannot block the test run beyond its limit.
+    // A thread of its own, so that a case that blocks cannot block the test run beyond its limit.
     std::thread::spawn(move || {
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let runtime =
@@ -111,8 +111,8 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or("panicked").to_owned()
 }
 
-/// Tells that a test was skipped, as `<test>: <what is missing>`. `cargo xtask test` counts the skips from this file: a
-/// passing test's output is not shown.
+/// Records a skipped test as `<test>: <missing need>`. `cargo xtask test` counts the skips from this file, because the
+/// output of a passing test is not shown.
 pub fn record_skip(line: &str) {
     println!("skipped: {line}");
     if let Some(path) = std::env::var_os("DISTLOCK_SKIPS") {
@@ -159,20 +159,20 @@ macro_rules! declare {
 declare! { $
     one_holder_at_a_time []
     the_history_is_clean_under_load []
-    try_lock_is_none_when_it_is_taken []
+    try_lock_returns_none_while_held []
     each_clone_is_an_owner []
-    already_held_is_said_at_once []
+    a_second_request_of_the_owner_fails_at_once []
     reentry_counts_and_keeps_the_token []
     only_the_owner_releases []
-    unlocking_what_is_not_held_is_an_error []
+    unlock_without_a_hold_is_an_error []
     a_detached_hold_is_unlocked_by_name []
-    a_claim_repeated_is_the_same_grant []
-    a_release_repeated_touches_nothing []
+    a_repeated_claim_returns_the_same_grant []
+    a_repeated_release_changes_nothing []
     tokens_rise []
-    odd_names_are_locks_of_their_own []
+    unusual_names_are_distinct_locks []
     bad_input_is_refused_before_anything_is_sent []
     inspect_shows_holder_and_waiters [inspects, fair]
-    force_release_tells_the_holder [breaks]
+    force_release_notifies_the_holder [breaks]
     force_release_needs_the_right_token [breaks]
     acquire_dropped_at_every_poll []
     try_lock_dropped_at_every_poll []
@@ -186,12 +186,12 @@ declare! { $
     a_thousand_tasks_take_turns []
     lock_waits_until_it_is_released []
     a_timed_wait_ends_in_time_and_names_the_holder []
-    a_timed_wait_names_the_holder_of_its_end [fair]
-    waiting_zero_asks_once []
+    a_timed_wait_names_the_holder_at_its_end [fair]
+    a_zero_wait_claims_once []
     attempts_are_bounded []
     a_cancelled_wait_gives_up_its_place []
     waiters_are_served_in_order [fair]
-    a_dead_waiter_is_passed_over [fair, leases]
+    a_dead_waiter_is_skipped [fair, leases]
     one_wake_up_per_release [fair, wakes]
     closing_ends_waits []
     a_hold_outlives_its_lease_by_renewal []
@@ -199,54 +199,54 @@ declare! { $
     without_a_watchdog_the_lease_ends [leases]
     max_hold_ends_the_hold []
     a_crashed_holder_blocks_for_one_lease [leases]
-    a_cut_off_holder_is_told_before_the_next_is_granted [leases]
+    a_cut_off_holder_expires_before_the_next_grant [leases]
     work_is_dropped_on_loss [leases]
     unlock_after_a_loss_says_lost [leases]
     readers_share_and_writers_exclude [shares]
     a_reader_behind_a_waiting_writer_waits [shares, fair]
-    readers_in_a_row_enter_together [shares, fair]
-    a_writer_gets_in_among_many_readers [shares, fair]
+    consecutive_readers_enter_together [shares, fair]
+    readers_do_not_starve_a_writer [shares, fair]
     a_crashed_reader_blocks_for_one_lease [shares, leases]
     a_readers_token_lies_between_the_writers [shares]
     readers_and_writers_keep_a_clean_history [shares]
-    slots_are_counted_and_the_lowest_comes_first [slots]
+    slots_are_counted_and_the_lowest_is_granted_first [slots]
     a_semaphore_is_served_in_order [slots, fair]
     another_number_of_slots_is_refused [slots]
     a_crashed_permit_comes_back_after_one_lease [slots, leases]
     one_owner_may_have_several_permits [slots]
     a_semaphore_keeps_a_clean_history [slots]
-    an_owner_enters_from_another_client [reenters]
-    an_entry_passes_by_the_queue [reenters, fair]
-    an_entry_repeated_counts_once [reenters]
-    a_crashed_entry_leaves_the_others_inside [reenters, leases]
-    entries_keep_a_clean_history [reenters]
+    an_owner_reenters_from_another_client [reenters]
+    a_reentry_bypasses_the_queue [reenters, fair]
+    a_repeated_reentry_counts_once [reenters]
+    a_crashed_reentry_leaves_the_others_inside [reenters, leases]
+    reentries_keep_a_clean_history [reenters]
     several_locks_are_taken_without_deadlock []
     several_locks_are_all_or_nothing []
     several_locks_are_lost_together [breaks]
     several_locks_are_taken_in_one_step [claim_all]
-    several_claims_repeated_are_the_same_grants [claim_all]
-    several_locks_are_never_held_in_part [claim_all]
-    at_least_keeps_a_lock_that_is_left_early []
-    closing_leaves_what_is_kept_to_its_lease [leases]
-    a_watchdog_that_is_not_fed_lets_go []
-    a_lost_lock_rests_for_its_delay [delays]
+    a_repeated_claim_all_returns_the_same_grants [claim_all]
+    claim_all_never_holds_a_part [claim_all]
+    at_least_keeps_a_lock_unlocked_early []
+    closing_leaves_at_least_holds_to_their_lease [leases]
+    an_unfed_watchdog_releases []
+    a_lost_lock_is_not_granted_during_its_delay [delays]
     a_label_can_be_changed [amends, inspects]
-    leaders_follow_each_other [inspects, fair]
-    a_hold_is_taken_over [adopts]
-    a_hold_that_has_ended_is_not_taken_over [adopts]
-    a_take_over_repeated_is_the_same_grant [adopts, leases]
-    a_holder_that_is_asked_hands_over [inspects, fair]
-    what_happens_to_a_lock_is_written_down [history]
-    a_break_is_written_down [history, breaks]
+    leaders_are_elected_in_queue_order [inspects, fair]
+    a_hold_is_adopted [adopts]
+    an_ended_hold_is_not_adopted [adopts]
+    a_repeated_adoption_returns_the_same_grant [adopts, leases]
+    an_asked_holder_hands_over [inspects, fair]
+    the_history_records_every_hold [history]
+    the_history_records_a_forced_release [history, breaks]
     a_history_is_bounded [history]
-    without_a_history_nothing_is_written [history]
+    without_history_no_entries_are_written [history]
     several_locks_dropped_at_every_poll []
     readers_and_writers_dropped_at_every_poll [shares]
     permits_dropped_at_every_poll [slots]
     elections_dropped_at_every_poll [inspects]
-    taking_over_dropped_at_every_poll [adopts]
+    adoption_dropped_at_every_poll [adopts]
     asking_dropped_at_every_poll [inspects, fair]
-    looking_dropped_at_every_poll [inspects]
+    inspection_dropped_at_every_poll [inspects]
     force_release_dropped_at_every_poll [breaks]
     close_dropped_at_every_poll []
 }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_that_is_written_is_declared() {
+    fn every_case_is_declared() {
         let sources = [
             include_str!("cases.rs"),
             include_str!("cases/waits.rs"),

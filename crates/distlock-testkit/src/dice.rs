@@ -1,14 +1,14 @@
-//! Random numbers that a seed decides.
+//! Random numbers from a seed.
 
 use std::ops::Range;
 use std::time::Duration;
 
-/// SplitMix64: the same numbers on every machine, which no library promises over its versions.
+/// SplitMix64. It gives the same numbers on every machine, which no library promises across its versions.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The numbers of this seed.
+    /// Returns a generator for this seed.
     #[must_use]
     pub fn new(seed: u64) -> Dice {
         Dice(seed)
@@ -22,23 +22,23 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// One of 0 to `count` - 1.
+    /// Returns a number from 0 to `count` - 1.
     pub fn below(&mut self, count: usize) -> usize {
         usize::try_from(self.next() % count as u64).unwrap_or(0)
     }
 
-    /// Whether something of so many in a hundred happens.
+    /// Returns true with a probability of `chance` percent.
     pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 
-    /// A time of whole milliseconds.
+    /// Returns a duration of whole milliseconds.
     pub fn millis(&mut self, range: Range<usize>) -> Duration {
         let ms = range.start + self.below(range.end - range.start);
         Duration::from_millis(ms as u64)
     }
 
-    /// The same things in another order.
+    /// Shuffles `things` in place.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for at in (1..things.len()).rev() {
             things.swap(at, self.below(at + 1));

@@ -1,10 +1,10 @@
-//! Hostile input for decoders: a corpus that is kept, changed at random.
+//! Hostile input for decoders: a kept corpus, mutated at random.
 //!
-//! On the stable toolchain nothing tells which branches an input reached, so this does not learn as libFuzzer does. What it
-//! has instead is a corpus of inputs that reach deep, and changes that keep most of an input as it was. It needs no other
-//! compiler and no crate, and runs with the unit tests, which see decoders that nobody else sees.
+//! The stable toolchain gives no coverage feedback, so this does not learn as libFuzzer does. Instead it has a corpus
+//! of inputs that reach deep, and mutations that keep most of an input. It needs no other compiler and no crate, and
+//! runs with the unit tests, which can call private decoders.
 //!
-//! A run is short and always the same. `cargo xtask fuzz --seconds N` runs each for N seconds from a new seed.
+//! A run is short and deterministic. `cargo xtask fuzz --seconds N` runs each for N seconds from a new seed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -16,20 +16,20 @@ mod notation;
 use mutator::Mutator;
 use notation::{read_line, write_line};
 
-/// How many inputs a short run tries.
+/// The number of inputs in a short run.
 const SHORT_RUN: usize = 4_000;
 const SHORT_SEED: u64 = 1;
-/// Longer inputs show nothing that shorter ones do not.
+/// Longer inputs find nothing that shorter ones do not.
 const LONGEST: usize = 8 * 1024;
 
-/// Calls `check` with each input of a corpus, and with many that are like them. It fails by panicking, as the decoders
-/// must not.
+/// Calls `check` with each input of a corpus and with many mutations of them. A panic of `check` is a failure:
+/// decoders must not panic.
 ///
-/// The corpus is a file in the directory `fuzz` of the package under test, with one input per line in the notation of a
-/// Rust byte string; `#` begins a comment.
+/// The corpus is a file in the directory `fuzz` of the package under test, with one input per line in the notation of
+/// a Rust byte string; `#` begins a comment.
 ///
 /// # Panics
-/// When `check` does, with the shortest input found and the line to add to the corpus.
+/// When `check` panics, with the shortest input found and the line to add to the corpus.
 pub fn fuzz(corpus: impl AsRef<Path>, check: impl Fn(&[u8])) {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
     let corpus = &Path::new(&package).join("fuzz").join(corpus);
@@ -40,7 +40,7 @@ pub fn fuzz(corpus: impl AsRef<Path>, check: impl Fn(&[u8])) {
         if panics(&check, input) {
             let input = shortened(&check, input.to_vec());
             let line = write_line(&input);
-            // Once more in the open, so that it is told where it panics.
+            // Run again without catching the panic, so that its location is printed.
             eprintln!("{origin}; add this line to {}:\n{line}", corpus.display());
             check(&input);
             panic!("it panics only sometimes: {line}");
@@ -59,10 +59,11 @@ pub fn fuzz(corpus: impl AsRef<Path>, check: impl Fn(&[u8])) {
     println!("{}: {tried} inputs from seed {seed}", corpus.display());
 }
 
-/// What is read is no larger than what it was read from, give or take: no input makes a decoder fill the memory.
+/// Asserts that a decoded value is at most proportional in size to its input: no input makes a decoder exhaust the
+/// memory.
 ///
 /// # Panics
-/// When it is.
+/// When the value is larger.
 pub fn assert_in_proportion(input: &[u8], read: &impl std::fmt::Debug) {
     let size = format!("{read:?}").len();
     assert!(size <= 64 * input.len() + 4096, "{size} bytes were read from {}", input.len());
@@ -101,7 +102,7 @@ fn panics(check: &impl Fn(&[u8]), input: &[u8]) -> bool {
     catch_unwind(AssertUnwindSafe(|| check(input))).is_err()
 }
 
-/// Takes away whatever is not needed for the panic.
+/// Removes all bytes that are not needed for the panic.
 fn shortened(check: &impl Fn(&[u8]), mut input: Vec<u8>) -> Vec<u8> {
     let mut piece = input.len() / 2;
     while piece > 0 {
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decoder_that_panics_is_found_out_with_a_short_input() {
+    fn a_panicking_decoder_is_detected_with_a_short_input() {
         let corpus = std::env::temp_dir().join(format!("distlock-fuzz-{}", std::process::id()));
         std::fs::write(&corpus, "# a comment\nhello {\"a\": 1}\n").expect("a file");
         let panics_at_a_nul = |input: &[u8]| assert!(!input.contains(&0), "a nul");
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_proportion_is_found_out() {
+    fn a_disproportionate_value_is_detected() {
         assert_in_proportion(b"", &"x");
         assert!(catch_unwind(|| assert_in_proportion(b"", &"x".repeat(5000))).is_err());
     }

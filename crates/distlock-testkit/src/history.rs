@@ -1,4 +1,5 @@
-//! Judges what happened: who believed to hold a lock when, with which token, and what a resource accepted.
+//! Judges a recorded history: which client believed to hold a lock when, with which token, and which writes a resource
+//! accepted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,25 +12,26 @@ use distlock::{Mode, Moment};
 pub struct Hold {
     /// The lock.
     pub key: String,
-    /// Who held it: one number for each owner.
+    /// The holder: one number for each owner.
     pub client: u32,
-    /// Who might hold it at the same time.
+    /// The mode, which decides which other holds may overlap.
     pub mode: Mode,
-    /// Which slot of a semaphore it was.
+    /// The slot, if it is a permit of a semaphore.
     pub slot: Option<u32>,
-    /// When it began to ask.
+    /// When the client sent its request.
     pub asked: Moment,
-    /// When it was known to stand in the queue; `None` if it never did, or nobody looked.
+    /// When the client was known to be in the queue; `None` if it never was, or if this was not observed.
     pub queued: Option<Moment>,
-    /// When it was told of the grant.
+    /// When the client received the grant.
     pub granted: Moment,
     /// The fencing token.
     pub token: u64,
-    /// When it stopped believing: it began to unlock, or its deadline passed, or it was told of the loss.
+    /// When the client stopped believing in its hold: it began to unlock, its deadline passed, or it learned of the
+    /// loss.
     pub end: Moment,
 }
 
-/// A write that reached the protected resource, in the order in which it did.
+/// A write to the protected resource, in order of arrival.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Write {
     key: String,
@@ -37,18 +39,18 @@ struct Write {
     accepted: bool,
 }
 
-/// What must not happen.
+/// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Violation {
     /// Two grants have the same token.
     TokenRepeated(Box<[Hold; 2]>),
-    /// A grant that was over before another was asked for has the higher token.
+    /// A grant that was received before the other was requested has the higher token.
     TokenFell(Box<[Hold; 2]>),
-    /// Two that exclude each other believed to hold the lock at one moment.
+    /// Two clients with conflicting modes believed to hold the lock at the same moment.
     TwoHolders(Box<[Hold; 2]>),
-    /// A waiter that came later was served first.
+    /// A later waiter was granted the lock first.
     Overtaken(Box<[Hold; 2]>),
-    /// The resource accepted a token lower than one before.
+    /// The resource accepted a token lower than an earlier one.
     StaleWrite {
         /// The lock.
         key: String,
@@ -65,7 +67,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What happened, in whatever order it was written down.
+/// A recorded history, in any order.
 #[derive(Debug, Default)]
 pub struct History {
     seen: Mutex<Seen>,
@@ -78,26 +80,26 @@ struct Seen {
 }
 
 impl History {
-    /// A hold came to its end.
+    /// Records a hold that has ended.
     pub fn hold(&self, hold: Hold) {
         self.seen().holds.push(hold);
     }
 
-    /// A write with `token` reached the resource, which accepted it or refused it.
+    /// Records that a write with `token` reached the resource and was accepted or refused.
     pub fn write(&self, key: &str, token: u64, accepted: bool) {
         self.seen().writes.push(Write { key: key.into(), token, accepted });
     }
 
-    /// How many holds there were.
+    /// Returns the number of holds.
     #[must_use]
     pub fn holds(&self) -> usize {
         self.seen().holds.len()
     }
 
-    /// Every rule, lock by lock.
+    /// Checks every rule for every lock.
     ///
     /// # Errors
-    /// The first rule that was broken, with the two holds that break it.
+    /// The first broken rule, with the two holds that break it.
     pub fn check(&self) -> Result<(), Violation> {
         let seen = self.seen();
         let mut by_key: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
@@ -106,7 +108,7 @@ impl History {
         }
         for holds in by_key.values_mut() {
             check_beside(holds)?;
-            // Whoever enters again has the token of the first, and passes by the queue.
+            // A re-entry has the token of the first entry, and bypasses the queue.
             let mut firsts = first_entries(holds);
             check_tokens(&mut firsts)?;
             check_order(&mut firsts)?;
@@ -123,13 +125,14 @@ fn pair(a: &Hold, b: &Hold) -> Box<[Hold; 2]> {
     Box::new([a.clone(), b.clone()])
 }
 
-/// Tokens are unique, and a grant that was told before another was asked for has the lower one.
+/// Tokens are unique, and a grant that was received before another was requested has the lower token.
 fn check_tokens(holds: &mut [&Hold]) -> Result<(), Violation> {
     holds.sort_by_key(|hold| hold.token);
     if let Some(same) = holds.windows(2).find(|two| two[0].token == two[1].token) {
         return Err(Violation::TokenRepeated(pair(same[0], same[1])));
     }
-    // With tokens rising, nobody may have been asked for after a later token was told: compare with the earliest such.
+    // Walks down from the highest token. A hold must not have been requested after a higher token was received, so
+    // comparing with the earliest receipt of a higher token is enough.
     let mut earliest: Option<&Hold> = None;
     for hold in holds.iter().rev() {
         if let Some(later) = earliest.filter(|later| later.granted < hold.asked) {
@@ -142,7 +145,7 @@ fn check_tokens(holds: &mut [&Hold]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Of the holds with which an owner entered again, only the first.
+/// Returns the first entry of each owner's re-entries.
 fn first_entries<'a>(holds: &mut [&'a Hold]) -> Vec<&'a Hold> {
     holds.sort_by_key(|hold| (hold.token, hold.granted));
     let mut firsts: Vec<&Hold> = Vec::new();
@@ -157,11 +160,11 @@ fn first_entries<'a>(holds: &mut [&'a Hold]) -> Vec<&'a Hold> {
     firsts
 }
 
-/// Believed holds overlap only where both are in a mode that lets them.
+/// Holds overlap only where both modes allow it.
 fn check_beside(holds: &mut [&Hold]) -> Result<(), Violation> {
     holds.sort_by_key(|hold| (hold.granted, hold.end));
     let mut inside: Vec<&Hold> = Vec::new();
-    // One that was over when it was told, as in a process that stood still, nobody believed in.
+    // A hold whose end came before its grant was received, as in a process that stood still, was never believed in.
     for hold in holds.iter().filter(|hold| hold.granted < hold.end) {
         inside.retain(|before| hold.granted < before.end);
         let crowded = inside.len() >= hold.mode.most_holders();
@@ -182,10 +185,10 @@ fn may_be_beside(a: &Hold, b: &Hold) -> bool {
     }
 }
 
-/// Whoever stood in the queue before another asked is served before it.
+/// A client that was in the queue before another sent its request is granted the lock first.
 fn check_order(holds: &mut [&Hold]) -> Result<(), Violation> {
     holds.sort_by_key(|hold| hold.token);
-    // Of those served later, the one that was queued first.
+    // The earliest queue entry among the holds granted later.
     let mut first_queued: Option<&Hold> = None;
     for hold in holds.iter().rev() {
         if let Some(waiter) = first_queued.filter(|waiter| waiter.queued < Some(hold.asked)) {
@@ -231,22 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn turns_taken_one_after_the_other_are_clean() {
+    fn consecutive_holds_are_clean() {
         let clean = [hold(1, 2, 3, 1), queued(3, hold(2, 4, 5, 2)), hold(4, 6, 7, 9)];
         assert_eq!(verdict(clean), Ok(()));
     }
 
     #[test]
-    fn a_token_twice_is_found() {
+    fn a_repeated_token_is_found() {
         let found = verdict([hold(1, 2, 3, 7), hold(4, 5, 6, 8), hold(7, 8, 9, 7)]);
         assert!(matches!(found, Err(Violation::TokenRepeated(_))), "{found:?}");
     }
 
     #[test]
-    fn a_token_that_fell_is_found_unless_the_two_overlapped() {
+    fn a_fallen_token_is_found_unless_the_holds_overlapped() {
         let found = verdict([hold(1, 2, 3, 8), hold(4, 5, 6, 7)]);
         assert!(matches!(found, Err(Violation::TokenFell(_))), "{found:?}");
-        // The second was asked for before the first was told: either order is right.
+        // The second was requested before the first was received: either order is right.
         assert_eq!(verdict([hold(1, 3, 4, 8), hold(2, 5, 6, 7)]), Ok(()));
     }
 
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_was_over_when_it_was_told_is_beside_nobody() {
+    fn a_hold_that_ended_before_its_grant_arrived_overlaps_none() {
         let over = |granted| [hold(1, granted, 5, 1), hold(1, 6, 9, 2)];
         assert_eq!(verdict(over(7)), Ok(()));
         assert_eq!(verdict(over(5)), Ok(()));
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_share_may_overlap_and_nobody_else() {
+    fn only_shared_holds_may_overlap() {
         let as_mode = |mode, hold| Hold { mode, ..hold };
         let shared = |hold| as_mode(Mode::Shared, hold);
         assert_eq!(verdict([shared(hold(1, 2, 9, 1)), shared(hold(1, 3, 8, 2)), hold(3, 9, 10, 3)]), Ok(()));
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_may_enter_again_with_its_token_and_past_the_queue() {
+    fn an_owner_may_reenter_with_its_token_past_the_queue() {
         let entry = |client, hold| Hold { mode: Mode::Reentrant, client, ..hold };
         let waiter = queued(3, hold(2, 9, 10, 2));
         assert_eq!(verdict([entry(1, hold(1, 2, 7, 1)), entry(1, hold(4, 5, 8, 1)), waiter]), Ok(()));
@@ -293,20 +296,24 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_judged_apart() {
+    fn locks_are_judged_separately() {
         let other = Hold { key: "other".into(), ..hold(1, 3, 8, 1) };
         assert_eq!(verdict([hold(1, 2, 9, 1), other]), Ok(()));
     }
 
     #[test]
-    fn a_waiter_that_was_overtaken_is_found() {
+    fn an_overtaken_waiter_is_found() {
         let found = verdict([queued(2, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]);
         assert!(matches!(found, Err(Violation::Overtaken(_))), "{found:?}");
-        assert_eq!(verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]), Ok(()), "nobody knows");
+        assert_eq!(
+            verdict([queued(4, hold(1, 9, 10, 2)), queued(4, hold(3, 5, 6, 1))]),
+            Ok(()),
+            "the queue time is unknown"
+        );
     }
 
     #[test]
-    fn a_stale_write_that_was_accepted_is_found() {
+    fn an_accepted_stale_write_is_found() {
         let history = History::default();
         history.write("k", 2, true);
         history.write("k", 1, false);

@@ -1,15 +1,15 @@
-//! What tells whether an engine is right: one conformance suite for all of them, backends that are wrong on purpose to
-//! show that the suite notices, and a checker of histories.
+//! The test kit: one conformance suite for all engines, engines that are broken on purpose to show that the suite
+//! detects it, and a checker of histories.
 //!
-//! An engine's author implements [`Setup`] and writes one line:
+//! The author of an engine implements [`Setup`] and writes one line:
 //!
 //! ```ignore
 //! distlock_testkit::conformance! { memory: MemorySetup }
 //! ```
 //!
-//! The fault tests stand on [`servers`] (real ones, to kill, freeze and restart), a [`proxy`] in front of them, a second
-//! process that takes locks ([`mod@child`]), lock clients of other languages ([`stranger`]), clocks that can be moved
-//! ([`clock_shim`]) and networks that can be taken apart ([`netns`]).
+//! The fault tests use [`servers`] (real ones, to kill, freeze and restart), a [`proxy`] in front of them, a second
+//! process that takes locks ([`mod@child`]), lock clients of other languages ([`stranger`]), clocks that can be
+//! shifted ([`clock_shim`]) and networks that can be partitioned ([`netns`]).
 
 mod any_engine;
 pub mod broken;

@@ -1,6 +1,6 @@
-//! Two machines in one: networks of their own that can be taken apart. Needs root.
+//! Two network namespaces that can be partitioned. Needs root.
 //!
-//! Unlike the [`proxy`](crate::proxy), this loses packets under a TCP connection: nobody is told, and what was sent comes
+//! Unlike the [`proxy`](crate::proxy), this loses packets below TCP: neither side sees an error, and lost data arrives
 //! late when the network is healed.
 
 mod namespace;
@@ -13,13 +13,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 pub enum Loss {
     /// A firewall drops them.
     Firewall,
-    /// There is no way to the other side: who sends is told so by an error.
+    /// There is no route to the other side: the sender gets an error.
     Blackhole,
-    /// They go to a machine that does not exist: nobody can know.
+    /// They go to a machine that does not exist: the sender gets no error.
     WrongNeighbour,
 }
 
-/// One end of a [`Network`].
+/// One side of a [`Network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Where clients run.
@@ -28,7 +28,7 @@ pub enum Side {
     Server,
 }
 
-/// Whether this process may make networks: root in a container often may not.
+/// Returns whether this process may create networks: root in a container often may not.
 #[must_use]
 pub fn is_permitted() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
@@ -43,7 +43,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network of its own; nothing outside can reach it, nor it anything outside.
+    /// Creates a network that is isolated from everything outside.
     #[track_caller]
     pub fn new() -> Network {
         namespace::sweep();
@@ -58,7 +58,7 @@ impl Network {
         network
     }
 
-    /// The namespace of one side.
+    /// Returns the namespace of one side.
     pub fn side(&self, side: Side) -> &Namespace {
         match side {
             Side::Client => &self.client,
@@ -66,7 +66,7 @@ impl Network {
         }
     }
 
-    /// From now on loses what `from` sends to the other side, and only that.
+    /// From now on loses the packets that `from` sends to the other side, and only those.
     #[track_caller]
     pub fn lose(&self, from: Side, how: Loss) {
         let (here, there) = self.ends(from);
@@ -78,19 +78,19 @@ impl Network {
                  add rule inet testkit out ip daddr {to} drop"
             )),
             Loss::Blackhole => here.ip(&["route", "replace", "blackhole", &format!("{to}/32")]),
-            // An address that nobody has; the mark for locally administered ones keeps it from being anybody's.
+            // An unused address; the bit for locally administered addresses keeps it out of the assigned ones.
             Loss::WrongNeighbour => here.neighbour(&to, "02:00:00:00:00:99"),
         }
     }
 
-    /// Ends all losses.
+    /// Ends all packet loss.
     #[track_caller]
     pub fn heal(&self) {
         for side in [Side::Client, Side::Server] {
             let (here, there) = self.ends(side);
             let to = there.address().to_string();
             here.nft("add table inet testkit; delete table inet testkit");
-            // Not there unless it was lost.
+            // The route exists only while it was lost by a blackhole.
             let _ = here.try_ip(&["route", "del", "blackhole", &format!("{to}/32")]);
             let _ = here.try_ip(&["neigh", "del", &to, "dev", namespace::DEVICE]);
         }

@@ -1,10 +1,10 @@
-//! Futures dropped in the middle.
+//! Drops futures before they complete.
 
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Polls `future` at most `times` times, yielding in between, then drops it. Answers its output if it came to an end.
+/// Polls `future` at most `times` times, yielding in between, then drops it. Returns its output if it completed.
 pub async fn poll_times<T>(times: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = times;

@@ -1,7 +1,8 @@
 //! A TCP proxy that loses, delays and cuts on demand.
 //!
-//! What it does to bytes is decided at the moment they would leave it, under one lock: when a method returns, not one
-//! more byte is treated by the old rules. It runs on a thread of its own, so a test that blocks does not hold it up.
+//! The rules are applied at the moment when bytes would leave the proxy, under one lock: after a method returns, not
+//! one more byte is treated by the old rules. The proxy runs on its own thread, so a test that blocks does not hold it
+//! up.
 
 mod connection;
 mod counts;
@@ -26,7 +27,7 @@ use shared::Shared;
 
 /// A proxy in front of a server. Dropping it cuts its connections and closes its port.
 ///
-/// A client of a server that is down sees a connection that is cut at once, not a refused one; for that, see
+/// While the server is down, a client sees a connection that is cut at once, not a refused one; for that, see
 /// [`Door::Refuse`].
 #[derive(Debug)]
 pub struct Proxy {
@@ -36,12 +37,13 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy to `target` that passes everything.
+    /// Starts a proxy to `target` that passes everything.
     pub fn start(target: SocketAddr) -> Proxy {
         Proxy::start_at(Place { port: Port::free(), network: None }, target)
     }
 
-    /// The same for clients in `network`: it listens on the server's side there, and reaches `target` from outside.
+    /// Like [`start`](Self::start), for clients in `network`: the proxy listens on the server's side there, and
+    /// reaches `target` from outside.
     pub fn start_in(network: &Arc<Network>, target: SocketAddr) -> Proxy {
         Proxy::start_at(Place { port: Port::free(), network: Some(network.clone()) }, target)
     }
@@ -55,22 +57,22 @@ impl Proxy {
         Proxy { place, shared, thread: Some(thread) }
     }
 
-    /// Where clients connect.
+    /// Returns the address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.place.address()
     }
 
-    /// The port where clients connect.
+    /// Returns the port to which clients connect.
     pub fn port(&self) -> u16 {
         self.place.port.number()
     }
 
-    /// Sets what happens to the bytes of one direction, on present and future connections.
+    /// Sets the rule for the bytes of one direction, on present and future connections.
     pub fn set(&self, direction: Direction, flow: Flow) {
         self.shared.change(|state| state.flows[direction] = flow);
     }
 
-    /// Passes everything, also what was held or frozen; forgets a cut to come and opens the door.
+    /// Passes everything, including held and frozen bytes; clears a pending cut and opens the door.
     pub fn pass(&self) {
         self.shared.change(|state| {
             state.flows = flow::PerDirection::default();
@@ -79,17 +81,17 @@ impl Proxy {
         self.door(Door::Open);
     }
 
-    /// The server hears everything; its answers are lost.
+    /// The server receives all requests; its replies are lost.
     pub fn drop_replies(&self) {
         self.set(Direction::Replies, Flow::Drop);
     }
 
-    /// The server hears nothing more.
+    /// The server receives no more requests.
     pub fn drop_requests(&self) {
         self.set(Direction::Requests, Flow::Drop);
     }
 
-    /// Nothing moves in either direction, not even the end of a connection.
+    /// No bytes move in either direction, not even the end of a connection.
     pub fn freeze(&self) {
         self.shared.change(|state| {
             state.flows[Direction::Requests] = Flow::Freeze;
@@ -97,12 +99,12 @@ impl Proxy {
         });
     }
 
-    /// Requests wait in the proxy until [`pass`](Self::pass), even if their client has gone by then.
+    /// Requests wait in the proxy until [`pass`](Self::pass), even if their client has disconnected by then.
     pub fn hold_requests(&self) {
         self.set(Direction::Requests, Flow::Hold);
     }
 
-    /// Everything takes `by` longer, in each direction.
+    /// Delays all bytes by `by`, in each direction.
     pub fn delay(&self, by: Duration) {
         self.shared.change(|state| {
             state.flows[Direction::Requests] = Flow::Delay(by);
@@ -110,7 +112,7 @@ impl Proxy {
         });
     }
 
-    /// Cuts all connections with a reset; returns when they are gone. New ones are served.
+    /// Resets all connections and returns when they are closed. New connections are served.
     pub fn cut(&self) {
         let mut below = 0;
         self.shared.change(|state| {
@@ -120,13 +122,13 @@ impl Proxy {
         self.shared.wait("connections to be cut", |state| state.open.range(..below).next().is_none());
     }
 
-    /// Forwards `bytes` more of one direction, counted over all connections, then cuts the connection that carried the
-    /// last of them. With 0, the connection is cut at the first byte that comes, which is lost. Happens once.
+    /// Forwards `bytes` more bytes of one direction, counted over all connections, then cuts the connection that
+    /// carried the last of them. With 0, the connection is cut at the next byte, which is lost. Happens once.
     pub fn cut_after(&self, direction: Direction, bytes: u64) {
         self.shared.change(|state| state.cut_after[direction] = Some(bytes));
     }
 
-    /// Sets what becomes of new connections; returns when it is so.
+    /// Sets how new connections are treated; returns when this is in effect.
     pub fn door(&self, door: Door) {
         self.shared.change(|state| state.door = door);
         self.shared.wait("a proxy's door", |state| state.door_in_force == Some(door));
@@ -137,12 +139,12 @@ impl Proxy {
         self.shared.change(|state| state.target = target);
     }
 
-    /// What has happened so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
     }
 
-    /// Waits until enough has happened, and panics when it does not. `what` completes the sentence "waited for …".
+    /// Waits until `is_enough` returns true, and panics on timeout. `what` completes the sentence "waited for …".
     #[track_caller]
     pub fn wait_for(&self, what: &str, mut is_enough: impl FnMut(&Counts) -> bool) -> Counts {
         self.shared.wait(what, |state| is_enough(&state.counts()));

@@ -1,10 +1,9 @@
-//! Real servers for tests: child processes on loopback ports of their own, in directories of their own.
+//! Real servers for tests: child processes, each with its own loopback ports and directory.
 //!
-//! Dropping a server kills it and removes its directory, also when a test panics. A test runner that is itself killed
-//! takes its servers along. A server program that the machine lacks is a panic that says how to install it.
+//! Dropping a server kills it and removes its directory, also when a test panics. When a test runner is itself killed,
+//! its servers are killed too. If a server program is not installed, the panic says how to install it.
 //!
-//! Everything here blocks for as long as a server takes to answer; a test that must not be held up meanwhile calls it
-//! from a thread of its own.
+//! Every call blocks until the server replies; a test that must not block calls it from another thread.
 
 mod built;
 mod certs;
@@ -15,7 +14,7 @@ mod etcd_options;
 mod etcd_version;
 mod etcdctl;
 mod http;
-mod patience;
+mod polling;
 mod port;
 mod process;
 mod program;
@@ -36,7 +35,7 @@ pub use etcd_cluster::EtcdCluster;
 pub use etcd_options::EtcdOptions;
 pub use etcd_version::EtcdVersion;
 pub use etcdctl::Etcdctl;
-pub use patience::{PATIENCE, eventually, poll_until};
+pub use polling::{TEST_LIMIT, eventually, poll_until};
 pub use port::Port;
 pub use process::Process;
 pub use program::find_program;

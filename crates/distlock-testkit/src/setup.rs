@@ -1,4 +1,4 @@
-//! What a conformance case runs on.
+//! The environment of a conformance case.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,30 +14,31 @@ use tokio::runtime::Handle;
 use crate::any_engine::{AnyEngine, BoxFuture};
 use crate::wire::{Calls, Wire};
 
-/// Longer than any case, and than its patience.
+/// Longer than any case.
 const LASTING: Duration = Duration::from_secs(600);
 
-/// An engine with whatever it needs around it.
+/// An engine with the servers it needs.
 pub trait Setup: Sized + Send + Sync + 'static {
     /// The engine.
     type Engine: Backend;
 
-    /// Starts what the engine needs, for one case.
+    /// Starts the servers for one case.
     fn start() -> impl Future<Output = Self> + Send;
 
-    /// A new client of it, with connections of its own.
+    /// Returns a new client with its own connections.
     fn client(&self) -> impl Future<Output = Self::Engine> + Send;
 
-    /// A short lease that the engine and a slow machine can keep up with.
+    /// Returns a short lease that the engine and a slow machine can keep renewed.
     fn ttl(&self) -> Duration {
         Duration::from_millis(900)
     }
 
-    /// What is left where the engine keeps its locks, by name; what must stay (a counter, say) is not counted.
+    /// Returns the names of the state that is left where the engine keeps its locks, except state that must stay, such
+    /// as a counter.
     fn leftovers(&self) -> impl Future<Output = Vec<String>> + Send;
 }
 
-/// A set-up whose type is forgotten: the cases are compiled once, and not for each set-up again.
+/// A set-up behind a trait object: the cases are compiled once, not for each set-up.
 trait AnySetup: Send + Sync {
     fn ttl(&self) -> Duration;
     fn capabilities(&self) -> BoxFuture<'_, Capabilities>;
@@ -73,7 +74,7 @@ impl<S: Setup> AnySetup for S {
     }
 }
 
-/// A running set-up and the means to use it.
+/// A running set-up and its helpers.
 pub struct World {
     setup: Box<dyn AnySetup>,
     /// The machine's clock, for measuring.
@@ -104,15 +105,15 @@ impl World {
         self.client_by(Locker::builder(), self.ttl()).await
     }
 
-    /// A new client for futures that are dropped. Its leases outlast every case: what becomes free was released, and
-    /// nothing is lost on a machine that is slow. Its wire is late, as [`Calls::delay`] says.
+    /// Returns a client for futures that are dropped. Its leases outlast every case: a lock that becomes free was
+    /// released, and no lock is lost on a slow machine. Its wire is delayed as described at [`Calls::delay`].
     pub async fn lasting_client(&self) -> Client {
         let client = self.client_by(Locker::builder(), LASTING).await;
         client.calls.delay();
         client
     }
 
-    /// A new client whose locks keep a history of so many entries.
+    /// Returns a new client whose locks keep a history of `most` entries.
     pub async fn chronicler(&self, most: u32) -> Client {
         self.client_by(Locker::builder().history(most), self.ttl()).await
     }
@@ -123,12 +124,12 @@ impl World {
         Client { locker, calls }
     }
 
-    /// A client's engine without a locker.
+    /// Returns a client's engine without a locker.
     pub(crate) async fn engine(&self) -> Box<dyn AnyEngine> {
         self.setup.engine().await
     }
 
-    /// A lock name that no other case uses.
+    /// Returns a lock name that no other case uses.
     pub fn key(&self, about: &str) -> Key {
         let number = self.names.fetch_add(1, Ordering::Relaxed);
         Key::new(format!("case:{about}:{}:{number}", std::process::id())).expect("a good name")
@@ -139,14 +140,14 @@ impl World {
         self.clock.now()
     }
 
-    /// How long to wait for something that must happen: generous, since machines are slow at times.
-    pub fn patience(&self) -> Duration {
+    /// Returns how long to wait for a condition: generous, since machines are slow at times.
+    pub fn test_limit(&self) -> Duration {
         self.ttl() * 4 + Duration::from_secs(10)
     }
 
-    /// Waits until nothing is left, and fails the case if that takes longer than a lease and some patience.
+    /// Waits until no state is left, and fails the case if that takes much longer than a lease.
     pub async fn expect_nothing_left(&self) {
-        let until = self.now().after(self.patience());
+        let until = self.now().after(self.test_limit());
         loop {
             let left = self.setup.leftovers().await;
             if left.is_empty() {
@@ -160,9 +161,9 @@ impl World {
 
 /// A client of a set-up.
 pub struct Client {
-    /// Its locker, with the set-up's short lease as default unless a lasting one was asked for.
+    /// Its locker. The default lease is the set-up's short lease, except for a lasting client.
     pub locker: Locker,
-    /// What went over its wire.
+    /// The calls that it made.
     pub calls: Arc<Calls>,
 }
 

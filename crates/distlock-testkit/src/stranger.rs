@@ -1,4 +1,4 @@
-//! Lock clients of other languages, the real ones, told what to do line by line.
+//! Real lock clients of other languages, controlled line by line.
 
 mod library;
 
@@ -12,9 +12,10 @@ use std::time::Duration;
 
 pub use library::Library;
 
-use crate::servers::{PATIENCE, spawn};
+use crate::servers::{TEST_LIMIT, spawn};
 
-/// A process with one client of somebody else's lock library. It does one thing after the other. Dropping it kills it.
+/// A process with one client of another lock library. It executes orders one after the other. Dropping it kills the
+/// process.
 #[derive(Debug)]
 pub struct Stranger {
     process: Child,
@@ -22,7 +23,7 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    /// Starts a client of `library` for the Redis server at `server`. Fetches the library if that was not done before.
+    /// Starts a client of `library` for the Redis server at `server`. Downloads the library on first use.
     #[track_caller]
     pub fn start(library: Library, server: SocketAddr) -> Stranger {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
@@ -31,47 +32,47 @@ impl Stranger {
         command.args([server.ip().to_string(), server.port().to_string()]);
         command.stdin(input).stdout(OwnedFd::from(theirs));
         let process = spawn(command).expect("an interpreter that was found starts");
-        ours.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+        ours.set_read_timeout(Some(TEST_LIMIT)).expect("a socket has a timeout");
         Stranger { process, line: BufReader::new(ours) }
     }
 
-    /// Takes a lock if it is free; without a TTL it is held for ever, where the library knows such a thing.
+    /// Takes a lock if it is free; without a TTL it has no lease, where the library supports that.
     #[track_caller]
     pub fn try_lock(&mut self, key: &str, ttl: Option<Duration>) -> bool {
         self.ask_whether(format_args!("try {key} {}", millis(ttl)), "held", "busy")
     }
 
-    /// Begins to wait for a lock; [`has_lock`](Self::has_lock) waits for the end of it.
+    /// Starts waiting for a lock; [`has_lock`](Self::has_lock) waits for the outcome.
     #[track_caller]
     pub fn wait_for(&mut self, key: &str, ttl: Duration) {
         self.send(format_args!("lock {key} {}", millis(Some(ttl))));
     }
 
-    /// Returns when it has the lock that it waits for.
+    /// Waits for the outcome of [`wait_for`](Self::wait_for); returns whether the lock was taken.
     #[track_caller]
     pub fn has_lock(&mut self) -> bool {
         self.receive() == "held"
     }
 
-    /// Unlocks what it took; `false` when it finds that somebody else has it.
+    /// Unlocks `key`; returns `false` if another client holds it.
     #[track_caller]
     pub fn unlock(&mut self, key: &str) -> bool {
         self.ask_whether(format_args!("unlock {key}"), "done", "not ours")
     }
 
-    /// Sets the lease of what it took anew; `false` when it finds that somebody else has it.
+    /// Renews the lease of `key`; returns `false` if another client holds it.
     #[track_caller]
     pub fn extend(&mut self, key: &str, ttl: Duration) -> bool {
         self.ask_whether(format_args!("extend {key} {}", millis(Some(ttl))), "done", "not ours")
     }
 
-    /// Begins to take a lock many times, each time counting in `KEY:inside` how many are there.
+    /// Starts taking a lock `times` times, each time counting the clients inside in `KEY:inside`.
     #[track_caller]
     pub fn meet(&mut self, key: &str, times: u32) {
         self.send(format_args!("meet {key} {times}"));
     }
 
-    /// Returns when the meetings are over: whether it was always alone.
+    /// Waits for the end of [`meet`](Self::meet); returns whether the client was always alone.
     #[track_caller]
     pub fn was_alone(&mut self) -> bool {
         self.receive() == "done"
@@ -106,7 +107,7 @@ impl Drop for Stranger {
     }
 }
 
-/// 0 stands for no lease.
+/// 0 means no lease.
 fn millis(ttl: Option<Duration>) -> u128 {
     ttl.map_or(0, |ttl| ttl.as_millis())
 }

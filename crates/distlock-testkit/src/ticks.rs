@@ -7,20 +7,20 @@ use distlock::ManualClock;
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// Moves a manual clock on, about as fast as time passes, until it is dropped. A machine that stops this process for a
-/// while stops the clock with it, and slows it down where it is slow itself: no lease ends for that.
+/// Advances a manual clock about as fast as real time until it is dropped. When the machine stops or slows this
+/// process, the clock stops or slows with it, so that no lease ends because of that.
 #[derive(Debug)]
 pub struct Ticks {
     _until_dropped: Sender<()>,
 }
 
 impl Ticks {
-    /// From now on the clock goes by itself.
+    /// Starts advancing the clock.
     #[must_use]
     pub fn of(hand: ManualClock) -> Ticks {
         let (sender, dropped) = channel::<()>();
         std::thread::spawn(move || {
-            // One tick, however long it took until this thread ran again.
+            // One tick each, even if this thread was not scheduled for long.
             while dropped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 hand.advance(TICK);
             }
@@ -43,7 +43,7 @@ mod tests {
         eventually("three ticks", || (clock.now() >= start.after(TICK * 3)).then_some(()));
         drop(ticks);
         let dropped = clock.now();
-        // Time must pass in which it would tick.
+        // Real time must pass in which the clock would tick.
         std::thread::sleep(TICK * 10);
         assert!(clock.now() <= dropped.after(TICK), "no more than the tick that was on its way");
     }

@@ -1,4 +1,4 @@
-//! Turns at locks in every mode, while processes are killed and waits given up: what comes of it must be a clean history.
+//! Holds in every mode, while processes are killed and waits are given up: the history must be clean.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use tokio::time::timeout;
 use crate::child::Child;
 use crate::history::{History, Hold};
 
-/// How long one turn, and all of them, may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The limit for one turn, and for all of them.
+const TEST_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a process has what it asked for before it is killed.
+/// How long a process holds its lock before it is killed.
 const LIFE: Duration = Duration::from_millis(150);
 
-/// Turns that many tasks take.
+/// Holds that many tasks take by turns.
 #[derive(Debug)]
 pub struct Turns {
-    /// One for each task.
+    /// One locker for each task.
     pub lockers: Vec<Locker>,
-    /// How many turns each takes.
+    /// The number of turns of each task.
     pub rounds: u32,
-    /// How long a task waits that means to give up.
+    /// How long a task waits if it means to give up.
     pub hurry: Duration,
 }
 
 impl Turns {
-    /// Takes all turns, while processes on `url` are killed with locks in their hands; each time `disturb` does its own.
+    /// Takes all turns, while processes on `url` are killed during their holds; `disturb` is called each time.
     ///
     /// # Panics
     /// When the history is not clean, or most turns fail.
@@ -50,14 +50,14 @@ impl Turns {
             child.kill9();
             disturb();
         }
-        let held = timeout(PATIENCE * 2, tasks.join_all()).await.expect("everybody had all turns");
+        let held = timeout(TEST_LIMIT * 2, tasks.join_all()).await.expect("every task finished its rounds");
         let held: u32 = held.into_iter().sum();
         assert!(held > all / 3, "only {held} of {all} were granted");
         history.check().expect("a clean history");
     }
 }
 
-/// What the number asks for, and as which owner: on each of four locks the modes that can meet there.
+/// Returns the request for this number, its owner and its lock: on each of four locks the modes that can meet there.
 fn any_request(locker: &Locker, number: u32) -> (LockRequest, u32, &'static str) {
     let reenters = locker.capabilities().reenters;
     match number % 8 {
@@ -71,16 +71,16 @@ fn any_request(locker: &Locker, number: u32) -> (LockRequest, u32, &'static str)
     }
 }
 
-/// One turn after the other; answers how many there were.
+/// Takes `rounds` turns; returns how many succeeded.
 async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, history: Arc<History>) -> u32 {
     let clock = Clock::system();
     let mut held = 0;
     for round in 0..rounds {
         let asked = clock.now();
         let (request, client, key) = any_request(&locker, number + round);
-        let patience = if (number + round).is_multiple_of(3) { hurry } else { PATIENCE };
-        let Ok(granted) = timeout(patience, request.into_future()).await else { continue };
-        // A cut connection in the middle is an error now and then; it must never be two holders.
+        let test_limit = if (number + round).is_multiple_of(3) { hurry } else { TEST_LIMIT };
+        let Ok(granted) = timeout(test_limit, request.into_future()).await else { continue };
+        // A cut connection may cause an error; it must never cause two holders.
         let Ok(guard) = granted else { continue };
         let (granted, token) = (clock.now(), guard.fencing_token().get());
         let (mode, slot) = (guard.mode(), guard.slot());
@@ -88,7 +88,7 @@ async fn take_turns(locker: Locker, number: u32, rounds: u32, hurry: Duration, h
             history.write(key, token, true);
         }
         tokio::task::yield_now().await;
-        // The time first: what is said to be held then was.
+        // The time is read first, so that the hold was valid at that time if it is reported as held.
         let now = clock.now();
         let end = if guard.check().is_ok() { now } else { granted };
         if round % 2 == 0 {

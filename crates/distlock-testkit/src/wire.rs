@@ -1,4 +1,4 @@
-//! The wire between a locker and its engine, with a meter and a pair of scissors.
+//! The wire between a locker and its engine: it counts calls and can be cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,47 +9,47 @@ use distlock::backend::{
 use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Result};
 use tokio::sync::watch;
 
-/// How often an engine was asked.
+/// The number of calls to an engine.
 #[derive(Debug, Default)]
 pub struct Calls {
     /// Claims.
     pub claims: AtomicU64,
-    /// Waits that ended with something to do.
+    /// Waits that ended with a wake-up.
     pub wakes: AtomicU64,
-    /// Renewal calls, however many leases each carried.
+    /// Renewal calls, regardless of how many leases each carried.
     pub renewals: AtomicU64,
     /// Releases and withdrawals.
     pub releases: AtomicU64,
-    /// Claims that were answered busy.
+    /// Claims with the result busy.
     busy: watch::Sender<u64>,
     cut: AtomicBool,
     late: AtomicBool,
 }
 
 impl Calls {
-    /// From now on the engine is out of reach for this client, as after a crash or behind a cut cable.
+    /// From now on the engine is unreachable for this client, as after a crash or a network cut.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
     }
 
-    /// From now on requests are sent a poll late, and answers arrive a poll late: whoever drops its future in between has
-    /// asked for nothing yet, or has had it done and does not know it.
+    /// From now on requests are sent one poll late, and replies arrive one poll late. So a future dropped in between
+    /// has either not sent its request yet, or has succeeded without the caller knowing.
     pub fn delay(&self) {
         self.late.store(true, Ordering::SeqCst);
     }
 
-    /// How many claims were answered busy so far.
+    /// Returns the number of claims with the result busy.
     #[must_use]
     pub fn busy_so_far(&self) -> u64 {
         *self.busy.borrow()
     }
 
-    /// Returns once `claims` claims were answered busy: those that queue have their place then.
+    /// Returns when `claims` claims were busy: those that queue have their place then.
     pub async fn queued(&self, claims: u64) {
         self.busy.subscribe().wait_for(|busy| *busy >= claims).await.expect("the meter is alive");
     }
 
-    /// Everything that went over the wire so far.
+    /// Returns the number of all calls.
     #[must_use]
     pub fn total(&self) -> u64 {
         [&self.claims, &self.renewals, &self.releases].iter().map(|calls| calls.load(Ordering::SeqCst)).sum()
@@ -71,7 +71,7 @@ impl Calls {
     }
 }
 
-/// An engine behind a meter.
+/// An engine behind the counters.
 pub struct Wire<B> {
     engine: B,
     calls: Arc<Calls>,

@@ -12,7 +12,7 @@ distlock_testkit::child!();
 const TTL: Duration = Duration::from_millis(600);
 
 #[test]
-fn a_child_takes_and_gives_back() {
+fn a_child_takes_and_releases() {
     let mut child = Child::start();
     child.connect("mem://");
     let before = Clock::system().now();
@@ -28,12 +28,12 @@ fn a_child_takes_and_gives_back() {
 }
 
 #[test]
-fn a_child_that_was_frozen_too_long_knows_it_when_it_wakes() {
+fn a_child_frozen_past_its_lease_knows_it_when_it_wakes() {
     let mut child = Child::start();
     child.connect("mem://");
     let deadline = child.lock("k", TTL).deadline();
     child.stop();
-    // It may have renewed once before it froze.
+    // It may have renewed once before it was frozen.
     let late = deadline.after(TTL);
     eventually("the lease to end", || (Clock::system().now() > late).then_some(()));
     child.cont();
@@ -52,6 +52,6 @@ fn a_child_can_be_killed() {
 
 #[test]
 #[should_panic(expected = "an unknown scheme")]
-fn a_child_that_cannot_connect_says_why() {
+fn a_child_that_cannot_connect_reports_the_reason() {
     Child::start().connect("nothing://");
 }

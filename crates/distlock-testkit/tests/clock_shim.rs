@@ -1,4 +1,4 @@
-//! The clock shim moves the clocks of a real server and of distlock itself.
+//! The clock shim shifts the clocks of a real server and of distlock itself.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn a_servers_keys_expire_early_when_its_clock_jumps_forward_and_late_when_it_jum
     server.command(&["SET", "k", "v", "PX", "60000"]);
     assert!(server.command(&["PTTL", "k"]).int() <= 60_000);
     shim.forward(ShiftedClock::Wall, 2 * MINUTE);
-    // Redis looks at its clock before each round of commands, not at each command.
+    // Redis reads its clock before each batch of commands, not at each command.
     eventually("the key to expire early", || server.command(&["GET", "k"]).is_nil().then_some(()));
     server.command(&["SET", "k", "v", "PX", "60000"]);
     shim.back(ShiftedClock::Wall, 60 * MINUTE);

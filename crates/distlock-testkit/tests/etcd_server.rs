@@ -1,4 +1,4 @@
-//! The kit's etcd servers do what fault tests will ask of them.
+//! The kit's etcd servers support what the fault tests need.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use distlock_testkit::servers::{Certs, Data, EtcdCluster, EtcdServer, EtcdVersion, eventually};
 
 #[test]
-fn a_server_keeps_its_data_over_a_restart_unless_told_otherwise() {
+fn a_server_keeps_its_data_over_a_restart_unless_configured_otherwise() {
     let mut server = EtcdServer::start();
     let etcdctl = server.etcdctl();
     let (port, pid) = (server.port(), server.pid());
@@ -35,7 +35,7 @@ fn both_versions_run() {
 }
 
 #[test]
-fn authentication_asks_for_the_password() {
+fn authentication_requires_the_password() {
     let mut server = EtcdServer::options().auth("s3cret").auth_token_ttl(1).start();
     assert_eq!(server.etcdctl().run(&["put", "k", "v"]), "OK");
     let mut stranger = std::process::Command::new("etcdctl");
@@ -47,7 +47,7 @@ fn authentication_asks_for_the_password() {
 }
 
 #[test]
-fn mutual_tls_asks_for_a_certificate() {
+fn mutual_tls_requires_a_certificate() {
     let certs = Certs::new();
     let server = EtcdServer::options().mutual_tls(&certs).start();
     assert_eq!(server.etcdctl().run(&["put", "k", "v"]), "OK");

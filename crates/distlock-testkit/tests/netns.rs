@@ -1,4 +1,4 @@
-//! The kit's networks lose what they are told to lose.
+//! The kit's networks lose the packets that they are configured to lose.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ distlock_testkit::child!();
 
 const LOSSES: [Loss; 3] = [Loss::Firewall, Loss::Blackhole, Loss::WrongNeighbour];
 
-/// Long beside a round trip of microseconds; a packet that comes later was lost and sent again.
+/// Long compared with a round trip of microseconds; a later packet was lost and retransmitted.
 const NOTHING_COMES: Duration = Duration::from_millis(200);
 
 fn ok() -> Reply {
@@ -35,7 +35,7 @@ fn expect_silence(client: &mut RespClient) {
 }
 
 #[test]
-fn replies_are_lost_one_way_and_come_after_healing_needs_root() {
+fn replies_are_lost_one_way_and_arrive_after_healing_needs_root() {
     for loss in LOSSES {
         let (network, server, mut client) = world();
         network.lose(Side::Server, loss);
@@ -49,11 +49,11 @@ fn replies_are_lost_one_way_and_come_after_healing_needs_root() {
 }
 
 #[test]
-fn requests_are_lost_one_way_and_come_after_healing_needs_root() {
+fn requests_are_lost_one_way_and_arrive_after_healing_needs_root() {
     for loss in LOSSES {
         let (network, server, mut client) = world();
         network.lose(Side::Client, loss);
-        // A blackhole may tell its sender; the kernel sends it again all the same.
+        // A blackhole may return an error to the sender; the kernel retransmits all the same.
         let _ = client.send(&["SET", "k", "second"]);
         expect_silence(&mut client);
         assert_eq!(server.command(&["GET", "k"]).text(), "first", "{loss:?}");
@@ -64,7 +64,7 @@ fn requests_are_lost_one_way_and_come_after_healing_needs_root() {
 }
 
 #[test]
-fn a_proxy_in_a_network_leads_to_a_server_outside_needs_root() {
+fn a_proxy_in_a_network_reaches_a_server_outside_needs_root() {
     let (network, server) = (Arc::new(Network::new()), RedisServer::start());
     let proxy = Proxy::start_in(&network, server.address());
     let dial = || network.side(Side::Client).run(|| RespClient::tcp(proxy.address()));

@@ -1,4 +1,4 @@
-//! The proxy does to each direction what it is told, and nothing to the other.
+//! The proxy applies its rules to each direction separately.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use distlock_testkit::proxy::{Direction, Door, Flow, Proxy};
 use distlock_testkit::servers::eventually;
 
-/// A server that repeats what it hears, and remembers it.
+/// A server that echoes and records what it receives.
 struct Echo {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -86,7 +86,7 @@ fn world() -> (Echo, Proxy, Client) {
 }
 
 #[test]
-fn what_passes_is_counted() {
+fn passed_bytes_are_counted() {
     let (_echo, proxy, mut client) = world();
     let long = "x".repeat(1 << 20);
     let mut sender = client.0.try_clone().unwrap();
@@ -102,7 +102,7 @@ fn what_passes_is_counted() {
 }
 
 #[test]
-fn dropped_replies_are_lost_and_their_requests_are_heard() {
+fn dropped_replies_are_lost_and_their_requests_arrive() {
     let (echo, proxy, mut client) = world();
     proxy.drop_replies();
     client.say("lost");
@@ -115,7 +115,7 @@ fn dropped_replies_are_lost_and_their_requests_are_heard() {
 }
 
 #[test]
-fn dropped_requests_are_never_heard() {
+fn dropped_requests_never_arrive() {
     let (echo, proxy, mut client) = world();
     proxy.drop_requests();
     client.say("lost");
@@ -127,7 +127,7 @@ fn dropped_requests_are_never_heard() {
 }
 
 #[test]
-fn nothing_moves_while_frozen_and_everything_comes_after() {
+fn nothing_moves_while_frozen_and_everything_arrives_after() {
     let (echo, proxy, mut client) = world();
     proxy.freeze();
     client.say("later");
@@ -167,7 +167,7 @@ fn a_held_request_arrives_after_its_client_has_gone() {
 }
 
 #[test]
-fn each_direction_is_delayed_by_its_own() {
+fn each_direction_has_its_own_delay() {
     let (_echo, proxy, mut client) = world();
     proxy.set(Direction::Requests, Flow::Delay(Duration::from_millis(100)));
     proxy.set(Direction::Replies, Flow::Delay(Duration::from_millis(200)));
@@ -244,7 +244,7 @@ fn a_closed_door_refuses_and_a_silent_one_does_not_answer() {
 }
 
 #[test]
-fn a_server_that_is_down_is_a_connection_cut_at_once() {
+fn a_dead_server_is_a_connection_cut_at_once() {
     let (_echo, proxy, _client) = world();
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     proxy.retarget(nobody);

@@ -1,4 +1,4 @@
-//! The kit's Redis servers do what fault tests will ask of them.
+//! The kit's Redis servers support what the fault tests need.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ fn ok() -> Reply {
 }
 
 #[test]
-fn a_server_answers_on_its_own_port_and_goes_with_its_owner() {
+fn a_server_listens_on_its_own_port_and_ends_with_its_owner() {
     let server = RedisServer::start();
     assert_eq!(server.command(&["SET", "k", "v"]), ok());
     let mut tcp = RespClient::tcp(server.address()).unwrap();
@@ -48,7 +48,7 @@ fn many_servers_start_at_once() {
 }
 
 #[test]
-fn a_frozen_server_runs_what_was_sent_when_it_thaws() {
+fn a_frozen_server_executes_requests_when_it_thaws() {
     let server = RedisServer::start();
     let mut client = server.client().unwrap();
     server.stop();
@@ -74,7 +74,7 @@ fn a_killed_server_comes_back_on_its_port_with_or_without_its_data() {
 }
 
 #[test]
-fn without_asking_nothing_is_kept() {
+fn persistence_is_off_by_default() {
     let mut server = RedisServer::start();
     server.command(&["SET", "k", "v"]);
     server.restart(Data::Kept);
@@ -82,7 +82,7 @@ fn without_asking_nothing_is_kept() {
 }
 
 #[test]
-fn passwords_and_users_bind_everybody_but_the_kit() {
+fn passwords_and_users_bind_all_clients_but_the_kit() {
     let server = RedisServer::options().password("s3cret").user("ann", "pw", "~a:* +get +set").start();
     let mut client = RespClient::tcp(server.address()).unwrap();
     assert!(client.command(&["GET", "k"]).unwrap().error().unwrap().starts_with("NOAUTH"));
@@ -140,7 +140,7 @@ fn commands_are_counted_and_configuration_lines_apply() {
 }
 
 #[test]
-fn a_server_that_loads_its_data_says_so() {
+fn a_loading_server_replies_loading() {
     let mut server = RedisServer::options()
         .config("key-load-delay 20000")
         .config("loading-process-events-interval-bytes 1024")

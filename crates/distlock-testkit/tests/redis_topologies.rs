@@ -1,4 +1,4 @@
-//! The kit's Sentinel and Cluster set-ups do what fault tests will ask of them.
+//! The kit's Sentinel and Cluster set-ups support what the fault tests need.
 
 use distlock_testkit::servers::{
     Data, RedisCluster, RedisServer, Reply, RespClient, SERVICE, SentinelSetup, eventually,
@@ -9,7 +9,7 @@ fn ok() -> Reply {
 }
 
 #[test]
-fn sentinels_name_another_master_when_told_and_when_theirs_dies() {
+fn sentinels_name_another_master_after_a_failover_or_a_crash() {
     let mut setup = SentinelSetup::start();
     assert!(setup.url().starts_with("redis+sentinel://127.0.0.1:") && setup.url().ends_with(SERVICE));
     assert_eq!(setup.master(), Some(0));
@@ -23,10 +23,10 @@ fn sentinels_name_another_master_when_told_and_when_theirs_dies() {
     eventually("exactly one server that takes writes", || is_one_master(&setup).then_some(()));
 }
 
-/// Whether the server that the sentinels name takes writes, and the others refuse them as replicas.
+/// Returns whether the server that the sentinels name accepts writes, and the others refuse them as replicas.
 ///
-/// Sentinels hang up on all clients of a server that they demote, and while it fetches the new master's data it refuses
-/// everything with LOADING: no answer and another answer are ordinary.
+/// Sentinels disconnect all clients of a server that they demote, and while it loads the new master's data it refuses
+/// everything with LOADING: no reply and a different reply are both ordinary.
 fn is_one_master(setup: &SentinelSetup) -> bool {
     let Some(master) = setup.master() else { return false };
     setup.servers().iter().enumerate().all(|(at, server)| {
@@ -60,7 +60,7 @@ fn a_slot_moves_with_its_keys() {
 }
 
 #[test]
-fn half_a_move_answers_ask() {
+fn half_a_move_replies_ask() {
     let cluster = RedisCluster::with(&RedisServer::options().password("pw"));
     let slot = cluster.slot("k");
     let old = cluster.owner(slot);
@@ -76,7 +76,7 @@ fn half_a_move_answers_ask() {
 }
 
 #[test]
-fn a_cluster_without_a_majority_says_so() {
+fn a_cluster_without_a_majority_refuses() {
     let mut cluster = RedisCluster::start();
     let slot = cluster.slot("k");
     let (owner, nodes) = (cluster.owner(slot), cluster.nodes_mut());

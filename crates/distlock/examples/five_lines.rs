@@ -18,7 +18,7 @@ async fn main() -> distlock::Result<()> {
         charge(guard.fencing_token()).await?;
         guard.unlock().await?;                                                     // the only confirmed release
 
-        if let Some(_guard) = locker.try_lock("job:nightly").await? { /* won */ }  // None: somebody else has it
+        if let Some(_guard) = locker.try_lock("job:nightly").await? { /* won */ }  // None: held by another owner
         // README end
         Ok(())
     }

@@ -9,7 +9,7 @@ async fn main() -> distlock::Result<()> {
 
     let guard = locker.lock("invoice:42").await?;
     println!("holding {} with token {}", guard.key(), guard.fencing_token());
-    println!("somebody else gets {:?}", locker.clone().try_lock("invoice:42").await?);
+    println!("another owner gets {:?}", locker.clone().try_lock("invoice:42").await?);
     guard.unlock().await?;
     println!("free again");
     locker.close().await

@@ -1,14 +1,14 @@
-//! The suite can tell: each engine that is wrong on purpose fails the cases named for it.
+//! The suite detects defects: each deliberately broken engine fails the cases named for it.
 
 use std::time::Duration;
 
 use distlock_testkit::broken::{BrokenSetup, Flaw, Flawed};
 use distlock_testkit::conformance::{Outcome, attempt_by_name};
 
-/// Long enough for the sound cases of a slow machine, short enough for those that hang.
+/// Long enough for the passing cases on a slow machine, short enough for those that hang.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn check_noticed<F: Flawed>(cases: &[&str]) {
+fn check_detected<F: Flawed>(cases: &[&str]) {
     for case in cases {
         let outcome = attempt_by_name::<BrokenSetup<F>>(case, LIMIT);
         assert!(matches!(outcome, Outcome::Failed(_)), "{:?} passed {case}: {outcome:?}", F::FLAW);
@@ -23,35 +23,35 @@ macro_rules! flaws {
             impl Flawed for This {
                 const FLAW: Flaw = Flaw::$flaw;
             }
-            check_noticed::<This>(&[$(stringify!($case)),+]);
+            check_detected::<This>(&[$(stringify!($case)),+]);
         }
     )+};
 }
 
 flaws! {
-    never_releases NeverReleases: try_lock_is_none_when_it_is_taken close_releases_everything;
-    ignores_the_owner IgnoresTheOwner: only_the_owner_releases a_release_repeated_touches_nothing;
-    renews_after_loss RenewsAfterLoss: force_release_tells_the_holder;
+    never_releases NeverReleases: try_lock_returns_none_while_held close_releases_everything;
+    ignores_the_owner IgnoresTheOwner: only_the_owner_releases a_repeated_release_changes_nothing;
+    renews_after_loss RenewsAfterLoss: force_release_notifies_the_holder;
     repeats_tokens RepeatsTokens: tokens_rise the_history_is_clean_under_load;
-    grants_to_everybody GrantsToEverybody: one_holder_at_a_time try_lock_is_none_when_it_is_taken the_history_is_clean_under_load;
-    counts_a_repeat_twice CountsARepeatTwice: a_claim_repeated_is_the_same_grant;
-    starts_the_lease_late StartsTheLeaseLate: a_cut_off_holder_is_told_before_the_next_is_granted without_a_watchdog_the_lease_ends;
+    grants_every_claim GrantsEveryClaim: one_holder_at_a_time try_lock_returns_none_while_held the_history_is_clean_under_load;
+    counts_a_repeat_twice CountsARepeatTwice: a_repeated_claim_returns_the_same_grant;
+    starts_the_lease_late StartsTheLeaseLate: a_cut_off_holder_expires_before_the_next_grant without_a_watchdog_the_lease_ends;
     never_renews NeverRenews: a_hold_outlives_its_lease_by_renewal a_detached_hold_is_unlocked_by_name;
     forgets_the_queue ForgetsTheQueue: waiters_are_served_in_order inspect_shows_holder_and_waiters;
     wakes_the_herd WakesTheHerd: one_wake_up_per_release;
     keeps_dead_waiters KeepsDeadWaiters: a_cancelled_wait_gives_up_its_place;
     hangs Hangs: tokens_rise;
-    hides_locks HidesLocks: inspect_shows_holder_and_waiters odd_names_are_locks_of_their_own;
+    hides_locks HidesLocks: inspect_shows_holder_and_waiters unusual_names_are_distinct_locks;
     forces_without_looking ForcesWithoutLooking: force_release_needs_the_right_token;
     shares_with_writers SharesWithWriters: readers_share_and_writers_exclude readers_and_writers_keep_a_clean_history;
     starves_writers StarvesWriters: a_reader_behind_a_waiting_writer_waits;
-    oversells_slots OversellsSlots: slots_are_counted_and_the_lowest_comes_first a_semaphore_keeps_a_clean_history;
-    lets_any_owner_enter LetsAnyOwnerEnter: an_owner_enters_from_another_client entries_keep_a_clean_history;
-    counts_entries_as_grants CountsEntriesAsGrants: an_owner_enters_from_another_client an_entry_repeated_counts_once;
-    forgets_the_delay ForgetsTheDelay: a_lost_lock_rests_for_its_delay;
-    adopts_nothing AdoptsNothing: a_hold_is_taken_over a_hold_that_has_ended_is_not_taken_over;
+    oversells_slots OversellsSlots: slots_are_counted_and_the_lowest_is_granted_first a_semaphore_keeps_a_clean_history;
+    lets_any_owner_enter LetsAnyOwnerEnter: an_owner_reenters_from_another_client reentries_keep_a_clean_history;
+    counts_entries_as_grants CountsEntriesAsGrants: an_owner_reenters_from_another_client a_repeated_reentry_counts_once;
+    forgets_the_delay ForgetsTheDelay: a_lost_lock_is_not_granted_during_its_delay;
+    adopts_nothing AdoptsNothing: a_hold_is_adopted an_ended_hold_is_not_adopted;
     keeps_the_label KeepsTheLabel: a_label_can_be_changed;
-    takes_some_of_several TakesSomeOfSeveral: several_locks_are_never_held_in_part;
-    counts_several_twice CountsSeveralTwice: several_claims_repeated_are_the_same_grants;
+    takes_some_of_several TakesSomeOfSeveral: claim_all_never_holds_a_part;
+    counts_several_twice CountsSeveralTwice: a_repeated_claim_all_returns_the_same_grants;
     never_forgets NeverForgets: a_history_is_bounded;
 }

@@ -1,6 +1,6 @@
-//! The README's table of engines and capabilities says what the engines say.
+//! The README's table of capabilities equals what the engines declare.
 //!
-//! `DISTLOCK_WRITE_README=1 cargo test -p distlock --all-features --test capabilities` writes it anew.
+//! `DISTLOCK_WRITE_README=1 cargo test -p distlock --all-features --test capabilities` rewrites it.
 #![cfg(all(feature = "redis", feature = "etcd"))]
 
 use distlock::backend::{Backend, Capabilities};
@@ -10,7 +10,7 @@ use distlock_testkit::conformance::skips;
 const BEGIN: &str = "<!-- capabilities begin -->\n";
 const END: &str = "<!-- capabilities end -->";
 
-/// Every engine there is, without the servers that it would need.
+/// Returns all engines, without the servers that they would need.
 fn engines() -> [(&'static str, Capabilities); 5] {
     let redis = distlock::backend::redis::Redis::tcp("127.0.0.1", 1).build().expect("an engine");
     let nodes = [1, 2, 3].map(|port| distlock::backend::redis::Redis::tcp("127.0.0.1", port));
@@ -28,7 +28,7 @@ fn engines() -> [(&'static str, Capabilities); 5] {
 }
 
 #[tokio::test]
-async fn the_table_of_the_readme_is_what_the_engines_say() {
+async fn the_readme_table_equals_the_declared_capabilities() {
     let engines = engines();
     for (engine, able) in &engines {
         skips(able).iter().for_each(|(case, need)| println!("{engine} skips {case}: {need}"));

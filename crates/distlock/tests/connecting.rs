@@ -1,5 +1,5 @@
-//! What a URL leads to, and connecting and examining dropped after any number of polls: no thread and no descriptor is
-//! left of it.
+//! URLs and their engines. Connecting and examining, dropped after any number of polls, leave no thread and no
+//! descriptor behind.
 
 use std::fs::read_dir;
 use std::future::Future;
@@ -10,12 +10,12 @@ use distlock::{Config, ErrorKind, Locker, examine};
 use distlock_testkit::poll_times;
 use tokio::time::{sleep, timeout};
 
-/// More than any of these futures needs before it waits for a server.
+/// More polls than any of these futures needs before it waits for a server.
 const MOST_POLLS: usize = 12;
-/// After that it is dropped where it stands.
+/// A future that is still pending after this time is dropped while it waits.
 const A_MOMENT: Duration = Duration::from_millis(50);
-/// For what must happen on any machine.
-const SOON: Duration = Duration::from_secs(30);
+/// A generous limit for what must happen on any machine.
+const TEST_LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
@@ -37,7 +37,7 @@ async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
             drop(drop_after(polls, Locker::from_config(&config)).await);
             drop(drop_after(polls, examine(&config)).await);
         }
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + TEST_LIMIT;
         while left() != before {
             assert!(Instant::now() < until, "{url}: {:?} keepers and descriptors, {before:?} before", left());
             sleep(Duration::from_millis(10)).await;
@@ -46,9 +46,9 @@ async fn connecting_and_examining_dropped_at_every_poll_leave_nothing() {
     let _ = std::fs::remove_dir_all(directory);
 }
 
-/// Every way to say it leads to the store that has this name in this process.
+/// Every spelling of the URL leads to the store of this name in this process.
 #[tokio::test]
-async fn mem_is_one_store_of_the_process_and_one_of_each_name() {
+async fn mem_is_one_store_per_process_and_name() {
     let mut listed = Config::default();
     listed.url = Some("mem://".into());
     let by_variable = Config::from_vars(|name| (name == "DISTLOCK_URL").then(|| "mem://".into())).unwrap();
@@ -74,9 +74,9 @@ async fn mem_is_one_store_of_the_process_and_one_of_each_name() {
     assert!(plain[1].try_lock("connecting").await.unwrap().is_some(), "free for all again");
 }
 
-/// The store goes with its last client, and what tokens protect does not.
+/// The store is dropped with its last client, but its tokens continue to rise.
 #[tokio::test]
-async fn tokens_of_mem_rise_when_the_last_client_has_gone_and_another_comes() {
+async fn tokens_of_mem_rise_across_clients() {
     for url in ["mem://connecting-3", "mem://connecting-4"] {
         let mut last = None;
         for _ in 0..5 {
@@ -95,7 +95,7 @@ async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<
     timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
 }
 
-/// How many keepers this process has, and how many open descriptors.
+/// Returns the numbers of keepers and of open descriptors of this process.
 fn left() -> (usize, usize) {
     let is_keeper = |name: std::io::Result<String>| name.is_ok_and(|name| name.trim_end() == "distlock-keeper");
     let threads = read_dir("/proc/self/task").unwrap().flatten();
@@ -103,7 +103,7 @@ fn left() -> (usize, usize) {
     (keepers, read_dir("/proc/self/fd").unwrap().count())
 }
 
-/// Polls on this thread, which no runtime knows, as a plain executor does.
+/// Polls on this thread, outside of any runtime, as a plain executor does.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -129,7 +129,7 @@ fn expect_no_runtime<T>(what: &str, outcome: distlock::Result<T>) {
 }
 
 #[test]
-fn outside_of_a_runtime_connecting_is_an_error_that_says_what_is_missing() {
+fn connecting_outside_of_a_runtime_is_an_error_that_names_the_runtime() {
     let mut urls: Vec<&str> = Vec::new();
     #[cfg(feature = "redis")]
     urls.extend(["redis://127.0.0.1:1", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"]);
@@ -142,7 +142,7 @@ fn outside_of_a_runtime_connecting_is_an_error_that_says_what_is_missing() {
     block_on(Locker::connect("mem://")).expect("nothing is missing for locks in memory");
 }
 
-/// Uses a locker that was made and holds locks inside of a runtime.
+/// Uses a locker that was created, and has holds, inside of a runtime.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 fn check_outside_of_a_runtime(url: &str) {
     use std::future::IntoFuture;
@@ -159,14 +159,14 @@ fn check_outside_of_a_runtime(url: &str) {
     expect_no_runtime("campaign", block_on(locker.election("e").campaign("me").into_future()));
     expect_no_runtime("leader", block_on(locker.election("e").leader()));
     expect_no_runtime("inspect", block_on(locker.inspect().list("")));
-    expect_no_runtime("extend", block_on(guard.extend(SOON)));
+    expect_no_runtime("extend", block_on(guard.extend(TEST_LIMIT)));
     expect_no_runtime("asked", block_on(guard.asked()));
     expect_no_runtime("unlock by name", block_on(locker.unlock("b").into_future()));
     assert!(!guard.is_lost(), "nothing happened to it");
     expect_no_runtime("unlock", block_on(guard.unlock()));
-    // Released in the background, although the engine could not be asked.
+    // Released in the background, although this thread could not call the engine.
     let other = locker.clone();
-    runtime.block_on(other.lock("a").wait(SOON).into_future()).expect("released").detach();
+    runtime.block_on(other.lock("a").wait(TEST_LIMIT).into_future()).expect("released").detach();
     block_on(locker.close()).expect("the keeper closes it, on a runtime of its own");
 }
 
@@ -185,13 +185,13 @@ fn outside_of_a_runtime_every_call_on_etcd_is_an_error() {
 }
 
 #[test]
-fn outside_of_a_runtime_locks_in_memory_work_until_somebody_must_wait() {
+fn locks_in_memory_work_outside_of_a_runtime_until_a_wait() {
     use std::future::IntoFuture;
 
     let locker = Locker::new(Memory::new()).expect("a locker");
-    let guard = block_on(locker.lock("a").wait(SOON).into_future()).expect("granted");
+    let guard = block_on(locker.lock("a").wait(TEST_LIMIT).into_future()).expect("granted");
     let other = locker.clone();
-    expect_no_runtime("a wait", block_on(other.lock("a").wait(SOON).into_future()));
+    expect_no_runtime("a wait", block_on(other.lock("a").wait(TEST_LIMIT).into_future()));
     block_on(guard.unlock()).expect("released");
     block_on(locker.close()).expect("closed");
 }

@@ -1,4 +1,5 @@
-//! Elections without end, in which leaders are cut off and die: never two that are valid by their deadlines.
+//! Repeated elections in which leaders are cut off and crash: there are never two leaders that are valid by their
+//! deadlines.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -24,20 +25,20 @@ mod redis_setups;
 
 const CANDIDATES: u32 = 5;
 
-/// What all candidates share.
+/// State shared by all candidates.
 struct Contest {
     key: Key,
     clock: Clock,
     history: History,
     /// The resource that leaders write to.
     fence: Fence,
-    /// How many elections there were, how many leaders were cut off or died, how many candidates.
+    /// The numbers of elections, of leaders that were cut off or crashed, and of such candidates.
     elections: AtomicU32,
     lost_leaders: AtomicU32,
     lost_candidates: AtomicU32,
 }
 
-/// What becomes of a candidate; one in ten leaders is lost, one in twenty candidates.
+/// The fate of a candidate: one in ten leaders and one in twenty candidates is lost.
 enum Fate {
     Resigns,
     IsCutOff,
@@ -55,11 +56,11 @@ fn fate(number: u32) -> Fate {
 }
 
 impl Contest {
-    /// Stands for election once. False when the client is of no use any more.
-    async fn stand(&self, client: &Client, candidate: u32, ttl: Duration, patience: Duration) -> bool {
+    /// Campaigns once. Returns false when the client can no longer be used.
+    async fn stand(&self, client: &Client, candidate: u32, ttl: Duration, test_limit: Duration) -> bool {
         let fate = fate(self.elections.fetch_add(1, Ordering::SeqCst));
         let (election, asked) = (client.locker.election(&self.key), self.clock.now());
-        let campaign = election.campaign(format!("candidate {candidate}")).ttl(ttl).wait(patience);
+        let campaign = election.campaign(format!("candidate {candidate}")).ttl(ttl).wait(test_limit);
         if let Fate::IsCutOffWhileItWaits = fate {
             let waiting = timeout(Duration::from_millis(5), campaign.into_future()).await;
             let granted = self.clock.now();
@@ -81,13 +82,13 @@ impl Contest {
         match fate {
             Fate::Resigns => {
                 self.record(&leadership, candidate, times);
-                // On a machine that stood still it may be lost by now.
+                // On a machine that stood still the leadership may be lost by now.
                 let _ = leadership.resign().await;
                 return true;
             }
             Fate::IsCutOff => {
                 client.calls.cut();
-                timeout(patience, leadership.guard().lost()).await.expect("told");
+                timeout(test_limit, leadership.guard().lost()).await.expect("notified");
                 self.record(&leadership, candidate, times);
             }
             _ => {
@@ -100,12 +101,12 @@ impl Contest {
         false
     }
 
-    /// It led until now, or until its deadline if that was before.
+    /// Records that the candidate led until now, or until its deadline if that was earlier.
     fn record(&self, leadership: &Leadership, candidate: u32, times: (Moment, Moment)) {
         self.record_until(self.clock.now(), leadership, candidate, times);
     }
 
-    /// It believed in its leadership to the end.
+    /// Records that the candidate believed in its leadership until its deadline.
     fn record_until_the_deadline(&self, leadership: &Leadership, candidate: u32, times: (Moment, Moment)) {
         self.record_until(Moment::NEVER, leadership, candidate, times);
     }
@@ -119,7 +120,7 @@ impl Contest {
     }
 }
 
-/// Has candidates stand for election until there were `elections`.
+/// Runs candidates until there were `elections` elections.
 async fn contest(world: &World, elections: u32, ttl: Duration) {
     let contest = Arc::new(Contest {
         key: world.key("contest"),
@@ -130,15 +131,15 @@ async fn contest(world: &World, elections: u32, ttl: Duration) {
         lost_leaders: AtomicU32::new(0),
         lost_candidates: AtomicU32::new(0),
     });
-    let patience = world.patience() + ttl * 20;
+    let test_limit = world.test_limit() + ttl * 20;
     while contest.elections.load(Ordering::SeqCst) < elections {
-        // Each with a client of its own, until that is lost.
+        // Each candidate has its own client, until the client is lost.
         let mut candidates = JoinSet::new();
         for candidate in 0..CANDIDATES {
             let (contest, client) = (contest.clone(), world.client().await);
             candidates.spawn(async move {
                 while contest.elections.load(Ordering::SeqCst) < elections
-                    && contest.stand(&client, candidate, ttl, patience).await
+                    && contest.stand(&client, candidate, ttl, test_limit).await
                 {}
             });
         }

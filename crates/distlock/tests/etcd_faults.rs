@@ -1,4 +1,4 @@
-//! What must hold when etcd, the network or the client fails. The numbers are those of the failure catalogue.
+//! Behaviour when etcd, the network or the client fails. The numbers are those of the failure catalogue.
 
 #![cfg(feature = "etcd")]
 
@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 distlock_testkit::child!();
 
-/// Applied, reply lost: the claim is repeated with the same id and finds its own key.
+/// Applied, reply lost: the retried claim has the same id and finds its own key.
 #[tokio::test(flavor = "multi_thread")]
 async fn f01_claim_applied_and_its_reply_lost() {
     let server = EtcdServer::start();
@@ -43,7 +43,7 @@ async fn f01_claim_applied_and_its_reply_lost() {
     assert!(keys(&server).is_empty());
 }
 
-/// A grant that comes after its own lease is no grant.
+/// A grant that arrives after its own lease has ended is not a grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn f02_reply_after_the_deadline() {
     let server = EtcdServer::start();
@@ -78,7 +78,7 @@ async fn f03_renewal_reply_lost() {
     guard.unlock().await.unwrap();
 }
 
-/// A release whose reply was lost is unknown to the caller, and done.
+/// A release whose reply is lost is unknown to the caller, but it took effect.
 #[tokio::test(flavor = "multi_thread")]
 async fn f04_release_reply_lost() {
     let server = EtcdServer::start();
@@ -90,33 +90,33 @@ async fn f04_release_reply_lost() {
     eventually("the key is gone", || keys(&server).is_empty()).await;
     proxy.cut();
     proxy.pass();
-    let error = unlocking.await.unwrap().expect_err("nobody answered");
+    let error = unlocking.await.unwrap().expect_err("the reply is lost");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     locker_at(&[server.address()], secs(10)).try_lock("a").await.unwrap().expect("free").unlock().await.unwrap();
 }
 
-/// A release that is repeated after its reply was lost leaves the next holder alone.
+/// A release that is retried after its reply was lost does not end the next hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_repeated_release_spares_the_next_holder() {
+async fn f05_repeated_release_does_not_end_the_next_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (first, next) = (locker_at(&[proxy.address()], secs(10)), locker_at(&[server.address()], secs(10)));
     let guard = first.lock("a").await.unwrap();
     proxy.drop_replies();
     let unlocking = tokio::spawn(guard.unlock());
-    let held = next.lock("a").wait(secs(10)).await.expect("released, though nobody told the first holder");
+    let held = next.lock("a").wait(secs(10)).await.expect("released, without the knowledge of the first holder");
     proxy.cut();
     proxy.pass();
-    unlocking.await.unwrap().expect_err("nobody answered");
+    unlocking.await.unwrap().expect_err("the reply is lost");
     first.close().await.expect("every release was answered in the end");
     held.check().expect("still the next one's");
     assert_eq!(keys(&server).len(), 1);
     held.unlock().await.unwrap();
 }
 
-/// The same when what was made in the meantime has the very name of the key that is deleted again.
+/// The same when the new key has the same name as the key that is deleted again.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_repeated_delete_spares_a_newer_key_of_the_same_name() {
+async fn f05_repeated_delete_keeps_a_newer_key_of_the_same_name() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(10));
@@ -128,13 +128,13 @@ async fn f05_repeated_delete_spares_a_newer_key_of_the_same_name() {
     server.etcdctl().run(&["put", &key, "newer"]);
     proxy.cut();
     proxy.pass();
-    let error = unlocking.await.unwrap().expect_err("nobody answered");
+    let error = unlocking.await.unwrap().expect_err("the reply is lost");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     locker.close().await.expect("the release was repeated, and answered");
     assert!(server.etcdctl().run(&["get", &key]).ends_with("newer"));
 }
 
-/// A connection that breaks after the request was sent does not make two of it.
+/// A connection that breaks after the request was sent does not cause two grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn f06_connection_cut_after_sending() {
     let server = EtcdServer::start();
@@ -153,7 +153,7 @@ async fn f06_connection_cut_after_sending() {
     assert!(keys(&server).is_empty());
 }
 
-/// An acquire that is dropped while its request is on the way leaves nothing.
+/// An acquire that is dropped while its request is in flight leaves no trace.
 #[tokio::test(flavor = "multi_thread")]
 async fn f07_acquire_future_dropped() {
     let server = EtcdServer::start();
@@ -170,7 +170,7 @@ async fn f07_acquire_future_dropped() {
     assert!(guard.is_some(), "something is in the way");
 }
 
-/// The holder is killed: the next one follows when the lease ends.
+/// The holder is killed: the next client is granted the lock when the lease ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_holder_killed() {
     let server = EtcdServer::start();
@@ -185,7 +185,7 @@ async fn f12_holder_killed() {
     guard.unlock().await.unwrap();
 }
 
-/// A request that is held up on the way and arrives after its sender gave up leaves nothing for long.
+/// A request that is delayed and arrives after its sender gave up leaves no lasting trace.
 #[tokio::test(flavor = "multi_thread")]
 async fn f14_late_request() {
     let server = EtcdServer::start();
@@ -196,7 +196,7 @@ async fn f14_late_request() {
     let asked = tokio::spawn(locker.lock("a").max_attempts(1).into_future());
     proxy.wait_for("the claim", |counts| counts.requests.held() > 0);
     tokio::time::sleep(ms(200)).await;
-    // Only the request itself will arrive, not that it was given up.
+    // Only the request itself will arrive, not its cancellation.
     let request = proxy.counts().requests.held();
     asked.await.unwrap().expect_err("it is held up");
     tokio::time::sleep(ms(500)).await;
@@ -210,7 +210,7 @@ async fn f14_late_request() {
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// A process that is stopped for longer than its lease knows on waking that it has nothing.
+/// A process that is stopped for longer than its lease knows on waking that it lost the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn f49_client_paused_for_longer_than_its_lease() {
     let server = EtcdServer::start();
@@ -225,7 +225,7 @@ async fn f49_client_paused_for_longer_than_its_lease() {
     guard.unlock().await.unwrap();
 }
 
-/// A connection that takes requests and never answers is left for another endpoint in time.
+/// A connection that accepts requests and never replies is replaced by another endpoint in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn f50_keepalive_stalls_without_an_error() {
     let server = EtcdServer::start();
@@ -243,7 +243,7 @@ async fn f50_keepalive_stalls_without_an_error() {
     guard.unlock().await.unwrap();
 }
 
-/// A reply that sat in a buffer counts from when its request was sent.
+/// A reply that was buffered counts from when its request was sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn f51_buffered_keepalive_replies() {
     let server = EtcdServer::start();
@@ -259,18 +259,18 @@ async fn f51_buffered_keepalive_replies() {
     guard.unlock().await.unwrap();
 }
 
-/// The key vanishes while the lease lives: the holder is told by its watch, not by its lease.
+/// The key is deleted while the lease lives: the holder learns of it from its watch, not from its lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn f52_key_gone_though_the_lease_lives() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(60));
     let guard = locker.lock("a").await.unwrap();
     server.etcdctl().run(&["del", "--prefix", "a/"]);
-    let reason = timeout(secs(2), guard.lost()).await.expect("told at once");
+    let reason = timeout(secs(2), guard.lost()).await.expect("notified at once");
     assert_eq!(reason, LossReason::Revoked);
 }
 
-/// The same while the connection is down: the new stream begins where the old one ended.
+/// The same while the connection is down: the new watch stream starts where the old one ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn f52_key_gone_while_the_connection_is_down() {
     let server = EtcdServer::start();
@@ -280,14 +280,14 @@ async fn f52_key_gone_while_the_connection_is_down() {
     eventually("it is watched", || server.metric("etcd_debugging_mvcc_watcher_total") == Some(2.0)).await;
     proxy.drop_replies();
     server.etcdctl().run(&["del", "--prefix", "a/"]);
-    assert!(!guard.is_lost(), "nobody told it");
+    assert!(!guard.is_lost(), "no event has arrived");
     proxy.cut();
     proxy.pass();
-    assert_eq!(timeout(secs(10), guard.lost()).await.expect("told by the new stream"), LossReason::Revoked);
+    assert_eq!(timeout(secs(10), guard.lost()).await.expect("notified by the new stream"), LossReason::Revoked);
 }
 
-/// The leader is stopped and comes back: an etcd of this version may then revoke leases that live. Nobody believes to
-/// hold what is gone for longer than it takes to tell.
+/// The leader is stopped and continues: an etcd of this version may then revoke live leases. A holder whose key is
+/// gone stops believing as soon as the watch can tell it.
 #[tokio::test(flavor = "multi_thread")]
 async fn f52_leader_paused_for_nine_seconds() {
     let mut cluster = EtcdCluster::start();
@@ -307,20 +307,20 @@ async fn f52_leader_paused_for_nine_seconds() {
         match (there, gone_since) {
             (true, _) => gone_since = None,
             (false, None) => gone_since = Some(std::time::Instant::now()),
-            (false, Some(since)) => assert!(since.elapsed() < secs(1), "the key is gone and nobody told the holder"),
+            (false, Some(since)) => assert!(since.elapsed() < secs(1), "the key is gone, its holder not notified"),
         }
     }
-    // A key that survived is deleted now, and only the watch can tell: it has moved to a server that lives.
+    // A surviving key is deleted now, and only the watch can tell: it has moved to a server that is alive.
     if !guard.is_lost() {
         cluster.etcdctl().run(&["del", "--prefix", "a/"]);
     }
-    timeout(secs(2), guard.lost()).await.expect("told at once");
+    timeout(secs(2), guard.lost()).await.expect("notified at once");
     drop(guard);
     let next = locker.lock("a").wait(secs(20)).await.expect("the cluster works");
     next.unlock().await.unwrap();
 }
 
-/// Without a majority the lease runs out for the holder at its deadline, and nobody else is granted before.
+/// Without a majority the holder's lease ends at its deadline, and no other client is granted the lock before that.
 #[tokio::test(flavor = "multi_thread")]
 async fn f53_followers_frozen() {
     let mut cluster = EtcdCluster::start();
@@ -328,7 +328,7 @@ async fn f53_followers_frozen() {
     let guard = holder.lock("a").await.unwrap();
     let followers = cluster.followers();
     followers.iter().for_each(|at| cluster.members()[*at].stop());
-    timeout(secs(20), guard.lost()).await.expect("told when its lease is over");
+    timeout(secs(20), guard.lost()).await.expect("notified when its lease has ended");
     assert!(guard.deadline().unwrap() <= distlock::Clock::system().now());
     followers.iter().for_each(|at| cluster.members()[*at].cont());
     let next = other.lock("a").wait(secs(30)).await.expect("the cluster works again");
@@ -336,7 +336,7 @@ async fn f53_followers_frozen() {
     next.unlock().await.unwrap();
 }
 
-/// The leader is killed, which is the one that everybody talks to: holders hold on, and waiters wait.
+/// The leader, to which all clients are connected, is killed: holders keep their locks, and waiters keep waiting.
 #[tokio::test(flavor = "multi_thread")]
 async fn f54_leader_killed() {
     let mut cluster = EtcdCluster::start();
@@ -354,8 +354,8 @@ async fn f54_leader_killed() {
     waiter.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
-/// Compaction takes away what a watch would have to catch up with: everybody looks again, and nobody is told of a loss
-/// that did not happen.
+/// Compaction removes the events that a watch would have to catch up with: all watchers read the state again, and no
+/// holder is notified of a loss that did not happen.
 #[tokio::test(flavor = "multi_thread")]
 async fn f55_watch_cancelled_by_compaction() {
     let server = EtcdServer::start();
@@ -383,7 +383,7 @@ async fn f55_watch_cancelled_by_compaction() {
     next.unlock().await.unwrap();
 }
 
-/// The watch tells late that it is our turn, when it is not any more: what counts is what the cluster says now.
+/// The watch reports late that a waiter is at the head, when it no longer is: the current state of the cluster counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn f56_watch_lags() {
     let server = EtcdServer::start();
@@ -398,7 +398,7 @@ async fn f56_watch_lags() {
     guard.unlock().await.unwrap();
     let place = keys(&server).into_iter().find(|key| !held.contains(key)).expect("the waiter's");
     server.etcdctl().run(&["del", &place]);
-    let next = near.try_lock("a").await.unwrap().expect("nobody has it");
+    let next = near.try_lock("a").await.unwrap().expect("it is free");
     tokio::time::sleep(secs(5)).await;
     assert!(!waiter.is_finished(), "two holders");
     next.check().expect("still the only one");
@@ -407,7 +407,7 @@ async fn f56_watch_lags() {
     waiter.await.unwrap().expect("granted in the end").unlock().await.unwrap();
 }
 
-/// A waiter whose lease is gone gets a new one, and a new place.
+/// A waiter whose lease is gone gets a new lease and a new place.
 #[tokio::test(flavor = "multi_thread")]
 async fn f57_waiters_lease_revoked() {
     let server = EtcdServer::start();
@@ -425,7 +425,7 @@ async fn f57_waiters_lease_revoked() {
     waiter.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
-/// A claim on a lease that is gone takes a new lease.
+/// A claim on a lease that is gone gets a new lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn f58_claim_on_a_dead_lease() {
     let server = EtcdServer::start();
@@ -443,7 +443,7 @@ async fn f58_claim_on_a_dead_lease() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f59_claim_without_a_majority() {
     let mut cluster = EtcdCluster::start();
-    // The one who is asked takes the claim, and waits for the others.
+    // The server that is asked accepts the claim, and waits for the others.
     let mut addresses = cluster.addresses();
     addresses.swap(0, cluster.leader());
     let locker = locker_at(&addresses, secs(5));
@@ -452,16 +452,16 @@ async fn f59_claim_without_a_majority() {
     followers.iter().for_each(|at| cluster.members()[*at].stop());
     let error = locker.lock("a").wait(secs(3)).await.expect_err("no majority");
     assert!(error.is_retryable(), "{error}");
-    // Longer than a request is waited for: what became of it is not known when it is carried out after all.
+    // Longer than a request's timeout: its outcome is unknown when it is executed after all.
     tokio::time::sleep(secs(4)).await;
     followers.iter().for_each(|at| cluster.members()[*at].cont());
     let other = locker_at(&cluster.addresses(), secs(5));
-    // The lease of a key that nobody gives up would live on for twice as long.
+    // The lease of a key that is not withdrawn would live twice as long.
     other.lock("a").wait(secs(15)).await.expect("nothing is in the way for long").unlock().await.unwrap();
     eventually("nothing is left", || keys_of(&cluster.etcdctl()).is_empty()).await;
 }
 
-/// The lease that all locks share is revoked: every guard is told at once.
+/// The lease that all locks share is revoked: every guard is notified at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn f60_shared_lease_revoked() {
     let server = EtcdServer::start();
@@ -475,13 +475,13 @@ async fn f60_shared_lease_revoked() {
     let lease = keys(&server).iter().find(|key| key.starts_with("a0/")).map(|key| lease_of(key)).unwrap();
     server.etcdctl().run(&["lease", "revoke", &lease]);
     for guard in &guards {
-        assert_eq!(timeout(secs(1), guard.lost()).await.expect("told at once"), LossReason::Revoked);
+        assert_eq!(timeout(secs(1), guard.lost()).await.expect("notified at once"), LossReason::Revoked);
     }
     private.check().expect("another TTL has a lease of its own");
     private.unlock().await.unwrap();
 }
 
-/// A cluster without space refuses new locks for certain, and still lets go of old ones.
+/// A cluster without space refuses new locks with a definite error, and still releases old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn f61_no_space() {
     let server = EtcdServer::options().quota_bytes(16 * 1024 * 1024).start();
@@ -496,13 +496,13 @@ async fn f61_no_space() {
     assert!(keys(&server).iter().all(|key| key.starts_with("fill")));
 }
 
-/// A login that has run out is renewed without anybody noticing, also for a watch that is opened then.
+/// An expired login is renewed transparently, also for a watch that is opened then.
 #[tokio::test(flavor = "multi_thread")]
 async fn f61_login_expired() {
     let server = EtcdServer::options().auth("s3cret").auth_token_ttl(1).start();
     let locker = locker(Etcd::builder([server.address().to_string()]).login("root", "s3cret"), secs(60));
     let short = locker.lock("short").ttl(secs(4)).await.unwrap();
-    // Keeps the stream of watches open over the end of the login.
+    // Keeps the watch stream open past the end of the login.
     let long = locker.lock("long").await.unwrap();
     for name in ["a", "b"] {
         tokio::time::sleep(secs(5)).await;
@@ -528,7 +528,7 @@ async fn f61_wrong_password() {
     assert!(!error.to_string().contains("guess"));
 }
 
-/// A cluster that was set back would repeat its tokens: it is refused.
+/// A cluster that was set back would repeat its tokens, so it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn f62_cluster_set_back() {
     let mut server = EtcdServer::start();
@@ -542,7 +542,7 @@ async fn f62_cluster_set_back() {
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// The same with a copy of the cluster's own data: it has the same id, and only its revision tells.
+/// The same with a copy of the cluster's own data: it has the same id, and only its revision shows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn f62_cluster_restored_from_an_old_copy() {
     let mut server = EtcdServer::start();
@@ -573,7 +573,7 @@ async fn f62_cluster_restored_from_an_old_copy() {
     repeated.unlock().await.unwrap();
 }
 
-/// All endpoints are down and come back: a wait goes on, and a hold that lasted through it is still one.
+/// All endpoints go down and come back: a wait continues, and a hold within its lease survives.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_endpoints_down_and_back() {
     let mut server = EtcdServer::start();
@@ -582,7 +582,7 @@ async fn all_endpoints_down_and_back() {
     server.kill9();
     let waiter = tokio::spawn(locker.clone().lock("b").wait(secs(30)).into_future());
     tokio::time::sleep(secs(2)).await;
-    let error = locker.try_lock("c").await.expect_err("nobody is there");
+    let error = locker.try_lock("c").await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     server.restart(Data::Kept);
     waiter.await.unwrap().expect("granted").unlock().await.unwrap();
@@ -590,10 +590,10 @@ async fn all_endpoints_down_and_back() {
     guard.unlock().await.expect("released");
 }
 
-/// A server that is not there is an error when the locker is made, and says where it was looked for.
+/// An unreachable server is an error when the locker is created, and the error names the address.
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_at_once() {
+async fn an_unreachable_server_is_an_error_at_once() {
     let gone = EtcdServer::start().url();
-    let error = Locker::connect(&gone).await.expect_err("nobody is there");
+    let error = Locker::connect(&gone).await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

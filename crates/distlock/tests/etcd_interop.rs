@@ -1,4 +1,4 @@
-//! With the programs and libraries of others, in one queue: `etcdctl lock` is Go's `concurrency.Mutex`.
+//! Interoperation in one queue with other programs: `etcdctl lock` is Go's `concurrency.Mutex`.
 
 #![cfg(feature = "etcd")]
 
@@ -15,7 +15,7 @@ use distlock_testkit::servers::{EtcdServer, Etcdctl, eventually};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn locker(server: &EtcdServer) -> Locker {
     Locker::new(Etcd::builder([server.address().to_string()]).verbatim_names().build().unwrap()).unwrap()
@@ -26,17 +26,17 @@ fn keys(etcdctl: &Etcdctl, prefix: &str) -> Vec<String> {
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns when so many keys stand below `prefix`.
+/// Returns when `count` keys exist below `prefix`.
 async fn queued(server: &EtcdServer, prefix: &str, count: usize) {
     let (etcdctl, prefix) = (server.etcdctl(), prefix.to_owned());
     let wait = move || eventually("a place in the queue", || (keys(&etcdctl, &prefix).len() == count).then_some(()));
     tokio::task::spawn_blocking(wait).await.unwrap();
 }
 
-/// `etcdctl lock NAME`, which prints its key when it has the lock, and lets go when it is interrupted.
+/// `etcdctl lock NAME`, which prints its key when it holds the lock, and releases it when it is interrupted.
 struct Go {
     process: Child,
-    /// Kept open: it prints a second line, and dies without letting go of the lock when nobody takes it.
+    /// Kept open: the program prints a second line, and would die without releasing the lock if the pipe were closed.
     output: Option<Lines<BufReader<ChildStdout>>>,
 }
 
@@ -48,11 +48,11 @@ impl Go {
         Go { process, output }
     }
 
-    /// Returns when it has the lock, with its key.
+    /// Returns its key when it holds the lock.
     async fn granted(&mut self) -> String {
         let mut output = self.output.take().expect("its output");
         let line = tokio::task::spawn_blocking(move || (output.next(), output));
-        let (line, output) = timeout(PATIENCE, line).await.expect("in time").unwrap();
+        let (line, output) = timeout(TEST_LIMIT, line).await.expect("in time").unwrap();
         self.output = Some(output);
         line.expect("a line").expect("text")
     }
@@ -75,7 +75,7 @@ impl Drop for Go {
     }
 }
 
-/// An application's own transaction: writes `value` on the condition that the lock is held. Answers what etcd says.
+/// Writes `value` in an application's own transaction on the condition that the lock is held. Returns etcd's output.
 fn write(server: &EtcdServer, condition: &EtcdCompare, value: &str) -> String {
     let key = String::from_utf8(condition.key.clone()).unwrap();
     let script = format!("create(\"{key}\") = \"{}\"\n\nput data {value}\n\n\n", condition.create_revision);
@@ -85,13 +85,13 @@ fn write(server: &EtcdServer, condition: &EtcdCompare, value: &str) -> String {
 }
 
 fn wait_for(locker: &Locker, name: &str) -> JoinHandle<distlock::Result<LockGuard>> {
-    tokio::spawn(locker.clone().lock(name).wait(PATIENCE).into_future())
+    tokio::spawn(locker.clone().lock(name).wait(TEST_LIMIT).into_future())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_waits_for_us() {
+async fn etcdctl_waits_for_our_lock() {
     let server = EtcdServer::start();
-    // By the URL this once: whoever writes a configuration has no builder.
+    // Configured by the URL here, because a configuration file has no builder.
     let locker = Locker::connect(&format!("{}jobs/?names=verbatim", server.url())).await.unwrap();
     let guard = locker.lock("by/night").await.unwrap();
     let mut go = Go::lock(&server, "jobs/by/night", 10);
@@ -103,7 +103,8 @@ async fn etcdctl_waits_for_us() {
     assert!(released.elapsed() < Duration::from_secs(2));
 }
 
-/// An owner that has entered twice has the lock until the last has left, also for who came between the two.
+/// An owner that has entered twice holds the lock until its last entry has left, also against a client that queued
+/// between the two.
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_waits_for_the_last_entry() {
     let server = EtcdServer::start();
@@ -111,7 +112,7 @@ async fn etcdctl_waits_for_the_last_entry() {
     let first = one.lock("jobs").owner("order-7").reentrant().await.unwrap();
     let mut go = Go::lock(&server, "jobs", 10);
     queued(&server, "jobs/", 2).await;
-    let second = two.lock("jobs").owner("order-7").reentrant().wait(PATIENCE).await.unwrap();
+    let second = two.lock("jobs").owner("order-7").reentrant().wait(TEST_LIMIT).await.unwrap();
     first.unlock().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let in_line = tokio::task::spawn_blocking({
@@ -125,7 +126,7 @@ async fn etcdctl_waits_for_the_last_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_wait_for_etcdctl() {
+async fn our_waiter_waits_for_etcdctl() {
     let server = EtcdServer::start();
     let mut go = Go::lock(&server, "jobs/nightly", 10);
     let key = go.granted().await;
@@ -169,7 +170,7 @@ async fn one_queue_in_the_order_of_arrival() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_etcdctl_frees_us_when_its_lease_ends() {
+async fn a_killed_etcdctl_frees_the_lock_when_its_lease_ends() {
     let server = EtcdServer::start();
     let mut go = Go::lock(&server, "k", 3);
     go.granted().await;
@@ -182,7 +183,7 @@ async fn a_killed_etcdctl_frees_us_when_its_lease_ends() {
     guard.unlock().await.unwrap();
 }
 
-/// A key as Go's client writes it, without any value: it counts, and it is never taken for one of ours.
+/// A key in the layout of Go's client, without a value, counts as a holder, and is never taken for one of ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_in_the_layout_of_gos_client_counts() {
     let server = EtcdServer::start();
@@ -193,20 +194,20 @@ async fn a_key_in_the_layout_of_gos_client_counts() {
     let locker = locker(&server);
     assert!(locker.try_lock("g").await.unwrap().is_none());
     let shown = locker.inspect().get("g").await.unwrap().expect("it is held");
-    let holder = shown.holder().expect("by somebody");
+    let holder = shown.holder().expect("a holder");
     assert!(holder.record.is_none() && holder.ttl_left.is_some());
     let token = holder.token.expect("a create revision");
     locker.inspect().force_release("g", token, "its client is gone").await.expect("forced");
     locker.try_lock("g").await.unwrap().expect("free").unlock().await.unwrap();
 }
 
-/// What is no lock at all is left alone, also by force.
+/// A key that is not a lock is never deleted, not even by force.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_a_lock_is_left_alone() {
+async fn keys_that_are_not_locks_are_never_deleted() {
     let server = EtcdServer::start();
     server.etcdctl().run(&["put", "f/readme", "do not delete"]);
     let locker = locker(&server);
-    assert!(locker.try_lock("f").await.unwrap().is_none(), "whoever is first below the name has the lock");
+    assert!(locker.try_lock("f").await.unwrap().is_none(), "the first key below the name holds the lock");
     assert!(locker.inspect().list("").await.unwrap().is_empty());
     let token = locker.inspect().get("f").await.unwrap().unwrap().holder().unwrap().token.unwrap();
     let error = locker.inspect().force_release("f", token, "stuck").await.expect_err("not ours");
@@ -214,9 +215,9 @@ async fn what_is_not_a_lock_is_left_alone() {
     assert_eq!(keys(&server.etcdctl(), ""), ["f/readme"]);
 }
 
-/// Names nest for Go's client. Escaped, ours do not.
+/// Names nest for Go's client. Escaped names of ours do not.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_nest_only_when_they_are_verbatim() {
+async fn only_verbatim_names_nest() {
     let server = EtcdServer::start();
     let escaped = Locker::new(Etcd::builder([server.address().to_string()]).build().unwrap()).unwrap();
     let inner = escaped.lock("a/b").await.unwrap();
@@ -228,7 +229,7 @@ async fn names_nest_only_when_they_are_verbatim() {
     assert!(verbatim.try_lock("a").await.unwrap().is_none());
 }
 
-/// An application's own transaction with the condition that its lock is still held.
+/// An application's own transaction can depend on its lock being held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_can_depend_on_the_lock() {
     let server = EtcdServer::start();
@@ -246,7 +247,7 @@ async fn a_transaction_can_depend_on_the_lock() {
     assert_eq!(handle.compare(&key, token), None);
 }
 
-/// A holder that does not know yet that its lock is gone cannot write any more; the one who has it now can.
+/// A holder that does not know yet that its lock is gone can no longer write; the current holder can.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_transaction_of_a_stale_holder_is_refused() {
     let server = EtcdServer::start();
@@ -261,7 +262,7 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
     assert!(write(&server, &stale.compare(guard.key(), token).expect("it is held"), "first").starts_with("SUCCESS"));
     proxy.set(Direction::Replies, Flow::Hold);
     second.inspect().force_release("a", token, "it does not answer").await.unwrap();
-    let next = second.lock("a").wait(PATIENCE).await.unwrap();
+    let next = second.lock("a").wait(TEST_LIMIT).await.unwrap();
     assert!(!guard.is_lost(), "it believes that it holds the lock");
     let late = stale.compare(guard.key(), token).expect("as far as it knows");
     assert!(write(&server, &late, "late").starts_with("FAILURE"));
@@ -271,9 +272,9 @@ async fn the_transaction_of_a_stale_holder_is_refused() {
     next.unlock().await.unwrap();
 }
 
-/// A channel that the application has made: everything goes over it, also after its connection broke.
+/// With a channel given by the application, everything uses that channel, also after its connection broke.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_can_be_given() {
+async fn the_application_can_give_a_channel() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let channel =
@@ -282,14 +283,14 @@ async fn a_channel_can_be_given() {
     let guard = locker.lock("a").await.unwrap();
     assert_eq!(keys(&server.etcdctl(), "p/a/").len(), 1);
     proxy.cut();
-    let other = locker.clone().lock("b").wait(PATIENCE).await.expect("connected again");
+    let other = locker.clone().lock("b").wait(TEST_LIMIT).await.expect("connected again");
     guard.check().expect("still held");
     drop(other);
     guard.unlock().await.unwrap();
     locker.close().await.unwrap();
 }
 
-/// One lease for the histories of all clients, whatever becomes of it.
+/// The histories of all clients share one lease, and survive its loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn histories_share_a_lease_and_survive_its_loss() {
     let server = EtcdServer::start();
@@ -319,5 +320,5 @@ async fn expect_entries(locker: &Locker, key: &str, count: usize) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, written).await.expect("it is written");
+    timeout(TEST_LIMIT, written).await.expect("it is written");
 }

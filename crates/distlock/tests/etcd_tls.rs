@@ -1,4 +1,4 @@
-//! Encrypted connections to etcd, with and without a certificate of our own.
+//! TLS connections to etcd, with and without a client certificate.
 
 #![cfg(all(feature = "etcd", feature = "tls"))]
 
@@ -20,7 +20,7 @@ async fn lock_once(config: &Config) -> distlock::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_with_a_certificate_that_we_trust() {
+async fn a_trusted_server_certificate_is_accepted() {
     let certs = Certs::new();
     let server = EtcdServer::options().tls(&certs).start();
     let locked = lock_once(&config(&server, |config| config.tls_ca = Some(certs.ca()))).await;
@@ -28,7 +28,7 @@ async fn a_server_with_a_certificate_that_we_trust() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_we_do_not_trust_is_refused() {
+async fn an_untrusted_server_certificate_is_refused() {
     let (certs, others) = (Certs::new(), Certs::new());
     let server = EtcdServer::options().tls(&certs).start();
     let error = lock_once(&config(&server, |config| config.tls_ca = Some(others.ca()))).await.expect_err("not trusted");
@@ -37,7 +37,7 @@ async fn a_server_that_we_do_not_trust_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_our_certificate() {
+async fn a_server_can_require_a_client_certificate() {
     let certs = Certs::new();
     let server = EtcdServer::options().mutual_tls(&certs).start();
     let ours = |config: &mut Config| {
@@ -51,7 +51,7 @@ async fn a_server_that_asks_for_our_certificate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_is_not_there_is_named() {
+async fn the_error_names_a_missing_file() {
     let server = EtcdServer::options().tls(&Certs::new()).start();
     let error = lock_once(&config(&server, |config| config.tls_ca = Some("/nowhere/ca.pem".into()))).await;
     let error = error.expect_err("no such file");

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use distlock_testkit::conformance::record_skip;
 use distlock_testkit::servers::Directory;
 
-/// The SQL of the page: the table, and the statement with its parameters filled in.
+/// Returns the SQL of the page: the table, and the statement with its parameters filled in.
 fn sql(balance: u32, token: u64) -> (String, String) {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fencing.md");
     let page = std::fs::read_to_string(page).expect("the page");
@@ -19,7 +19,7 @@ fn sql(balance: u32, token: u64) -> (String, String) {
     (format!("{table}\nINSERT INTO account (id, balance) VALUES (7, 0);"), update)
 }
 
-/// Feeds a program and answers what it says.
+/// Feeds a program and returns its output.
 fn ask(command: &mut Command, input: &str) -> String {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("it starts");
@@ -42,13 +42,13 @@ fn sqlite_refuses_a_stale_holder() {
     assert_eq!(run("SELECT balance, token FROM account;").trim(), "11|34");
 }
 
-/// Where Debian puts the server's programs.
+/// Returns Debian's directory of the server's programs.
 fn postgres() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
     versions.map(|version| version.path().join("bin")).find(|bin| bin.join("initdb").exists())
 }
 
-/// A program of PostgreSQL, which does not run as root.
+/// Returns a command for a program of PostgreSQL, which does not run as root.
 fn as_nobody(program: &Path, directory: &Path) -> Command {
     const NOBODY: u32 = 65_534;
     let mut command = Command::new("setpriv");
@@ -68,7 +68,7 @@ fn postgresql_refuses_a_stale_holder() {
     let data = directory.path().join("data");
     let mut initdb = as_nobody(&programs.join("initdb"), directory.path());
     ask(initdb.arg("-D").arg(&data).args(["-U", "bank", "-A", "trust", "--no-sync", "--no-locale"]), "");
-    // Without a server: one process, one line a statement.
+    // Single-user mode without a server: one process, one line per statement.
     let run = |sql: &str| {
         let mut single = as_nobody(&programs.join("postgres"), directory.path());
         ask(single.args(["--single", "-F", "-D"]).arg(&data).arg("postgres"), &sql.replace(";\n", ";\n\n"))
@@ -97,7 +97,7 @@ fn redis_refuses_a_stale_holder() {
     assert_eq!(write("33", "unpaid"), 0, "stale");
     assert_eq!(write("9", "unpaid"), 0, "shorter is lower");
     assert_eq!(write("34", "sent"), 1, "the same holder again");
-    // Neighbours that Lua's numbers cannot tell apart.
+    // Adjacent numbers that Lua's floating-point numbers cannot distinguish.
     assert_eq!(write("18446744073709551615", "last"), 1);
     assert_eq!(write("18446744073709551614", "late"), 0);
     assert_eq!(server.command(&["GET", "{order:7}"]).text(), "last");

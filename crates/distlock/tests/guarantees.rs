@@ -1,13 +1,13 @@
-//! docs/guarantees.md says nothing that the tests do not, and neither does SECURITY.md.
+//! Every promise of docs/guarantees.md and SECURITY.md is backed by a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many rows the failure catalogue has.
+/// The number of rows of the failure catalogue.
 const ROWS: usize = 81;
 
-/// Where tests are.
+/// The directories with tests.
 const SOURCES: [&str; 4] = ["crates", "chaos", "models", "simulation"];
 
 fn root() -> PathBuf {
@@ -27,7 +27,7 @@ struct Row {
     engines: BTreeSet<String>,
 }
 
-/// The rows that have a number.
+/// Returns the numbered rows.
 fn rows(page: &str) -> Vec<Row> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -42,12 +42,12 @@ fn rows(page: &str) -> Vec<Row> {
     page.lines().filter_map(row).collect()
 }
 
-/// What stands in backticks.
+/// Returns the texts in backticks.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Every function of the sources, with the files that it is in.
+/// Returns every function of the sources, with its files.
 fn functions() -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut directories: Vec<PathBuf> = SOURCES.iter().map(|name| root().join(name)).collect();
@@ -67,7 +67,7 @@ fn functions() -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-/// The names of functions that a line begins, but for `pub` and `async`.
+/// Returns the names of functions that are declared at the start of a line, after `pub` and `async`.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -77,7 +77,7 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whose test is in this file.
+/// Returns the engine of the tests in this file.
 fn engine(file: &str) -> &'static str {
     let has = |part: &str| file.contains(part);
     match file {
@@ -91,14 +91,14 @@ fn engine(file: &str) -> &'static str {
     }
 }
 
-/// The row that a fault test is about: `f07_…`.
+/// Returns the catalogue row of a fault test: `f07_…`.
 fn row_of(test: &str) -> Option<usize> {
     let (number, _) = test.strip_prefix('f')?.split_once('_')?;
     (number.len() == 2).then(|| number.parse().ok())?
 }
 
 #[test]
-fn every_row_of_the_catalogue_is_there_with_a_promise_and_a_test() {
+fn every_row_of_the_catalogue_has_a_promise_and_a_test() {
     let rows = rows(&page());
     let numbers: Vec<usize> = rows.iter().map(|row| row.number).collect();
     assert_eq!(numbers, Vec::from_iter(1..=ROWS));
@@ -108,7 +108,7 @@ fn every_row_of_the_catalogue_is_there_with_a_promise_and_a_test() {
 }
 
 #[test]
-fn every_test_that_the_page_names_exists_and_the_engines_are_those_of_the_tests() {
+fn every_named_test_exists_and_the_engines_match() {
     let functions = functions();
     let page = page();
     for row in rows(&page) {
@@ -116,7 +116,7 @@ fn every_test_that_the_page_names_exists_and_the_engines_are_those_of_the_tests(
         let engines: BTreeSet<String> = row.tests.iter().flat_map(files).map(|file| engine(file).to_owned()).collect();
         assert_eq!(row.engines, engines, "row {}", row.number);
     }
-    // Below the table and elsewhere, names of tests stand between other things; they look like sentences.
+    // Elsewhere on the pages, names of tests stand between other text; they look like sentences.
     let security = fs::read_to_string(root().join("SECURITY.md")).expect("SECURITY.md");
     let rest = page.split("\n## ").skip(1).chain([security.as_str()]).flat_map(quoted);
     for test in rest.filter(|name| name.matches('_').count() > 3) {
@@ -125,7 +125,7 @@ fn every_test_that_the_page_names_exists_and_the_engines_are_those_of_the_tests(
 }
 
 #[test]
-fn every_fault_test_is_on_the_page_in_its_row() {
+fn every_fault_test_is_in_its_row_of_the_page() {
     let rows = rows(&page());
     for test in functions().into_keys() {
         let Some(number) = row_of(&test) else { continue };
@@ -135,7 +135,7 @@ fn every_fault_test_is_on_the_page_in_its_row() {
 }
 
 #[test]
-fn a_page_is_read_as_it_is_written() {
+fn a_page_is_parsed() {
     let rows = rows("| 7 | a | b | `f07_x`<br>`y` | core, redis |\n| | **Group** | | | |\n|---|---|---|---|---|\n");
     assert_eq!(rows.len(), 1);
     assert_eq!((rows[0].number, rows[0].tests.len(), rows[0].engines.len()), (7, 2, 2));

@@ -1,4 +1,4 @@
-//! What the library says to `tracing`: the names and fields that dashboards are built on.
+//! The library's `tracing` events: the names and fields that dashboards are built on.
 
 mod log_kit;
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
-use distlock_testkit::servers::PATIENCE;
+use distlock_testkit::servers::TEST_LIMIT;
 use log_kit::Log;
 
 fn line(log: &Log, message: &str) -> String {
@@ -14,18 +14,18 @@ fn line(log: &Log, message: &str) -> String {
     text.lines().find(|line| line.contains(message)).unwrap_or_else(|| panic!("no {message:?} in {text}")).to_owned()
 }
 
-/// The keeper is a thread of its own: what it says is waited for.
+/// Waits for a message: the keeper logs on its own thread.
 async fn until_said(log: &Log, message: &str) {
     let started = Instant::now();
     while !log.text().contains(message) {
-        assert!(started.elapsed() < PATIENCE, "no {message:?} in {}", log.text());
+        assert!(started.elapsed() < TEST_LIMIT, "no {message:?} in {}", log.text());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// One test: the subscriber is the process's.
+/// A single test, because the subscriber is global to the process.
 #[tokio::test]
-async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
+async fn lock_events_are_logged_with_the_documented_names() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false);
@@ -41,7 +41,7 @@ async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
     until_said(&log, "lock busy").await;
     hand.advance(Duration::from_secs(4));
     waiter.await.unwrap().unwrap_err();
-    // By now a renewal is due. The first is refused, and the next tried at once: the clock need not go on for it.
+    // By now a renewal is due. The first is refused, and the next is tried at once, without the clock advancing.
     until_said(&log, "lock renewed").await;
     let other = Locker::builder().build(Memory::on(&store)).unwrap();
     other.inspect().force_release("invoice:42", guard.fencing_token(), "stuck").await.unwrap();
@@ -62,7 +62,7 @@ async fn the_life_of_a_lock_is_logged_with_the_documented_names() {
         ("lock released", &["lock.name=other", "lock.outcome=\"released\""]),
     ] {
         let line = line(&log, message);
-        // Between the two is the span, where there is one.
+        // The span is between the two, where there is one.
         assert!(line.contains(&format!("distlock: {message}")), "{line:?}");
         for part in parts {
             assert!(line.contains(part), "{part:?} is not in {line:?}");

@@ -1,4 +1,4 @@
-//! One loss has one reason: the caller, `lost()`, observers and the history of the lock are told the same.
+//! A loss has one reason: the caller, `lost()`, observers and the history of the lock report the same.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -8,16 +8,16 @@ use distlock::backend::memory::{Memory, Store};
 use distlock::{Clock, Event, EventKind, HistoryKind, LockGuard, Locker, LossReason};
 use tokio::time::timeout;
 
-/// For what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen soon in real time.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_secs(1);
-/// The keeper may be faster than the caller, and then there is nothing to see.
+/// Repeated, because the keeper may be faster than the caller, and then the race does not occur.
 const ROUNDS: u64 = 100;
 
 type Told = Arc<Mutex<BTreeMap<u64, Vec<LossReason>>>>;
 
-/// Leaves a lock whose lease ended before the keeper had a chance to look, as in a process that stood still, and whose lock
-/// another owner has by now. Returns the reason that the caller was told, by token.
+/// Ends a hold whose lease ended before the keeper had a chance to notice, as in a process that stood still, and whose
+/// lock another owner holds by now. Returns the reasons that the caller got, by token.
 async fn lose_and_leave(
     (locker, delay): (&Locker, Duration),
     told: &Told,
@@ -26,7 +26,7 @@ async fn lose_and_leave(
 ) -> Vec<(u64, LossReason)> {
     let mut reasons = Vec::new();
     for _ in 0..ROUNDS {
-        let guard = locker.lock("k").ttl(TTL).lock_delay(delay).wait(SOON).await.expect("granted");
+        let guard = locker.lock("k").ttl(TTL).lock_delay(delay).wait(TEST_LIMIT).await.expect("granted");
         let token = guard.fencing_token().get();
         pass();
         reasons.push((token, leave(guard).await));
@@ -36,7 +36,7 @@ async fn lose_and_leave(
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(SOON, all).await.expect("every loss is told to observers");
+    timeout(TEST_LIMIT, all).await.expect("every loss is reported to observers");
     reasons
 }
 
@@ -57,7 +57,7 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
     };
     let engine = Memory::on(&store);
     let locker = Locker::builder().clock(clock.clone()).history(1000).observer(observer).build(engine).unwrap();
-    // Also beyond the delay: the store gives the lock to the next.
+    // Also beyond the delay: the store grants the lock to the next owner.
     let reasons = lose_and_leave((&locker, delay), &told, || hand.advance((TTL + delay) * 2), leave).await;
     let key = distlock::Key::new("k").unwrap();
     let lost = |entry: &distlock::HistoryEntry| entry.kind == HistoryKind::Lost;
@@ -73,17 +73,17 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let written = timeout(SOON, written).await.expect("every loss is written down");
+    let written = timeout(TEST_LIMIT, written).await.expect("every loss is written down");
     let told = told.lock().unwrap();
     for (token, reason) in reasons {
         assert_eq!(reason, LossReason::Expired, "the clock settles it");
-        assert_eq!(told[&token], std::slice::from_ref(&reason), "what observers were told of token {token}");
-        assert_eq!(written[&token], Some(reason.to_string()), "what was written down of token {token}");
+        assert_eq!(told[&token], std::slice::from_ref(&reason), "the reason that observers got for token {token}");
+        assert_eq!(written[&token], Some(reason.to_string()), "the recorded reason of token {token}");
     }
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_after_its_loss_is_reported_with_the_reason_that_the_work_was_told() {
+async fn a_guard_dropped_after_its_loss_is_reported_with_the_reason_of_run() {
     check(Duration::ZERO, async |guard: LockGuard| {
         let error = guard.run(async {}).await.expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()
@@ -92,7 +92,7 @@ async fn a_guard_that_is_dropped_after_its_loss_is_reported_with_the_reason_that
 }
 
 #[tokio::test]
-async fn a_guard_that_is_unlocked_after_its_loss_is_reported_with_the_reason_that_unlocking_tells() {
+async fn a_guard_unlocked_after_its_loss_is_reported_with_the_reason_of_unlock() {
     check(Duration::ZERO, async |guard: LockGuard| {
         let error = guard.unlock().await.expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()
@@ -101,7 +101,7 @@ async fn a_guard_that_is_unlocked_after_its_loss_is_reported_with_the_reason_tha
 }
 
 #[tokio::test]
-async fn a_lost_lock_that_rests_for_its_delay_is_reported_too() {
+async fn a_lost_lock_in_its_delay_is_reported() {
     check(TTL, async |guard: LockGuard| {
         let error = guard.check().expect_err("the lease is over");
         error.loss_reason().expect("a loss").clone()
@@ -125,32 +125,32 @@ async fn a_leadership_is_reported_as_lost_before_the_next_one_begins() {
     let engine = Memory::on(&Store::with_clock(clock.clone()));
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(engine).unwrap();
     let election = locker.election("e");
-    // What the leader still has when it stands again is lost, and its keeper may not have looked yet.
+    // The leader's previous hold is lost when it campaigns again, and its keeper may not have noticed yet.
     let mut leadership = election.campaign("me").await.expect("elected");
     for _ in 0..ROUNDS {
         hand.advance(TTL * 2);
         leadership.guard().check().expect_err("the lease is over");
         leadership = election.campaign("me").await.expect("elected again");
     }
-    // The same with the loop that the library has for it.
+    // The same with the library's own loop.
     drop(leadership);
     let mut terms = 0;
     let led = election.lead("me", async |_| {
         terms += 1;
         if terms <= ROUNDS {
             hand.advance(TTL * 2);
-            // Dropped here, for the lease is over.
+            // Dropped here, because the lease has ended.
             tokio::task::yield_now().await;
             std::future::pending::<()>().await;
         }
     });
-    timeout(SOON, led).await.expect("in time").expect("led to the end");
+    timeout(TEST_LIMIT, led).await.expect("in time").expect("led to the end");
     locker.close().await.expect("closed");
     let events = events.lock().unwrap();
     let mut leader = None;
     for (what, token) in events.iter() {
         match *what {
-            "leads" => assert_eq!(leader.replace(token), None, "it leads before its loss is told: {events:?}"),
+            "leads" => assert_eq!(leader.replace(token), None, "it leads before its loss is reported: {events:?}"),
             _ => assert_eq!(leader.take(), Some(token), "{events:?}"),
         }
     }

@@ -1,4 +1,4 @@
-//! What is recorded is what docs/metrics.md says, and the files of deploy/ name nothing else.
+//! The recorded metrics are those of docs/metrics.md, and the files of deploy/ name no others.
 #![cfg(feature = "metrics")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,26 +9,26 @@ use std::time::{Duration, Instant};
 use distlock::backend::memory::{Fault, Memory, Operation, Store};
 use distlock::{Clock, Locker};
 use distlock_testkit::conformance::record_skip;
-use distlock_testkit::servers::PATIENCE;
+use distlock_testkit::servers::TEST_LIMIT;
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 
 /// One series: its labels by name.
 type Labels = BTreeMap<String, String>;
 
-/// Everything that was recorded: by type, name and labels, how often and the sum.
+/// Everything recorded: by type, name and labels, the count and the sum.
 #[derive(Clone, Default)]
 struct Recorded(Arc<Mutex<BTreeMap<Id, (u64, f64)>>>);
 
 /// Type, name and labels.
 type Id = (&'static str, String, Labels);
 
-/// A metric as the page has it: name, type and the names of its labels.
+/// A metric as documented: name, type and the names of its labels.
 type Row = (String, String, BTreeSet<String>);
 
 static RECORDED: LazyLock<Recorded> = LazyLock::new(Recorded::default);
 
 impl Recorded {
-    /// How often, and the sum, over all series with these labels.
+    /// Returns the count and the sum over all series with these labels.
     fn of(&self, name: &str, labels: &[(&str, &str)]) -> (u64, f64) {
         let fits = |series: &Labels| labels.iter().all(|(name, value)| series.get(*name).is_some_and(|v| v == value));
         let all = self.0.lock().unwrap();
@@ -37,7 +37,7 @@ impl Recorded {
     }
 }
 
-/// Where one series goes.
+/// A handle that records one series.
 struct Series(Recorded, &'static str, String, Labels);
 
 impl Series {
@@ -105,7 +105,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Name, type and labels of each metric that the page documents, and all words that it has in code.
+/// Returns name, type and labels of each documented metric, and all code words of the page.
 fn documented() -> (BTreeSet<Row>, BTreeSet<String>) {
     let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     let page = text("docs/metrics.md");
@@ -118,9 +118,9 @@ fn documented() -> (BTreeSet<Row>, BTreeSet<String>) {
     (rows.collect(), words(&page.replace("```", "")))
 }
 
-/// One test: the recorder is the process's.
+/// A single test, because the recorder is global to the process.
 #[tokio::test]
-async fn what_is_recorded_is_what_the_page_says() {
+async fn the_recorded_metrics_are_the_documented_ones() {
     assert!(metrics::set_global_recorder(RECORDED.clone()).is_ok(), "the first");
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
@@ -129,7 +129,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     let now = |name: &str, labels: &[(&str, &str)]| RECORDED.of(name, labels);
     let jobs = [("group", "jobs"), ("backend", "memory")];
 
-    // Held, waited for, not got in time, given up, tried in vain, released.
+    // Held, waited for, timed out, given up, tried in vain, released.
     let guard = locker.lock("a").await.unwrap();
     assert_eq!(now("distlock_active", &jobs).1, 1.0);
     let patient = tokio::spawn({
@@ -143,14 +143,14 @@ async fn what_is_recorded_is_what_the_page_says() {
     let until = async |done: &dyn Fn() -> bool| {
         let started = Instant::now();
         while !done() {
-            assert!(started.elapsed() < PATIENCE, "it never came");
+            assert!(started.elapsed() < TEST_LIMIT, "it never came");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     until(&|| now("distlock_waiting", &jobs).1 == 1.0 && now("distlock_waiting", &[("group", "hasty")]).1 == 1.0).await;
     hasty.abort();
     assert!(hasty.await.unwrap_err().is_cancelled());
-    assert_eq!(now("distlock_waiting", &[("group", "hasty")]).1, 0.0, "whoever gives up does not wait");
+    assert_eq!(now("distlock_waiting", &[("group", "hasty")]).1, 0.0, "a request that was given up no longer waits");
     assert!(other.try_lock("a").await.unwrap().is_none());
     hand.advance(Duration::from_secs(4));
     patient.await.unwrap().unwrap_err();
@@ -170,8 +170,8 @@ async fn what_is_recorded_is_what_the_page_says() {
     let renewals = |outcome| now("distlock_renewals_total", &[("backend", "memory"), ("outcome", outcome)]).1;
     let before = renewals("renewed");
     let margin = || now("distlock_renewal_margin_seconds", &[("backend", "memory")]);
-    // A renewal is due, and tried again at once. The keeper is a thread of its own and records one metric after the other:
-    // each is waited for, and the clock moves once, lest the lease end before that thread runs.
+    // A renewal is due, and retried at once. The keeper's thread records one metric after the other, so each is waited
+    // for. The clock moves once, so that the lease does not end before that thread runs.
     hand.advance(Duration::from_secs(4));
     until(&|| renewals("failed") == 1.0 && renewals("renewed") > before && margin().0 >= 1).await;
     let (times, margins) = margin();
@@ -180,7 +180,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     guard.lost().await;
     until(&|| now("distlock_losses_total", &[("reason", "broken")]).1 == 1.0).await;
     until(&|| now("distlock_hold_duration_seconds", &[("end", "forced")]).0 == 1).await;
-    // The guard is still there, the lock is not.
+    // The guard still exists, the lock does not.
     until(&|| now("distlock_active", &jobs).1 == 0.0).await;
     assert_eq!(now("distlock_forced_releases_total", &[("outcome", "ok")]).1, 1.0);
     other.inspect().force_release("b", guard.fencing_token(), "test").await.unwrap_err();
@@ -194,7 +194,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     };
     assert_eq!((calls("claim", "unavailable"), calls("renew", "unavailable"), calls("force_release", "ok")), (1, 1, 1));
 
-    // Several at once: each counts once, in one step or one after the other.
+    // Several locks: each counts once, in one step or one after the other.
     let both = other.lock_all(["e", "f"]).await.unwrap();
     assert_eq!((now("distlock_active", &jobs).1, acquired("acquired").0), (2.0, 4));
     assert!(make().lock_all(["e", "g"]).wait(Duration::ZERO).await.is_err());
@@ -202,7 +202,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     both.unlock().await.unwrap();
     assert_eq!(now("distlock_active", &jobs).1, 0.0);
 
-    // What a dropped locker leaves counts no more.
+    // The locks of a dropped locker no longer count.
     let left = other.lock("d").group("left").await.unwrap();
     assert_eq!(now("distlock_active", &[("group", "left")]).1, 1.0);
     drop(left);
@@ -210,7 +210,7 @@ async fn what_is_recorded_is_what_the_page_says() {
     check_names();
 }
 
-/// Every series has a documented name, type and labels, and every documented one was seen.
+/// Asserts that every series has a documented name, type and labels, and that every documented one was recorded.
 fn check_names() {
     let (table, words) = documented();
     let all = RECORDED.0.lock().unwrap();
@@ -226,7 +226,8 @@ fn check_names() {
     }
 }
 
-/// Everything in `text` that looks like one of our metrics, without what exporters add for histograms.
+/// Returns every word in `text` that looks like one of our metrics, without the suffixes that exporters add for
+/// histograms.
 fn named(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c: char| !is_part(c)).filter(|word| word.starts_with("distlock_"));

@@ -1,4 +1,4 @@
-//! Observers: in which order they see what happens, and that none of them holds up a lock.
+//! Observers: the order of their events, and that none of them blocks a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -10,8 +10,8 @@ use distlock_testkit::{Calls, Wire};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(10);
-/// For what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen soon in real time.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn word(kind: &EventKind<'_>) -> &'static str {
     match kind {
@@ -29,11 +29,11 @@ async fn until_so(mut is_so: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(SOON, looks).await.expect("soon");
+    timeout(TEST_LIMIT, looks).await.expect("soon");
 }
 
 #[tokio::test]
-async fn an_observer_that_hangs_delays_no_renewal() {
+async fn a_hanging_observer_delays_no_renewal() {
     let (clock, hand) = Clock::manual();
     let (calls, seen) = (Arc::new(Calls::default()), Arc::new(Mutex::new(Vec::new())));
     let (go_on, hangs) = mpsc::channel::<()>();
@@ -41,7 +41,7 @@ async fn an_observer_that_hangs_delays_no_renewal() {
     let observer = move |event: &Event<'_>| {
         told.lock().unwrap().push(word(&event.kind));
         if let EventKind::Renewed { .. } = event.kind {
-            // Until the test says so, or is over.
+            // Until the test ends it, or is over.
             let _ = hangs.lock().unwrap().recv();
         }
     };
@@ -64,7 +64,7 @@ async fn an_observer_that_hangs_delays_no_renewal() {
 }
 
 #[tokio::test]
-async fn an_observer_that_hangs_keeps_no_call_from_returning() {
+async fn a_hanging_observer_blocks_no_call() {
     let (clock, hand) = Clock::manual();
     let (_go_on, hangs) = mpsc::channel::<()>();
     let (told, is_told) = mpsc::channel();
@@ -86,11 +86,11 @@ async fn an_observer_that_hangs_keeps_no_call_from_returning() {
         guard.unlock().await.expect("released");
         locker.close().await.expect("closed");
     };
-    assert!(timeout(SOON, calls).await.is_ok(), "all return while it hangs");
+    assert!(timeout(TEST_LIMIT, calls).await.is_ok(), "all return while it hangs");
 }
 
 #[tokio::test]
-async fn what_a_call_brings_about_is_seen_before_it_returns() {
+async fn events_of_a_call_are_observed_before_it_returns() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = seen.clone();
     let observer = move |event: &Event<'_>| told.lock().unwrap().push(word(&event.kind));
@@ -104,7 +104,7 @@ async fn what_a_call_brings_about_is_seen_before_it_returns() {
     }
     drop(locker.lock("k").await.unwrap());
     locker.close().await.unwrap();
-    assert_eq!(*seen.lock().unwrap(), ["acquired", "released"], "closing tells what is left");
+    assert_eq!(*seen.lock().unwrap(), ["acquired", "released"], "closing reports the remaining events");
 }
 
 #[tokio::test]
@@ -116,19 +116,19 @@ async fn an_observer_may_use_the_locker() {
     let observer = move |event: &Event<'_>| {
         if let EventKind::Lost { .. } = event.kind {
             count.fetch_add(1, Ordering::SeqCst);
-            // Of the same lock, while its loss is told.
+            // A guard of the same lock, while its loss is being reported.
             drop(drops.lock().unwrap().take());
         }
     };
     let store = Store::with_clock(clock.clone());
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(Memory::on(&store)).unwrap();
     for round in 1..=20 {
-        let guard = locker.lock("k").wait(SOON).await.unwrap();
+        let guard = locker.lock("k").wait(TEST_LIMIT).await.unwrap();
         *held.lock().unwrap() = Some(guard);
         hand.advance(TTL * 2);
         until_so(|| losses.load(Ordering::SeqCst) == round).await;
         until_so(|| held.lock().unwrap().is_none()).await;
     }
-    timeout(SOON, locker.close()).await.expect("in time").expect("closed");
-    assert!(store.is_empty() && losses.load(Ordering::SeqCst) == 20, "each was told once, and nothing is left");
+    timeout(TEST_LIMIT, locker.close()).await.expect("in time").expect("closed");
+    assert!(store.is_empty() && losses.load(Ordering::SeqCst) == 20, "each was reported once, and nothing is left");
 }

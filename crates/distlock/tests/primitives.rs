@@ -1,4 +1,4 @@
-//! What is built on the lock, where two of its promises meet: losses while others are waited for, questions and the next
+//! Interactions of the primitives on top of the lock: losses during `lock_all`, requests to release and the next
 //! holder, tickets and delays.
 
 use std::future::IntoFuture;
@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 distlock_testkit::child!();
 
-/// For what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
-/// For what must not happen: several looks of a holder.
+/// A generous limit for what must happen soon in real time.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
+/// A time in which something must not happen: several polls of a holder.
 const A_WHILE: Duration = Duration::from_millis(900);
 
 fn lockers<const N: usize>() -> (Store, [Locker; N]) {
@@ -28,7 +28,7 @@ fn lockers<const N: usize>() -> (Store, [Locker; N]) {
 }
 
 #[tokio::test]
-async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
+async fn lock_all_stops_waiting_when_one_lock_is_lost() {
     let (_store, [locker, other]) = lockers();
     let taken = other.lock("b").await.unwrap();
     let all = tokio::spawn(locker.lock_all(["a", "b"]).into_future());
@@ -40,16 +40,16 @@ async fn several_locks_do_not_wait_for_the_rest_when_one_is_lost() {
             }
         }
     };
-    let token = timeout(SOON, holder).await.expect("the first is taken").token.unwrap();
+    let token = timeout(TEST_LIMIT, holder).await.expect("the first is taken").token.unwrap();
     other.inspect().force_release("a", token, "a test").await.unwrap();
-    let outcome = timeout(SOON, all).await.expect("told while the second is still taken").unwrap();
+    let outcome = timeout(TEST_LIMIT, all).await.expect("returned while the second is still held").unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
     taken.unlock().await.unwrap();
 }
 
-/// A request that was lost may still come, and take what nobody would give back.
+/// A lost request may still arrive, and take a lock that no client would release.
 #[tokio::test]
-async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_not_known_what_became_of_them() {
+async fn a_failed_claim_all_is_withdrawn_only_if_its_outcome_is_unknown() {
     let store = Store::new();
     let calls = Arc::new(Calls::default());
     let locker = Locker::new(Wire::new(Memory::on(&store), calls.clone())).unwrap();
@@ -67,7 +67,7 @@ async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_n
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, withdrawn).await.expect("both claims are withdrawn");
+    timeout(TEST_LIMIT, withdrawn).await.expect("both claims are withdrawn");
 
     (0..2).for_each(|_| store.script(Operation::Claim, Fault::LoseReply));
     let error = refused().await.unwrap_err();
@@ -77,7 +77,7 @@ async fn several_locks_that_were_asked_for_in_vain_are_withdrawn_only_if_it_is_n
 }
 
 #[tokio::test]
-async fn several_locks_tell_the_first_failure_of_their_release() {
+async fn unlocking_several_returns_the_first_failure() {
     let (store, [locker]) = lockers();
     let all = locker.lock_all(["a", "b"]).await.unwrap();
     store.script(Operation::Release, Fault::Refuse);
@@ -87,15 +87,15 @@ async fn several_locks_tell_the_first_failure_of_their_release() {
 }
 
 #[tokio::test]
-async fn a_question_is_not_for_the_next_holder() {
+async fn a_request_to_release_does_not_reach_the_next_holder() {
     let (_store, [first, second, asker]) = lockers();
     let guard = first.lock("k").await.unwrap();
     let mut asking = pin!(asker.ask("k", "deploy").into_future());
     tokio::select! {
         done = &mut asking => panic!("{done:?}"),
-        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
+        reason = timeout(TEST_LIMIT, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "deploy"),
     }
-    // The asker is not polled, so it still asks while the next one has the lock.
+    // The asker is not polled, so it still asks while the next client holds the lock.
     guard.unlock().await.unwrap();
     let next = second.lock("k").await.unwrap();
     assert!(timeout(A_WHILE, next.asked()).await.is_err(), "the next holder took the question for its own");
@@ -104,7 +104,7 @@ async fn a_question_is_not_for_the_next_holder() {
 }
 
 #[tokio::test]
-async fn a_question_stays_when_the_one_who_asked_first_gives_up() {
+async fn a_request_to_release_survives_the_first_asker() {
     let (_store, [holder, one, two, observer]) = lockers();
     let guard = holder.lock("k").await.unwrap();
     let mut first = Box::pin(one.ask("k", "first").into_future());
@@ -118,15 +118,15 @@ async fn a_question_stays_when_the_one_who_asked_first_gives_up() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(SOON, gone).await.expect("the first question is taken back");
+    timeout(TEST_LIMIT, gone).await.expect("the first question is taken back");
     tokio::select! {
         done = &mut second => panic!("{done:?}"),
-        reason = timeout(SOON, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "second"),
+        reason = timeout(TEST_LIMIT, guard.asked()) => assert_eq!(reason.expect("heard").unwrap(), "second"),
     }
 }
 
 #[tokio::test]
-async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
+async fn an_adopted_hold_keeps_its_lock_delay() {
     let (_store, [before, after]) = lockers();
     let delay = Duration::from_secs(100);
     let old = before.lock("k").lock_delay(delay).await.unwrap();
@@ -139,9 +139,9 @@ async fn a_hold_keeps_its_lock_delay_when_it_is_taken_over() {
 }
 
 #[test]
-fn whoever_follows_leaders_without_a_pause_lets_others_run() {
+fn observing_leaders_without_a_pause_yields() {
     let (done, is_done) = std::sync::mpsc::channel();
-    // On a thread of its own: what never yields cannot be timed out.
+    // On its own thread: a task that never yields cannot be timed out.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -153,7 +153,7 @@ fn whoever_follows_leaders_without_a_pause_lets_others_run() {
         });
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(SOON).expect("others run");
+    is_done.recv_timeout(TEST_LIMIT).expect("others run");
 }
 
 #[tokio::test(flavor = "multi_thread")]

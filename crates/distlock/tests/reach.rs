@@ -1,5 +1,5 @@
-//! What a caller is told whose time is over: that another owner has the lock, or that the engine is away. By the clock's
-//! hand, so that the rule is tested to the millisecond.
+//! The error of a caller whose wait ended: either another owner holds the lock, or the engine is unreachable. On a
+//! manual clock, so that the rule is tested to the millisecond.
 
 use std::error::Error as _;
 use std::future::IntoFuture;
@@ -12,8 +12,8 @@ use distlock_testkit::{Calls, Wire};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// For what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen soon in real time.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn ms(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -48,13 +48,13 @@ impl World {
         World { store, hand, locker, other, calls, ends }
     }
 
-    /// A request that waits, for so long.
+    /// Starts a request that waits for at most `wait`.
     fn ask(&self, wait: Duration) -> JoinHandle<Result<LockGuard>> {
         let request = self.other.lock("k").ttl(Duration::from_secs(600)).retry_interval(Duration::from_secs(60));
         tokio::spawn(request.wait(wait).into_future())
     }
 
-    /// The same, once it stands in the queue. From then on no claim is answered.
+    /// Like `ask`, and returns when the request is in the queue. From then on no claim gets a reply.
     async fn ask_and_hang(&self, wait: Duration) -> JoinHandle<Result<LockGuard>> {
         let asked = self.ask(wait);
         self.calls.queued(1).await;
@@ -62,24 +62,24 @@ impl World {
         asked
     }
 
-    /// What the observer was told: exactly this.
+    /// Asserts that the observer got exactly this event.
     async fn expect_end(&self, end: &str) {
         let told = async {
             while self.ends.lock().unwrap().is_empty() {
                 tokio::time::sleep(ms(1)).await;
             }
         };
-        timeout(SOON, told).await.expect("an end");
+        timeout(TEST_LIMIT, told).await.expect("an end");
         assert_eq!(*self.ends.lock().unwrap(), [end]);
     }
 }
 
 async fn end_of(asked: JoinHandle<Result<LockGuard>>) -> Error {
-    timeout(SOON, asked).await.expect("soon").expect("no panic").expect_err("not granted")
+    timeout(TEST_LIMIT, asked).await.expect("soon").expect("no panic").expect_err("not granted")
 }
 
 #[tokio::test]
-async fn f79_a_claim_without_a_reply_is_unknown_a_little_after_the_time_is_over() {
+async fn f79_a_claim_without_a_reply_is_unknown_shortly_after_the_timeout() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::Hang);
     let asked = world.ask(ms(2_000));
@@ -98,7 +98,7 @@ async fn f79_a_claim_without_a_reply_is_unknown_a_little_after_the_time_is_over(
 }
 
 #[tokio::test]
-async fn f79_a_waiter_in_the_queue_asks_once_more_before_it_is_told_who_has_the_lock() {
+async fn f79_a_queued_waiter_claims_once_more_before_it_times_out() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(2_000)).await;
@@ -111,7 +111,7 @@ async fn f79_a_waiter_in_the_queue_asks_once_more_before_it_is_told_who_has_the_
 }
 
 #[tokio::test]
-async fn f79_a_reply_younger_than_a_second_still_counts_and_its_times_are_of_the_end() {
+async fn f79_a_reply_younger_than_a_second_still_counts() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(700)).await;
@@ -129,7 +129,7 @@ async fn f79_a_reply_younger_than_a_second_still_counts_and_its_times_are_of_the
 }
 
 #[tokio::test]
-async fn f79_a_failure_that_is_the_last_thing_known_is_the_cause() {
+async fn f79_the_last_failure_is_the_cause() {
     let world = World::new();
     (0..10).for_each(|_| world.store.script(Operation::Claim, Fault::Refuse));
     let asked = world.ask(ms(2_000));
@@ -157,7 +157,7 @@ async fn f79_several_locks_without_a_reply_are_unknown() {
         }
     };
     let error = tokio::select! {
-        ended = timeout(SOON, asked) => ended.expect("soon").expect("no panic").expect_err("not granted"),
+        ended = timeout(TEST_LIMIT, asked) => ended.expect("soon").expect("no panic").expect_err("not granted"),
         () = advance => unreachable!("it never ends"),
     };
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");

@@ -1,4 +1,4 @@
-//! The README says what is true: its snippet is the one that the examples run.
+//! The README's snippet is the one that the examples run.
 
 fn read(path: &str) -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -6,7 +6,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_snippet_of_the_readme_is_the_example_that_runs() {
+fn the_readme_snippet_is_the_example() {
     let readme = read("README.md");
     let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a snippet");
     let example = read("crates/distlock/examples/five_lines.rs");

@@ -1,4 +1,4 @@
-//! The rows of the failure catalogue that concern one Redis server, each on a real one.
+//! The rows of the failure catalogue about a single Redis server, each on a real one.
 #![cfg(feature = "redis")]
 
 #[path = "redis_faults/ambiguity.rs"]

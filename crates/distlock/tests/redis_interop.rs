@@ -1,4 +1,5 @@
-//! With lock clients of other languages on the same key of one Redis server: the real redis-py and node-redlock.
+//! Interoperation with lock clients of other languages on the same key of one Redis server: the real redis-py and
+//! node-redlock.
 
 #![cfg(feature = "redis")]
 
@@ -12,11 +13,11 @@ use distlock_testkit::stranger::{Library, Stranger};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(200);
 
-/// A server, somebody else's client of it, and ours.
+/// A server, a foreign client of it, and ours.
 struct Encounter {
     server: RedisServer,
     theirs: Stranger,
@@ -35,17 +36,17 @@ impl Encounter {
         self.server.command(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Ends the lease of whoever has `a`, as a clock would that went on while its holder stood still.
+    /// Ends the lease of the current holder of `a`, as if its holder had stood still until then.
     fn expire(&self) {
         self.ask("PEXPIRE a 1");
         eventually("an expiry", || (self.ask("EXISTS a").int() == 0).then_some(()));
     }
 
     fn waiter(&self) -> JoinHandle<distlock::Result<LockGuard>> {
-        tokio::spawn(self.ours.clone().lock("a").wait(PATIENCE).retry_interval(RETRY).into_future())
+        tokio::spawn(self.ours.clone().lock("a").wait(TEST_LIMIT).retry_interval(RETRY).into_future())
     }
 
-    /// Returns when a waiter of ours has its place in the queue.
+    /// Returns when a waiter of ours is in the queue.
     fn expect_queued(&self) {
         eventually("a place in the queue", || (self.ask("EXISTS {a}:q").int() == 1).then_some(()));
     }
@@ -56,7 +57,7 @@ fn locker(server: &RedisServer) -> Locker {
 }
 
 async fn granted(waiter: JoinHandle<distlock::Result<LockGuard>>) -> LockGuard {
-    timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted")
+    timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted")
 }
 
 async fn check_each_excludes_the_other(library: Library) {
@@ -69,8 +70,8 @@ async fn check_each_excludes_the_other(library: Library) {
     assert!(there.theirs.extend("a", LONG), "nothing of ours is in their way");
     assert!(there.theirs.unlock("a"));
 
-    // Not a try: our own waiter that gave up is withdrawn in the background.
-    let guard = there.ours.lock("a").wait(PATIENCE).await.expect("they let go");
+    // Not a try: our own cancelled waiter is withdrawn in the background.
+    let guard = there.ours.lock("a").wait(TEST_LIMIT).await.expect("they let go");
     assert!(!there.theirs.try_lock("a", Some(LONG)), "ours");
     guard.check().unwrap();
     there.theirs.wait_for("a", LONG);
@@ -83,18 +84,18 @@ async fn check_they_do_not_delete_our_key(library: Library) {
     let mut there = Encounter::with(library);
     assert!(there.theirs.try_lock("a", Some(LONG)));
     there.expire();
-    let guard = there.ours.try_lock("a").ttl(PATIENCE).await.unwrap().expect("their lease ended");
+    let guard = there.ours.try_lock("a").ttl(TEST_LIMIT).await.unwrap().expect("their lease ended");
     let value = there.ask("GET a");
     assert!(!there.theirs.extend("a", LONG * 10), "they find that it is not theirs");
     assert!(!there.theirs.unlock("a"), "they find that it is not theirs");
     assert_eq!(there.ask("GET a"), value);
-    assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= PATIENCE.as_millis(), "our lease is as it was");
+    assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= TEST_LIMIT.as_millis(), "our lease is as it was");
     guard.unlock().await.expect("ours to the end");
 }
 
 async fn check_we_do_not_delete_their_key(library: Library) {
     let mut there = Encounter::with(library);
-    let guard = there.ours.try_lock("a").ttl(PATIENCE).await.unwrap().expect("free");
+    let guard = there.ours.try_lock("a").ttl(TEST_LIMIT).await.unwrap().expect("free");
     there.expire();
     assert!(there.theirs.try_lock("a", Some(LONG)));
     let value = there.ask("GET a");
@@ -104,28 +105,28 @@ async fn check_we_do_not_delete_their_key(library: Library) {
     assert_eq!(error.loss_reason(), Some(&LossReason::Revoked), "{error}");
     assert_eq!(there.ask("GET a"), value);
     assert!(u128::try_from(there.ask("PTTL a").int()).unwrap() <= LONG.as_millis(), "their lease is as it was");
-    // A waiter that gives up leaves nothing of its own and takes nothing of theirs.
+    // A waiter that gives up leaves no state and removes none of theirs.
     there.ours.lock("a").wait(Duration::from_millis(200)).await.expect_err("theirs");
     eventually("the end of our queue", || (there.ask("EXISTS {a}:q {a}:w").int() == 0).then_some(()));
     assert_eq!(there.ask("GET a"), value);
     assert!(there.theirs.unlock("a"));
 }
 
-/// One command that the server has carried out.
+/// One command that the server has executed.
 #[derive(Debug)]
 struct Seen {
     at: Duration,
     text: String,
 }
 
-/// Everything that the server does from now on, with the server's own times.
+/// Returns a monitor of all later commands, with the server's own times.
 fn monitor(server: &RedisServer) -> RespClient {
     let mut monitor = server.client().expect("a connection");
     assert_eq!(monitor.command(&["MONITOR"]).unwrap(), Reply::Simple("OK".into()));
     monitor
 }
 
-/// What `monitor` saw up to the command in which `last` stands.
+/// Returns the commands that `monitor` saw up to the one that contains `last`.
 fn seen_until(monitor: &mut RespClient, last: &str) -> Vec<Seen> {
     let mut all = Vec::new();
     loop {
@@ -158,7 +159,7 @@ async fn check_our_waiter_follows_them(library: Library) {
     let between: Vec<Duration> = before.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(between.len() >= 2, "we polled: {before:?}");
     assert!(took_it - granted_at < RETRY / 2, "the first claim after their release had it");
-    // A busy machine polls late: then so late is late enough.
+    // A busy machine polls late; its longest poll interval is then the limit.
     let longest = between.iter().copied().max().unwrap();
     let late = granted_at - seen[freed].at;
     assert!(late <= (RETRY * 2).max(longest + RETRY), "{late:?} after their release; polls {between:?} apart");
@@ -175,14 +176,14 @@ async fn check_never_two_at_once(library: Library) {
             tokio::spawn(async move {
                 let mut counter = RespClient::unix(&server).expect("a connection");
                 for _ in 0..TIMES {
-                    let request = locker.lock("a").wait(PATIENCE).retry_interval(Duration::from_millis(5));
+                    let request = locker.lock("a").wait(TEST_LIMIT).retry_interval(Duration::from_millis(5));
                     let guard = request.await.expect("granted");
                     let inside = counter.command(&["INCR", "a:inside"]).unwrap().int();
                     assert_eq!(inside, 1, "two holders");
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     counter.command(&["DECR", "a:inside"]).unwrap();
                     guard.unlock().await.expect("released");
-                    // They poll, and we hand over among ourselves: let them have a look.
+                    // They poll, and we hand over among ourselves: give them time for a poll.
                     tokio::time::sleep(Duration::from_millis(3)).await;
                 }
             })
@@ -201,27 +202,27 @@ macro_rules! encounters {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn each_excludes_the_other() {
+            async fn both_libraries_exclude_each_other() {
                 super::check_each_excludes_the_other($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn they_do_not_delete_our_key() {
+            async fn the_other_library_does_not_delete_our_key() {
                 super::check_they_do_not_delete_our_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn we_do_not_delete_their_key() {
+            async fn our_client_does_not_delete_the_other_librarys_key() {
                 super::check_we_do_not_delete_their_key($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn our_waiter_follows_them_within_two_retry_intervals() {
+            async fn our_waiter_follows_the_other_library_within_two_retry_intervals() {
                 super::check_our_waiter_follows_them($which).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn never_two_at_once() {
+            async fn never_two_holders_at_once() {
                 super::check_never_two_at_once($which).await;
             }
         }
@@ -233,15 +234,15 @@ encounters! {
     node_redlock: Library::Redlock;
 }
 
-/// redis-py sets no expiry unless it is asked to.
+/// redis-py sets no expiry by default.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_redis_py_without_expiry_is_held_for_ever() {
+async fn a_lock_of_redis_py_without_expiry_never_expires() {
     let mut there = Encounter::with(Library::RedisPy);
     assert!(there.theirs.try_lock("a", None));
     assert_eq!(there.ask("PTTL a").int(), -1);
     assert!(there.ours.try_lock("a").await.unwrap().is_none());
     let shown = there.ours.inspect().get("a").await.unwrap().expect("it is held");
-    let holder = shown.holder().expect("by somebody");
+    let holder = shown.holder().expect("a holder");
     assert!(holder.record.is_none() && holder.ttl_left.is_none() && holder.token.is_none(), "{holder:?}");
     let error = there.ours.inspect().force_release("a", FencingToken::new(1), "stuck").await.expect_err("not ours");
     assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");

@@ -1,4 +1,4 @@
-//! Encrypted connections to Redis, with and without a certificate of our own.
+//! TLS connections to Redis, with and without a client certificate.
 
 #![cfg(all(feature = "redis", feature = "tls"))]
 
@@ -25,7 +25,7 @@ async fn lock_once(config: &Config) -> distlock::Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_with_a_certificate_that_we_trust() {
+async fn a_trusted_server_certificate_is_accepted() {
     let certs = Certs::new();
     let server = encrypted(&certs).start();
     lock_once(&config(&server, |config| config.tls_ca = Some(certs.ca()))).await.expect("locked");
@@ -36,7 +36,7 @@ async fn a_server_with_a_certificate_that_we_trust() {
 }
 
 #[tokio::test]
-async fn a_server_that_we_do_not_trust_is_refused_without_a_word_of_secrets() {
+async fn an_untrusted_server_is_refused_without_leaking_secrets() {
     let (certs, others) = (Certs::new(), Certs::new());
     let server = encrypted(&certs).start();
     let error = lock_once(&config(&server, |config| config.tls_ca = Some(others.ca()))).await.expect_err("not trusted");
@@ -46,7 +46,7 @@ async fn a_server_that_we_do_not_trust_is_refused_without_a_word_of_secrets() {
 }
 
 #[tokio::test]
-async fn a_server_with_a_certificate_for_another_name_is_refused_unless_we_expect_that_name() {
+async fn a_certificate_for_another_name_is_refused_unless_that_name_is_configured() {
     let certs = Certs::new();
     let server = RedisServer::options().tls(&certs).start();
     let builder = || Redis::tcp("127.0.0.1", server.port()).tls(Some(std::fs::read(certs.ca()).unwrap()));
@@ -58,7 +58,7 @@ async fn a_server_with_a_certificate_for_another_name_is_refused_unless_we_expec
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_our_certificate() {
+async fn a_server_can_require_a_client_certificate() {
     let certs = Certs::new();
     let server = encrypted(&certs).config("tls-auth-clients yes").start();
     let ours = |config: &mut Config| {
@@ -72,7 +72,7 @@ async fn a_server_that_asks_for_our_certificate() {
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_named_and_not_repeated() {
+async fn errors_name_unusable_files_without_their_contents() {
     let certs = Certs::new();
     let server = encrypted(&certs).start();
     let missing = lock_once(&config(&server, |config| config.tls_ca = Some("/nowhere/ca.pem".into()))).await;
@@ -94,7 +94,7 @@ async fn files_that_cannot_be_used_are_named_and_not_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_and_the_master_that_they_name_are_encrypted() {
+async fn sentinels_and_their_master_use_tls() {
     let certs = Certs::new();
     let setup = SentinelSetup::with(&RedisServer::options().tls(&certs));
     let mut trusting = Config::from_url(&setup.url()).unwrap();
@@ -109,7 +109,7 @@ async fn sentinels_and_the_master_that_they_name_are_encrypted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_nodes_of_a_cluster_are_encrypted() {
+async fn all_nodes_of_a_cluster_use_tls() {
     let certs = Certs::new();
     let cluster = RedisCluster::with(&RedisServer::options().tls(&certs));
     let mut trusting = Config::from_url(&cluster.url()).unwrap();

@@ -1,4 +1,4 @@
-//! The rows of the failure catalogue that concern a majority of Redis nodes, on three and five real ones.
+//! The rows of the failure catalogue about a majority of Redis nodes, on three and five real ones.
 #![cfg(feature = "redis")]
 
 #[path = "redlock_faults/ambiguity.rs"]

@@ -1,4 +1,4 @@
-//! The numbered rules of ARCHITECTURE.md, each broken on purpose by a scripted fault or a clock moved by hand.
+//! The numbered rules of ARCHITECTURE.md, each provoked by a scripted fault or a manual clock.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use distlock_testkit::{Calls, Wire};
 use tokio::sync::watch;
 
 const TTL: Duration = Duration::from_secs(10);
-/// What rule 1 makes of a lease of 10 s: a thousandth for drift and 2 ms in reserve.
+/// The usable part of a lease of 10 s by rule 1: minus a thousandth for drift and 2 ms in reserve.
 const USABLE: Duration = Duration::from_millis(9_988);
-/// For what must happen soon in real time.
-const SOON: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen soon in real time.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
-/// A store, a locker on it, and the hand on their common clock.
+/// A store, a locker on it, and control of their common clock.
 struct World {
     store: Store,
     clock: Clock,
     hand: ManualClock,
     locker: Locker,
     calls: Arc<Calls>,
-    /// How many events there were of each kind, and when the last came.
+    /// The number of events of each kind, and the time of the last one.
     seen: watch::Receiver<Seen>,
 }
 
@@ -57,13 +57,13 @@ impl World {
     }
 
     async fn until(&mut self, what: impl FnMut(&Seen) -> bool) {
-        tokio::time::timeout(SOON, self.seen.wait_for(what)).await.expect("soon").expect("observed");
+        tokio::time::timeout(TEST_LIMIT, self.seen.wait_for(what)).await.expect("soon").expect("observed");
     }
 
-    /// Returns when so many renewals were sent, and nobody waits any more for the answer to the last.
+    /// Returns when `sent` renewals were sent, and the keeper has stopped waiting for the reply to the last.
     async fn until_given_up(&self, guard: &LockGuard, sent: u64) {
         until_so(async || self.calls.renewals.load(Ordering::SeqCst) >= sent).await;
-        // A quarter of what is left is how long an answer is waited for.
+        // The keeper waits for a reply for a quarter of the remaining lease.
         self.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
     }
 
@@ -73,7 +73,7 @@ impl World {
 }
 
 async fn expect_lost(guard: &LockGuard) -> LossReason {
-    tokio::time::timeout(SOON, guard.lost()).await.expect("told soon")
+    tokio::time::timeout(TEST_LIMIT, guard.lost()).await.expect("notified soon")
 }
 
 fn deadline(guard: &LockGuard) -> Moment {
@@ -81,11 +81,11 @@ fn deadline(guard: &LockGuard) -> Moment {
 }
 
 #[tokio::test]
-async fn rule_1_a_guard_is_lost_at_its_deadline_and_before_the_server_lets_go() {
+async fn rule_1_a_guard_is_lost_at_its_deadline_before_the_servers_lease_ends() {
     let world = World::new();
     let guard = world.locker.lock("k").watchdog(false).await.unwrap();
     let other = world.other();
-    // The keeper would release what it sees lost.
+    // The keeper would release a hold that it finds lost.
     world.calls.cut();
     world.hand.advance(USABLE - Duration::from_millis(1));
     assert_eq!(guard.remaining(), Some(Duration::from_millis(1)));
@@ -106,7 +106,8 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
     let delay = Duration::from_millis(900);
     world.store.script(Operation::Renew, Fault::DelayReply(delay));
     world.hand.advance(TTL / 3);
-    // Until then the keeper's thread reads the clock: nobody moves it before the store has carried the renewal out.
+    // Until then the keeper's thread reads the clock, so the clock must not move before the store has executed the
+    // renewal.
     let inspect = world.other().inspect();
     until_so(async || {
         let lock = inspect.get("k").await.unwrap();
@@ -122,7 +123,7 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
 }
 
 #[tokio::test]
-async fn rule_1_a_grant_that_comes_after_its_own_deadline_is_not_believed() {
+async fn rule_1_a_grant_after_its_own_deadline_is_not_believed() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::DelayReply(TTL * 2));
     let request = tokio::spawn(world.locker.lock("k").into_future());
@@ -148,7 +149,7 @@ async fn rule_2_a_failed_renewal_is_at_risk_and_not_lost() {
     }
     assert_eq!(guard.state(), HoldState::Held);
     world.hand.advance(TTL / 3);
-    // The first retry comes at once, the next after a while of the clock.
+    // The first retry comes at once, the next after some time of the clock.
     world.until(|seen| seen.failed == 2).await;
     assert_eq!(guard.state(), HoldState::AtRisk);
     world.hand.advance(Duration::from_millis(250));
@@ -174,7 +175,7 @@ async fn rule_2_lost_is_final_even_when_the_engine_comes_back() {
 }
 
 #[tokio::test]
-async fn rule_2_the_servers_word_is_a_loss_at_once() {
+async fn rule_2_a_loss_reported_by_the_server_counts_at_once() {
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     world.store.steal(guard.key());
@@ -186,7 +187,7 @@ async fn rule_2_the_servers_word_is_a_loss_at_once() {
 }
 
 #[tokio::test]
-async fn rule_2_a_pushed_loss_is_told_without_waiting_for_a_renewal() {
+async fn rule_2_a_pushed_loss_is_reported_without_waiting_for_a_renewal() {
     let world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     let operator = world.other();
@@ -197,17 +198,17 @@ async fn rule_2_a_pushed_loss_is_told_without_waiting_for_a_renewal() {
 }
 
 #[tokio::test]
-async fn rule_3_a_lost_reply_to_a_claim_is_asked_again_with_the_same_attempt() {
+async fn rule_3_a_claim_with_a_lost_reply_is_retried_with_the_same_attempt() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::LoseReply);
-    let guard = world.locker.try_lock("k").await.unwrap().expect("ours, not somebody else's");
+    let guard = world.locker.try_lock("k").await.unwrap().expect("our own grant, found again");
     assert_eq!(guard.fencing_token().get(), 1, "one grant");
     guard.unlock().await.unwrap();
     assert!(world.store.is_empty());
 }
 
 #[tokio::test]
-async fn rule_3_an_outcome_that_stays_unknown_is_said_and_cleaned_up() {
+async fn rule_3_an_unknown_outcome_is_reported_and_cleaned_up() {
     let world = World::new();
     for fault in [Fault::LoseReply, Fault::LoseReply] {
         world.store.script(Operation::Claim, fault);
@@ -218,7 +219,7 @@ async fn rule_3_an_outcome_that_stays_unknown_is_said_and_cleaned_up() {
 }
 
 #[tokio::test]
-async fn rule_3_a_lost_reply_to_a_release_is_unknown_and_goes_on_in_the_background() {
+async fn rule_3_a_release_with_a_lost_reply_is_unknown_and_retried_in_the_background() {
     let world = World::new();
     for fault in [Fault::LoseRequest, Fault::LoseReply] {
         let guard = world.locker.lock("k").await.unwrap();
@@ -231,7 +232,7 @@ async fn rule_3_a_lost_reply_to_a_release_is_unknown_and_goes_on_in_the_backgrou
 }
 
 #[tokio::test]
-async fn rule_5_what_is_dropped_while_the_engine_hangs_is_cleaned_up() {
+async fn rule_5_futures_dropped_while_the_engine_hangs_are_cleaned_up() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::DelayReply(TTL / 2));
     let request = tokio::spawn(world.locker.lock("k").into_future());
@@ -264,7 +265,7 @@ async fn rule_8_renewals_are_batched() {
 }
 
 #[tokio::test]
-async fn rule_8_renewal_goes_on_while_the_application_blocks_its_runtime() {
+async fn rule_8_renewal_continues_while_the_application_blocks_its_runtime() {
     let world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     let first = deadline(&guard);
@@ -279,7 +280,7 @@ async fn rule_8_renewal_goes_on_while_the_application_blocks_its_runtime() {
 }
 
 #[tokio::test]
-async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
+async fn rule_8_a_hanging_renewal_is_given_up_and_retried() {
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     let first = deadline(&guard);
@@ -293,8 +294,8 @@ async fn rule_8_a_renewal_that_hangs_is_given_up_and_tried_again() {
 }
 
 #[tokio::test]
-async fn rule_8_renewals_that_hang_hold_up_no_others() {
-    // As many as are begun at once.
+async fn rule_8_hanging_renewals_delay_no_others() {
+    // As many as are started at once.
     const HANGING: u64 = 4;
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
@@ -308,7 +309,7 @@ async fn rule_8_renewals_that_hang_hold_up_no_others() {
 }
 
 #[tokio::test]
-async fn rule_9_an_outcome_that_is_unknown_stays_so_whatever_is_refused_after_it() {
+async fn rule_9_an_unknown_outcome_stays_unknown_after_a_refusal() {
     let store = Store::new();
     let locker =
         Locker::builder().retry_interval(Duration::from_millis(1)).max_retries(1).build(Memory::on(&store)).unwrap();
@@ -320,7 +321,7 @@ async fn rule_9_an_outcome_that_is_unknown_stays_so_whatever_is_refused_after_it
 }
 
 #[tokio::test]
-async fn rule_9_what_was_refused_was_not_done_and_is_not_unknown() {
+async fn rule_9_a_refused_request_is_not_unknown() {
     let world = World::new();
     world.store.script(Operation::Claim, Fault::Refuse);
     let error = world.locker.try_lock("k").await.unwrap_err();
@@ -334,7 +335,7 @@ async fn rule_9_what_was_refused_was_not_done_and_is_not_unknown() {
 }
 
 #[tokio::test]
-async fn rule_9_a_wait_outlasts_an_engine_that_is_away_for_a_while_and_gives_up_at_last() {
+async fn rule_9_a_wait_survives_a_short_outage_and_gives_up_in_the_end() {
     let store = Store::new();
     let locker =
         Locker::builder().retry_interval(Duration::from_millis(1)).max_retries(4).build(Memory::on(&store)).unwrap();
@@ -349,8 +350,8 @@ async fn rule_9_a_wait_outlasts_an_engine_that_is_away_for_a_while_and_gives_up_
 }
 
 #[tokio::test]
-async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock() {
-    // Without its feature an engine is not there either, and says so.
+async fn rule_10_a_missing_engine_is_an_error_and_never_a_weaker_lock() {
+    // Without its feature an engine does not exist either, and the error says so.
     let out_of_reach = if cfg!(feature = "redis") { ErrorKind::Unavailable } else { ErrorKind::Unsupported };
     for (url, kind) in [
         ("memory://", ErrorKind::Config),
@@ -365,7 +366,7 @@ async fn rule_10_an_engine_that_is_not_there_is_an_error_and_never_a_weaker_lock
 }
 
 #[tokio::test]
-async fn a_store_made_in_code_is_its_maker_s_alone() {
+async fn a_store_made_in_code_is_private() {
     let [one, two] = [(); 2].map(|()| Locker::new(Memory::new()).unwrap());
     let public = Locker::connect("mem://").await.unwrap();
     let guard = one.lock("rules: made in code").await.unwrap();
@@ -376,7 +377,7 @@ async fn a_store_made_in_code_is_its_maker_s_alone() {
 }
 
 #[tokio::test]
-async fn a_waiter_handed_the_lock_counts_its_lease_from_the_handover_and_not_from_the_message() {
+async fn a_handed_over_lease_counts_from_the_handover_not_from_the_message() {
     let world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     let calls = Arc::new(Calls::default());
@@ -394,7 +395,7 @@ async fn a_waiter_handed_the_lock_counts_its_lease_from_the_handover_and_not_fro
 }
 
 #[tokio::test]
-async fn events_tell_the_life_of_a_lock() {
+async fn observers_see_every_event_of_a_lock() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let seen = log.clone();
     let (clock, hand) = Clock::manual();
@@ -432,7 +433,7 @@ async fn events_tell_the_life_of_a_lock() {
 }
 
 #[tokio::test]
-async fn an_observer_that_panics_costs_nobody_a_lock() {
+async fn a_panicking_observer_loses_no_lock() {
     let events = Arc::new(AtomicU64::new(0));
     let seen = events.clone();
     let observer = move |_: &Event<'_>| {
@@ -454,12 +455,12 @@ async fn until_empty(store: &Store) {
     until_so(async || store.is_empty()).await;
 }
 
-/// Looks again and again until it is so.
+/// Polls until `is_so` returns true.
 async fn until_so(mut is_so: impl AsyncFnMut() -> bool) {
     let looks = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(SOON, looks).await.expect("soon");
+    tokio::time::timeout(TEST_LIMIT, looks).await.expect("soon");
 }

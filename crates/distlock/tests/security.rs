@@ -1,4 +1,5 @@
-//! What SECURITY.md promises: hostile servers and hostile data cost an error and no more, and secrets stay where they are.
+//! The promises of SECURITY.md: hostile servers and hostile data cause an error and no more, and secrets are not
+//! leaked.
 
 #[cfg(feature = "etcd")]
 #[path = "security/etcd.rs"]
@@ -28,12 +29,12 @@ use std::time::Duration;
 
 use distlock::{Config, FencingToken, Locker};
 
-/// How long anything may take, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// A generous limit for anything, on a busy machine.
+const TEST_LIMIT: Duration = Duration::from_secs(40);
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sees panics on any thread: most of the work is on the keeper's, where nobody else would notice.
+/// Counts panics on any thread: most of the work is on the keeper's thread, where no test would notice.
 fn count_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -45,19 +46,20 @@ fn count_panics() {
     });
 }
 
-/// Runs what may fail, but neither panic nor hang.
+/// Runs work that may fail, but must neither panic nor hang.
 async fn in_time<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
     let _end = end_if_blocked(what.to_owned());
-    let done = tokio::time::timeout(PATIENCE, work.into_future()).await;
+    let done = tokio::time::timeout(TEST_LIMIT, work.into_future()).await;
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{what}");
-    done.unwrap_or_else(|_| panic!("not done within {PATIENCE:?}: {what}"))
+    done.unwrap_or_else(|_| panic!("not done within {TEST_LIMIT:?}: {what}"))
 }
 
-/// Ends the process unless what it answers is dropped in time: a call that blocks its thread blocks the timer, too.
+/// Ends the process unless the returned sender is dropped in time: a call that blocks its thread blocks the timer,
+/// too.
 fn end_if_blocked(what: String) -> mpsc::Sender<()> {
     let (alive, ended) = mpsc::channel();
     std::thread::spawn(move || {
-        if ended.recv_timeout(PATIENCE * 2) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(TEST_LIMIT * 2) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not by a macro, whose output is kept until the test ends.
             let _ = writeln!(std::io::stderr(), "a thread is blocked: {what}");
             std::process::exit(101);
@@ -66,7 +68,7 @@ fn end_if_blocked(what: String) -> mpsc::Sender<()> {
     alive
 }
 
-/// A locker that does not wait long for a server that lies, and what becomes of a lock there.
+/// Takes and releases a lock once, with a short wait for a hostile server.
 async fn lock_once(url: String) -> distlock::Result<()> {
     let mut config = Config::default();
     (config.url, config.dial_timeout) = (Some(url), Some(Duration::from_secs(1)));
@@ -74,7 +76,7 @@ async fn lock_once(url: String) -> distlock::Result<()> {
     locker.lock("a").wait(Duration::from_secs(1)).await.map(drop)
 }
 
-/// Everything that looks at a lock, whatever it finds there. Answers how often it was granted.
+/// Calls everything that reads a lock, with any data there. Returns how often the lock was granted.
 async fn use_all(locker: &Locker, key: &str, what: &str) -> usize {
     let inspect = locker.inspect();
     let waiting = locker.lock(key).wait(Duration::from_millis(50)).into_future();
@@ -97,7 +99,7 @@ async fn use_all(locker: &Locker, key: &str, what: &str) -> usize {
     granted
 }
 
-/// The most memory that this process has had, in megabytes.
+/// Returns the peak memory of this process, in megabytes.
 fn peak_memory_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use distlock::backend::memory::{Memory, Store};
 use distlock::{Clock, Locker};
-use distlock_testkit::servers::PATIENCE;
+use distlock_testkit::servers::TEST_LIMIT;
 use log_kit::Log;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// The spans of this name that have ended.
+/// Returns the spans of this name that have ended.
 fn ended(log: &Log, name: &str) -> Vec<String> {
     let is_it = |line: &&str| line.contains(&format!("{name}{{")) && line.contains("close");
     log.text().lines().filter(is_it).map(str::to_owned).collect()
 }
 
-/// One test: the subscriber is the process's.
+/// A single test, because the subscriber is global to the process.
 #[tokio::test]
 async fn asking_holding_and_renewing_are_spans() {
     let log = Log::default();
@@ -45,11 +45,11 @@ async fn asking_holding_and_renewing_are_spans() {
     let inside = text.lines().find(|line| line.ends_with("charged")).expect("what the work said");
     assert!(inside.contains("lock hold{"), "{inside}");
 
-    // Once, and then it is waited for: the keeper is a thread of its own.
+    // Advanced once and then waited for, because the keeper runs on its own thread.
     hand.advance(Duration::from_secs(4));
     let started = Instant::now();
     while ended(&log, "lock renew").is_empty() {
-        assert!(started.elapsed() < PATIENCE, "it is renewed");
+        assert!(started.elapsed() < TEST_LIMIT, "it is renewed");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let renewed = ended(&log, "lock renew");

@@ -1,4 +1,4 @@
-//! Engines that are slow, hang or lie about time, and lockers that close in the middle of something.
+//! Engines that are slow, hang or report wrong times, and lockers that close during other operations.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,14 +13,15 @@ use distlock::{Clock, ErrorKind, Event, EventKind, HistoryKind, Key, Locker, Los
 use distlock_testkit::Ticks;
 use tokio::time::timeout;
 
-/// For what must happen in time on any machine.
-const SOON: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen on any machine.
+const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// A clock that goes by itself while this process runs: no lease of these tests ends because the machine stopped them.
+/// Returns a clock that advances while this process runs: no lease of these tests ends because the machine stopped
+/// them.
 fn ticking() -> (Clock, Ticks) {
     let (clock, hand) = Clock::manual();
     (clock, Ticks::of(hand))
@@ -34,24 +35,24 @@ fn locker(clock: &Clock, engine: impl Backend) -> Locker {
     Locker::builder().clock(clock.clone()).build(engine).unwrap()
 }
 
-/// How long an answer about a lock takes; `None`: for ever.
+/// The delay of a reply about a lock; `None` means for ever.
 type Delay = fn(&Key) -> Option<Duration>;
 
 fn at_once(_: &Key) -> Option<Duration> {
     Some(Duration::ZERO)
 }
 
-/// The memory engine with moods.
+/// The memory engine with configurable faults.
 struct Moody {
     memory: Memory,
     attachment: OnceLock<Attachment>,
-    /// What delays are measured by.
+    /// The clock of the delays.
     clock: Clock,
     renewal: Delay,
     release: Delay,
-    /// Says that each renewal began this much earlier, as an engine with a shared session does.
+    /// Reports that each renewal began this much earlier, as an engine with a shared session does.
     dated_back: Duration,
-    /// Tells of a loss together with the grant.
+    /// Reports a loss together with the grant.
     revokes: bool,
     renewals: Arc<AtomicU64>,
 }
@@ -70,7 +71,7 @@ impl Moody {
         }
     }
 
-    /// On a store of its own, all by this clock.
+    /// Returns an engine with its own store, all on this clock.
     fn by(clock: &Clock) -> Moody {
         Moody { clock: clock.clone(), ..Moody::on(&Store::with_clock(clock.clone())) }
     }
@@ -102,7 +103,7 @@ impl Backend for Moody {
         if self.revokes {
             let losses = &self.attachment.get().expect("attached").losses;
             losses.push(claim.attempt, LossReason::Revoked);
-            // Time for the keeper to hear of it before there is a hold.
+            // Time for the keeper to receive it before there is a hold.
             tokio::time::sleep(ms(50)).await;
         }
         answer
@@ -141,7 +142,7 @@ fn hangs_if_bad(key: &Key) -> Option<Duration> {
 }
 
 #[tokio::test]
-async fn a_renewal_that_is_answered_late_still_counts() {
+async fn a_late_renewal_reply_still_counts() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: |_| Some(ms(250)), ..Moody::by(&clock) });
     let guard = locker.lock("k").ttl(ms(1000)).await.unwrap();
@@ -150,7 +151,7 @@ async fn a_renewal_that_is_answered_late_still_counts() {
 }
 
 #[tokio::test]
-async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
+async fn a_hanging_renewal_loses_no_other_lock() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let ttl = ms(3000);
@@ -159,14 +160,14 @@ async fn a_lock_whose_renewal_hangs_costs_no_other_lock() {
     for number in 0..40 {
         good.push(locker.lock(format!("good{number}")).ttl(ttl).await.unwrap());
     }
-    assert_eq!(timeout(SOON, bad.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, bad.lost()).await.expect("notified"), LossReason::Expired);
     sleep(&clock, ttl).await;
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", good.len());
 }
 
 #[tokio::test]
-async fn renewals_that_hang_leave_room_for_short_leases() {
+async fn hanging_renewals_leave_room_for_short_leases() {
     let (clock, _ticks) = ticking();
     let locker = locker(&clock, Moody { renewal: hangs_if_bad, ..Moody::by(&clock) });
     let mut bad = Vec::new();
@@ -179,7 +180,7 @@ async fn renewals_that_hang_leave_room_for_short_leases() {
 }
 
 #[tokio::test]
-async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
+async fn back_dated_renewals_do_not_cause_constant_renewing() {
     let (clock, _ticks) = ticking();
     let engine = Moody { dated_back: ms(800), ..Moody::by(&clock) };
     let renewals = engine.renewals.clone();
@@ -192,7 +193,7 @@ async fn an_engine_that_dates_back_is_not_asked_all_the_time() {
 }
 
 #[tokio::test]
-async fn releases_that_hang_hold_up_no_other_release() {
+async fn hanging_releases_delay_no_other_release() {
     let store = Store::new();
     let locker = Locker::new(Moody { release: hangs_if_bad, ..Moody::on(&store) }).unwrap();
     let mut bad = Vec::new();
@@ -202,19 +203,19 @@ async fn releases_that_hang_hold_up_no_other_release() {
     drop(bad);
     drop(locker.lock("good").ttl(Duration::from_secs(600)).await.unwrap());
     let other = Locker::new(Memory::on(&store)).unwrap();
-    let next = other.lock("good").wait(SOON).await.expect("released while a hundred others hang");
+    let next = other.lock("good").wait(TEST_LIMIT).await.expect("released while a hundred others hang");
     assert!(!next.is_lost());
 }
 
 #[tokio::test]
-async fn a_loss_that_is_pushed_before_the_guard_is_there_is_not_forgotten() {
+async fn a_loss_pushed_before_the_guard_exists_is_reported() {
     let locker = Locker::new(Moody { revokes: true, ..Moody::on(&Store::new()) }).unwrap();
     let guard = locker.lock("k").ttl(Duration::from_secs(600)).await.unwrap();
-    assert_eq!(timeout(SOON, guard.lost()).await.expect("told at once"), LossReason::Revoked);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified at once"), LossReason::Revoked);
 }
 
 #[tokio::test]
-async fn a_release_whose_reply_was_lost_is_told_as_released() {
+async fn a_release_with_a_lost_reply_is_reported_as_released() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let seen = log.clone();
     let store = Store::new();
@@ -230,7 +231,7 @@ async fn a_release_whose_reply_was_lost_is_told_as_released() {
 }
 
 #[tokio::test]
-async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
+async fn the_release_of_an_extended_hold_is_retried_until_its_lease_ends() {
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
     let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
@@ -241,29 +242,29 @@ async fn the_release_of_an_extended_hold_is_tried_for_as_long_as_it_lasts() {
     }
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let _ticks = Ticks::of(hand);
-    let next = timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap();
+    let next = timeout(TEST_LIMIT, other.lock("k").into_future()).await.expect("released after all").unwrap();
     assert!(!next.is_lost());
 }
 
 #[tokio::test]
-async fn the_release_of_a_hold_that_may_have_been_extended_is_tried_for_as_long_as_it_may_last() {
+async fn the_release_of_a_possibly_extended_hold_is_retried_until_the_longer_lease_ends() {
     let (clock, hand) = Clock::manual();
     let store = Store::with_clock(clock.clone());
     let [locker, other] = [(); 2].map(|()| locker(&clock, Memory::on(&store)));
     let guard = locker.lock("k").ttl(ms(1000)).watchdog(false).await.unwrap();
     store.script(Operation::Renew, Fault::LoseReply);
     assert_eq!(guard.extend(Duration::from_secs(600)).await.unwrap_err().kind(), ErrorKind::Unknown);
-    // Tried again for longer than the lease was.
+    // Retried for longer than the original lease.
     for _ in 0..6 {
         store.script(Operation::Release, Fault::Refuse);
     }
     drop(guard);
     let _ticks = Ticks::of(hand);
-    drop(timeout(SOON, other.lock("k").into_future()).await.expect("released after all").unwrap());
+    drop(timeout(TEST_LIMIT, other.lock("k").into_future()).await.expect("released after all").unwrap());
 }
 
 #[tokio::test]
-async fn a_guard_is_told_when_another_was_the_last_to_leave_what_is_unlocked_by_name() {
+async fn a_guard_is_notified_when_the_last_entry_is_unlocked_by_name() {
     let locker = Locker::new(Memory::new()).unwrap();
     let one = locker.lock("k").reentrant().await.unwrap();
     let other = locker.lock("k").reentrant().await.unwrap();
@@ -274,7 +275,7 @@ async fn a_guard_is_told_when_another_was_the_last_to_leave_what_is_unlocked_by_
 }
 
 #[tokio::test]
-async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
+async fn a_guard_is_notified_when_its_lock_is_unlocked_by_name() {
     let locker = Locker::new(Memory::new()).unwrap();
     let guard = locker.lock("k").await.unwrap();
     locker.unlock("k").await.unwrap();
@@ -283,20 +284,20 @@ async fn a_guard_is_told_when_its_lock_is_unlocked_by_name() {
 }
 
 #[tokio::test]
-async fn leaving_a_lost_hold_says_so_at_every_level() {
+async fn every_level_of_a_lost_reentrant_hold_reports_the_loss() {
     let (clock, hand) = Clock::manual();
     let locker = locker(&clock, Memory::on(&Store::with_clock(clock.clone())));
     let ttl = ms(200);
     let outer = locker.lock("k").ttl(ttl).reentrant().watchdog(false).await.unwrap();
     let inner = locker.lock("k").reentrant().await.unwrap();
     hand.advance(ttl);
-    assert_eq!(timeout(SOON, inner.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, inner.lost()).await.expect("notified"), LossReason::Expired);
     assert_eq!(inner.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(outer.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test]
-async fn closing_is_bounded_and_names_what_nobody_confirmed() {
+async fn closing_is_bounded_and_names_unconfirmed_releases() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = seen.clone();
     let observer = move |event: &Event<'_>| {
@@ -307,11 +308,11 @@ async fn closing_is_bounded_and_names_what_nobody_confirmed() {
     let engine = Moody { release: |_| None, ..Moody::on(&Store::new()) };
     let locker = Locker::builder().observer(observer).build(engine).unwrap();
     let guard = locker.lock("invoice:42").ttl(Duration::from_secs(600)).await.unwrap();
-    let error = timeout(SOON, locker.close()).await.expect("bounded").unwrap_err();
+    let error = timeout(TEST_LIMIT, locker.close()).await.expect("bounded").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("invoice:42"), "{error}");
     assert_eq!(guard.lost().await, LossReason::Closed);
-    assert_eq!(*seen.lock().unwrap(), [LossReason::Closed], "observers are told what the guard is told, once");
+    assert_eq!(*seen.lock().unwrap(), [LossReason::Closed], "observers get the reason of the guard, once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -337,7 +338,7 @@ async fn closing_leaves_no_waiter_in_the_queue() {
 }
 
 #[tokio::test]
-async fn closing_waits_for_an_unlock_that_is_under_way() {
+async fn closing_waits_for_an_unlock_in_flight() {
     let store = Store::new();
     let locker = Locker::new(Memory::on(&store)).unwrap();
     let guard = locker.lock("k").await.unwrap();
@@ -350,14 +351,14 @@ async fn closing_waits_for_an_unlock_that_is_under_way() {
 }
 
 #[tokio::test]
-async fn closing_forgets_what_failed_long_ago() {
+async fn closing_ignores_failures_of_ended_leases() {
     let store = Store::new();
     let locker = Locker::new(Memory::on(&store)).unwrap();
     for _ in 0..3 {
         store.script(Operation::Release, Fault::LoseRequest);
     }
     drop(locker.lock("k").ttl(ms(100)).await.unwrap());
-    timeout(SOON, async {
+    timeout(TEST_LIMIT, async {
         while !store.is_empty() {
             tokio::time::sleep(ms(5)).await;
         }
@@ -369,7 +370,7 @@ async fn closing_forgets_what_failed_long_ago() {
 }
 
 #[tokio::test]
-async fn a_handover_allows_for_the_drift_that_was_configured() {
+async fn a_handover_allows_for_the_configured_drift() {
     let ((server, server_hand), (client, client_hand)) = (Clock::manual(), Clock::manual());
     let store = Store::with_clock(server.clone());
     let ttl = Duration::from_secs(3600);
@@ -384,13 +385,13 @@ async fn a_handover_allows_for_the_drift_that_was_configured() {
     server_hand.advance(Duration::from_secs(1000));
     client_hand.advance(Duration::from_secs(950));
     guard.unlock().await.unwrap();
-    let handed = timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
+    let handed = timeout(TEST_LIMIT, waiter).await.unwrap().unwrap().unwrap();
     let believed = handed.remaining().expect("it has a lease");
     assert!(believed <= ttl.mul_f64(0.95), "{believed:?} of the server's {ttl:?} on a clock that is 5 % slow");
 }
 
 #[tokio::test]
-async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_later() {
+async fn an_unwritable_history_affects_no_lock_and_is_written_later() {
     let store = Store::new();
     store.script(Operation::WriteHistory, Fault::Refuse);
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
@@ -398,10 +399,12 @@ async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_
     let guard = locker.lock("a").await.unwrap();
     let token = guard.fencing_token();
     let began = Instant::now();
-    // Whatever becomes of the history, locks go on.
+    // Locks continue whatever happens to the history.
     while reader.inspect().history("a", 10).await.unwrap().is_empty() {
-        assert!(began.elapsed() < SOON, "it is tried again");
-        timeout(SOON, async { locker.lock("b").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+        assert!(began.elapsed() < TEST_LIMIT, "it is tried again");
+        timeout(TEST_LIMIT, async { locker.lock("b").await.unwrap().unlock().await.unwrap() })
+            .await
+            .expect("a lock as ever");
         tokio::time::sleep(ms(20)).await;
     }
     let entries = reader.inspect().history("a", 10).await.unwrap();
@@ -411,19 +414,21 @@ async fn a_history_that_cannot_be_written_costs_no_lock_anything_and_is_written_
 }
 
 #[tokio::test]
-async fn a_history_that_hangs_delays_neither_locks_nor_for_long_closing() {
+async fn a_hanging_history_delays_no_lock_and_closing_only_briefly() {
     let store = Store::new();
     (0..8).for_each(|_| store.script(Operation::WriteHistory, Fault::Hang));
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
     for _ in 0..100 {
-        timeout(SOON, async { locker.lock("a").await.unwrap().unlock().await.unwrap() }).await.expect("a lock as ever");
+        timeout(TEST_LIMIT, async { locker.lock("a").await.unwrap().unlock().await.unwrap() })
+            .await
+            .expect("a lock as ever");
     }
-    timeout(SOON, locker.close()).await.expect("it does not wait for ever").unwrap();
+    timeout(TEST_LIMIT, locker.close()).await.expect("it does not wait for ever").unwrap();
     assert!(store.is_empty());
 }
 
 #[tokio::test]
-async fn what_happened_just_before_closing_is_in_the_history() {
+async fn events_just_before_closing_are_in_the_history() {
     let store = Store::new();
     let locker = Locker::builder().history(10).build(Memory::on(&store)).unwrap();
     locker.lock("a").await.unwrap().unlock().await.unwrap();
@@ -436,14 +441,14 @@ async fn what_happened_just_before_closing_is_in_the_history() {
 }
 
 #[tokio::test]
-async fn a_history_is_asked_for_only_where_there_can_be_one() {
+async fn a_history_is_refused_on_an_engine_without_one() {
     let too_many = Locker::builder().history(distlock::MAX_HISTORY + 1).build(Memory::new()).unwrap_err();
     assert!(too_many.kind() == ErrorKind::Config && too_many.to_string().contains("history"), "{too_many}");
     let error = Locker::builder().history(1).build(Deaf(Memory::new())).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("history"), "{error}");
 }
 
-/// The memory engine without anything that an engine need not have.
+/// The memory engine without its optional capabilities.
 struct Deaf(Memory);
 
 impl Backend for Deaf {

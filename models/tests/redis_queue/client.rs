@@ -1,4 +1,4 @@
-//! One client: what it knows, and what is on its way from and to it.
+//! One client: its knowledge, and the messages from and to it.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,19 @@ use super::{Flaw, POLL};
 pub(super) struct Client {
     pub(super) phase: Phase,
     pub(super) attempt: u8,
-    /// When its last claim was sent, whether that was answered, and when the next is due.
+    /// When its last claim was sent, whether a reply came, and when the next is due.
     pub(super) sent: u8,
     pub(super) answered: bool,
     pub(super) poll_at: u8,
-    /// The last claim that was answered busy: when it was sent, and when the server answered it.
+    /// The last claim with the reply busy: when it was sent, and when the server replied.
     pub(super) asked: Option<(u8, u8)>,
-    /// A grant that came as a message while a claim was under way.
+    /// A grant that came as a message while a claim was in flight.
     pub(super) handed: Option<Handed>,
-    /// What is on its way to the server, in order: one connection.
+    /// Messages to the server, in order: one connection.
     pub(super) requests: Vec<Request>,
-    /// What is on its way to it, in any order: messages may have a connection of their own.
+    /// Messages to the client, in any order: pushed messages may use another connection.
     pub(super) inbox: BTreeSet<Answer>,
-    /// The last attempt whose release the server has carried out.
+    /// The last attempt whose release the server has executed.
     pub(super) given_up: u8,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Phase {
         deadline: u8,
         renewed: bool,
     },
-    /// It ended, or stands still for ever; then the server still counts its connection.
+    /// The process ended, or is frozen for ever; in that case the server still counts its connection.
     Dead {
         is_connected: bool,
     },
@@ -104,7 +104,7 @@ impl Client {
         }
     }
 
-    /// Nothing of a wait that is over makes a difference.
+    /// Clears the state of a finished wait, which makes no difference any more.
     pub(super) fn forget(&mut self) {
         (self.sent, self.answered, self.poll_at, self.asked, self.handed) = (0, false, 0, None, None);
     }
@@ -114,7 +114,7 @@ impl Client {
         self.requests.push(Request::Claim { attempt: self.attempt, sent: now });
     }
 
-    /// What it was told is a reason to claim again at once.
+    /// A message that requires another claim at once.
     pub(super) fn must_claim(&mut self, now: u8) {
         (self.answered, self.poll_at) = (false, now);
     }
@@ -123,7 +123,7 @@ impl Client {
         self.phase == Phase::Waiting && now >= self.poll_at && !(self.answered && flaw == Flaw::NoPoll)
     }
 
-    /// Something has to happen before time goes on.
+    /// Returns whether an action of the client is due before time may advance.
     pub(super) fn is_due(&self, now: u8, flaw: Flaw) -> bool {
         let polls = self.is_to_poll(now, flaw);
         let lapsed = matches!(self.phase, Phase::Holding { deadline, .. } if now >= deadline);

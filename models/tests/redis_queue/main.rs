@@ -1,10 +1,10 @@
-//! The queue of the Redis engine as a model: claim, release with direct handoff and push, cancel, heartbeat, first lease,
-//! crash, frozen process, lost and late messages, within small bounds.
+//! The queue of the Redis engine as a model: claim, release with direct handoff and push, cancel, heartbeat, first
+//! lease, crash, frozen process, lost and late messages, within small bounds.
 //!
-//! Time is counted in ticks. A tick passes only when everything due has happened, unless it is paid for from a budget of
-//! stalls: then messages stay on their way, polls are missed, processes stand still. So what is proven about waiting is
-//! bounded and holds for every order of events: with so many faults and no more, nobody who lives still waits at the
-//! horizon. About safety the same runs say that no order of events within the bounds breaks it.
+//! Time is counted in ticks. A tick passes only when all due actions have happened, unless it is paid for from a
+//! budget of stalls: then messages stay in flight, polls are missed, processes stand still. So the result about
+//! waiting is bounded and holds for every order of events: with this number of faults, no live client still waits at
+//! the horizon. For safety, the same runs show that no order of events within the bounds violates it.
 
 mod client;
 
@@ -13,7 +13,7 @@ use stateright::{Model, Property};
 
 use crate::client::{Answer, Client, Handed, Phase, Request};
 
-/// Leases and intervals in ticks: of a claim, of a handoff, of a waiter's place, between a waiter's claims.
+/// Leases and intervals in ticks: of a claim, of a handoff, of a queue place, between a waiter's claims.
 const LEASE: u8 = 2;
 const FIRST_LEASE: u8 = 1;
 const HEARTBEAT: u8 = 3;
@@ -22,15 +22,15 @@ const POLL: u8 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// A lease that was handed over is counted from when the message came.
+    /// A lease that was handed over is counted from the receipt of the message.
     DeadlineFromReceipt,
-    /// A message is believed though a later claim was answered busy.
+    /// A message is believed although a later claim got the reply busy.
     BelievesOldMessages,
-    /// A release ends whatever hold it finds.
+    /// A release ends the current hold without comparing its owner.
     ReleaseWithoutCompare,
-    /// Giving up leaves the queue, and does not look whether the lock has just been handed over.
+    /// A cancel leaves the queue without checking whether the lock was just handed over.
     CancelKeepsTheLock,
-    /// Whoever has a place in the queue relies on messages.
+    /// A queued waiter relies on messages alone.
     NoPoll,
 }
 
@@ -38,23 +38,23 @@ struct Queue {
     flaw: Flaw,
     /// How often each client tries.
     attempts: &'static [u8],
-    /// Attempts begin up to then.
+    /// The latest start of an attempt.
     latest_begin: u8,
     /// Holders renew once.
     renews: bool,
     budget: Budget,
-    /// Nobody who lives waits any more then.
+    /// No live client waits any more at this time.
     horizon: u8,
 }
 
-/// How many faults there may be.
+/// The number of allowed faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Budget {
-    /// Ticks that pass before everything due has happened.
+    /// Ticks that pass before all due actions have happened.
     stalls: u8,
-    /// Messages lost on the way.
+    /// Lost messages.
     losses: u8,
-    /// Processes that end, or stand still for ever.
+    /// Processes that end, or are frozen for ever.
     crashes: u8,
     /// Waits that are given up.
     cancels: u8,
@@ -70,7 +70,7 @@ struct State {
     highest: u8,
     /// A later holder had a lower token.
     fell: bool,
-    /// Somebody's release ended the hold of somebody else.
+    /// A client's release ended the hold of another client.
     robbed: bool,
 }
 
@@ -78,7 +78,7 @@ struct State {
 struct Server {
     lock: Option<Lock>,
     queue: Vec<Waiter>,
-    /// Who got the lock last while others waited.
+    /// The client that was granted the lock last while others waited.
     handed: Option<usize>,
     fence: u8,
 }
@@ -117,7 +117,7 @@ enum Action {
     Renew {
         client: usize,
     },
-    /// Of a hold that is good, or of one whose deadline has passed: the keeper ends what may be left of it.
+    /// Releases a valid hold, or one whose deadline has passed: the keeper ends what may be left of it.
     Release {
         client: usize,
     },
@@ -168,11 +168,11 @@ impl Queue {
         }
     }
 
-    /// Answers the token, or takes a place in the queue.
+    /// Returns the token, or queues the client.
     fn claim(&self, state: &mut State, id: Id) -> Option<u8> {
         let now = state.now;
         if let Some(lock) = state.server.lock.as_mut().filter(|lock| lock.holder == id) {
-            // A repeat, or the first the waiter hears of a handoff.
+            // A repeated claim, or the waiter's first news of a handoff.
             lock.ends = lock.ends.max(now + LEASE);
             return Some(lock.token);
         }
@@ -192,7 +192,7 @@ impl Queue {
         None
     }
 
-    /// Takes the places of the process that let the lock run out, unless it is the one that asks.
+    /// Removes the queue places of the process that let the lock expire, unless it is the asker.
     fn drop_silent(&self, state: &mut State, asker: usize) {
         let Some(silent) = state.server.handed.filter(|silent| *silent != asker) else { return };
         let of_it: Vec<Id> = state.server.queue.iter().map(|it| it.id).filter(|id| id.client == silent).collect();
@@ -207,7 +207,7 @@ impl Queue {
         token
     }
 
-    /// Gives the lock, which must be free or the caller's, to the first waiter that lives.
+    /// Grants the lock, which must be free or the caller's, to the first live waiter.
     fn pass_on(&self, state: &mut State, me: Option<Id>) -> Passed {
         while let Some(first) = state.server.queue.first().copied() {
             if Some(first.id) == me {
@@ -236,7 +236,7 @@ impl Queue {
             state.robbed |= holder != Some(id);
             self.give_away(state);
         } else if place == Some(0) && holder.is_none() {
-            // It was its turn, so it is the next one's now.
+            // The client was at the head, so the next waiter is now.
             self.give_away(state);
         }
         state.clients[id.client].given_up = id.attempt;
@@ -254,7 +254,7 @@ impl Queue {
         let it = &mut state.clients[client];
         it.inbox.remove(&answer);
         match answer {
-            // Nobody waits for an answer to an earlier claim.
+            // The client no longer awaits the reply to an earlier claim.
             Answer::Granted { attempt, sent, token } if it.awaits(attempt, sent) => {
                 it.answered = true;
                 self.accept(state, client, sent + LEASE, token);
@@ -286,7 +286,7 @@ impl Queue {
         }
     }
 
-    /// A grant came as a message: when does its lease end on our clock?
+    /// Computes the deadline of a grant that came as a message, on the client's clock.
     fn believe(&self, state: &mut State, client: usize, handed: Handed) {
         let it = &mut state.clients[client];
         let believes = |at| handed.granted >= at || self.flaw == Flaw::BelievesOldMessages;
@@ -301,7 +301,7 @@ impl Queue {
     fn accept(&self, state: &mut State, client: usize, deadline: u8, token: u8) {
         let it = &mut state.clients[client];
         if state.now >= deadline {
-            // Too late: claiming again renews it.
+            // Too late: another claim renews it.
             return it.must_claim(state.now);
         }
         it.phase = Phase::Holding { deadline, renewed: false };
@@ -325,7 +325,7 @@ impl Queue {
     }
 
     fn someone_is_due(&self, state: &State) -> bool {
-        // What a dead client wrote arrives too, sooner or later.
+        // Messages of a dead client arrive too, sooner or later.
         state.clients.iter().any(|client| client.lives() && client.is_due(state.now, self.flaw))
     }
 
@@ -466,8 +466,8 @@ impl Model for Queue {
 
 const ONE_HOLDER: &str = "one holder at a time";
 const TOKENS_RISE: &str = "tokens rise";
-const NOT_ROBBED: &str = "nobody's lock is released by another";
-const FREE_AT_ONCE: &str = "what was given up stays with nobody";
+const NOT_ROBBED: &str = "a release never ends the hold of another client";
+const FREE_AT_ONCE: &str = "a cancelled attempt never keeps the lock";
 const SERVED: &str = "every live waiter is granted before the horizon";
 
 const NO_FAULTS: Budget = Budget { stalls: 0, losses: 0, crashes: 0, cancels: 0 };
@@ -480,7 +480,7 @@ const PAIR: Queue = Queue {
     budget: Budget { stalls: 2, losses: 1, ..NO_FAULTS },
     horizon: 10,
 };
-/// Three clients, of which one dies and one gives up.
+/// Three clients: one dies and one gives up.
 const THREE: Queue = Queue {
     flaw: Flaw::None,
     attempts: &[1, 1, 1],
@@ -491,52 +491,52 @@ const THREE: Queue = Queue {
 };
 
 #[test]
-fn three_clients_are_served_though_one_dies_and_one_gives_up() {
+fn clients_are_served_when_one_dies_and_one_gives_up() {
     expect_sound(THREE);
 }
 
 #[test]
-fn late_and_lost_messages_break_nothing() {
+fn late_and_lost_messages_are_safe() {
     expect_sound(PAIR);
 }
 
 #[test]
-fn late_messages_of_an_earlier_attempt_break_nothing() {
+fn late_messages_of_an_earlier_attempt_are_safe() {
     expect_sound(Queue { attempts: &[2, 1], budget: Budget { stalls: 2, ..NO_FAULTS }, ..PAIR });
 }
 
 #[test]
-fn renewals_and_cancels_break_nothing_however_late_they_come() {
+fn late_renewals_and_cancels_are_safe() {
     let budget = Budget { stalls: 2, cancels: 1, ..NO_FAULTS };
     expect_sound(Queue { renews: true, budget, ..PAIR });
 }
 
 #[test]
-fn a_crash_on_a_bad_network_breaks_nothing() {
+fn a_crash_on_a_bad_network_is_safe() {
     expect_sound(Queue { budget: Budget { stalls: 1, losses: 1, crashes: 1, ..NO_FAULTS }, ..PAIR });
 }
 
 #[test]
-fn a_deadline_from_the_receipt_of_the_message_is_found_out() {
+fn a_deadline_from_the_receipt_of_the_message_is_detected() {
     expect_broken(Queue { flaw: Flaw::DeadlineFromReceipt, ..PAIR }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn belief_in_a_message_older_than_the_last_answer_is_found_out() {
+fn belief_in_a_message_older_than_the_last_reply_is_detected() {
     expect_broken(Queue { flaw: Flaw::BelievesOldMessages, ..PAIR }, &[ONE_HOLDER]);
 }
 
 #[test]
-fn a_release_that_does_not_compare_is_found_out() {
+fn a_release_that_does_not_compare_is_detected() {
     expect_broken(Queue { flaw: Flaw::ReleaseWithoutCompare, ..PAIR }, &[NOT_ROBBED]);
 }
 
 #[test]
-fn a_cancel_that_keeps_what_was_handed_over_is_found_out() {
+fn a_cancel_that_keeps_a_handed_over_lock_is_detected() {
     expect_broken(Queue { flaw: Flaw::CancelKeepsTheLock, ..THREE }, &[FREE_AT_ONCE]);
 }
 
 #[test]
-fn a_lost_message_without_a_poll_behind_it_is_found_out() {
+fn a_lost_message_without_a_poll_behind_it_is_detected() {
     expect_broken(Queue { flaw: Flaw::NoPoll, ..PAIR }, &[SERVED]);
 }

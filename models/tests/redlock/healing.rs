@@ -1,4 +1,4 @@
-//! Holders that set a lock again on nodes which lack it, while contenders come and go.
+//! Holders that restore a lock on nodes that lack it, while contenders come and go.
 
 use distlock_models::{expect_broken, expect_sound};
 use stateright::Property;
@@ -6,26 +6,26 @@ use stateright::Property;
 use crate::{Amnesia, CLIENTS, ENGINE, Message, Node, Phase, Protocol, QUORUM, Redlock, State};
 
 const HEALS: &str = "the next renewal of a holder that has a majority heals every node";
-const STAYS_RELEASED: &str = "what was released on a node is not set again there";
-const KEEPS_LAST: &str = "what a majority keeps is what was granted last";
-const STAYS_ENDED: &str = "what was ended by force on a majority is not kept by one again";
-const NONE_HEALED: &str = "no node is healed that others have passed";
+const STAYS_RELEASED: &str = "a hold released on a node is not restored there";
+const KEEPS_LAST: &str = "a hold kept by a majority is the one granted last";
+const STAYS_ENDED: &str = "a hold force-released on a majority is not kept by a majority again";
+const NONE_HEALED: &str = "no node with a higher ballot is healed";
 
-/// How a renewal sets a lock again on a node that lacks it. A node that knows of no higher ballot always does.
+/// When a renewal restores a lock on a node that lacks it. A node that knows of no higher ballot always restores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Healing {
     /// In no other case.
     ByBallot,
-    /// Also by the higher ballot that the node told, if a majority has renewed the lock in that round, its holder has not begun to
-    /// release it, that ballot is still the last one, and the hold was not ended by force there.
+    /// Also by the higher ballot that the node reported, if a majority has renewed the lock in that round, its holder
+    /// has not begun to release it, that ballot is still the last one, and the hold was not force-released there.
     ByBar,
-    /// As soon as the node has told it: the holder may have no majority, or have released it.
+    /// As soon as the node has reported it: the holder may have no majority, or have released the lock.
     Unasked,
-    /// Whatever the last ballot is by then.
+    /// Without comparing the last ballot.
     Blindly,
-    /// By the bar, but a release leaves a ballot alone that is higher than its own.
+    /// By the bar, but a release does not raise a ballot that is higher than its own.
     PastReleases,
-    /// By the bar, also where the hold was ended by force.
+    /// By the bar, also where the hold was force-released.
     PastForce,
 }
 
@@ -55,12 +55,12 @@ impl Redlock {
         let it = &mut state.nodes[node];
         it.lock = Some((client, ballot));
         it.ballot = it.ballot.max(ballot);
-        // A lease that a quarantine must wait for, as if the node had voted for it.
+        // A quarantine must wait for this lease, as if the node had voted for it.
         it.voted[client] |= is_held;
         state.revived |= it.released[client] >= ballot;
     }
 
-    /// What a node says to a renewal. To one that holds it no more it says nothing: that answer is lost.
+    /// A node's reply to a renewal. A reply to a former holder is lost.
     pub(super) fn say(&self, state: &mut State, client: usize, ballot: u8, node: usize) {
         let is_held = state.is_holding(client, ballot);
         let it = &mut state.nodes[node];
@@ -76,7 +76,7 @@ impl Redlock {
         }
     }
 
-    /// Whether the next renewal of a holder sets its lock again on a node, if nothing comes in between.
+    /// Returns whether the next renewal of a holder restores its lock on a node, if nothing comes in between.
     pub(super) fn heals(&self, state: &State, client: usize, ballot: u8, node: usize) -> bool {
         let mut state = state.clone();
         self.deliver(&mut state, node, Message::Renew { client, ballot });
@@ -88,7 +88,7 @@ impl Redlock {
         state.nodes[node].lock == Some((client, ballot))
     }
 
-    /// No node is lost for a holder that has a majority.
+    /// A holder with a majority can restore its lock on every node.
     pub(super) fn heals_all(&self, state: &State) -> bool {
         state.clients.iter().enumerate().all(|(client, it)| {
             let Phase::Holding { ballot, .. } = it.phase else { return true };
@@ -98,12 +98,12 @@ impl Redlock {
         })
     }
 
-    /// What a majority keeps, and was granted, is what was granted last: a renewal by a majority proves that.
+    /// A granted hold that a majority keeps is the one granted last: a renewal by a majority proves that.
     pub(super) fn keeps_last(&self, state: &State) -> bool {
         let is_stale = |client: usize, ballot: &u8| {
             state.keepers(client, *ballot) >= QUORUM && state.granted.last().is_some_and(|last| last > ballot)
         };
-        // By counters there are no ballots; and what nodes have forgotten the deadline of the holder must know.
+        // Counters have no ballots; and after a data loss only the holder's deadline counts.
         let is_exempt = self.protocol == Protocol::Counters || state.forgotten > 0;
         is_exempt || (0..CLIENTS).all(|client| !state.granted.iter().any(|ballot| is_stale(client, ballot)))
     }
@@ -130,52 +130,52 @@ impl Redlock {
     }
 }
 
-/// One that renews, and a contender that comes and goes.
+/// One client that renews, and a contender that comes and goes.
 const CONTENDED: Redlock = Redlock { attempts: [1, 1], renews: [true, false], ..ENGINE };
 
 #[test]
-fn renewals_that_heal_what_two_contenders_have_passed_break_nothing() {
+fn healing_past_two_contenders_is_safe() {
     expect_sound(Redlock { attempts: [1, 2], is_held: true, clocks: [&[1], &[2]], ..CONTENDED });
 }
 
 #[test]
-fn a_node_that_forgets_and_is_healed_breaks_nothing() {
+fn healing_after_a_data_loss_is_safe() {
     expect_sound(Redlock { amnesia: Amnesia::Quarantined, ..CONTENDED });
 }
 
 #[test]
-fn a_hold_that_is_ended_by_force_while_it_is_healed_stays_ended() {
+fn a_hold_force_released_during_healing_stays_ended() {
     expect_sound(Redlock { forces: true, ..CONTENDED });
 }
 
 #[test]
-fn nodes_are_healed_that_forgot_and_that_contenders_have_passed() {
+fn nodes_are_healed_after_a_data_loss_and_past_contenders() {
     expect_broken(Redlock { looks_for_healing: true, ..CONTENDED }, &[NONE_HEALED]);
     let forgetful = Redlock { amnesia: Amnesia::Quarantined, looks_for_healing: true, ..CONTENDED };
     expect_broken(forgetful, &[NONE_HEALED]);
 }
 
 #[test]
-fn nodes_that_heal_only_below_their_last_ballot_are_found_out() {
+fn nodes_that_heal_only_below_their_last_ballot_are_detected() {
     expect_broken(Redlock { healing: Healing::ByBallot, ..CONTENDED }, &[HEALS]);
 }
 
 #[test]
-fn healing_without_a_majority_or_after_the_release_is_found_out() {
+fn healing_without_a_majority_or_after_the_release_is_detected() {
     expect_broken(Redlock { healing: Healing::Unasked, ..CONTENDED }, &[STAYS_RELEASED, KEEPS_LAST]);
 }
 
 #[test]
-fn healing_past_whatever_came_in_between_is_found_out() {
+fn healing_past_any_later_ballot_is_detected() {
     expect_broken(Redlock { healing: Healing::Blindly, ..CONTENDED }, &[STAYS_RELEASED]);
 }
 
 #[test]
-fn a_release_that_leaves_higher_ballots_alone_is_found_out() {
+fn a_release_that_does_not_raise_higher_ballots_is_detected() {
     expect_broken(Redlock { healing: Healing::PastReleases, ..CONTENDED }, &[STAYS_RELEASED]);
 }
 
 #[test]
-fn healing_what_was_ended_by_force_is_found_out() {
+fn healing_a_force_released_hold_is_detected() {
     expect_broken(Redlock { healing: Healing::PastForce, forces: true, ..CONTENDED }, &[STAYS_ENDED]);
 }

@@ -1,4 +1,4 @@
-//! What the races share: schedules, a family of lockers on a clock moved by hand, and a ward that nobody may be in twice.
+//! Shared by the races: schedules, a family of lockers on a manual clock, and a ward that checks mutual exclusion.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use shuttle::thread::{self, JoinHandle};
 use shuttle::{Config, MaxSteps, Runner};
 
 pub(crate) const TTL: Duration = Duration::from_secs(8);
-/// How many schedules of each kind, unless `DISTLOCK_SCHEDULES` says otherwise.
+/// The number of schedules of each kind, unless `DISTLOCK_SCHEDULES` is set.
 const SCHEDULES: usize = 300;
-/// How many threads are stopped at an inconvenient point, in schedules that look for that.
+/// The number of preemptions in schedules that search for them.
 const DEPTH: usize = 3;
-/// A schedule that takes more steps than this goes in circles.
+/// A schedule with more steps than this is a livelock.
 const MOST_STEPS: usize = 200_000;
 
-/// Runs `race` under many schedules. Threads that all wait for each other are a failure, as is a panic.
+/// Runs `race` under many schedules. A deadlock is a failure, as is a panic.
 pub(crate) fn explore(race: fn()) {
     let schedules = std::env::var("DISTLOCK_SCHEDULES").map_or(SCHEDULES, |count| count.parse().unwrap());
     run(RandomScheduler::new(schedules), race);
@@ -44,7 +44,7 @@ pub(crate) struct Scene {
     ward: Arc<Ward>,
     ends: Arc<Ends>,
     actors: Vec<JoinHandle<()>>,
-    /// Actors that have not come to their end.
+    /// Actors that have not finished.
     acting: Arc<AtomicUsize>,
 }
 
@@ -61,7 +61,7 @@ impl Scene {
         Scene { store, locker, clock, hand, ward, ends, actors: Vec::new(), acting: Arc::default() }
     }
 
-    /// Somebody who acts beside the others, with a locker of its own.
+    /// Starts an actor with its own locker, beside the others.
     pub(crate) fn act(&mut self, action: impl FnOnce(Locker, Arc<Ward>) + Send + 'static) {
         let (locker, ward) = (self.locker.clone(), self.ward.clone());
         let acting = self.acting.clone();
@@ -72,7 +72,7 @@ impl Scene {
         }));
     }
 
-    /// Waits for all actors, while time goes on.
+    /// Waits for all actors, while time advances.
     pub(crate) fn play_in_time(&mut self) {
         while self.acting.load(Ordering::SeqCst) > 0 {
             self.hand.advance(TTL / 8);
@@ -81,19 +81,20 @@ impl Scene {
         self.play();
     }
 
-    /// Waits for all actors, while time stands still: nobody may need it to be told.
+    /// Waits for all actors, while time stands still: no actor may depend on a timeout.
     pub(crate) fn play(&mut self) {
         std::mem::take(&mut self.actors).into_iter().for_each(|actor| actor.join().unwrap());
     }
 
-    /// Closes the family: then nothing is left.
+    /// Closes the family and asserts that no state is left.
     pub(crate) fn assert_nothing_is_left(self) {
         block_on(self.locker.close()).unwrap();
         assert!(self.store.is_empty(), "left behind: {:?}", self.store);
         self.ends.check();
     }
 
-    /// As that, where time may have gone on faster than the keeper: what it then leaves to the leases, it says.
+    /// Like `assert_nothing_is_left`, where time may have advanced faster than the keeper: the keeper then leaves
+    /// holds to their leases and reports it.
     pub(crate) fn assert_nothing_stays(self) {
         if let Err(error) = block_on(self.locker.close()) {
             assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
@@ -103,7 +104,7 @@ impl Scene {
     }
 }
 
-/// Where only one may be who believes that it holds the lock.
+/// A critical section: only one guard that believes to hold the lock may be inside.
 #[derive(Default)]
 pub(crate) struct Ward(Mutex<Inside>);
 
@@ -114,11 +115,11 @@ struct Inside {
 }
 
 impl Ward {
-    /// Lets a guard in. Whoever is there must know by now that it is lost.
+    /// Lets a guard in. All guards inside must know by now that they are lost.
     pub(crate) fn enter(&self, guard: LockGuard) -> FencingToken {
         let mut inside = self.0.lock().unwrap();
         let token = guard.fencing_token();
-        // In this order: a newcomer that is not lost now was not when the others were asked.
+        // In this order: a newcomer that is not lost now was not lost when the others were checked.
         let others: Vec<_> = inside.guards.values().filter(|other| !other.is_lost()).collect();
         if !guard.is_lost() {
             assert!(others.is_empty(), "two holders: {guard:?} and {others:?}");
@@ -138,7 +139,7 @@ impl Ward {
     }
 }
 
-/// What observers hear: every hold begins once and ends once.
+/// Counts the observed events: every hold begins once and ends once.
 #[derive(Default)]
 struct Ends(Mutex<HashMap<OwnerId, i32>>);
 
@@ -158,7 +159,7 @@ impl Ends {
     }
 }
 
-/// Ends a hold in one of the ways there are.
+/// Ends a hold in a random way.
 pub(crate) fn end_somehow(guard: LockGuard) {
     if thread_rng().gen_bool(0.5) {
         return drop(guard);

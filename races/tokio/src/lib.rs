@@ -1,8 +1,8 @@
-//! As much of tokio as the library needs, on shuttle's scheduler: what runs, waits or tells others is a step that the
-//! scheduler may put anywhere.
+//! The subset of tokio that the library needs, on shuttle's scheduler: running, waiting and notifying are steps that
+//! the scheduler may reorder.
 //!
-//! Tokio's own primitives do not need a runtime of tokio's, and are used as they are; where they let others go on, there
-//! is a [`sync::step`] before. Time is not modelled: a timeout may come whenever somebody has to wait.
+//! Tokio's own primitives work without tokio's runtime and are used as they are; a [`sync::step`] precedes each
+//! operation that wakes others. Time is not modelled: a timeout may fire whenever a future has to wait.
 
 pub mod runtime;
 pub mod sync;
@@ -14,8 +14,7 @@ pub use tokio::{io, net};
 #[doc(hidden)]
 pub use tokio::select as select_in_order;
 
-/// `tokio::select!`, always in the order in which the branches are written: tokio would throw dice that no schedule
-/// records.
+/// `tokio::select!` with a fixed order of the branches: tokio would choose at random, which no schedule records.
 #[macro_export]
 macro_rules! select {
     (biased; $($branches:tt)*) => { $crate::select_in_order! { biased; $($branches)* } };

@@ -1,32 +1,32 @@
-//! Runtimes: each is the thread that runs it.
+//! Runtimes: each runtime is the thread that runs it.
 
 use std::io;
 
 use crate::task::JoinHandle;
 
-/// Runs futures on the thread that asks.
+/// Runs futures on the calling thread.
 #[derive(Debug)]
 pub struct Runtime(Handle);
 
 impl Runtime {
-    /// Runs `future` to its end.
+    /// Runs `future` to completion.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         shuttle::future::block_on(future)
     }
 
-    /// What spawns.
+    /// Returns the handle for spawning.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.0
     }
 }
 
-/// What spawns; there is only one kind.
+/// A handle for spawning; there is only one kind.
 #[derive(Debug, Clone)]
 pub struct Handle(());
 
 impl Handle {
-    /// Everybody has a runtime here.
+    /// Returns the handle; every thread has a runtime here.
     ///
     /// # Errors
     /// None.
@@ -34,12 +34,12 @@ impl Handle {
         Ok(Handle(()))
     }
 
-    /// Makes this the runtime of the thread. It is that already.
+    /// Makes this the runtime of the thread, which it already is.
     pub fn enter(&self) -> EnterGuard<'_> {
         EnterGuard(self)
     }
 
-    /// Runs `future` beside everything else.
+    /// Runs `future` concurrently.
     pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -48,28 +48,28 @@ impl Handle {
     }
 }
 
-/// For as long as it lives, the thread has the runtime.
+/// Marks the thread as inside the runtime.
 #[derive(Debug)]
 #[must_use = "the runtime is left when this is dropped"]
 pub struct EnterGuard<'a>(#[expect(dead_code, reason = "only its lifetime counts")] &'a Handle);
 
-/// Makes a runtime.
+/// Builds a runtime.
 #[derive(Debug)]
 pub struct Builder(());
 
 impl Builder {
-    /// The only kind.
+    /// Returns the only kind of builder.
     #[must_use]
     pub fn new_current_thread() -> Builder {
         Builder(())
     }
 
-    /// Nothing to enable.
+    /// Does nothing: there is nothing to enable.
     pub fn enable_all(&mut self) -> &mut Builder {
         self
     }
 
-    /// A runtime.
+    /// Builds the runtime.
     ///
     /// # Errors
     /// None.

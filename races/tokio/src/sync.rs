@@ -1,10 +1,10 @@
-//! Tokio's primitives with a step before whatever others may notice.
+//! Tokio's primitives with a scheduling step before each operation that others may observe.
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync as real;
 pub use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-/// A point at which the scheduler may let others go first.
+/// A point at which the scheduler may switch to another thread.
 pub fn step() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
@@ -14,19 +14,19 @@ pub fn step() {
 pub struct Notify(real::Notify);
 
 impl Notify {
-    /// Nobody was notified yet.
+    /// Returns a value without a pending notification.
     #[must_use]
     pub fn new() -> Notify {
         Notify::default()
     }
 
-    /// Wakes one that waits, or the next that comes.
+    /// Wakes one waiter, or the next one that comes.
     pub fn notify_one(&self) {
         step();
         self.0.notify_one();
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_waiters(&self) {
         step();
         self.0.notify_waiters();
@@ -44,28 +44,28 @@ impl Notify {
 pub struct SetOnce<T>(real::SetOnce<T>);
 
 impl<T> SetOnce<T> {
-    /// Not set.
+    /// Returns an empty cell.
     #[must_use]
     pub fn new() -> SetOnce<T> {
         SetOnce(real::SetOnce::new())
     }
 
-    /// Whether it is set.
+    /// Returns whether it is set.
     pub fn initialized(&self) -> bool {
         step();
         self.0.initialized()
     }
 
-    /// What it is set to.
+    /// Returns the value.
     pub fn get(&self) -> Option<&T> {
         step();
         self.0.get()
     }
 
-    /// Sets it.
+    /// Sets the value.
     ///
     /// # Errors
-    /// It is set already.
+    /// The value is already set.
     pub fn set(&self, value: T) -> Result<(), real::SetOnceError<T>> {
         step();
         self.0.set(value)

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 pub use shuttle::future::{AbortHandle, JoinHandle};
 
-/// Which task it is.
+/// The id of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
@@ -24,19 +24,19 @@ impl Id {
 pub struct Spawned(Id);
 
 impl Spawned {
-    /// Which it is.
+    /// Returns its id.
     #[must_use]
     pub fn id(&self) -> Id {
         self.0
     }
 }
 
-/// A task that panicked. It never comes to that: a panic ends the whole schedule.
+/// A task that panicked. Never constructed, because a panic ends the whole schedule.
 #[derive(Debug)]
 pub struct JoinError(Id);
 
 impl JoinError {
-    /// Which it was.
+    /// Returns its id.
     #[must_use]
     pub fn id(&self) -> Id {
         self.0
@@ -45,24 +45,23 @@ impl JoinError {
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Tasks of a runtime with one thread: they go on while their owner waits for one of them, and take turns at their
-/// awaits.
+/// Tasks of a single-threaded runtime: they run while their owner waits for one of them, and switch at their awaits.
 pub struct JoinSet<T>(Vec<(Id, Task<T>)>);
 
 impl<T> JoinSet<T> {
-    /// No tasks.
+    /// Returns an empty set.
     #[must_use]
     pub fn new() -> JoinSet<T> {
         JoinSet(Vec::new())
     }
 
-    /// How many there are.
+    /// Returns the number of tasks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no task.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -75,12 +74,12 @@ impl<T> JoinSet<T> {
         Spawned(id)
     }
 
-    /// Waits for one to end; `None` when there is none.
+    /// Waits for a task to end; `None` when there is none.
     pub async fn join_next(&mut self) -> Option<Result<T, JoinError>> {
         self.join_next_with_id().await.map(|done| done.map(|(_, output)| output))
     }
 
-    /// Waits for one to end, and says which.
+    /// Waits for a task to end, and returns its id, too.
     pub async fn join_next_with_id(&mut self) -> Option<Result<(Id, T), JoinError>> {
         poll_fn(|context| self.poll(context)).await.map(Ok)
     }

@@ -1,4 +1,4 @@
-//! Time that nobody measures: whatever waits may have waited long enough.
+//! Unmeasured time: any wait may have been long enough.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use shuttle::rand::{Rng, thread_rng};
 
-/// A timeout came.
+/// The timeout fired.
 #[derive(Debug)]
 pub struct Elapsed(());
 
-/// Runs `future`. As long as it waits, the timeout may come.
+/// Runs `future`. The timeout may fire whenever it is pending.
 ///
 /// # Errors
-/// It came.
+/// The timeout fired.
 pub async fn timeout<F: Future>(_length: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     poll_fn(|context| match future.as_mut().poll(context) {
@@ -28,7 +28,7 @@ pub async fn timeout<F: Future>(_length: Duration, future: F) -> Result<F::Outpu
     .await
 }
 
-/// Lets others go first.
+/// Yields to others.
 pub async fn sleep(_length: Duration) {
     shuttle::future::yield_now().await;
 }

@@ -1,9 +1,9 @@
-//! The commands that scripts and connections use; no others.
+//! The commands that the scripts and connections use, and no others.
 
 use crate::server::reply::Reply;
 use crate::server::store::{Data, Store};
 
-/// A moment of the server's clock.
+/// A time of the server's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
     pub(super) us: u64,
@@ -15,7 +15,7 @@ impl Now {
     }
 }
 
-/// Carries out a command on the data. `None` when it is none of those that are about data.
+/// Executes a command on the data. Returns `None` for commands that are not about data.
 pub(super) fn execute(store: &mut Store, now: Now, args: &[Vec<u8>]) -> Option<Reply> {
     store.expire(now.ms());
     let name = String::from_utf8_lossy(args.first()?).to_uppercase();
@@ -89,7 +89,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Numbers that a script computes may come as `1000.0`.
+/// A number computed by a script may be sent as `1000.0`.
 fn number(text: &[u8]) -> Option<f64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
@@ -99,7 +99,7 @@ fn integer(text: &[u8]) -> Option<i64> {
     text.parse().ok()
 }
 
-/// From one place to another, both included; negative ones count from the end.
+/// Returns the elements from one index to another, inclusive; negative indices count from the end.
 fn slice<T>(all: &[T], from: i64, to: i64) -> &[T] {
     let length = signed(all.len() as u64);
     let place = |at: i64| if at < 0 { (length + at).max(0) } else { at };
@@ -211,7 +211,7 @@ fn edit_hash(
     Reply::Int(signed(changed as u64))
 }
 
-/// Reads all members in their order.
+/// Calls `read` with all members in order.
 fn with_sorted(store: &Store, key: &[u8], read: impl FnOnce(&[(f64, &[u8])]) -> Reply) -> Reply {
     match store.get(key) {
         None => read(&[]),

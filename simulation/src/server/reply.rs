@@ -1,6 +1,6 @@
-//! What a server answers, as bytes.
+//! Replies of the server, as bytes.
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Reply {
     Nil,
@@ -9,7 +9,7 @@ pub(super) enum Reply {
     Status(&'static str),
     Error(String),
     Array(Vec<Reply>),
-    /// What nobody asked for.
+    /// A pushed message.
     Push(Vec<Reply>),
 }
 
@@ -22,7 +22,7 @@ impl Reply {
         Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value".into())
     }
 
-    /// As the third version of the protocol has it.
+    /// Encodes the reply in RESP3.
     pub(super) fn encode(&self, to: &mut Vec<u8>) {
         match self {
             Reply::Nil => to.extend(b"_\r\n"),

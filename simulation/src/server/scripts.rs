@@ -1,4 +1,4 @@
-//! The library's own scripts, run by the interpreter that Redis has: Lua 5.1.
+//! Runs the library's own scripts in the interpreter of Redis: Lua 5.1.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use mlua::{Function, Lua, LuaOptions, StdLib, Table, Value, Variadic};
 use crate::broken::Broken;
 use crate::server::reply::Reply;
 
-/// What Redis gives scripts, as far as ours use it.
+/// The functions that Redis gives to scripts, as far as ours use them.
 const PRELUDE: &str = "
 redis = { pcall = command }
 function redis.call(...)
@@ -25,7 +25,7 @@ return function(script)
   return type(reply) == 'table' and reply or { err = 'ERR user_script: ' .. tostring(reply) }
 end";
 
-/// The interpreter and the scripts that it knows.
+/// The interpreter and its loaded scripts.
 pub(super) struct Scripts {
     lua: Lua,
     run: Function,
@@ -34,7 +34,7 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    /// Scripts whose commands `command` carries out.
+    /// Creates an interpreter whose scripts call `command`.
     pub(super) fn new(
         broken: Option<Broken>,
         command: impl Fn(&[Vec<u8>]) -> Reply + 'static,
@@ -49,7 +49,7 @@ impl Scripts {
         Ok(Scripts { lua, run, known: BTreeMap::new(), broken })
     }
 
-    /// `EVAL` and `EVALSHA`: the text or its hash, how many keys there are, the keys, the arguments.
+    /// `EVAL` and `EVALSHA`: the text or its hash, the number of keys, the keys, the arguments.
     pub(super) fn evaluate(&mut self, by_hash: bool, script: &[u8], rest: &[Vec<u8>]) -> Reply {
         let count = rest.first().and_then(|count| std::str::from_utf8(count).ok()?.parse::<usize>().ok());
         let Some(count) = count.filter(|count| *count < rest.len()) else {
@@ -89,7 +89,7 @@ fn hash_of(text: &[u8]) -> Vec<u8> {
     redis::Script::new(&String::from_utf8_lossy(text)).get_hash().into()
 }
 
-/// Redis writes whole numbers without an exponent.
+/// Redis formats whole numbers without an exponent.
 fn argument(word: &Value) -> Vec<u8> {
     match word {
         Value::String(text) => text.as_bytes().to_vec(),
@@ -122,7 +122,7 @@ fn from_lua(value: &Value) -> Reply {
     match value {
         Value::Boolean(true) => Reply::Int(1),
         Value::Integer(number) => Reply::Int(*number),
-        // Redis cuts the fraction off.
+        // Redis truncates fractions.
         Value::Number(number) => Reply::Int(*number as i64),
         Value::String(text) => Reply::text(text.as_bytes().to_vec()),
         Value::Table(table) => from_table(table),
@@ -137,6 +137,6 @@ fn from_table(table: &Table) -> Reply {
     if table.contains_key("ok").unwrap_or(false) {
         return Reply::Status("OK");
     }
-    // Up to the first that is not there.
+    // Up to the first nil.
     Reply::Array(table.sequence_values::<Value>().map_while(Result::ok).map(|part| from_lua(&part)).collect())
 }

@@ -1,8 +1,8 @@
-//! What a server keeps.
+//! The data of a server.
 
 use std::collections::BTreeMap;
 
-/// Keys, their values, and when they are over.
+/// Keys, their values, and when they expire.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     keys: BTreeMap<Vec<u8>, Entry>,
@@ -32,7 +32,7 @@ impl Data {
         }
     }
 
-    /// A key without any of these is no key.
+    /// Redis deletes a key whose value is empty.
     fn is_empty(&self) -> bool {
         match self {
             Data::Text(_) => false,
@@ -43,7 +43,7 @@ impl Data {
 }
 
 impl Store {
-    /// Takes away what is over.
+    /// Deletes expired keys.
     pub(super) fn expire(&mut self, now_ms: u64) {
         self.keys.retain(|_, entry| entry.ends_ms.is_none_or(|ends| now_ms <= ends));
     }
@@ -52,13 +52,13 @@ impl Store {
         self.keys.get(key).map(|entry| &entry.data)
     }
 
-    /// The value to change, made by `empty` when there is none. The caller sweeps afterwards.
+    /// Returns the value for changing, created by `empty` if there is none. The caller sweeps afterwards.
     pub(super) fn edit(&mut self, key: &[u8], empty: fn() -> Data) -> &mut Data {
         let entry = || Entry { data: empty(), ends_ms: None };
         &mut self.keys.entry(key.to_vec()).or_insert_with(entry).data
     }
 
-    /// Takes a key away that has become empty.
+    /// Deletes a key that has become empty.
     pub(super) fn sweep(&mut self, key: &[u8]) {
         if self.get(key).is_some_and(Data::is_empty) {
             self.keys.remove(key);
@@ -73,7 +73,7 @@ impl Store {
         self.keys.remove(key).is_some()
     }
 
-    /// When a key is over: `None` when there is no such key, `Some(None)` when it never is.
+    /// Returns when a key expires: `None` if there is no such key, `Some(None)` if it never expires.
     pub(super) fn ends(&self, key: &[u8]) -> Option<Option<u64>> {
         self.keys.get(key).map(|entry| entry.ends_ms)
     }
@@ -84,7 +84,7 @@ impl Store {
         }
     }
 
-    /// The names of all keys that are there after `moment_ms`.
+    /// Returns the names of all keys that exist after `moment_ms`.
     pub(super) fn after(&self, moment_ms: u64) -> Vec<String> {
         let lasts = |entry: &Entry| entry.ends_ms.is_none_or(|ends| ends > moment_ms);
         let names = self.keys.iter().filter(|(_, entry)| lasts(entry));

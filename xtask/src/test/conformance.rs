@@ -1,7 +1,7 @@
-//! The step that makes sure that no set-up misses a conformance case.
+//! The step that checks that every set-up runs every conformance case.
 //!
-//! The tests are named `conformance::<setup>::<case>`; the first part may be the test binary's own name and so be left
-//! out of the list.
+//! The tests are named `conformance::<setup>::<case>`; the first part may be the name of the test binary and is then
+//! missing in the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,7 +43,7 @@ fn setup_and_case(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix("conformance::").unwrap_or(name).split_once("::")
 }
 
-/// The cases that each set-up runs. An ignored test does not run, and so its set-up misses that case.
+/// Returns the cases of each set-up. An ignored test does not run, so its set-up misses that case.
 fn setups<'a>(all: &'a [String], ignored: &[String]) -> Setups<'a> {
     let mut setups = Setups::new();
     for name in all {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_one_set_up_lacks_is_named() {
+    fn a_missing_case_of_a_set_up_is_named() {
         let names = ["conformance::memory::a", "conformance::memory::b", "conformance::file::b"];
         assert_eq!(missing_in(&names, &[]), ["file/a"]);
     }

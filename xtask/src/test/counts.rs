@@ -1,8 +1,8 @@
-//! Reads how many tests passed from what the test runners print.
+//! Parses the counts that the test runners print.
 
 use crate::tally::Tally;
 
-/// The numbers of a line `Summary [ 0.2s] 12 tests run: 10 passed (1 slow), 2 failed, 3 skipped` of nextest.
+/// Parses nextest's line `Summary [ 0.2s] 12 tests run: 10 passed (1 slow), 2 failed, 3 skipped`.
 pub(crate) fn of_nextest(line: &str) -> Option<Tally> {
     let (head, numbers) = line.split_once(" run: ")?;
     if !head.trim_start().starts_with("Summary [") {
@@ -15,14 +15,14 @@ pub(crate) fn of_nextest(line: &str) -> Option<Tally> {
         match what.trim() {
             "passed" => tally.passed += number,
             "skipped" => tally.skipped += number,
-            // "failed", "timed out", "exec failed" and whatever a later version distinguishes.
+            // "failed", "timed out", "exec failed" and any later categories.
             _ => tally.failed += number,
         }
     }
     Some(tally)
 }
 
-/// The numbers of a line `test result: ok. 1 passed; 0 failed; 0 ignored; …; 2 filtered out; finished in 0.00s`.
+/// Parses libtest's line `test result: ok. 1 passed; 0 failed; 0 ignored; …; 2 filtered out; finished in 0.00s`.
 pub(super) fn of_libtest(line: &str) -> Option<Tally> {
     let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut tally = Tally::default();
@@ -40,7 +40,7 @@ pub(super) fn of_libtest(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
-/// Takes out what stands in parentheses: it repeats what is already counted.
+/// Removes text in parentheses, which repeats what is already counted.
 fn without_remarks(text: &str) -> String {
     let mut depth = 0;
     let outside = |c: &char| {

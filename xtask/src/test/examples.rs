@@ -1,4 +1,4 @@
-//! The step that runs every example, and compares it with what the README says that it prints.
+//! The step that runs every example, and compares its output with the README.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::cmd::Cmd;
 use crate::manifest;
 use crate::tally::Tally;
 
-/// An example that waits for ever must not hang the run.
+/// An example that hangs must not hang the run.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// An example of one of the crates.
@@ -20,18 +20,18 @@ struct Example {
 }
 
 impl Example {
-    /// What to type to run it.
+    /// Returns the command to type.
     fn cmd(&self) -> Cmd {
         Cmd::cargo(&["run", "-q", "-p", &self.package, "--all-features", "--example", &self.name])
     }
 
-    /// The same, built: compiled for its package alone, half the dependencies would be built again.
+    /// Returns the built example: compiled for its package alone, half the dependencies would be built again.
     fn built(&self) -> Cmd {
         Cmd::new(&suite::target_directory().join("debug/examples").join(&self.name).to_string_lossy())
     }
 }
 
-/// Runs them all, whatever failed before.
+/// Runs all examples, even after a failure.
 pub(super) fn run() -> Outcome {
     let readme = fs::read_to_string("README.md").unwrap_or_default();
     let examples = find(Path::new("crates"));
@@ -58,7 +58,7 @@ pub(super) fn run() -> Outcome {
 
 fn check(example: &Example, readme: &str) -> Result<(), String> {
     println!("example {}", example.name);
-    let printed = example.built().limit(LONGEST).read().ok_or("it did not end well")?;
+    let printed = example.built().limit(LONGEST).read().ok_or("it failed")?;
     match expected(readme, &example.name)? {
         Some(expected) if !is_same(&expected, &printed) => {
             Err(format!("README.md says that it prints\n{expected}\nbut it printed\n{printed}"))
@@ -73,12 +73,12 @@ fn is_same(expected: &str, printed: &str) -> bool {
 
 const MARKER: &str = "<!-- output: example ";
 
-/// The names of the examples whose output the README shows.
+/// Returns the names of the examples whose output the README shows.
 fn promised(readme: &str) -> impl Iterator<Item = &str> {
     readme.lines().filter_map(|line| line.trim().strip_prefix(MARKER)?.strip_suffix("-->")).map(str::trim)
 }
 
-/// The fenced block that follows the example's marker, if there is a marker.
+/// Returns the fenced block after the example's marker, if there is a marker.
 fn expected(readme: &str, name: &str) -> Result<Option<String>, String> {
     let marker = format!("{MARKER}{name} -->");
     let mut lines = readme.lines().skip_while(|line| line.trim() != marker).skip(1);
@@ -119,7 +119,7 @@ mod tests {
         "# x\n<!-- output: example hello -->\n\n```text\none\n\ntwo\n```\n<!-- output: example odd -->\nno\n";
 
     #[test]
-    fn the_block_after_the_marker_is_what_must_be_printed() {
+    fn the_block_after_the_marker_is_the_expected_output() {
         assert_eq!(expected(README, "hello"), Ok(Some("one\n\ntwo\n".into())));
         assert_eq!(expected(README, "other"), Ok(None));
         assert!(expected(README, "odd").unwrap_err().contains("no fenced block"));

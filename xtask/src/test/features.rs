@@ -1,4 +1,4 @@
-//! The step that looks at the library with no feature, and with each feature alone: no error, no warning.
+//! The step that checks the library with no feature, and with each feature alone, for errors and warnings.
 
 use super::Outcome;
 use crate::cmd::Cmd;
@@ -7,7 +7,7 @@ use crate::tally::Tally;
 
 const MANIFEST: &str = "crates/distlock/Cargo.toml";
 
-/// Looks at every single-feature set, whatever failed before.
+/// Checks every single-feature set, even after a failure.
 pub(super) fn run() -> Outcome {
     let text = std::fs::read_to_string(MANIFEST).unwrap_or_default();
     let failed: Vec<String> = matrix(&text).iter().filter(|cmd| !cmd.succeeds()).map(ToString::to_string).collect();
@@ -15,7 +15,7 @@ pub(super) fn run() -> Outcome {
 }
 
 fn matrix(manifest: &str) -> Vec<Cmd> {
-    // It compiles as `check` does, in the same time.
+    // Clippy compiles as `check` does, in the same time.
     let bare = Cmd::cargo(&["clippy", "-q", "-p", "distlock", "--no-default-features"]);
     let features = manifest::keys(manifest, "features").into_iter().filter(|feature| *feature != "default");
     let alone = features.map(|feature| bare.clone().args(&["--features", feature])).collect::<Vec<_>>();

@@ -2,16 +2,16 @@
 
 use crate::cmd::Cmd;
 
-/// Which tests to list.
+/// The tests to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listed {
     /// All of them.
     All,
-    /// Only those that do not run unless asked for.
+    /// Only ignored tests.
     Ignored,
 }
 
-/// The names in the binaries that `targets` (cargo's own options) selects; `None` when they do not compile.
+/// Returns the names in the binaries that `targets` (cargo's own options) selects; `None` if they do not compile.
 pub(super) fn list(targets: &[&str], listed: Listed) -> Option<Vec<String>> {
     // The same profile and features as the test step, so that nothing is compiled again.
     let cmd = Cmd::cargo(&["test", "-q", "--workspace", "--all-features"]).args(targets).args(&["--", "--list"]);

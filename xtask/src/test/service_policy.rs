@@ -1,20 +1,20 @@
-//! Keeps Debian packages from starting their daemons while they are being installed.
+//! Prevents Debian packages from starting their daemons during installation.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Where Debian's maintainer scripts ask whether they may start a service.
+/// Debian's maintainer scripts ask this program whether they may start a service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Exit code 101 means "forbidden by policy".
 const FORBID: &str =
     "#!/bin/sh\n# Placed by cargo xtask while it installs packages, and removed afterwards.\nexit 101\n";
 
-/// While it lives, packages start no services. Dropping it puts everything back.
+/// While it lives, packages start no services. Dropping it restores the previous state.
 ///
-/// A machine that has a policy of its own keeps it: that policy is the administrator's word.
+/// A policy that already exists on the machine is the administrator's decision and stays.
 #[derive(Debug)]
 pub(super) struct ServicesStayDown {
     is_ours: bool,
@@ -26,7 +26,7 @@ impl ServicesStayDown {
         let created = fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY);
         let is_ours = match created {
             Ok(mut file) => file.write_all(FORBID.as_bytes()).is_ok(),
-            // An earlier run that was killed may have left ours behind.
+            // An earlier run that was killed may have left its policy behind.
             Err(_) => is_left_over(Path::new(POLICY)),
         };
         ServicesStayDown { is_ours }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_administrators_policy_is_not_taken_for_ours() {
+    fn the_administrators_policy_is_kept() {
         let file = std::env::temp_dir().join(format!("xtask-policy-{}", std::process::id()));
         fs::write(&file, "#!/bin/sh\nexit 0\n").unwrap();
         assert!(!is_left_over(&file));

@@ -1,6 +1,6 @@
-//! The tests that gave up because their engine cannot do what they ask for.
+//! The tests that skipped themselves because their engine lacks a capability.
 //!
-//! A test that passes shows no output, so it appends one line `<setup>/<case>: <capability>` to the file that
+//! The output of a passing test is not shown, so it appends one line `<setup>/<case>: <capability>` to the file that
 //! `DISTLOCK_SKIPS` names.
 
 use std::collections::BTreeSet;
@@ -10,26 +10,26 @@ use std::path::{Path, PathBuf};
 /// The variable that names the file.
 pub(super) const VARIABLE: &str = "DISTLOCK_SKIPS";
 
-/// The file that tests tell their skips.
+/// The file to which tests append their skips.
 #[derive(Debug)]
 pub(super) struct Skips(PathBuf);
 
 impl Skips {
-    /// An empty file in `directory`.
+    /// Creates an empty file in `directory`.
     pub(super) fn begin(directory: &Path) -> std::io::Result<Self> {
         fs::create_dir_all(directory)?;
-        // Tests run in their package's directory: only an absolute path means the same file there.
+        // Tests run in their package's directory, so the path must be absolute.
         let file = std::path::absolute(directory.join("skips.txt"))?;
         fs::write(&file, "")?;
         Ok(Skips(file))
     }
 
-    /// Where tests append.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// What was skipped, each test once.
+    /// Returns the skipped tests, each once.
     pub(super) fn read(&self) -> BTreeSet<String> {
         fs::read_to_string(&self.0).map(|text| parse(&text)).unwrap_or_default()
     }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_that_was_tried_twice_is_skipped_once() {
+    fn a_retried_test_is_skipped_once() {
         let text = "skipped: file/fifo: fair\nfile/fifo: fair\n\nskipped: file/list: inspects\n";
         assert_eq!(parse(text).into_iter().collect::<Vec<_>>(), ["file/fifo: fair", "file/list: inspects"]);
     }

@@ -8,9 +8,9 @@ use super::{Outcome, counts, tools};
 use crate::cmd::Cmd;
 use crate::tally::Tally;
 
-/// Something that not every machine has.
+/// A requirement that not every machine meets.
 struct Need {
-    /// What the names of tests hold that need it.
+    /// The part of the names of tests that need it.
     name: &'static str,
     what: &'static str,
     is_there: fn() -> bool,
@@ -30,7 +30,8 @@ pub(super) fn tests() -> Outcome {
             return Outcome::new(Tally::one(false), "cargo xtask test tests");
         }
     };
-    // In one go with the programs that tests start: were it left to the first test, others would wait for it.
+    // Together with the programs that tests start: otherwise the first test would build them, and others would wait
+    // for it.
     Cmd::cargo(&["build", "--workspace", "--all-features", "--tests", "--examples"]).succeeds();
     let nextest = Cmd::cargo(&["nextest", "--version"]).succeeds_silently();
     let lacking: Vec<&Need> = NEEDS.iter().filter(|need| !(need.is_there)()).collect();
@@ -64,13 +65,13 @@ fn with_nextest(without: &[&str]) -> Cmd {
 }
 
 fn with_cargo_test(without: &[&str]) -> Cmd {
-    // `--tests` leaves out the doc tests: they are a step of their own, and would count twice.
+    // `--tests` excludes the doc tests: they are a separate step, and would count twice.
     let cmd = Cmd::cargo(&["test", "--workspace", "--all-features", "--no-fail-fast", "--tests"]);
     let cmd = if without.is_empty() { cmd } else { cmd.args(&["--"]) };
     without.iter().fold(cmd, |cmd, name| cmd.args(&["--skip", name]))
 }
 
-/// The tests that were not run for what the machine lacks.
+/// Returns the tests that were not run because the machine lacks a requirement.
 fn left_out(lacking: &[&Need]) -> Vec<String> {
     if lacking.is_empty() {
         return Vec::new();
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_cannot_run_is_left_out_by_name() {
+    fn tests_with_missing_requirements_are_excluded_by_name() {
         assert!(with_nextest(&["needs_root"]).to_string().ends_with("-E 'not test(needs_root)'"));
         assert!(with_cargo_test(&["needs_root"]).to_string().ends_with("-- --skip needs_root"));
         let both = ["needs_root", "needs_browser"];

@@ -1,4 +1,4 @@
-//! The step that installs what the tests need and the machine lacks.
+//! The step that installs missing tools of the tests.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use crate::tally::Tally;
 /// A Debian package that tests need.
 struct Tool {
     package: &'static str,
-    /// The program that proves that it is there.
+    /// The program that shows that the package is installed.
     program: &'static str,
     why: &'static str,
 }
 
-/// What only tests with `needs_browser` in their names need: where it cannot be had, they are skipped.
+/// Needed only by tests with `needs_browser` in their names; without it, they are skipped.
 const BROWSER: &[Tool] = &[
     Tool { package: "chromium", program: "chromium", why: "shows the console's page" },
     Tool { package: "chromium-driver", program: "chromedriver", why: "does to that page what people do" },
 ];
 
-/// Everything that tests cannot do without; one line each.
+/// The required tools.
 const TOOLS: &[Tool] = &[
     Tool { package: "util-linux", program: "flock", why: "holds file locks from outside, as shell jobs do" },
     Tool { package: "util-linux", program: "setpriv", why: "ties servers to the test runner that started them" },
@@ -41,14 +41,14 @@ const TOOLS: &[Tool] = &[
     Tool { package: "nftables", program: "nft", why: "loses packets on purpose" },
 ];
 
-/// What a test does without if it must: it is then skipped by its name, and counted.
+/// Optional tools: a test without its tool is skipped by its name, and counted.
 const WELCOME: &[Tool] =
     &[Tool { package: "prometheus", program: "promtool", why: "reads the rules of deploy/prometheus" }];
 
 /// The parts of a toolchain that a minimal installation of Rust leaves out.
 const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "fmt"), ("clippy", "clippy")];
 
-/// Installs what is missing.
+/// Installs the missing tools.
 pub(super) fn run() -> Outcome {
     let good = [install_packages(TOOLS), install_components()];
     for tools in [WELCOME, BROWSER] {
@@ -59,13 +59,13 @@ pub(super) fn run() -> Outcome {
     Outcome::new(Tally::one(good == [true, true]), "cargo xtask test tools")
 }
 
-/// Whether this process may do anything on this machine.
+/// Returns whether this process runs as root.
 pub(super) fn is_root() -> bool {
-    // The directory belongs to the process's effective user; std has no call that tells it.
+    // The directory belongs to the process's effective user; std has no call for it.
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Whether there is a browser to be driven.
+/// Returns whether a browser and its driver are installed.
 pub(super) fn has_browser() -> bool {
     BROWSER.iter().all(|tool| is_installed(tool.program))
 }
@@ -116,7 +116,7 @@ fn install_components() -> bool {
 
 fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Daemons live in sbin, which is not on every user's path.
+    // Daemons are in sbin, which is not on every user's path.
     let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
     std::env::split_paths(&path).chain(sbin).any(|directory| is_executable(&directory.join(program)))
 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_is_installed_and_nobody_is_asked() {
+    fn only_missing_packages_are_installed_without_prompts() {
         let (update, install) = apt_get(&["redis-server", "etcd-server"]);
         assert_eq!(update.to_string(), "apt-get update");
         let expected = "apt-get install --yes --no-install-recommends redis-server etcd-server";
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tool_says_what_it_is_for() {
+    fn every_tool_has_a_reason() {
         for tool in TOOLS.iter().chain(WELCOME).chain(BROWSER) {
             assert!(!tool.package.is_empty() && !tool.program.is_empty() && !tool.why.is_empty(), "{}", tool.package);
         }

@@ -1,5 +1,5 @@
-//! Every other public future, dropped after any number of polls: nobody waits for a lease because of it, and nothing is
-//! left behind. Those of one lock are in `cases.rs`.
+//! Every other public future, dropped after any number of polls. No client has to wait for a lease because of it, and
+//! no state is left behind. The futures of a single lock are in `cases.rs`.
 
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
@@ -11,26 +11,26 @@ use super::{expect_granted, expect_lock, spawn_waiter};
 use crate::polls::poll_times;
 use crate::setup::World;
 
-/// More than any of these futures needs when nobody is in its way.
+/// More polls than any of these futures needs without contention.
 const MOST_POLLS: usize = 8;
-/// After that a future that waits for others is dropped where it stands.
+/// A future that is still pending after this time is dropped while it waits.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-/// Polls `future` so many times, or until it has waited for a moment without being woken, and drops it.
+/// Polls `future` at most `polls` times, or until it stays pending for a moment, and drops it.
 pub(super) async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     timeout(A_MOMENT, poll_times(polls, future)).await.ok().flatten()
 }
 
-/// Several locks that are asked for, or left, by a future that is dropped.
+/// `lock_all` and the unlock of several locks, dropped.
 pub async fn several_locks_dropped_at_every_poll(world: &World) {
     let (client, other) = (world.lasting_client().await, world.lasting_client().await);
     let keys = [world.key("all-polls"), world.key("all-polls")];
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, client.locker.lock_all(&keys).into_future()).await);
-        let all = other.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
-        let _ = drop_after(polls, client.locker.lock_all(&keys).wait(world.patience()).into_future()).await;
+        let all = other.locker.lock_all(&keys).wait(world.test_limit()).await.expect("they become free");
+        let _ = drop_after(polls, client.locker.lock_all(&keys).wait(world.test_limit()).into_future()).await;
         let _ = drop_after(polls, all.unlock()).await;
-        let guard = client.locker.lock_all(&keys).wait(world.patience()).await.expect("they become free");
+        let guard = client.locker.lock_all(&keys).wait(world.test_limit()).await.expect("they become free");
         let _ = drop_after(polls, guard.lost()).await;
         guard.check().expect("held");
         guard.unlock().await.expect("released");
@@ -38,7 +38,7 @@ pub async fn several_locks_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A reader's and a writer's request that is dropped, whether the lock was free or taken.
+/// A reader's and a writer's request, dropped while the lock is free and while it is held.
 pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("shared-polls"));
     for polls in 0..MOST_POLLS {
@@ -46,11 +46,11 @@ pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
         drop(drop_after(polls, client.locker.write(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_read(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_write(&key).into_future()).await);
-        let writer = other.locker.write(&key).wait(world.patience()).await.expect("it becomes free");
+        let writer = other.locker.write(&key).wait(world.test_limit()).await.expect("it becomes free");
         drop(drop_after(polls, client.locker.read(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_read(&key).into_future()).await);
         writer.unlock().await.expect("released");
-        let reader = other.locker.read(&key).wait(world.patience()).await.expect("it becomes free");
+        let reader = other.locker.read(&key).wait(world.test_limit()).await.expect("it becomes free");
         drop(drop_after(polls, client.locker.write(&key).into_future()).await);
         drop(drop_after(polls, client.locker.try_write(&key).into_future()).await);
         let _ = drop_after(polls, reader.unlock()).await;
@@ -59,14 +59,14 @@ pub async fn readers_and_writers_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A permit that is asked for, or given back, by a future that is dropped: all of them are there again.
+/// Acquiring and releasing a permit, dropped: all permits become available again.
 pub async fn permits_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("permit-polls"));
     let (ours, theirs) = (client.locker.semaphore(&key, 2), other.locker.semaphore(&key, 2));
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, ours.acquire().into_future()).await);
         drop(drop_after(polls, ours.try_acquire().into_future()).await);
-        let both = [(); 2].map(|()| theirs.acquire().wait(world.patience()).into_future());
+        let both = [(); 2].map(|()| theirs.acquire().wait(world.test_limit()).into_future());
         let [first, second] = both;
         let (first, second) = (first.await.expect("a permit"), second.await.expect("another"));
         drop(drop_after(polls, ours.acquire().into_future()).await);
@@ -77,7 +77,7 @@ pub async fn permits_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Campaigning, leading, looking who leads, and resigning, dropped: the next candidate is elected.
+/// Campaigning, leading, reading the leader, and resigning, dropped: the next candidate is elected.
 pub async fn elections_dropped_at_every_poll(world: &World) {
     let (client, other, key) =
         (world.lasting_client().await, world.lasting_client().await, world.key("election-polls"));
@@ -85,12 +85,15 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
     for polls in 0..MOST_POLLS {
         drop(drop_after(polls, ours.campaign("ours").into_future()).await);
         let _ = drop_after(polls, ours.lead("ours", async |_| std::future::pending::<()>().await)).await;
-        let leadership = theirs.campaign("theirs").wait(world.patience()).await.expect("elected");
+        let leadership = theirs.campaign("theirs").wait(world.test_limit()).await.expect("elected");
         drop(drop_after(polls, ours.campaign("ours").into_future()).await);
         let _ = drop_after(polls, ours.leader()).await;
         let mut leaders = ours.observe(Duration::from_millis(10));
         if drop_after(polls, leaders.next()).await.is_none() {
-            assert!(next_leader(world, &mut leaders).await.is_some(), "what a dropped look saw is seen again");
+            assert!(
+                next_leader(world, &mut leaders).await.is_some(),
+                "the leader is reported again after a dropped look"
+            );
         }
         let _ = drop_after(polls, leadership.proclaim("half way")).await;
         leadership.guard().check().expect("still leading");
@@ -100,9 +103,9 @@ pub async fn elections_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Asks until the engine answers: a machine may be too slow for it once.
+/// Retries until the engine replies: a slow machine may time out once.
 async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader> {
-    let until = world.now().after(world.patience());
+    let until = world.now().after(world.test_limit());
     loop {
         match leaders.next().await {
             Ok(leader) => return leader,
@@ -111,8 +114,8 @@ async fn next_leader(world: &World, leaders: &mut Leaders<'_>) -> Option<Leader>
     }
 }
 
-/// A hold that somebody began to take over is the old guard's, the new one's, or free.
-pub async fn taking_over_dropped_at_every_poll(world: &World) {
+/// After a dropped adoption the hold belongs to the old guard, to the new guard, or is free.
+pub async fn adoption_dropped_at_every_poll(world: &World) {
     let (before, after, key) = (world.lasting_client().await, world.lasting_client().await, world.key("adopt-polls"));
     for polls in 0..MOST_POLLS {
         let old = expect_lock(world, &before.locker, &key).await;
@@ -124,7 +127,7 @@ pub async fn taking_over_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Asking a holder, hearing of it, and handing over, dropped: whoever waits gets the lock.
+/// Asking a holder, receiving the request, and handing over, dropped: the waiter still gets the lock.
 pub async fn asking_dropped_at_every_poll(world: &World) {
     let (holder, waiter, asker) =
         (world.lasting_client().await, world.lasting_client().await, world.lasting_client().await);
@@ -133,7 +136,7 @@ pub async fn asking_dropped_at_every_poll(world: &World) {
         let guard = expect_lock(world, &holder.locker, &key).await;
         drop(drop_after(polls, asker.locker.ask(&key, "soon").into_future()).await);
         let _ = drop_after(polls, guard.asked()).await;
-        guard.check().expect("nobody was made to release");
+        guard.check().expect("asking alone does not end the hold");
         let waiting = spawn_waiter(world, &waiter, &key).await;
         let _ = drop_after(polls, guard.hand_over()).await;
         expect_granted(world, waiting).await.unlock().await.expect("released");
@@ -141,8 +144,8 @@ pub async fn asking_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Looking at locks, dropped, changes none.
-pub async fn looking_dropped_at_every_poll(world: &World) {
+/// Dropped inspections change no lock.
+pub async fn inspection_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("look-polls"));
     let guard = client.locker.lock(&key).await.expect("granted");
     let inspect = other.locker.inspect();
@@ -161,7 +164,7 @@ pub async fn looking_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A hold that somebody began to end by force is lost and told so, or as good as before.
+/// After a dropped forced release the hold is either lost and its holder notified, or unchanged.
 pub async fn force_release_dropped_at_every_poll(world: &World) {
     let (client, other, key) = (world.lasting_client().await, world.lasting_client().await, world.key("force-polls"));
     for polls in 0..MOST_POLLS {
@@ -176,12 +179,12 @@ pub async fn force_release_dropped_at_every_poll(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A close that is dropped goes on by itself: what was held is released.
+/// A dropped `close` continues in the background: all holds are released.
 pub async fn close_dropped_at_every_poll(world: &World) {
     let (other, key) = (world.lasting_client().await, world.key("close-polls"));
     for polls in 1..4 {
         let client = world.lasting_client().await;
-        let guard = client.locker.lock(&key).wait(world.patience()).await.expect("granted");
+        let guard = client.locker.lock(&key).wait(world.test_limit()).await.expect("granted");
         let closed = drop_after(polls, client.locker.close()).await;
         expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
         assert!(guard.is_lost() && (closed.is_some() || client.locker.lock(&key).await.is_err()));

@@ -1,4 +1,4 @@
-//! What has happened to a lock, as its history tells it.
+//! The history of a lock.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use tokio::time::timeout;
 use super::expect_lock;
 use crate::setup::{Client, World};
 
-/// What the history of `key` says to somebody who writes none.
+/// Reads the last `most` entries of `key` with a client that keeps no history.
 async fn read(world: &World, key: &Key, most: u32) -> Vec<HistoryEntry> {
     let reader = world.client().await;
     reader.locker.inspect().history(key, most).await.expect("a history")
 }
 
-/// Waits until there are so many entries.
+/// Waits until the history has `count` entries.
 async fn expect_entries(world: &World, key: &Key, count: usize) -> Vec<HistoryEntry> {
-    let until = world.now().after(world.patience());
+    let until = world.now().after(world.test_limit());
     loop {
         let entries = read(world, key, 100).await;
         if entries.len() >= count {
@@ -28,7 +28,7 @@ async fn expect_entries(world: &World, key: &Key, count: usize) -> Vec<HistoryEn
     }
 }
 
-/// Closes a client: what it has to write is written then.
+/// Closes a client, which flushes its pending history entries.
 async fn close(client: &Client) {
     client.locker.close().await.expect("closed");
 }
@@ -37,17 +37,18 @@ fn told(entries: &[HistoryEntry]) -> Vec<(FencingToken, HistoryKind)> {
     entries.iter().map(|entry| (entry.token, entry.kind)).collect()
 }
 
-/// Who held a lock, for how long, and how that ended, in order, and whoever writes first.
-pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
+/// The history lists in order which client held the lock, for how long, and how each hold ended, also when several
+/// clients write it.
+pub async fn the_history_records_every_hold(world: &World) {
     let (first, second) = (world.chronicler(100).await, world.chronicler(100).await);
     let key = world.key("written");
     let guard = expect_lock(world, &first.locker, &key).await;
     let one = guard.fencing_token();
     guard.unlock().await.expect("released");
     let request = second.locker.lock(&key).label("the second").max_hold(Duration::from_millis(150));
-    let guard = request.wait(world.patience()).await.expect("granted");
+    let guard = request.wait(world.test_limit()).await.expect("granted");
     let two = guard.fencing_token();
-    let reason = timeout(world.patience(), guard.lost()).await.expect("max_hold ends it");
+    let reason = timeout(world.test_limit(), guard.lost()).await.expect("max_hold ends it");
     assert_eq!(reason, LossReason::MaxHold);
     close(&first).await;
     let entries = expect_entries(world, &key, 4).await;
@@ -70,13 +71,13 @@ pub async fn what_happens_to_a_lock_is_written_down(world: &World) {
     }
 }
 
-/// A break is there with its reason and who did it, and so is what it meant to the holder.
-pub async fn a_break_is_written_down(world: &World) {
+/// A forced release is recorded with its reason and its author, and so is the holder's loss.
+pub async fn the_history_records_a_forced_release(world: &World) {
     let (holder, breaker, key) = (world.chronicler(100).await, world.chronicler(100).await, world.key("broken"));
     let guard = expect_lock(world, &holder.locker, &key).await;
     let token = guard.fencing_token();
     breaker.locker.inspect().force_release(&key, token, "it hangs").await.expect("broken");
-    timeout(world.patience(), guard.lost()).await.expect("its holder is told");
+    timeout(world.test_limit(), guard.lost()).await.expect("its holder is notified");
     close(&breaker).await;
     let entries = expect_entries(world, &key, 3).await;
     assert_eq!(told(&entries), [(token, Acquired), (token, Broken), (token, Lost)]);
@@ -85,7 +86,7 @@ pub async fn a_break_is_written_down(world: &World) {
     assert_eq!(&entries[2].record.owner, holder.locker.owner());
 }
 
-/// A lock that changes hands all day has a history no longer than another's.
+/// The history of a busy lock is bounded.
 pub async fn a_history_is_bounded(world: &World) {
     const MOST: u32 = 8;
     const BATCHES: u64 = 5;
@@ -109,8 +110,8 @@ pub async fn a_history_is_bounded(world: &World) {
     assert_eq!(others, [0, 1, 2, 3, 4], "each lock has its own");
 }
 
-/// A locker that was not asked to leaves no trace.
-pub async fn without_a_history_nothing_is_written(world: &World) {
+/// A locker without `history` writes no entries.
+pub async fn without_history_no_entries_are_written(world: &World) {
     let (client, key) = (world.client().await, world.key("silent"));
     expect_lock(world, &client.locker, &key).await.unlock().await.expect("released");
     close(&client).await;

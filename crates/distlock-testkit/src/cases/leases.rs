@@ -1,4 +1,4 @@
-//! Leases: how they are kept, how they end, and who is told.
+//! Leases: how they are renewed, how they end, and who is notified.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::expect_lock;
 use crate::setup::World;
 
-/// A hold goes on for several leases, with nobody else granted.
+/// Renewal keeps a hold for several leases, and no other client is granted the lock.
 pub async fn a_hold_outlives_its_lease_by_renewal(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("renewal"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -38,7 +38,7 @@ pub async fn extending_makes_the_lease_longer(world: &World) {
     guard.unlock().await.expect("released");
 }
 
-/// Without renewal the hold ends with its lease, and the holder is told.
+/// Without renewal the hold ends with its lease, and the holder is notified.
 pub async fn without_a_watchdog_the_lease_ends(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("no-watchdog"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
@@ -50,18 +50,18 @@ pub async fn without_a_watchdog_the_lease_ends(world: &World) {
     next.unlock().await.expect("released");
 }
 
-/// `max_hold` ends the hold whatever the watchdog does.
+/// `max_hold` ends the hold even while the watchdog renews it.
 pub async fn max_hold_ends_the_hold(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("max-hold"));
     let guard = client.locker.lock(&key).max_hold(world.ttl() / 3).await.expect("granted");
-    let reason = timeout(world.patience(), guard.lost()).await.expect("told");
+    let reason = timeout(world.test_limit(), guard.lost()).await.expect("notified");
     assert_eq!(reason, LossReason::MaxHold);
     let error = guard.unlock().await.expect_err("lost");
     assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
 }
 
-/// A holder that is gone keeps the others out for one lease and no longer.
+/// A crashed holder blocks the other clients for one lease and no longer.
 pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("crash"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -74,8 +74,8 @@ pub async fn a_crashed_holder_blocks_for_one_lease(world: &World) {
     next.unlock().await.expect("released");
 }
 
-/// Rule 1: the deadline of a holder that is cut off has passed when the next is granted the lock.
-pub async fn a_cut_off_holder_is_told_before_the_next_is_granted(world: &World) {
+/// Rule 1: the deadline of a holder that is cut off has passed before the next grant.
+pub async fn a_cut_off_holder_expires_before_the_next_grant(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("told"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     tokio::time::sleep(world.ttl()).await;
@@ -84,7 +84,7 @@ pub async fn a_cut_off_holder_is_told_before_the_next_is_granted(world: &World) 
     let granted = world.now();
     assert!(guard.is_lost(), "two holders");
     assert!(guard.deadline().expect("it has a lease") < granted);
-    assert_eq!(timeout(world.patience(), guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(world.test_limit(), guard.lost()).await.expect("notified"), LossReason::Expired);
     assert_eq!(guard.state(), HoldState::Lost);
     assert!(next.fencing_token() > guard.fencing_token());
     next.unlock().await.expect("released");
@@ -102,16 +102,16 @@ pub async fn work_is_dropped_on_loss(world: &World) {
         let _held = held_by_work;
         std::future::pending::<()>().await;
     });
-    let error = timeout(world.patience(), work).await.expect("told").expect_err("lost");
+    let error = timeout(world.test_limit(), work).await.expect("notified").expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(Arc::strong_count(&dropped), 1, "the work is still there");
 }
 
-/// Unlocking what was lost says so.
+/// `unlock` after a loss returns `Lost`.
 pub async fn unlock_after_a_loss_says_lost(world: &World) {
     let (client, key) = (world.client().await, world.key("unlock-lost"));
     let guard = client.locker.lock(&key).watchdog(false).await.expect("granted");
-    timeout(world.patience(), guard.lost()).await.expect("told");
+    timeout(world.test_limit(), guard.lost()).await.expect("notified");
     let error = guard.unlock().await.expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));

@@ -1,4 +1,4 @@
-//! Entering a lock again from another process; here from another client, which shares nothing but the engine.
+//! Re-entry from another process; here from another client, which shares only the engine.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use distlock::{Key, LockGuard, Mode, OwnerId, Process, Record};
 use super::{expect_grant, expect_granted, expect_lock, record_history, spawn_waiter};
 use crate::setup::{Client, World};
 
-/// The same owner gets in, with the same token; the lock is free when the last one has left.
-pub async fn an_owner_enters_from_another_client(world: &World) {
+/// The same owner enters with the same token. The lock is free when its last entry has left.
+pub async fn an_owner_reenters_from_another_client(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("enter");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
-    let second = two.locker.lock(&key).owner("order-7").reentrant().wait(world.patience()).await.expect("entered");
+    let second = two.locker.lock(&key).owner("order-7").reentrant().wait(world.test_limit()).await.expect("entered");
     assert_eq!(first.fencing_token(), second.fencing_token());
     assert!(other.locker.try_lock(&key).owner("order-8").reentrant().await.expect("no failure").is_none());
     expect_labels_of_their_own(&other, &key, [&first, &second]).await;
@@ -28,7 +28,7 @@ pub async fn an_owner_enters_from_another_client(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Who is inside is shown as often as it is, each with its own label.
+/// Inspection shows every entry with its own label.
 async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGuard; 2]) {
     let capabilities = other.locker.capabilities();
     if !capabilities.inspects || !capabilities.amends {
@@ -42,8 +42,8 @@ async fn expect_labels_of_their_own(other: &Client, key: &Key, entries: [&LockGu
     assert_eq!(labels.collect::<Vec<_>>(), [Some("one"), Some("two")]);
 }
 
-/// An owner that is inside never waits for those who wait for it.
-pub async fn an_entry_passes_by_the_queue(world: &World) {
+/// An owner that is inside never queues behind the waiters for its own lock.
+pub async fn a_reentry_bypasses_the_queue(world: &World) {
     let (one, two, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("pass-by");
     let first = one.locker.lock(&key).owner("order-7").reentrant().await.expect("granted");
@@ -57,8 +57,8 @@ pub async fn an_entry_passes_by_the_queue(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A request that arrives twice is one entry, and so is its release.
-pub async fn an_entry_repeated_counts_once(world: &World) {
+/// A duplicate request is one entry, and a duplicate release is one release.
+pub async fn a_repeated_reentry_counts_once(world: &World) {
     let (engine, other, key) = (world.engine().await, world.client().await, world.key("enter-twice"));
     let owner = OwnerId::new("order-7").expect("a good owner");
     let record = Record::new(owner, Process::current(), None, world.clock.wall()).with_mode(Mode::Reentrant);
@@ -69,15 +69,15 @@ pub async fn an_entry_repeated_counts_once(world: &World) {
         assert_eq!(expect_grant(&*engine, &second).await.token, token);
     }
     assert_eq!(engine.release(&second).await.expect("released"), Release::Released);
-    assert_eq!(engine.release(&second).await.expect("answered"), Release::NotOurs);
+    assert_eq!(engine.release(&second).await.expect("no error"), Release::NotOurs);
     assert!(other.locker.try_lock(&key).await.expect("no failure").is_none(), "the first is still inside");
     assert_eq!(engine.release(&first).await.expect("released"), Release::Released);
     expect_lock(world, &other.locker, &key).await.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
 
-/// Each entry has a lease of its own: one that died does not take the others with it, nor stay for them.
-pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
+/// Each entry has its own lease: an entry that crashed neither ends the other entries nor lives on through them.
+pub async fn a_crashed_reentry_leaves_the_others_inside(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-entry");
     std::mem::forget(dead.locker.lock(&key).owner("order-7").reentrant().await.expect("granted"));
@@ -91,8 +91,8 @@ pub async fn a_crashed_entry_leaves_the_others_inside(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Entries of a few owners, cancelled waits and drops at random; the checker reads the history.
-pub async fn entries_keep_a_clean_history(world: &World) {
+/// Entries of a few owners, cancelled waits and drops at random; the checker judges the history.
+pub async fn reentries_keep_a_clean_history(world: &World) {
     record_history(world, "entries", |locker, key, number| {
         let owner = number % 3;
         (locker.lock(key).owner(format!("owner-{owner}")).reentrant(), owner)

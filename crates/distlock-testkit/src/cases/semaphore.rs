@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::{record_history, spawn_request};
 use crate::setup::World;
 
-/// As many permits as there are slots; the lowest free slot is taken, and tokens rise.
-pub async fn slots_are_counted_and_the_lowest_comes_first(world: &World) {
+/// There are as many permits as slots; the lowest free slot is granted first, and tokens rise.
+pub async fn slots_are_counted_and_the_lowest_is_granted_first(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("slots"));
     let (here, there) = (client.locker.semaphore(&key, 3), other.locker.semaphore(&key, 3));
     let first = here.acquire().await.expect("granted");
@@ -31,7 +31,7 @@ pub async fn slots_are_counted_and_the_lowest_comes_first(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Who came first gets the next permit that is free.
+/// Permits are granted in queue order.
 pub async fn a_semaphore_is_served_in_order(world: &World) {
     let (holder, key) = (world.client().await, world.key("slots-in-order"));
     let semaphore = holder.locker.semaphore(&key, 2);
@@ -41,10 +41,10 @@ pub async fn a_semaphore_is_served_in_order(world: &World) {
     let mut tasks = JoinSet::new();
     for number in 0..5 {
         let (client, served) = (world.client().await, served.clone());
-        let request = client.locker.semaphore(&key, 2).acquire().wait(world.patience() * 2);
+        let request = client.locker.semaphore(&key, 2).acquire().wait(world.test_limit() * 2);
         let granted = spawn_request(&client, request).await;
         tasks.spawn(async move {
-            let permit = granted.await.expect("the task is well").expect("granted");
+            let permit = granted.await.expect("the task did not panic").expect("granted");
             served.lock().unwrap().push((permit.fencing_token(), number));
             permit.unlock().await.expect("released");
         });
@@ -53,14 +53,14 @@ pub async fn a_semaphore_is_served_in_order(world: &World) {
     for permit in permits {
         permit.unlock().await.expect("released");
     }
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody was served");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every waiter was served");
     let mut served = std::mem::take(&mut *served.lock().unwrap());
     served.sort_unstable();
     assert_eq!(served.into_iter().map(|(_, number)| number).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     world.expect_nothing_left().await;
 }
 
-/// As long as somebody uses a semaphore it has that many slots, and is no lock.
+/// While a semaphore is in use, requests with another number of slots and lock requests are refused.
 pub async fn another_number_of_slots_is_refused(world: &World) {
     let (client, other, key) = (world.client().await, world.client().await, world.key("slots-agree"));
     let permit = client.locker.semaphore(&key, 3).acquire().await.expect("granted");
@@ -71,24 +71,24 @@ pub async fn another_number_of_slots_is_refused(world: &World) {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     permit.unlock().await.expect("released");
 
-    let lock = other.locker.lock(&key).await.expect("nobody uses it");
+    let lock = other.locker.lock(&key).await.expect("it is not in use");
     let error = client.locker.semaphore(&key, 3).try_acquire().await.expect_err("it is a lock");
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     lock.unlock().await.expect("released");
-    let permit = other.locker.semaphore(&key, 4).acquire().await.expect("nobody uses it");
+    let permit = other.locker.semaphore(&key, 4).acquire().await.expect("it is not in use");
     permit.unlock().await.expect("released");
     world.expect_nothing_left().await;
 }
 
-/// The permit of a process that died is free again after its lease; those of the living stay theirs.
+/// The permit of a crashed process is free after its lease; permits of living processes stay held.
 pub async fn a_crashed_permit_comes_back_after_one_lease(world: &World) {
     let (dead, living, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-permit");
     std::mem::forget(dead.locker.semaphore(&key, 2).acquire().await.expect("granted"));
     dead.calls.cut();
     let kept = living.locker.semaphore(&key, 2).acquire().await.expect("granted");
-    let next = other.locker.semaphore(&key, 2).acquire().wait(world.patience()).await.expect("it comes back");
-    assert_eq!(next.slot(), Some(0), "the dead one's");
+    let next = other.locker.semaphore(&key, 2).acquire().wait(world.test_limit()).await.expect("it comes back");
+    assert_eq!(next.slot(), Some(0), "the slot of the crashed holder");
     kept.check().expect("its own lease is renewed");
     assert!(other.locker.semaphore(&key, 2).try_acquire().await.expect("no failure").is_none());
     for permit in [kept, next] {
@@ -97,13 +97,14 @@ pub async fn a_crashed_permit_comes_back_after_one_lease(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Permits of one owner are apart: it waits for itself only when all are taken, and its drops free one each.
+/// Permits of one owner are independent: the owner waits for itself only when all slots are taken, and each drop frees
+/// one.
 pub async fn one_owner_may_have_several_permits(world: &World) {
     let (client, key) = (world.client().await, world.key("several"));
     let semaphore = client.locker.semaphore(&key, 2);
     let first = semaphore.acquire().await.expect("granted");
     let second = semaphore.acquire().await.expect("granted");
-    let third = spawn_request(&client, semaphore.acquire().wait(world.patience())).await;
+    let third = spawn_request(&client, semaphore.acquire().wait(world.test_limit())).await;
     drop(first);
     let third = super::expect_granted(world, third).await;
     assert_eq!((second.slot(), third.slot()), (Some(1), Some(0)));
@@ -112,7 +113,7 @@ pub async fn one_owner_may_have_several_permits(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Permits, cancelled waits and drops at random; the checker reads the history.
+/// Permits, cancelled waits and drops at random; the checker judges the history.
 pub async fn a_semaphore_keeps_a_clean_history(world: &World) {
     record_history(world, "semaphore", |locker, key, number| (locker.semaphore(key, 3).acquire(), number)).await;
 }

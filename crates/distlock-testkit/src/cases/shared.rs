@@ -27,14 +27,14 @@ pub async fn readers_share_and_writers_exclude(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Nobody who came after a writer gets in before it.
+/// A reader that arrives after a writer is not granted before it.
 pub async fn a_reader_behind_a_waiting_writer_waits(world: &World) {
     let (reader, writer, late) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("behind-a-writer");
     let reading = reader.locker.read(&key).await.expect("granted");
     let writing = spawn_waiter(world, &writer, &key).await;
     assert!(late.locker.try_read(&key).await.expect("no failure").is_none(), "a writer waits");
-    let reading_late = spawn_request(&late, late.locker.read(&key).wait(world.patience())).await;
+    let reading_late = spawn_request(&late, late.locker.read(&key).wait(world.test_limit())).await;
     reading.unlock().await.expect("released");
     let guard = expect_granted(world, writing).await;
     assert!(!reading_late.is_finished(), "a reader is inside with a writer");
@@ -43,15 +43,15 @@ pub async fn a_reader_behind_a_waiting_writer_waits(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// All readers at the head of the queue get in when a writer leaves, and those behind the next writer do not.
-pub async fn readers_in_a_row_enter_together(world: &World) {
+/// When a writer leaves, all readers at the head of the queue enter; readers behind the next writer do not.
+pub async fn consecutive_readers_enter_together(world: &World) {
     let (writer, next_writer, key) = (world.client().await, world.client().await, world.key("row"));
     let guard = writer.locker.write(&key).await.expect("granted");
     let mut clients = Vec::new();
     let mut waiting = Vec::new();
     for _ in 0..3 {
         let client = world.client().await;
-        waiting.push(spawn_request(&client, client.locker.read(&key).wait(world.patience())).await);
+        waiting.push(spawn_request(&client, client.locker.read(&key).wait(world.test_limit())).await);
         clients.push(client);
     }
     let writing = spawn_waiter(world, &next_writer, &key).await;
@@ -68,8 +68,8 @@ pub async fn readers_in_a_row_enter_together(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Readers that come all the time, so that there is always one inside, do not keep a writer out.
-pub async fn a_writer_gets_in_among_many_readers(world: &World) {
+/// A continuous stream of readers does not starve a writer.
+pub async fn readers_do_not_starve_a_writer(world: &World) {
     let (writer, key) = (world.client().await, world.key("stream"));
     let (over, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut readers = JoinSet::new();
@@ -91,11 +91,11 @@ pub async fn a_writer_gets_in_among_many_readers(world: &World) {
         guard.unlock().await.expect("released");
     }
     over.store(true, Ordering::SeqCst);
-    timeout(world.patience(), readers.join_all()).await.expect("the readers end");
+    timeout(world.test_limit(), readers.join_all()).await.expect("the readers end");
     world.expect_nothing_left().await;
 }
 
-/// A reader that died keeps a writer out for its lease, while a living one stays inside for as long as it likes.
+/// A crashed reader blocks a writer for its lease; a living reader stays inside as long as it renews.
 pub async fn a_crashed_reader_blocks_for_one_lease(world: &World) {
     let (dead, living, writer) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-reader");
@@ -111,7 +111,7 @@ pub async fn a_crashed_reader_blocks_for_one_lease(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A resource that keeps the tokens of writes can tell a reader that is late.
+/// A resource that remembers the tokens of writes can detect a late reader.
 pub async fn a_readers_token_lies_between_the_writers(world: &World) {
     let (client, key) = (world.client().await, world.key("reader-tokens"));
     let mut last_written = 0;
@@ -130,7 +130,7 @@ pub async fn a_readers_token_lies_between_the_writers(world: &World) {
     }
 }
 
-/// Readers, writers, cancelled waits and drops at random; the checker reads the history.
+/// Readers, writers, cancelled waits and drops at random; the checker judges the history.
 pub async fn readers_and_writers_keep_a_clean_history(world: &World) {
     record_history(world, "readers-and-writers", |locker, key, number| match number % 3 {
         0 => (locker.write(key), number),

@@ -1,4 +1,4 @@
-//! Waiting: for how long, in which order, and who is woken.
+//! Waiting: for how long, in which order, and which waiter is woken.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use tokio::time::timeout;
 use super::{expect_granted, expect_lock, spawn_request, spawn_waiter};
 use crate::setup::{Client, World};
 
-/// A waiter gets the lock after its release, and not before.
+/// A waiter is granted the lock after its release, and not before.
 pub async fn lock_waits_until_it_is_released(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("wait"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let waiter = spawn_waiter(world, &other, &key).await;
     tokio::time::sleep(world.ttl() / 3).await;
-    assert!(!waiter.is_finished(), "granted while somebody else has it");
+    assert!(!waiter.is_finished(), "granted while another client holds it");
     let released = world.now();
     guard.unlock().await.expect("released");
     let next = expect_granted(world, waiter).await;
@@ -26,17 +26,17 @@ pub async fn lock_waits_until_it_is_released(world: &World) {
     next.unlock().await.expect("released");
 }
 
-/// A bounded wait is over when it says, with an error that names the holder; nothing is left of it.
+/// A bounded wait ends in time with an error that names the holder, and leaves no trace.
 pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("timed"));
-    // Connected before: the time is for asking alone.
+    // Connected beforehand, so that the measured time covers the request alone.
     expect_lock(world, &other.locker, &world.key("before")).await.unlock().await.expect("released");
     let guard = holder.locker.lock(&key).owner("the-holder").label("month end").await.expect("granted");
     let (asked, wait) = (world.now(), Duration::from_millis(300));
     let error = other.locker.lock(&key).wait(wait).await.expect_err("it is taken");
     let waited = world.now().since(asked);
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(waited >= wait && waited < world.patience(), "waited {waited:?}");
+    assert!(waited >= wait && waited < world.test_limit(), "waited {waited:?}");
     let text = error.to_string();
     for part in [key.as_str(), "owner the-holder", "month end", &format!("pid {}", std::process::id())] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
@@ -45,23 +45,23 @@ pub async fn a_timed_wait_ends_in_time_and_names_the_holder(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A wait that times out names the holder of that moment, and not the one that it found when it began.
-pub async fn a_timed_wait_names_the_holder_of_its_end(world: &World) {
-    // A lease so long that no waiter looks by itself in the meantime.
+/// A wait that times out names the holder at its end, not the holder at its start.
+pub async fn a_timed_wait_names_the_holder_at_its_end(world: &World) {
+    // A lease so long that no waiter polls in the meantime.
     let ttl = Duration::from_secs(60);
-    // Twice as long each time: a busy machine may not hand the lock over before the wait ends.
+    // Doubled each time: a busy machine may not hand the lock over before the wait ends.
     for wait in [2, 4, 8, 16].map(Duration::from_secs) {
         let (first, second, third) = (world.client().await, world.client().await, world.client().await);
         let key = world.key("changed");
         let guard = first.locker.lock(&key).ttl(ttl).owner("the-first").await.expect("granted");
-        let request = second.locker.lock(&key).ttl(ttl).owner("the-second").wait(world.patience());
+        let request = second.locker.lock(&key).ttl(ttl).owner("the-second").wait(world.test_limit());
         let next = spawn_request(&second, request).await;
         let waiter = spawn_request(&third, third.locker.lock(&key).ttl(ttl).wait(wait)).await;
         guard.unlock().await.expect("released");
         let held = world.now();
         let next = expect_granted(world, next).await;
         let is_early = !waiter.is_finished();
-        let ended = timeout(world.patience() * 2, waiter).await.expect("in time").expect("the task is well");
+        let ended = timeout(world.test_limit() * 2, waiter).await.expect("in time").expect("the task did not panic");
         let error = ended.expect_err("it is taken");
         let held = world.now().since(held);
         let (lost, token) = (next.is_lost(), next.fencing_token());
@@ -80,7 +80,7 @@ pub async fn a_timed_wait_names_the_holder_of_its_end(world: &World) {
 }
 
 /// `wait(0)` is a try.
-pub async fn waiting_zero_asks_once(world: &World) {
+pub async fn a_zero_wait_claims_once(world: &World) {
     let (holder, other, key) = (world.client().await, world.client().await, world.key("zero"));
     let guard = holder.locker.lock(&key).wait(Duration::ZERO).await.expect("it is free");
     let error = other.locker.lock(&key).wait(Duration::ZERO).await.expect_err("it is taken");
@@ -104,12 +104,12 @@ pub async fn attempts_are_bounded(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// A waiter that is dropped is out of the queue: the next one gets the lock at once.
+/// A dropped waiter leaves the queue: the next waiter is granted the lock at once.
 pub async fn a_cancelled_wait_gives_up_its_place(world: &World) {
     let (holder, quitter, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("cancel");
     let guard = holder.locker.lock(&key).await.expect("granted");
-    // So long a lease that a place that is kept shows.
+    // A lease so long that a leftover queue place would be noticed.
     let request = quitter.locker.lock(&key).ttl(Duration::from_secs(600));
     let cancelled = tokio::spawn(request.into_future());
     quitter.calls.queued(1).await;
@@ -121,7 +121,7 @@ pub async fn a_cancelled_wait_gives_up_its_place(world: &World) {
     world.expect_nothing_left().await;
 }
 
-/// Waiters get the lock in the order in which they came.
+/// Waiters are granted the lock in order of arrival.
 pub async fn waiters_are_served_in_order(world: &World) {
     let (holder, key) = (world.client().await, world.key("fifo"));
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -130,7 +130,7 @@ pub async fn waiters_are_served_in_order(world: &World) {
     let mut tasks = JoinSet::new();
     for number in 0..6 {
         let (client, served) = (world.client().await, served.clone());
-        let request = client.locker.lock(&key).wait(world.patience() * 2).into_future();
+        let request = client.locker.lock(&key).wait(world.test_limit() * 2).into_future();
         tasks.spawn(async move {
             let guard = request.await.expect("granted");
             served.lock().unwrap().push(number);
@@ -140,13 +140,13 @@ pub async fn waiters_are_served_in_order(world: &World) {
         clients.push(client);
     }
     guard.unlock().await.expect("released");
-    timeout(world.patience() * 2, tasks.join_all()).await.expect("everybody was served");
+    timeout(world.test_limit() * 2, tasks.join_all()).await.expect("every waiter was served");
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
     world.expect_nothing_left().await;
 }
 
-/// A waiter that died in the queue does not stop those behind it for longer than a lease.
-pub async fn a_dead_waiter_is_passed_over(world: &World) {
+/// A crashed waiter delays the waiters behind it by one lease at most.
+pub async fn a_dead_waiter_is_skipped(world: &World) {
     let (holder, dead, other) = (world.client().await, world.client().await, world.client().await);
     let key = world.key("dead-waiter");
     let guard = holder.locker.lock(&key).await.expect("granted");
@@ -163,7 +163,7 @@ pub async fn a_dead_waiter_is_passed_over(world: &World) {
 pub async fn one_wake_up_per_release(world: &World) {
     const WAITERS: u64 = 6;
     let (holder, key) = (world.client().await, world.key("herd"));
-    // A lease so long that no waiter looks by itself in the meantime.
+    // A lease so long that no waiter polls in the meantime.
     let ttl = Duration::from_secs(60);
     let guard = holder.locker.lock(&key).ttl(ttl).await.expect("granted");
     let mut clients = Vec::new();
@@ -176,22 +176,22 @@ pub async fn one_wake_up_per_release(world: &World) {
         clients.push(client);
     }
     guard.unlock().await.expect("released");
-    timeout(world.patience(), tasks.join_all()).await.expect("everybody was served");
+    timeout(world.test_limit(), tasks.join_all()).await.expect("every waiter was served");
     let sum = |count: fn(&Client) -> u64| clients.iter().map(count).sum::<u64>();
     let wakes = sum(|client| client.calls.wakes.load(Ordering::SeqCst));
     let claims = sum(|client| client.calls.claims.load(Ordering::SeqCst));
-    // One each, and some room for a machine so slow that a handover times out. A herd would need 21 and 27.
+    // One each, plus some for handovers that time out on a slow machine. A thundering herd would need 21 and 27.
     assert!(wakes <= 2 * WAITERS, "{wakes} wake-ups for {WAITERS} releases");
     assert!(claims <= 3 * WAITERS, "{claims} claims for {WAITERS} grants");
 }
 
-/// Closing ends the waits of the locker, and leaves no place in the queue for longer than a lease.
+/// Closing ends the waits of the locker, and leaves no queue place for longer than a lease.
 pub async fn closing_ends_waits(world: &World) {
     let (holder, client, key) = (world.client().await, world.client().await, world.key("close-wait"));
     let guard = holder.locker.lock(&key).await.expect("granted");
     let waiter = spawn_waiter(world, &client, &key).await;
     client.locker.close().await.expect("closed");
-    let ended = timeout(world.patience(), waiter).await.expect("in time").expect("the task is well");
+    let ended = timeout(world.test_limit(), waiter).await.expect("in time").expect("the task did not panic");
     assert_eq!(ended.expect_err("closed").kind(), ErrorKind::Closed);
     guard.unlock().await.expect("released");
     world.expect_nothing_left().await;

@@ -1,50 +1,50 @@
-//! What a child says.
+//! The answers of a child.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use distlock::Moment;
 
-/// An answer of a child, with the moments on the machine's clock between which it did what it was told.
+/// An answer of a child, with the moments on the machine's clock between which it executed the order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Just before.
+    /// Just before the order was executed.
     pub began: Moment,
-    /// Just after.
+    /// Just after the order was executed.
     pub ended: Moment,
-    /// What came of it.
+    /// The outcome of the order.
     pub outcome: Outcome,
 }
 
-/// What came of an order.
+/// The outcome of an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is done.
+    /// The order was executed.
     Done,
-    /// The lock is taken.
+    /// The child holds the lock.
     Taken {
         /// The fencing token.
         token: u64,
-        /// Until when the child believes in it, unless renewed; never, when it has no deadline.
+        /// The deadline of the hold as the child knows it, unless renewed; [`Moment::NEVER`] without one.
         deadline: Moment,
     },
-    /// Somebody else has the lock.
+    /// The lock is held by another owner.
     Busy,
-    /// How the child sees a lock that it took: `Held`, `AtRisk` or `Lost`.
+    /// The child's view of its hold: `Held`, `AtRisk` or `Lost`.
     State(String),
     /// Why the lock was lost.
     Lost(String),
-    /// It failed.
+    /// The order failed.
     Failed {
         /// The kind of the error.
         kind: String,
-        /// What it says.
+        /// The text of the error.
         message: String,
     },
 }
 
 impl Answer {
-    /// The fencing token of the lock that was taken. Panics if none was.
+    /// Returns the fencing token. Panics if no lock was taken.
     #[track_caller]
     pub fn token(&self) -> u64 {
         match self.outcome {
@@ -53,7 +53,7 @@ impl Answer {
         }
     }
 
-    /// The deadline of the lock that was taken. Panics if none was.
+    /// Returns the deadline. Panics if no lock was taken.
     #[track_caller]
     pub fn deadline(&self) -> Moment {
         match self.outcome {
@@ -72,7 +72,7 @@ impl Display for Answer {
             Outcome::Busy => f.write_str("busy"),
             Outcome::State(state) => write!(f, "state {state}"),
             Outcome::Lost(reason) => write!(f, "lost {reason}"),
-            // An answer is one line, whatever an error says.
+            // An answer is one line, so line breaks in an error text are replaced.
             Outcome::Failed { kind, message } => write!(f, "failed {kind} {}", message.replace('\n', " ")),
         }
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_as_they_were_written() {
+    fn answers_round_trip() {
         let outcomes = [
             Outcome::Done,
             Outcome::Taken { token: u64::MAX, deadline: Moment::NEVER },

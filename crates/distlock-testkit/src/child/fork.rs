@@ -1,18 +1,18 @@
-//! A copy of the child by fork(2), which must leave alone what is its parent's.
+//! A copy of the child by fork(2), which must not touch the locks of its parent.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use crate::servers::PATIENCE;
+use crate::servers::TEST_LIMIT;
 
-/// Does `work` in a fork of this process, which then ends without any ado, and answers what it says.
+/// Runs `work` in a fork of this process, which then exits without cleaning up, and returns its output.
 ///
-/// Only the calling thread is there in the fork: no runtime runs, and a lock that another thread held stays locked.
+/// Only the calling thread exists in the fork: no runtime runs, and a lock that another thread held stays locked.
 pub(super) fn in_a_fork(work: impl FnOnce() -> String) -> Result<String, String> {
     let (mut here, mut there) = UnixStream::pair().map_err(|error| error.to_string())?;
-    here.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
+    here.set_read_timeout(Some(TEST_LIMIT)).map_err(|error| error.to_string())?;
     let Some(pid) = fork()? else {
         let said = work();
         let sent = there.write_all(said.as_bytes()).is_ok();
@@ -21,17 +21,17 @@ pub(super) fn in_a_fork(work: impl FnOnce() -> String) -> Result<String, String>
     drop(there);
     let mut said = String::new();
     let read = here.read_to_string(&mut said);
-    // It has ended, or hangs and is not worth waiting for.
+    // The fork has ended, or it hangs.
     let _ = kill_process(pid, Signal::KILL);
     let _ = waitpid(Some(pid), WaitOptions::empty());
     read.map(|_| said).map_err(|error| format!("the fork did not answer: {error}"))
 }
 
-/// The process id of the fork, for its parent; nothing in the fork itself.
+/// Returns the process id of the fork to the parent, and `None` in the fork itself.
 #[allow(unsafe_code)]
 fn fork() -> Result<Option<Pid>, String> {
-    // SAFETY: the fork uses what its thread has on its stack and the allocator, which the C library keeps whole over
-    // a fork; it starts no thread, and ends without running anything that was registered to run at the end.
+    // SAFETY: the fork uses only its own stack and the allocator, which the C library keeps consistent over a fork. It
+    // starts no thread, and exits without running exit handlers.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().to_string()),
         pid => Ok(Pid::from_raw(pid)),
@@ -40,6 +40,6 @@ fn fork() -> Result<Option<Pid>, String> {
 
 #[allow(unsafe_code)]
 fn end_at_once(code: i32) -> ! {
-    // SAFETY: it only ends the process.
+    // SAFETY: the call only ends the process.
     unsafe { libc::_exit(code) }
 }

@@ -1,4 +1,4 @@
-//! What runs in the child.
+//! The program of the child process.
 
 use std::collections::HashMap;
 use std::future::{Future, IntoFuture};
@@ -14,7 +14,8 @@ use super::VARIABLE;
 use super::answer::{Answer, Outcome};
 use super::fork::in_a_fork;
 
-/// Serves until the parent hangs up, if this process is a child at all. An error says which order was not understood.
+/// Executes orders until the parent hangs up, if this process is a child. An error names the order that was not
+/// understood.
 #[doc(hidden)]
 pub fn serve() -> Result<(), String> {
     let Some(socket) = std::env::var_os(VARIABLE) else { return Ok(()) };
@@ -25,7 +26,7 @@ pub fn serve() -> Result<(), String> {
     })
 }
 
-/// The outcome of what must be settled without waiting; nothing runs in a fork that could be waited for.
+/// Returns the outcome of a future that must complete without waiting: nothing runs in a fork that could wake it.
 fn at_once<T>(work: impl Future<Output = distlock::Result<T>>) -> distlock::Result<T> {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
@@ -106,7 +107,7 @@ impl Program {
         }
     }
 
-    /// What the copy of this process does: it ends with it, and so does what is taken here.
+    /// Runs in the copy of this process; locks taken here end with it.
     fn as_a_fork(&mut self, key: &str) -> String {
         let (Some(guard), Some(locker)) = (self.guards.remove(key), self.locker.take()) else {
             return "nothing to use".into();

@@ -19,7 +19,7 @@ enum { WALL, MONOTONIC, BOOT, SHIFTS };
 
 static const int64_t SECOND = 1000000000;
 static const volatile int64_t none[SHIFTS];
-/* Whoever asks before the file is mapped sees the true time. */
+/* Calls before the file is mapped return the true time. */
 static const volatile int64_t *shifts = none;
 
 __attribute__((constructor)) static void map_shifts(void)

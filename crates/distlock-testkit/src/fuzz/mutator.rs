@@ -1,6 +1,6 @@
-//! Changes inputs at random, the same way from the same seed.
+//! Mutates inputs at random, deterministically for a seed.
 
-/// What decoders tend to stumble over.
+/// Byte strings that often break decoders.
 const STUMBLES: [&[u8]; 24] = [
     b"",
     b"0",
@@ -27,7 +27,7 @@ const STUMBLES: [&[u8]; 24] = [
     b"\xff",
     "\u{202e}é".as_bytes(),
 ];
-/// How many changes an input gets at most.
+/// The maximum number of mutations of one input.
 const MOST_CHANGES: usize = 6;
 
 pub(super) struct Mutator<'a> {
@@ -40,7 +40,7 @@ impl<'a> Mutator<'a> {
         Mutator { state: seed, corpus }
     }
 
-    /// One of the corpus, changed.
+    /// Returns a mutated input of the corpus.
     pub(super) fn input(&mut self) -> Vec<u8> {
         let mut input = self.kept();
         for _ in 0..=self.below(MOST_CHANGES) {
@@ -85,7 +85,7 @@ impl<'a> Mutator<'a> {
         self.corpus[at].clone()
     }
 
-    /// A part of something this long, more often a short one.
+    /// Returns a range within `length`, more often a short one.
     fn range(&mut self, length: usize) -> (usize, usize) {
         let from = self.below(length + 1);
         let most = if self.below(4) == 0 { length } else { 8 };
@@ -93,7 +93,7 @@ impl<'a> Mutator<'a> {
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        // SplitMix64: enough for this, and no crate.
+        // SplitMix64: good enough here, and needs no crate.
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,9 +1,9 @@
-//! An input as a line of text: printable characters as they are, the rest as in a Rust byte string.
+//! An input as a line of text: printable characters stay, the rest is escaped as in a Rust byte string.
 
-/// Reads a line of a corpus.
+/// Parses a line of a corpus.
 ///
 /// # Panics
-/// When it has an escape that is none.
+/// When the line has an invalid escape.
 pub(super) fn read_line(line: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = line.chars();
@@ -27,7 +27,7 @@ pub(super) fn read_line(line: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes one.
+/// Formats an input as a line of a corpus.
 pub(super) fn write_line(bytes: &[u8]) -> String {
     let mut line = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -37,7 +37,7 @@ pub(super) fn write_line(bytes: &[u8]) -> String {
                 '\r' => line.push_str("\\r"),
                 '\t' => line.push_str("\\t"),
                 '\\' => line.push_str("\\\\"),
-                // A line that begins with it would be a comment.
+                // A line that begins with `#` would be a comment.
                 '#' => line.push_str("\\x23"),
                 c if c.is_control() => c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| push_hex(&mut line, b)),
                 c => line.push(c),

@@ -19,7 +19,7 @@ const PREFIX: &str = "dlkit-";
 /// Where `ip netns` keeps namespaces by their names.
 const NAMES: &str = "/run/netns";
 
-/// One side of a [`Network`](super::Network). Dropping it removes it; processes that still run in it keep it in being.
+/// One side of a [`Network`](super::Network). Dropping it removes it; processes that still run in it keep it alive.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -46,8 +46,8 @@ impl Namespace {
         self.address
     }
 
-    /// Runs `work` on a thread inside: the sockets that it makes belong there for good. Threads that it starts are inside
-    /// too, so a runtime must be made in it.
+    /// Runs `work` on a thread inside the namespace: sockets created there belong to it for good. Threads that `work`
+    /// starts are inside too, so a runtime must be created in it.
     #[track_caller]
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let inside = File::open(Path::new(NAMES).join(&self.name)).expect("the namespace is there");
@@ -62,7 +62,7 @@ impl Namespace {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// The program and first arguments that start `program` inside, under the pid of the process so started.
+    /// Returns the program and the first arguments that start `program` inside, with the pid of the started process.
     pub fn wrap(name: &str, program: &Path) -> (PathBuf, Vec<String>) {
         let program = program.to_str().expect("a path in UTF-8");
         let words = ["netns", "exec", name, program].map(str::to_owned);
@@ -102,7 +102,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes what test processes left behind that were killed.
+/// Removes the namespaces of test processes that were killed.
 pub(super) fn sweep() {
     for entry in fs::read_dir(NAMES).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

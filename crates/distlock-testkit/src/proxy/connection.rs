@@ -1,4 +1,4 @@
-//! One client's connection and the one to the server.
+//! A client's connection and its connection to the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::flow::Direction;
 use super::pump::Pump;
 use super::shared::Shared;
 
-/// Serves one client until both sides are done or the connection is cut.
+/// Serves one client until both sides have finished or the connection is cut.
 pub(super) async fn serve(client: TcpStream, number: u64, shared: Arc<Shared>) {
     let client = Arc::new(client);
     let server = tokio::select! {
@@ -23,14 +23,14 @@ pub(super) async fn serve(client: TcpStream, number: u64, shared: Arc<Shared>) {
             let requests = Pump::new(Direction::Requests, number, &client, &server, &shared);
             let replies = Pump::new(Direction::Replies, number, &server, &client, &shared);
             tokio::join!(requests.run(), replies.run());
-            // A cut between machines is a reset; whoever ended in peace has already said so.
+            // A cut between machines is a reset; a side that ended normally has already sent its end.
             if shared.act(|state| number < state.cut_below) {
                 reset(&client);
                 reset(&server);
             }
         }
     }
-    // Closed before anybody is told so.
+    // Closed before a waiting test thread is notified.
     drop(client);
     shared.act(|state| state.open.remove(&number));
 }
@@ -51,7 +51,7 @@ async fn until_cut(number: u64, shared: &Shared) {
     }
 }
 
-/// Makes closing the socket a reset rather than a polite end.
+/// Makes closing the socket send a reset instead of an orderly end.
 fn reset(stream: &TcpStream) {
     let _ = set_socket_linger(stream, Some(Duration::ZERO));
 }

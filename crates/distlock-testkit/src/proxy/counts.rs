@@ -1,24 +1,24 @@
-//! What a proxy has seen.
+//! The counts of a proxy.
 
 /// Bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Came in.
+    /// Received.
     pub received: u64,
-    /// Went out.
+    /// Forwarded.
     pub forwarded: u64,
-    /// Were swallowed, or were on their way when their connection was cut.
+    /// Dropped, or in transit when their connection was cut.
     pub dropped: u64,
 }
 
 impl Traffic {
-    /// Came in and wait in the proxy.
+    /// Returns the bytes that were received and wait in the proxy.
     pub fn held(&self) -> u64 {
         self.received - self.forwarded - self.dropped
     }
 }
 
-/// What a proxy has seen since it started.
+/// What a proxy has counted since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Bytes from clients.

@@ -1,4 +1,4 @@
-//! Where connections come in.
+//! Accepts connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use super::shared::Shared;
 use crate::netns::{Network, Side};
 use crate::servers::Port;
 
-/// What becomes of new connections.
+/// How new connections are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// They are served.
     Open,
     /// They are refused, as by a machine where no server runs.
     Refuse,
-    /// They seem to be made, and then nothing answers. They are served when the door opens.
+    /// They are accepted by the kernel and get no reply. They are served when the door opens.
     Silent,
 }
 
@@ -25,7 +25,7 @@ pub enum Door {
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) port: Port,
-    /// On the server's side of which network, if not on loopback.
+    /// The network on whose server side the proxy listens, if not on loopback.
     pub(super) network: Option<Arc<Network>>,
 }
 
@@ -39,7 +39,7 @@ impl Place {
 
     fn bind(&self) -> std::io::Result<TcpListener> {
         let bind = || std::net::TcpListener::bind(self.address());
-        // A socket belongs to where it was made, whoever uses it then.
+        // A socket belongs to the namespace in which it was created, whichever thread uses it.
         let listener = match &self.network {
             Some(network) => network.side(Side::Server).run(bind),
             None => bind(),

@@ -1,9 +1,9 @@
-//! What happens to bytes on their way.
+//! The rule for the bytes of one direction.
 
 use std::ops::{Index, IndexMut};
 use std::time::Duration;
 
-/// Which way bytes go.
+/// A direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -12,20 +12,20 @@ pub enum Direction {
     Replies,
 }
 
-/// What happens to the bytes of one direction.
+/// The rule for the bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flow {
     /// They are forwarded.
     #[default]
     Pass,
-    /// They are swallowed; the end of a connection is still passed on.
+    /// They are dropped; the end of a connection is still passed on.
     Drop,
-    /// They are not even read: the sender sees an open connection that takes nothing more once buffers are full. The end
-    /// of a connection does not get through either.
+    /// They are not even read: the sender sees an open connection that accepts no more bytes once buffers are full.
+    /// The end of a connection is not passed on either.
     Freeze,
-    /// They are read and kept, and forwarded in order when they may pass, even if the sender has gone by then.
+    /// They are read and kept, and forwarded in order when they may pass, even if the sender has disconnected by then.
     Hold,
-    /// They are forwarded so much after they came.
+    /// They are forwarded this long after they were received.
     Delay(Duration),
 }
 

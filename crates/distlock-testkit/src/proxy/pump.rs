@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep_until};
 use super::flow::{Direction, Flow};
 use super::shared::{Shared, State};
 
-/// How much may wait in the proxy before it stops reading; more than any test sends.
+/// How many bytes may wait in the proxy before it stops reading; more than any test sends.
 const MOST_HELD: usize = 16 << 20;
 
-/// How much is read at once.
+/// How many bytes are read at once.
 const CHUNK: usize = 16 << 10;
 
 struct Chunk {
@@ -22,7 +22,7 @@ struct Chunk {
     bytes: VecDeque<u8>,
 }
 
-/// Moves bytes from one socket to another, as the rules say.
+/// Moves bytes from one socket to another by the rules.
 pub(super) struct Pump {
     direction: Direction,
     connection: u64,
@@ -31,11 +31,11 @@ pub(super) struct Pump {
     shared: Arc<Shared>,
     queue: VecDeque<Chunk>,
     queued: usize,
-    /// When the sender said that nothing more comes.
+    /// When the sender ended its direction.
     ended: Option<Instant>,
 }
 
-/// What a pump waits for; a change of the rules in any case.
+/// What a pump waits for, besides a change of the rules.
 #[derive(Default)]
 struct Interest {
     to_read: bool,
@@ -60,13 +60,13 @@ impl Pump {
         Pump { direction, connection, from, to, shared, queue: VecDeque::new(), queued: 0, ended: None }
     }
 
-    /// Runs until the direction is done.
+    /// Runs until the direction has ended.
     pub(super) async fn run(mut self) {
         let shared = self.shared.clone();
         let mut rules = shared.rules();
         loop {
             rules.borrow_and_update();
-            // Sockets are only touched inside, without waiting: so the rules cannot change in the middle of a byte.
+            // Sockets are used only inside `act`, without waiting, so the rules cannot change in the middle of a byte.
             let Step::Wait(interest) = shared.act(|state| self.step(state)) else { break };
             let until = interest.until.unwrap_or_else(Instant::now);
             tokio::select! {
@@ -113,7 +113,7 @@ impl Pump {
         }
     }
 
-    /// When the next thing may leave; none while there is nothing or nothing may.
+    /// Returns when the next chunk may leave; `None` while there is none or none may leave.
     fn due(&self, flow: Flow) -> Option<Instant> {
         let came = self.queue.front().map(|chunk| chunk.came).or(self.ended)?;
         match flow {
@@ -123,7 +123,7 @@ impl Pump {
         }
     }
 
-    /// Reads what has come; answers whether more may come.
+    /// Reads the available bytes; returns whether more may come.
     fn read(&mut self, state: &mut State) -> bool {
         let mut buffer = [0; CHUNK];
         while self.ended.is_none() && self.queued < MOST_HELD {
@@ -147,7 +147,7 @@ impl Pump {
         self.queued = 0;
     }
 
-    /// Forwards the first chunk as far as the socket takes it and the rules allow. An error ends the direction.
+    /// Forwards the first chunk as far as the socket and the rules allow. An error ends the direction.
     fn write(&mut self, state: &mut State) -> Result<(), ErrorKind> {
         let chunk = self.queue.front_mut().expect("looked at before");
         let bytes = chunk.bytes.make_contiguous();

@@ -1,4 +1,4 @@
-//! What the proxy's thread and its handle share.
+//! State shared by the proxy's thread and its handle.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::counts::{Counts, Traffic};
 use super::door::Door;
 use super::flow::{Direction, Flow, PerDirection};
-use crate::servers::PATIENCE;
+use crate::servers::TEST_LIMIT;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -17,11 +17,11 @@ pub(super) struct State {
     pub(super) flows: PerDirection<Flow>,
     pub(super) cut_after: PerDirection<Option<u64>>,
     pub(super) door: Door,
-    /// What the thread has made of `door`; none before it listens.
+    /// The door that the thread has put into effect; `None` before it listens.
     pub(super) door_in_force: Option<Door>,
     pub(super) next_connection: u64,
     pub(super) open: BTreeSet<u64>,
-    /// Connections with lower numbers are to be cut.
+    /// Connections with lower numbers must be cut.
     pub(super) cut_below: u64,
     pub(super) traffic: PerDirection<Traffic>,
     pub(super) is_closed: bool,
@@ -37,7 +37,7 @@ impl State {
         }
     }
 
-    /// Enters a new connection and answers its number.
+    /// Registers a new connection and returns its number.
     pub(super) fn enter(&mut self) -> u64 {
         let number = self.next_connection;
         self.next_connection += 1;
@@ -49,9 +49,9 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Tells threads that wait for something to happen.
+    /// Notifies threads that wait for a count.
     happened: Condvar,
-    /// Tells tasks that the rules changed.
+    /// Notifies tasks that the rules changed.
     rules: watch::Sender<()>,
 }
 
@@ -79,7 +79,7 @@ impl Shared {
         self.happened.notify_all();
     }
 
-    /// Does something by the rules, undisturbed; whoever waits for it learns of it.
+    /// Runs `act` under the lock of the rules, and notifies the threads that wait for its effect.
     pub(super) fn act<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let done = act(&mut self.lock());
         self.happened.notify_all();
@@ -96,12 +96,12 @@ impl Shared {
 
     #[track_caller]
     pub(super) fn wait(&self, what: &str, mut is_so: impl FnMut(&State) -> bool) {
-        let waited = self.happened.wait_timeout_while(self.lock(), PATIENCE, |state| !is_so(state));
+        let waited = self.happened.wait_timeout_while(self.lock(), TEST_LIMIT, |state| !is_so(state));
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             let counts = state.counts();
             drop(state);
-            panic!("waited {PATIENCE:?} in vain for {what}; {counts:?}");
+            panic!("waited {TEST_LIMIT:?} in vain for {what}; {counts:?}");
         }
     }
 

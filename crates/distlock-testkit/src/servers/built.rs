@@ -1,12 +1,12 @@
-//! What the kit makes or fetches once, and keeps beside the compiled tests.
+//! Things that the kit builds or downloads once, and keeps beside the compiled tests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// The path of `name` in cargo's target directory, made by `make` if it is not there yet.
+/// Returns the path of `name` in cargo's target directory, built by `make` if it does not exist yet.
 ///
-/// `make` is given an empty directory; what it leaves there under `inside` is the thing. Only one test process makes it
-/// at a time, and the others never see it half done.
+/// `make` gets an empty directory and must create `inside` there. Only one test process builds it at a time, and the
+/// others never see it half done.
 pub(crate) fn built(name: &str, inside: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let parent = target_directory().join("testkit");
     fs::create_dir_all(&parent).expect("the target directory can be written");
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thing_is_made_once() {
+    fn a_thing_is_built_once() {
         let name = format!("made-once-{}", std::process::id());
         let path = built(&name, "thing", |directory| fs::write(directory.join("thing"), "1").unwrap());
         let again = built(&name, "thing", |_| panic!("it is there"));

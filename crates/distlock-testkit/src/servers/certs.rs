@@ -7,14 +7,14 @@ use std::sync::Arc;
 use super::directory::Directory;
 use super::program::find_program;
 
-/// A certificate authority of its own with one certificate for servers on loopback and one for clients, as PEM files.
+/// A certificate authority with one certificate for servers on loopback and one for clients, as PEM files.
 ///
 /// Clones share the files; they are removed with the last clone.
 #[derive(Debug, Clone)]
 pub struct Certs(Arc<Directory>);
 
 impl Certs {
-    /// A new authority. Two of them do not trust each other.
+    /// Creates an authority. Two authorities do not trust each other.
     #[track_caller]
     pub fn new() -> Certs {
         let certs = Certs(Arc::new(Directory::new()));
@@ -57,7 +57,7 @@ impl Certs {
         self.0.path().join(name)
     }
 
-    /// A new key and its certificate, in one run of the program: most tests with TLS begin with this.
+    /// Creates a key and its certificate in one run of the program: most tests with TLS begin with this.
     fn issue(&self, name: &str, extensions: &[&str], signer: &[&str]) {
         let (subject, key, out) = (format!("/CN={name}"), format!("{name}.key"), format!("{name}.pem"));
         let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"];
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_trusts_its_own_and_no_others() {
+    fn an_authority_trusts_only_its_own_certificates() {
         let (ours, theirs) = (Certs::new(), Certs::new());
         for cert in [ours.server_cert(), ours.client_cert()] {
             assert!(is_trusted(&ours, &cert));

@@ -1,4 +1,4 @@
-//! Directories that last as long as a test.
+//! Temporary directories that live as long as a test.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use std::time::Duration;
 /// Short, since the path of a unix socket has at most 107 bytes.
 const PREFIX: &str = "dlkit-";
 
-/// A directory is swept only when it is older: its owner may be between making and locking it.
+/// Only older directories are swept: the owner of a younger one may be between creating and locking it.
 const SWEPT_AFTER: Duration = Duration::from_secs(60);
 
-/// An empty directory of its own; dropping it removes it with everything inside.
+/// An empty directory with one owner; dropping it removes it with its contents.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Locked: says to other test processes that the owner lives.
+    /// Locked, which shows other test processes that the owner is alive.
     _alive: File,
 }
 
 impl Directory {
-    /// A new directory under the machine's directory for temporary files.
+    /// Creates a directory in the machine's directory for temporary files.
     pub fn new() -> Directory {
         static SWEEP: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -37,12 +37,12 @@ impl Directory {
         }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file into it and answers its path.
+    /// Writes a file into it and returns the file's path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let file = self.path.join(name);
         fs::write(&file, content).unwrap_or_else(|error| panic!("{} cannot be written: {error}", file.display()));
@@ -58,18 +58,18 @@ impl Default for Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A server that is being killed may still write; what cannot be removed now is swept by a later run.
+        // A server that is being killed may still write; a later run sweeps files that cannot be removed now.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
 fn locked(path: &Path) -> File {
     let file = File::open(path).expect("the directory just made");
-    file.try_lock().expect("nobody else knows the directory yet");
+    file.try_lock().expect("no other process knows the directory yet");
     file
 }
 
-/// Removes what test processes left behind that were killed.
+/// Removes the directories of test processes that were killed.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_goes_with_its_owner_and_what_it_holds() {
+    fn a_directory_is_removed_with_its_owner_and_its_contents() {
         let directory = Directory::new();
         let file = directory.write("file", "text");
         assert_eq!(fs::read_to_string(&file).unwrap(), "text");

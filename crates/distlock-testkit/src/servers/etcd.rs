@@ -1,4 +1,4 @@
-//! An etcd server: alone, or a member of a cluster.
+//! An etcd server: single, or a member of a cluster.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,12 +10,12 @@ use super::directory::Directory;
 use super::etcd_options::EtcdOptions;
 use super::etcdctl::Etcdctl;
 use super::http;
-use super::patience::{PATIENCE, poll_until};
+use super::polling::{TEST_LIMIT, poll_until};
 use super::port::Port;
 use super::process::Process;
 use super::redis::Data;
 
-/// What a server says when somebody else has its port.
+/// What a server logs when another process has its port.
 pub(super) const PORT_TAKEN: &str = "address already in use";
 
 /// The ports of one member.
@@ -23,7 +23,7 @@ pub(super) const PORT_TAKEN: &str = "address already in use";
 pub(super) struct Ports {
     client: Port,
     peer: Port,
-    /// Plain HTTP without authentication, whatever the clients' port asks for.
+    /// Plain HTTP without authentication, even if the clients' port requires TLS or a password.
     metrics: Port,
 }
 
@@ -38,10 +38,10 @@ impl Ports {
     }
 }
 
-/// An etcd server of its own. Dropping it kills it.
+/// An etcd server. Dropping it kills it.
 #[derive(Debug)]
 pub struct EtcdServer {
-    // Before the directory: a killed server no longer writes there.
+    // Declared before the directory, so that the server is dead before its directory is removed.
     process: Process,
     directory: Directory,
     ports: Ports,
@@ -57,7 +57,7 @@ impl EtcdServer {
         EtcdServer::options().start()
     }
 
-    /// A server or cluster to be described.
+    /// Returns the options of a server or cluster.
     pub fn options() -> EtcdOptions {
         EtcdOptions::default()
     }
@@ -75,7 +75,7 @@ impl EtcdServer {
         url(&self.options, &[self.address()])
     }
 
-    /// The endpoint as other clients of etcd write it: `http://127.0.0.1:12379`.
+    /// Returns the endpoint in the form of other etcd clients: `http://127.0.0.1:12379`.
     pub fn endpoint(&self) -> String {
         format!("{}://{}", self.options.scheme(), self.address())
     }
@@ -100,14 +100,14 @@ impl EtcdServer {
         self.directory.path().join("data")
     }
 
-    /// Starts the server again on its ports, killing it first if it runs, and waits until it answers. Only a server that
-    /// is alone can lose its data: a cluster does not take such a member back.
+    /// Starts the server again on its ports, killing it first if it runs, and waits until it answers. Only a single
+    /// server can lose its data: a cluster does not accept such a member back.
     #[track_caller]
     pub fn restart(&mut self, data: Data) {
         self.relaunch(data);
         let start = Instant::now();
         while let Err(log) = self.until_healthy() {
-            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < PATIENCE;
+            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < TEST_LIMIT;
             assert!(is_port_taken, "etcd did not start again:\n{log}");
             self.relaunch(Data::Kept);
         }
@@ -131,7 +131,7 @@ impl EtcdServer {
         Etcdctl::new(&self.options, &[self.endpoint()])
     }
 
-    /// Whether the server takes itself for the leader; a frozen or dead one says nothing.
+    /// Returns whether the server reports itself as the leader; false if it is frozen or dead.
     pub fn is_leader(&mut self) -> bool {
         self.is_running() && self.metric("etcd_server_is_leader") == Some(1.0)
     }
@@ -158,9 +158,9 @@ impl EtcdServer {
         self.process.ended().is_none() && !self.process.is_frozen()
     }
 
-    /// Waits until the server answers; what it printed if it ended instead.
+    /// Waits until the server answers; returns its log if it ended instead.
     pub(super) fn until_healthy(&mut self) -> Result<(), String> {
-        let answer = poll_until(PATIENCE, || {
+        let answer = poll_until(TEST_LIMIT, || {
             if self.process.ended().is_some() {
                 return Some(Err(self.log()));
             }
@@ -180,7 +180,7 @@ impl EtcdServer {
     }
 }
 
-/// Its process, to kill, freeze and thaw; a restarted server has another.
+/// The server's process, to kill, freeze and thaw; a restarted server has a new process.
 impl Deref for EtcdServer {
     type Target = Process;
 
@@ -221,7 +221,7 @@ fn spawn(options: &EtcdOptions, name: &str, ports: &Ports, cluster: &str, direct
         flags.push(format!("--cert-file={}", certs.server_cert().display()));
         flags.push(format!("--key-file={}", certs.server_key().display()));
     }
-    // The log of an earlier start must not be taken for this one's.
+    // The log is truncated, so that the log of an earlier start is not mistaken for this one.
     let log = directory.write("log", "");
     let started = Process::start(&options.version.program(), &log, |command| {
         command.args(flags).args(&options.flags).current_dir(directory.path());

@@ -1,13 +1,13 @@
-//! Several etcd servers that agree.
+//! A cluster of etcd servers.
 
 use std::net::SocketAddr;
 
 use super::etcd::{self, EtcdServer, PORT_TAKEN, Ports};
 use super::etcd_options::EtcdOptions;
 use super::etcdctl::Etcdctl;
-use super::patience::eventually;
+use super::polling::eventually;
 
-/// How often to choose ports: each failure means that somebody took one in the moment between choosing and using it.
+/// How often to choose ports: each failure means that another process took one between choosing and using it.
 const ATTEMPTS: usize = 10;
 
 /// A cluster of etcd servers. Dropping it kills them.
@@ -18,7 +18,7 @@ pub struct EtcdCluster {
 }
 
 impl EtcdCluster {
-    /// A cluster of three with the defaults of [`EtcdOptions`].
+    /// Starts a cluster of three with the defaults of [`EtcdOptions`].
     #[track_caller]
     pub fn start() -> EtcdCluster {
         EtcdServer::options().start_cluster()
@@ -60,23 +60,23 @@ impl EtcdCluster {
         etcd::url(&self.options, &self.addresses())
     }
 
-    /// Where the members are.
+    /// Returns the addresses of the members.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.members.iter().map(EtcdServer::address).collect()
     }
 
-    /// The endpoints as other clients of etcd write them.
+    /// Returns the endpoints in the form of other etcd clients.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(EtcdServer::endpoint).collect()
     }
 
-    /// `etcdctl` for all members, with all rights.
+    /// Returns `etcdctl` for all members, with all rights.
     pub fn etcdctl(&self) -> Etcdctl {
         Etcdctl::new(&self.options, &self.endpoints())
     }
 
-    /// Waits until the running members know a leader and exactly one of them says that it is the one; answers its place
-    /// among the members. Frozen and dead members are not asked.
+    /// Waits until the running members know a leader and exactly one of them reports itself as the leader; returns its
+    /// index. Frozen and dead members are not asked.
     #[track_caller]
     pub fn leader(&mut self) -> usize {
         eventually("a leader", || {
@@ -90,7 +90,7 @@ impl EtcdCluster {
         })
     }
 
-    /// The places of the members that do not lead.
+    /// Returns the indices of the followers.
     #[track_caller]
     pub fn followers(&mut self) -> Vec<usize> {
         let leader = self.leader();

@@ -1,4 +1,4 @@
-//! How an etcd server or cluster is to be started.
+//! The start options of an etcd server or cluster.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::etcd::EtcdServer;
 use super::etcd_cluster::EtcdCluster;
 use super::etcd_version::EtcdVersion;
 
-/// What a server may be started with. By default: Debian's version, no authentication, no TLS, etcd's own timing.
+/// Start options. Defaults: Debian's version, no authentication, no TLS, etcd's own timing.
 #[derive(Debug, Clone, Default)]
 #[must_use = "call start() or start_cluster() on it"]
 pub struct EtcdOptions {
@@ -18,7 +18,7 @@ pub struct EtcdOptions {
 }
 
 impl EtcdOptions {
-    /// Another version.
+    /// Selects a version.
     pub fn version(mut self, version: EtcdVersion) -> Self {
         self.version = version;
         self
@@ -30,36 +30,36 @@ impl EtcdOptions {
         self
     }
 
-    /// Switches authentication on; the user `root` has this password.
+    /// Enables authentication; the user `root` has this password.
     pub fn auth(mut self, root_password: &str) -> Self {
         self.root_password = Some(root_password.to_owned());
-        // The least that bcrypt allows: these passwords guard nothing.
+        // The minimum that bcrypt allows: these passwords protect nothing.
         self.flag("--bcrypt-cost=4")
     }
 
-    /// How long a token of authentication is good.
+    /// Sets how long an authentication token is valid.
     pub fn auth_token_ttl(self, seconds: u32) -> Self {
         self.flag(format!("--auth-token-ttl={seconds}"))
     }
 
-    /// TLS for clients, who need a certificate of the same authority.
+    /// Requires TLS, and client certificates of the same authority.
     pub fn mutual_tls(mut self, certs: &Certs) -> Self {
         self.tls = Some(certs.clone());
         self.flag("--client-cert-auth=true").flag(format!("--trusted-ca-file={}", certs.ca().display()))
     }
 
-    /// TLS for clients, who need no certificate.
+    /// Requires TLS without client certificates.
     pub fn tls(mut self, certs: &Certs) -> Self {
         self.tls = Some(certs.clone());
         self
     }
 
-    /// How large the data may grow before the NOSPACE alarm.
+    /// Sets the data size that raises the NOSPACE alarm.
     pub fn quota_bytes(self, bytes: u64) -> Self {
         self.flag(format!("--quota-backend-bytes={bytes}"))
     }
 
-    /// How often a leader is heard, and how long it may be silent before another is elected.
+    /// Sets the leader's heartbeat interval, and the silence after which followers elect another leader.
     pub fn timing(self, heartbeat: Duration, election: Duration) -> Self {
         let heartbeat = format!("--heartbeat-interval={}", heartbeat.as_millis());
         self.flag(heartbeat).flag(format!("--election-timeout={}", election.as_millis()))

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use super::etcd_options::EtcdOptions;
 use super::program::find_program;
 
-/// `etcdctl` for some endpoints, with the certificates and the password that they ask for.
+/// `etcdctl` for some endpoints, with the certificates and the password that they require.
 #[derive(Debug, Clone)]
 pub struct Etcdctl {
     arguments: Vec<String>,
@@ -25,20 +25,21 @@ impl Etcdctl {
         Etcdctl { arguments }
     }
 
-    /// Runs a subcommand and answers what it prints. Panics when it fails.
+    /// Runs a subcommand and returns its output. Panics when it fails.
     #[track_caller]
     pub fn run(&self, arguments: &[&str]) -> String {
         self.try_run(arguments).unwrap_or_else(|said| panic!("etcdctl {arguments:?} failed: {said}"))
     }
 
-    /// Runs a subcommand and answers what it prints: to stdout, or to stderr when it fails.
+    /// Runs a subcommand and returns its stdout, or its stderr when it fails.
     pub fn try_run(&self, arguments: &[&str]) -> Result<String, String> {
         let output = self.command(arguments).stdin(Stdio::null()).output().expect("etcdctl runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// A subcommand to be run otherwise: `lock`, say, which ends only when it is told to.
+    /// Returns the command of a subcommand that the caller runs itself, such as `lock`, which runs until it is
+    /// signalled.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(find_program("etcdctl", "etcd-client"));
         command.env("ETCDCTL_API", "3").args(&self.arguments).args(arguments);

@@ -1,15 +1,15 @@
-//! Loopback ports that nobody else uses.
+//! Loopback ports that no other test uses.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
-/// Below the range from which Linux takes the ports of outgoing connections (32768 upwards). A port of that range can
-/// be taken while its server is down, even by a client that redials it: TCP then connects the client to itself.
+/// Below the range from which Linux assigns the ports of outgoing connections (32768 upwards). A port of that range
+/// can be taken while its server is down, even by a client that redials it: TCP then connects the client to itself.
 const FIRST: u16 = 12_000;
 const LAST: u16 = 31_999;
 
-/// A TCP port on 127.0.0.1, reserved as long as this lives, also while no server listens on it.
+/// A TCP port on 127.0.0.1, reserved while this value lives, also while no server listens on it.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -18,7 +18,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port that is free now and reserved from now on.
+    /// Reserves a free port.
     pub fn free() -> Port {
         let count = LAST - FIRST + 1;
         let start = RandomState::new().hash_one(std::process::id()) % u64::from(count);
@@ -27,19 +27,19 @@ impl Port {
         numbers.filter_map(Port::reserve).next().expect("a free loopback port")
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Where a server on this port is reached.
+    /// Returns the address of a server on this port.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
     fn reserve(number: u16) -> Option<Port> {
         let reservation = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-        // Somebody who does not know of reservations may listen there.
+        // A process that does not know of reservations may listen there.
         TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).ok()?;
         Some(Port { number, _reservation: reservation })
     }
@@ -50,12 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_nobody_elses_until_it_is_dropped() {
+    fn a_port_is_reserved_until_it_is_dropped() {
         let port = Port::free();
         assert!(Port::reserve(port.number()).is_none(), "reserved");
         let number = port.number();
         drop(port);
-        // Another test may be quicker to take it; that too shows that it was given back.
+        // Another test may take the port first; that also shows that it was returned.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number));
         assert!(listener.is_err() || Port::reserve(number).is_none(), "in use by a listener");
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::spawner;
 
 /// A child process. Dropping it kills it with SIGKILL and waits for its end.
@@ -19,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program` with whatever `configure` adds; what it prints goes to the end of the file `log`.
+    /// Starts `program`, after `configure` has set up the command; its output is appended to the file `log`.
     pub fn start(program: &Path, log: &Path, configure: impl FnOnce(&mut Command)) -> io::Result<Process> {
         let output = File::options().create(true).append(true).open(log)?;
         let mut command = spawner::tied(program);
@@ -42,7 +42,7 @@ impl Process {
         }
     }
 
-    /// Freezes it with SIGSTOP; returns when every thread of it stands still.
+    /// Freezes it with SIGSTOP; returns when all its threads have stopped.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         eventually("a process to freeze", || self.is_frozen().then_some(()));
@@ -61,7 +61,7 @@ impl Process {
         kill_process(pid, signal).expect("a child that was not waited for can be signalled");
     }
 
-    /// How it ended; `None` while it runs.
+    /// Returns its exit status; `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("a child can be waited for");
@@ -69,13 +69,13 @@ impl Process {
         self.ended
     }
 
-    /// Whether every thread of it stands still.
+    /// Returns whether all its threads have stopped.
     pub fn is_frozen(&self) -> bool {
         let states = self.thread_states();
         !states.is_empty() && states.iter().all(|state| *state == 'T')
     }
 
-    /// What it printed.
+    /// Returns its output.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -83,7 +83,7 @@ impl Process {
     fn thread_states(&self) -> Vec<char> {
         let tasks = format!("/proc/{}/task", self.pid());
         let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).ok();
-        // The state follows the program's name, which stands in parentheses and may hold any character.
+        // The state follows the program's name, which is in parentheses and may contain any character.
         let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         fs::read_dir(tasks).into_iter().flatten().flatten().filter_map(stat).filter_map(state).collect()
     }
@@ -143,7 +143,7 @@ mod tests {
     fn a_process_outlives_the_thread_that_started_it() {
         let directory = Directory::new();
         let mut process = std::thread::scope(|scope| scope.spawn(|| sleeper(&directory)).join().unwrap());
-        // A death signal would have arrived before its sender's end was reported to join.
+        // A death signal would have arrived before join reported the end of its sender.
         assert_eq!(process.ended(), None);
         process.kill9();
     }
@@ -152,14 +152,14 @@ mod tests {
     fn a_killed_test_runner_takes_its_processes_along() {
         let directory = Directory::new();
         let (sh, pid_file) = (find_program("sh", "dash"), directory.path().join("pid"));
-        // The shell plays the runner; what it starts is tied to it as ours is to us.
+        // The shell takes the role of the runner; its child is tied to it as our children are to us.
         let script = format!("setpriv --pdeathsig KILL -- sleep 1000 & echo $! >{}; wait", pid_file.display());
         let log = directory.path().join("log");
         let mut runner = Process::start(&sh, &log, |command| {
             command.args(["-c", &script]);
         })
         .unwrap();
-        // A zombie, which stays where nobody collects orphans, has no words.
+        // A zombie, which stays where orphans are not reaped, has an empty command line.
         let is_sleeping = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with("sleep"))
         };

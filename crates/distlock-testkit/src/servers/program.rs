@@ -1,10 +1,10 @@
-//! Where the machine keeps the programs that tests start.
+//! Finds the programs that tests start.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The path of `program`. Panics with the install command when the machine lacks it: a fault test that is silently
-/// skipped proves nothing.
+/// Returns the path of `program`. Panics with the install command when it is not installed: a fault test that is
+/// silently skipped proves nothing.
 #[track_caller]
 pub fn find_program(program: &str, package: &str) -> PathBuf {
     match lookup(program) {
@@ -18,7 +18,7 @@ pub fn find_program(program: &str, package: &str) -> PathBuf {
 
 fn lookup(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Daemons live in sbin, which is not on every user's path.
+    // Daemons are in sbin, which is not on every user's path.
     let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
     std::env::split_paths(&path).chain(sbin).map(|directory| directory.join(program)).find(|file| is_executable(file))
 }

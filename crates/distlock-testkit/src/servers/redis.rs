@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use super::directory::Directory;
-use super::patience::{PATIENCE, eventually, poll_until};
+use super::polling::{TEST_LIMIT, eventually, poll_until};
 use super::port::Port;
 use super::process::Process;
 use super::program::find_program;
@@ -19,28 +19,28 @@ use crate::netns::Namespace;
 /// The name of the unix socket in the server's directory.
 pub(super) const SOCKET: &str = "redis.sock";
 
-/// Written once: a sentinel keeps what it learns in it, and a restart must not take that away.
+/// Written once: a sentinel stores its state in it, and a restart must keep that.
 const CONFIG: &str = "redis.conf";
 
-/// What a server says when somebody else has its port.
+/// What a server logs when another process has its port.
 const PORT_TAKEN: &str = "Address already in use";
 
-/// How many ports to try: each failure means that somebody took a port in the moment between choosing and using it.
+/// How many ports to try: each failure means that another process took the port between choosing and using it.
 const ATTEMPTS: usize = 10;
 
-/// What a restarted server finds on its disk.
+/// The data that a restarted server finds on its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Data {
-    /// What it had written.
+    /// All that it had written.
     Kept,
     /// Nothing.
     Lost,
 }
 
-/// A Redis server of its own. Dropping it kills it.
+/// A Redis server. Dropping it kills it.
 #[derive(Debug)]
 pub struct RedisServer {
-    // Before the directory: a killed server no longer writes there.
+    // Declared before the directory, so that the server is dead before its directory is removed.
     process: Process,
     directory: Directory,
     port: Port,
@@ -54,7 +54,7 @@ impl RedisServer {
         RedisServer::options().start()
     }
 
-    /// A server to be described.
+    /// Returns the options of a server.
     pub fn options() -> RedisOptions {
         RedisOptions::default()
     }
@@ -91,7 +91,7 @@ impl RedisServer {
         self.options.password.as_deref()
     }
 
-    /// The URL of the server for a user of its own.
+    /// Returns the URL of the server for `user`.
     pub fn url_of(&self, user: &str, password: &str) -> String {
         format!("{}://{user}:{password}@{}/", self.scheme(), self.address())
     }
@@ -127,7 +127,7 @@ impl RedisServer {
         self.relaunch(data);
         let start = std::time::Instant::now();
         while let Err(log) = self.until_ready() {
-            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < PATIENCE;
+            let is_port_taken = log.contains(PORT_TAKEN) && start.elapsed() < TEST_LIMIT;
             assert!(is_port_taken, "redis-server did not start again:\n{log}");
             self.relaunch(Data::Kept);
         }
@@ -143,20 +143,20 @@ impl RedisServer {
         self.process = spawn(&self.options, &self.directory);
     }
 
-    /// Asks the server over a new connection with all rights, past any proxy. Panics when no answer comes; a refusal is
-    /// an answer.
+    /// Sends a command over a new connection with all rights, past any proxy. Panics when no reply comes; an error
+    /// reply is a reply.
     #[track_caller]
     pub fn command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> Reply {
         let shown = || String::from_utf8_lossy(arguments[0].as_ref()).into_owned();
-        self.try_command(arguments).unwrap_or_else(|error| panic!("{} was not answered: {error}", shown()))
+        self.try_command(arguments).unwrap_or_else(|error| panic!("no reply to {}: {error}", shown()))
     }
 
-    /// Like [`command`](Self::command), for servers that may not answer.
+    /// Like [`command`](Self::command), for servers that may not reply.
     pub fn try_command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> io::Result<Reply> {
         self.client()?.command(arguments)
     }
 
-    /// A connection of the kit's own user, over the unix socket: neither TLS nor the network stands in its way.
+    /// Returns a connection of the kit's own user over the unix socket, which needs neither TLS nor the network.
     pub fn client(&self) -> io::Result<RespClient> {
         let mut client = RespClient::unix(&self.socket())?;
         match client.command(&["AUTH", CONTROL_USER, CONTROL_PASSWORD])? {
@@ -165,7 +165,7 @@ impl RedisServer {
         }
     }
 
-    /// The value of a field that `INFO section` tells.
+    /// Returns the value of a field of `INFO section`.
     #[track_caller]
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
         let all = self.command(&["INFO", section]).to_string();
@@ -173,7 +173,7 @@ impl RedisServer {
         all.lines().find_map(value)
     }
 
-    /// How often the server has run `command` (`set`, `evalsha`, `client|list`, …), in scripts too.
+    /// Returns how often the server has run `command` (`set`, `evalsha`, `client|list`, …), including in scripts.
     #[track_caller]
     pub fn calls(&self, command: &str) -> u64 {
         let Some(stats) = self.info("commandstats", &format!("cmdstat_{command}")) else { return 0 };
@@ -192,10 +192,10 @@ impl RedisServer {
         if self.is_encrypted() { "rediss" } else { "redis" }
     }
 
-    /// Waits until the server answers; what it printed if it ended instead.
+    /// Waits until the server answers; returns its log if it ended instead.
     fn until_ready(&mut self) -> Result<(), String> {
         let pong = Reply::Simple("PONG".into());
-        let answer = poll_until(PATIENCE, || {
+        let answer = poll_until(TEST_LIMIT, || {
             if self.process.ended().is_some() {
                 return Some(Err(self.log()));
             }
@@ -205,7 +205,7 @@ impl RedisServer {
     }
 }
 
-/// Its process, to kill, freeze and thaw; a restarted server has another.
+/// The server's process, to kill, freeze and thaw; a restarted server has a new process.
 impl Deref for RedisServer {
     type Target = Process;
 
@@ -226,7 +226,7 @@ fn spawn(options: &RedisOptions, directory: &Directory) -> Process {
         None => (program, vec![]),
         Some((name, _)) => Namespace::wrap(name, &program),
     };
-    // The log of an earlier start must not be taken for this one's.
+    // The log is truncated, so that the log of an earlier start is not mistaken for this one.
     let log = directory.write("log", "");
     let started = Process::start(&program, &log, |command| {
         command.args(words).arg(CONFIG).args(&options.arguments).envs(options.environment.iter().cloned());

@@ -1,18 +1,18 @@
 //! A Redis Cluster.
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::port::Port;
 use super::redis::RedisServer;
 use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
 use super::reply::Reply;
 
-/// How many slots a cluster has.
+/// The number of hash slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// A node that is silent for so long is taken for dead.
+/// A node that is silent for this long is considered dead.
 const NODE_TIMEOUT_MS: u32 = 1000;
 
-/// Three masters that share the slots, and their replicas if they have any. Dropping it kills them.
+/// Three masters that share the hash slots, and their replicas if any. Dropping it kills them.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
@@ -29,7 +29,7 @@ impl RedisCluster {
         RedisCluster::with(&RedisServer::options())
     }
 
-    /// The same, with options for the nodes.
+    /// Like [`start`](Self::start), with options for the nodes.
     #[track_caller]
     pub fn with(options: &RedisOptions) -> RedisCluster {
         let buses: Vec<Port> = (0..3).map(|_| Port::free()).collect();
@@ -41,7 +41,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// The same, and each master has a replica that keeps up.
+    /// Like [`with`](Self::with), and each master has a replica that is in sync.
     #[track_caller]
     pub fn with_replicas(options: &RedisOptions) -> RedisCluster {
         let mut cluster = RedisCluster::with(options);
@@ -80,14 +80,14 @@ impl RedisCluster {
         &mut self.nodes
     }
 
-    /// The slot of a key.
+    /// Returns the hash slot of a key.
     #[track_caller]
     pub fn slot(&self, key: &str) -> u16 {
         let slot = self.nodes[0].command(&["CLUSTER", "KEYSLOT", key]).int();
         u16::try_from(slot).expect("a slot")
     }
 
-    /// The place among the nodes of the one that serves `slot`, by its own word.
+    /// Returns the index of the node that says it serves `slot`.
     #[track_caller]
     pub fn owner(&self, slot: u16) -> usize {
         let owns = |at: &usize| owns(&self.nodes[*at], slot);
@@ -103,7 +103,7 @@ impl RedisCluster {
         self.end_move(slot, from, to);
     }
 
-    /// The first part of a move: from now on the old owner answers ASK for keys that it does not have.
+    /// The first step of a move: from now on the old owner replies ASK for keys that it does not have.
     #[track_caller]
     pub fn begin_move(&self, slot: u16, to: usize) {
         let from = self.owner(slot);
@@ -112,7 +112,7 @@ impl RedisCluster {
         expect_ok(&self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]));
     }
 
-    /// The second part: the keys.
+    /// The second step of a move: the keys.
     #[track_caller]
     pub fn move_keys(&self, slot: u16, from: usize, to: usize) {
         let (slot, address) = (slot.to_string(), self.nodes[to].address());
@@ -127,16 +127,16 @@ impl RedisCluster {
             let keys: Vec<String> = keys.array().iter().map(Reply::text).collect();
             migrate.extend(keys.iter().map(String::as_str));
             let reply = self.nodes[from].command(&migrate);
-            // A key that expired or was deleted meanwhile is no longer there to be moved.
+            // A key that expired or was deleted in the meantime can no longer be moved.
             assert!(matches!(reply.to_string().as_str(), "OK" | "NOKEY"), "{reply:?}");
         }
     }
 
-    /// The last part: the new owner takes the slot; returns when every node knows.
+    /// The last step of a move: the new owner takes the slot; returns when every node knows.
     #[track_caller]
     pub fn end_move(&self, slot: u16, from: usize, to: usize) {
         let (number, id) = (slot.to_string(), self.id(to));
-        // The new owner first: otherwise nobody would own the slot if something fails in between.
+        // The new owner first: otherwise no node would own the slot if something fails in between.
         for at in [to, from] {
             expect_ok(&self.nodes[at].command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]));
         }
@@ -144,7 +144,7 @@ impl RedisCluster {
         eventually("all nodes to know a slot's new owner", || self.nodes.iter().all(knows).then_some(()));
     }
 
-    /// Waits until every node that answers says that the cluster is whole.
+    /// Waits until every node that answers reports a complete cluster.
     #[track_caller]
     pub fn expect_whole(&self) {
         let is_whole = |node: &RedisServer| {
@@ -165,7 +165,7 @@ impl RedisCluster {
             let first = |number: u16| u32::from(SLOTS) * u32::from(number) / u32::from(count);
             let (from, to) = (first(number).to_string(), (first(number + 1) - 1).to_string());
             expect_ok(&node.command(&["CLUSTER", "ADDSLOTSRANGE", &from, &to]));
-            // Without epochs of their own, nodes would first have to quarrel about them.
+            // Without distinct epochs the nodes would first have to resolve a conflict about them.
             expect_ok(&node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]));
         }
     }
@@ -188,7 +188,7 @@ fn node(options: RedisOptions, bus: &Port) -> RedisServer {
     options
         .config(if is_encrypted { "tls-cluster yes" } else { "tls-cluster no" })
         .config("cluster-enabled yes")
-        // By default ten thousand above the server's port, which may be taken or above all ports.
+        // By default the bus port is ten thousand above the server's port, which may be taken or out of range.
         .config(format!("cluster-port {}", bus.number()))
         .config(format!("cluster-node-timeout {NODE_TIMEOUT_MS}"))
         .config("cluster-config-file nodes.conf")
@@ -200,7 +200,7 @@ fn owns(node: &RedisServer, slot: u16) -> bool {
     id.is_ok_and(|id| owner_id(node, slot) == Some(id))
 }
 
-/// Who owns a slot, by word of one node.
+/// Returns the id of the owner of a slot, as one node reports it.
 fn owner_id(node: &RedisServer, slot: u16) -> Option<String> {
     let shards = node.try_command(&["CLUSTER", "SLOTS"]).ok()?;
     let slot = i64::from(slot);

@@ -1,4 +1,4 @@
-//! How a Redis server is to be started.
+//! The start options of a Redis server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -9,11 +9,11 @@ use super::redis::RedisServer;
 use crate::clock_shim::ClockShim;
 use crate::netns::Namespace;
 
-/// The kit's own user on every server, so that it keeps control whatever a test does to the other users.
+/// The kit's own user on every server. It keeps its rights when a test changes the other users.
 pub(super) const CONTROL_USER: &str = "testkit";
 pub(super) const CONTROL_PASSWORD: &str = "testkit-control";
 
-/// What a server may be started with. By default: no password, no TLS, nothing kept on disk, `DEBUG` allowed.
+/// Start options. Defaults: no password, no TLS, no persistence, `DEBUG` allowed.
 #[derive(Debug, Clone, Default)]
 #[must_use = "call start() on it"]
 pub struct RedisOptions {
@@ -22,7 +22,7 @@ pub struct RedisOptions {
     pub(super) tls: Option<Certs>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) arguments: Vec<String>,
-    /// The name of a network namespace, and the server's address there.
+    /// The name of a network namespace, and the server's address in it.
     pub(super) namespace: Option<(String, Ipv4Addr)>,
 }
 
@@ -44,7 +44,7 @@ impl RedisOptions {
         self.config(format!("user {name} on >{password} {rules}"))
     }
 
-    /// Only TLS on the port, with a server certificate of `certs`; clients need none.
+    /// Accepts only TLS on the port, with a server certificate of `certs`; clients need none.
     pub fn tls(mut self, certs: &Certs) -> Self {
         self.tls = Some(certs.clone());
         self
@@ -55,7 +55,7 @@ impl RedisOptions {
         self.config(format!("replicaof {} {}", master.ip(), master.port()))
     }
 
-    /// Keeps every write on disk before it is answered.
+    /// Writes every change to disk before replying.
     pub fn persistent(self) -> Self {
         self.config("appendonly yes").config("appendfsync always")
     }
@@ -66,7 +66,7 @@ impl RedisOptions {
         self
     }
 
-    /// Lets `shim` move the server's clocks.
+    /// Runs the server under `shim`, which can shift its clocks.
     pub fn clock(self, shim: &ClockShim) -> Self {
         shim.environment().iter().fold(self, |options, (name, value)| options.env(name, value))
     }
@@ -111,7 +111,7 @@ impl RedisOptions {
                 format!("tls-key-file {}", certs.server_key().display()),
                 format!("tls-ca-cert-file {}", certs.ca().display()),
                 "tls-auth-clients no".to_owned(),
-                // To other servers as well: as a replica, as a sentinel.
+                // Also for connections to other servers, as a replica or a sentinel.
                 "tls-replication yes".to_owned(),
             ]),
         }
@@ -130,7 +130,7 @@ impl RedisOptions {
         self.arguments.iter().any(|argument| argument == "--sentinel")
     }
 
-    /// The lines that a sentinel would refuse.
+    /// Returns the lines that a sentinel would refuse.
     fn data_lines(&self) -> Vec<String> {
         vec![
             "save \"\"".to_owned(),
@@ -138,7 +138,7 @@ impl RedisOptions {
             "enable-debug-command yes".to_owned(),
             format!("masteruser {CONTROL_USER}"),
             format!("masterauth {CONTROL_PASSWORD}"),
-            // Replicas of a test's size need not wait for one another.
+            // Replicas in tests are small and need not wait for one another.
             "repl-diskless-sync-delay 0".to_owned(),
         ]
     }

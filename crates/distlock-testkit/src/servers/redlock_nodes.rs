@@ -1,18 +1,18 @@
-//! Independent Redis servers, for locks on a majority of them.
+//! Independent Redis servers for Redlock.
 
 use std::ops::{Index, IndexMut};
 
 use super::redis::RedisServer;
 use super::redis_options::RedisOptions;
 
-/// Servers that know nothing of each other.
+/// Servers that are independent of each other.
 #[derive(Debug)]
 pub struct RedlockNodes {
     servers: Vec<RedisServer>,
 }
 
 impl RedlockNodes {
-    /// So many servers, as nobody has ever used them.
+    /// Starts `count` new servers without data.
     #[track_caller]
     pub fn start(count: usize) -> RedlockNodes {
         RedlockNodes::with(vec![RedisServer::options(); count])
@@ -25,7 +25,7 @@ impl RedlockNodes {
         RedlockNodes { servers: starting.into_iter().map(|server| server.join().expect("it starts")).collect() }
     }
 
-    /// Makes them nodes that have been in use without a prefix for long, so that none waits for older leases to end.
+    /// Marks the nodes as in use for long (without a prefix), so that none waits for older leases to end.
     #[track_caller]
     pub fn settle(&self) {
         for server in &self.servers {
@@ -34,7 +34,7 @@ impl RedlockNodes {
         }
     }
 
-    /// `redlock://` and all of them.
+    /// Returns the `redlock://` URL of all nodes.
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self.servers.iter().map(|server| server.address().to_string()).collect();
         format!("redlock://{}", hosts.join(","))
@@ -45,7 +45,7 @@ impl RedlockNodes {
         self.servers.iter().map(RedisServer::port)
     }
 
-    /// The keys of one of them but the fences, which stay for a week.
+    /// Returns the keys of one node without the fences, which stay for a week.
     #[track_caller]
     pub fn keys(&self, node: usize) -> Vec<String> {
         let keys = self.servers[node].command(&["KEYS", "*"]);

@@ -1,26 +1,26 @@
-//! What a Redis server answers.
+//! Replies of a Redis server.
 
 use std::fmt::{self, Display};
 
-/// An answer of Redis (RESP2).
+/// A reply of Redis (RESP2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// A short text such as `OK`.
     Simple(String),
-    /// A refusal, with its code in front: `NOAUTH Authentication required.`
+    /// An error reply, which begins with its code: `NOAUTH Authentication required.`
     Error(String),
     /// A number.
     Int(i64),
     /// Bytes.
     Bulk(Vec<u8>),
-    /// Nothing there.
+    /// No value.
     Nil,
-    /// Several answers.
+    /// Several replies.
     Array(Vec<Reply>),
 }
 
 impl Reply {
-    /// The number, also where it came as text. Panics on anything else.
+    /// Returns the number, also if it was sent as text. Panics on any other reply.
     #[track_caller]
     pub fn int(&self) -> i64 {
         let parsed = match self {
@@ -31,7 +31,7 @@ impl Reply {
         parsed.unwrap_or_else(|| panic!("not a number: {self:?}"))
     }
 
-    /// The text. Panics on anything but text.
+    /// Returns the text. Panics on any other reply.
     #[track_caller]
     pub fn text(&self) -> String {
         match self {
@@ -40,7 +40,7 @@ impl Reply {
         }
     }
 
-    /// The answers in an array. Panics on anything else.
+    /// Returns the replies in an array. Panics on any other reply.
     #[track_caller]
     pub fn array(&self) -> &[Reply] {
         match self {
@@ -49,12 +49,12 @@ impl Reply {
         }
     }
 
-    /// Whether there is nothing.
+    /// Returns whether there is no value.
     pub fn is_nil(&self) -> bool {
         *self == Reply::Nil
     }
 
-    /// The refusal, if it is one.
+    /// Returns the text of an error reply.
     pub fn error(&self) -> Option<&str> {
         match self {
             Reply::Error(text) => Some(text),

@@ -1,4 +1,4 @@
-//! A client of Redis that is small enough to be trusted by tests of a larger one.
+//! A minimal Redis client, simple enough to be trusted by the tests of the real one.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::reply::Reply;
 
-/// How long a server has to answer.
+/// How long the kit waits for a reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers nest no deeper in what tests ask.
+/// The deepest nesting of replies that tests use.
 const DEEPEST: usize = 16;
 
 trait Stream: Read + Write + Send {
@@ -32,7 +32,7 @@ impl Stream for UnixStream {
     }
 }
 
-/// A blocking connection to a Redis server: one command, one answer.
+/// A blocking connection to a Redis server: one command, one reply.
 pub struct RespClient(BufReader<Box<dyn Stream>>);
 
 impl RespClient {
@@ -51,7 +51,7 @@ impl RespClient {
         Ok(RespClient(BufReader::new(Box::new(stream))))
     }
 
-    /// How long the server has to answer from now on; 5 s by default.
+    /// Sets how long to wait for a reply; 5 s by default.
     ///
     /// # Panics
     /// When it is zero.
@@ -59,13 +59,13 @@ impl RespClient {
         self.0.get_ref().set_timeout(timeout).expect("a timeout that is not zero");
     }
 
-    /// Sends a command and waits for its answer. A refusal is an answer ([`Reply::Error`]), not an error.
+    /// Sends a command and waits for its reply. An error reply is a reply ([`Reply::Error`]), not an error.
     pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<Reply> {
         self.send(arguments)?;
         self.receive()
     }
 
-    /// Sends a command without waiting.
+    /// Sends a command without waiting for the reply.
     pub fn send<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<()> {
         let mut request = format!("*{}\r\n", arguments.len()).into_bytes();
         for argument in arguments.iter().map(AsRef::as_ref) {
@@ -73,11 +73,11 @@ impl RespClient {
             request.extend_from_slice(argument);
             request.extend_from_slice(b"\r\n");
         }
-        // In one write, so that the server sees a command as a whole or not at all.
+        // One write, so that the server receives the whole command or nothing.
         self.0.get_mut().write_all(&request)
     }
 
-    /// Waits for the next answer, or for the next message of a subscription.
+    /// Waits for the next reply, or for the next message of a subscription.
     pub fn receive(&mut self) -> io::Result<Reply> {
         read_reply(&mut self.0, DEEPEST)
     }
@@ -126,7 +126,7 @@ fn read_line(from: &mut impl BufRead) -> io::Result<String> {
 }
 
 fn strange(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not an answer of Redis: {line:?}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("not a reply of Redis: {line:?}"))
 }
 
 #[cfg(test)]

@@ -2,20 +2,20 @@
 
 use std::net::SocketAddr;
 
-use super::patience::eventually;
+use super::polling::eventually;
 use super::redis::RedisServer;
 use super::redis_options::{CONTROL_PASSWORD, CONTROL_USER, RedisOptions};
 
 /// The name of the service that the sentinels watch.
 pub const SERVICE: &str = "locks";
 
-/// How many sentinels must agree; of three.
+/// How many of the three sentinels must agree.
 const QUORUM: usize = 2;
 
-/// A server that is silent for so long is taken for dead; shorter, and a busy machine makes the dead.
+/// A server that is silent for this long is considered dead. With less, busy servers would be taken for dead.
 const DOWN_AFTER_MS: u32 = 1000;
 
-/// Sentinels begin no failover within twice this time after the one before.
+/// Sentinels begin no failover within twice this time after the previous one.
 const FAILOVER_TIMEOUT_MS: u32 = 2000;
 
 /// One master, two replicas, three sentinels. Dropping it kills them all.
@@ -32,7 +32,8 @@ impl SentinelSetup {
         SentinelSetup::with(&RedisServer::options())
     }
 
-    /// The same, with options for the three servers that hold data. The sentinels are encrypted if these are.
+    /// Like [`start`](Self::start), with options for the three data servers. The sentinels use TLS if the data servers
+    /// do.
     #[track_caller]
     pub fn with(options: &RedisOptions) -> SentinelSetup {
         let setup = SentinelSetup::hasty(options);
@@ -41,8 +42,8 @@ impl SentinelSetup {
         setup
     }
 
-    /// The same without waiting until replicas follow and sentinels know each other, which takes them seconds: for tests in
-    /// which nobody but the master has to do anything.
+    /// Like [`with`](Self::with), without waiting until replicas follow and sentinels know each other, which takes
+    /// seconds: for tests in which only the master matters.
     #[track_caller]
     pub fn hasty(options: &RedisOptions) -> SentinelSetup {
         let master = options.clone().start();
@@ -61,12 +62,12 @@ impl SentinelSetup {
         format!("{scheme}://{password}{}/{SERVICE}", hosts.join(","))
     }
 
-    /// The servers that hold data; the first was the first master.
+    /// Returns the data servers; the first one was the first master.
     pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
-    /// The servers that hold data, to kill and restart.
+    /// Returns the data servers, to kill and restart.
     pub fn servers_mut(&mut self) -> &mut [RedisServer] {
         &mut self.servers
     }
@@ -81,19 +82,19 @@ impl SentinelSetup {
         &mut self.sentinels
     }
 
-    /// The place among the servers of the one that most sentinels call the master; `None` while they disagree.
+    /// Returns the index of the server that most sentinels name as the master; `None` while they disagree.
     pub fn master(&self) -> Option<usize> {
         let named: Vec<u16> = self.sentinels.iter().filter_map(master_by).collect();
         let votes = |server: &RedisServer| named.iter().filter(|port| **port == server.port()).count();
         self.servers.iter().position(|server| votes(server) >= QUORUM)
     }
 
-    /// Orders a failover and waits until another server is the master by word of most sentinels and in its own view.
-    /// Answers its place.
+    /// Orders a failover and waits until another server is the master according to most sentinels and to itself.
+    /// Returns its index.
     #[track_caller]
     pub fn failover(&self) -> usize {
         let old = eventually("a master", || self.master());
-        // Sentinels refuse while they believe that no replica is good enough, for the first seconds, say.
+        // Sentinels refuse while they know no suitable replica, for example in the first seconds.
         eventually("a failover to begin", || {
             let reply = self.sentinels[0].command(&["SENTINEL", "FAILOVER", SERVICE]);
             reply.error().is_none().then_some(())
@@ -101,8 +102,8 @@ impl SentinelSetup {
         self.expect_master_other_than(old)
     }
 
-    /// Waits until a server other than `old` is the master by word of most sentinels and in its own view; answers its
-    /// place.
+    /// Waits until a server other than `old` is the master according to most sentinels and to itself; returns its
+    /// index.
     #[track_caller]
     pub fn expect_master_other_than(&self, old: usize) -> usize {
         eventually("a new master", || {
@@ -122,7 +123,7 @@ impl SentinelSetup {
     }
 }
 
-/// Encrypted as the servers are.
+/// Uses TLS if the data servers do.
 fn sentinel(servers: &RedisOptions, master: SocketAddr) -> RedisServer {
     RedisOptions { tls: servers.tls.clone(), ..RedisOptions::default() }
         .argument("--sentinel")

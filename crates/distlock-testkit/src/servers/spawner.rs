@@ -1,4 +1,4 @@
-//! The one thread that starts processes.
+//! The thread that starts all processes.
 
 use std::io;
 use std::process::{Child, Command};
@@ -9,9 +9,9 @@ use super::program::find_program;
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// A command for `program` whose process the kernel kills when this process ends, however it ends.
+/// Returns a command for `program` whose process the kernel kills when this process ends for any reason.
 pub(crate) fn tied(program: &std::path::Path) -> Command {
-    // std has no safe call for it; setpriv sets it and then becomes the program, under the same pid.
+    // std has no safe call for it; setpriv sets the death signal and then executes the program under the same pid.
     let mut command = Command::new(find_program("setpriv", "util-linux"));
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
@@ -19,8 +19,8 @@ pub(crate) fn tied(program: &std::path::Path) -> Command {
 
 /// Starts `command` from a thread that lives as long as this process.
 ///
-/// The kernel's death signal follows the *thread* that started a process: one that a test's own thread starts dies with
-/// that test, and one from tokio's blocking pool whenever the pool shrinks.
+/// The kernel's death signal follows the *thread* that started a process: a process started by a test's own thread
+/// would die with that test, and one from tokio's blocking pool whenever the pool shrinks.
 pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     static ORDERS: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     let orders = ORDERS.get_or_init(|| Mutex::new(start_thread()));

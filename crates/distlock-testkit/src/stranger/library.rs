@@ -1,16 +1,16 @@
-//! Which library, where it comes from, and how a program of it is started.
+//! The libraries, their sources, and how to start a program that uses them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::servers::{built, find_program, tied};
 
-/// The wheels on PyPI; the second is what the first needs on Python before 3.11.3.
+/// The wheels on PyPI; the first needs the second on Python before 3.11.3.
 const WHEELS: [&str; 2] = ["redis==5.2.1", "async-timeout==5.0.1"];
 /// The packages on npm.
 const PACKAGES: [&str; 2] = ["redlock@4.2.0", "ioredis@5.4.1"];
 
-/// Somebody else's lock library.
+/// A lock library of another project.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     /// `redis.lock.Lock` of Python.
@@ -20,7 +20,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// The program, to be given the server's host and port.
+    /// Returns the program; the server's host and port are its arguments.
     #[track_caller]
     pub(super) fn command(self) -> Command {
         match self {
@@ -41,7 +41,7 @@ impl Library {
     }
 }
 
-/// The directory in which the package of `file` stands.
+/// Returns the directory that contains the package of `file`.
 fn parent(file: &Path) -> PathBuf {
     file.ancestors().nth(2).expect("a file in a package in a directory").to_owned()
 }

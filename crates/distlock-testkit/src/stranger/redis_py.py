@@ -1,4 +1,4 @@
-# One order a line, one answer a line: what redis-py's Lock does when it is told to. Arguments: host, port.
+# Executes orders with redis-py's Lock: one order per line, one answer per line. Arguments: host, port.
 import sys
 import time
 

@@ -1,4 +1,4 @@
-// One order a line, one answer a line: what node-redlock does when it is told to. Arguments: host, port.
+// Executes orders with node-redlock: one order per line, one answer per line. Arguments: host, port.
 const Redis = require("ioredis");
 const Redlock = require("redlock");
 
@@ -7,7 +7,7 @@ const once = new Redlock([server], { retryCount: 0 });
 const patient = new Redlock([server], { retryCount: -1, retryDelay: 20, retryJitter: 10 });
 const locks = new Map();
 
-// Whoever does not get the lock, or has none, is told so by a LockError; anything else is our mistake.
+// A LockError means that the lock is held by another client, or not held; any other error is a defect of this program.
 async function attempt(change, refused) {
   try {
     await change();

@@ -1,4 +1,4 @@
-//! What must hold when something fails while a lease is made, kept, or left for a longer one.
+//! Faults while a lease is created, renewed, or replaced by a longer one.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::etcd_faults_kit::{eventually, keys, lease_of, locker_at, secs};
 
-/// The key of the lock `a`, and the lease that it hangs on.
+/// Returns the key of the lock `a`, and the lease that it is attached to.
 fn hangs_on(server: &EtcdServer) -> Option<(String, i64)> {
     let key = keys(server).into_iter().find(|key| key.starts_with("a/"))?;
     let shown = server.etcdctl().run(&["get", &key, "--write-out=fields"]);
@@ -22,7 +22,8 @@ fn hangs_on(server: &EtcdServer) -> Option<(String, i64)> {
     Some((key, lease.parse().expect("a number")))
 }
 
-/// A hold, and others that keep longer leases alive; its extension to 60 s is carried out, and nobody hears of it.
+/// Returns a hold, and others that keep longer leases alive. The hold's extension to 60 s is executed, and its reply
+/// is lost.
 async fn extended_without_an_answer(
     server: &EtcdServer,
     proxy: &Proxy,
@@ -30,7 +31,7 @@ async fn extended_without_an_answer(
 ) -> (Locker, Arc<LockGuard>, Vec<LockGuard>) {
     let locker = locker_at(&[proxy.address()], secs(ttl));
     let guard = Arc::new(locker.lock("a").watchdog(false).await.unwrap());
-    // Their leases are younger, so that nothing has to be renewed before the hold goes to one of them.
+    // Their leases are younger, so that no renewal is due before the hold moves to one of them.
     let mut others = Vec::new();
     for ttl in [60, 90] {
         others.push(locker.lock(format!("other{ttl}")).ttl(secs(ttl)).await.unwrap());
@@ -49,9 +50,10 @@ async fn extended_without_an_answer(
     (locker, guard, others)
 }
 
-/// After an extension that was not answered the hold is still ours: the next one finds it where the first has put it.
+/// After an extension without a reply the hold is still valid: the next extension finds it where the first one moved
+/// it.
 #[tokio::test(flavor = "multi_thread")]
-async fn f03_an_extension_after_one_whose_reply_was_lost_keeps_the_hold() {
+async fn f03_an_extension_after_a_lost_reply_keeps_the_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 30).await;
@@ -59,28 +61,28 @@ async fn f03_an_extension_after_one_whose_reply_was_lost_keeps_the_hold() {
     guard.extend(secs(90)).await.expect("it is still ours");
     assert_ne!(hangs_on(&server), moved, "on the longer one");
     assert!(guard.remaining() > Some(secs(60)));
-    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("still our hold");
     assert_eq!(keys(&server).len(), others.len());
 }
 
-/// Two extensions at once are two extensions.
+/// Two concurrent extensions are two extensions.
 #[tokio::test(flavor = "multi_thread")]
-async fn extensions_at_the_same_time_keep_the_hold() {
+async fn concurrent_extensions_keep_the_hold() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(10));
-    // Their leases are there, so that both are asked for in the same moment.
+    // Their leases exist already, so that both extensions are sent at the same moment.
     let _others = [locker.lock("b").ttl(secs(20)).await.unwrap(), locker.lock("c").ttl(secs(30)).await.unwrap()];
     let guard = locker.lock("a").await.unwrap();
     let (short, long) = tokio::join!(guard.extend(secs(20)), guard.extend(secs(30)));
     short.expect("extended");
     long.expect("extended");
     assert!(guard.remaining() > Some(secs(20)));
-    guard.unlock().await.expect("it was ours");
+    guard.unlock().await.expect("still our hold");
 }
 
-/// A label that is on its way while the lease is made longer: the hold goes on, on the longer one.
+/// A label change is in flight while the lease is extended: the hold continues on the longer lease.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
+async fn a_concurrent_label_and_extension_keep_the_hold() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address(), server.address()], secs(30));
@@ -92,10 +94,10 @@ async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
     let labelled = tokio::spawn(async move { labelled.relabel("half way").await });
     proxy.wait_for("the label", |counts| counts.requests.held() > 0);
     let sent = Instant::now();
-    // A renewal that is not answered soon: from then on everything goes another way.
+    // A renewal that gets no reply in time: from then on everything uses another connection.
     let _ = others[1].extend(secs(3)).await;
     let mut extended = tokio::spawn(async move { extended.extend(secs(60)).await });
-    // It waits for the label; if it did not, it would be there long before it.
+    // The extension waits for the label; otherwise it would finish long before it.
     let early = timeout(secs(2), &mut extended).await;
     proxy.set(Direction::Requests, Flow::Delay(sent.elapsed()));
     if let Err(error) = labelled.await.unwrap() {
@@ -109,13 +111,13 @@ async fn a_label_and_an_extension_at_the_same_time_keep_the_hold() {
     extended.unwrap().expect("extended");
     guard.check().expect("still ours");
     assert!(guard.remaining() > Some(secs(30)) && hangs_on(&server) != before);
-    Arc::into_inner(guard).expect("the only one").unlock().await.expect("it was ours");
+    Arc::into_inner(guard).expect("the only one").unlock().await.expect("still our hold");
     assert_eq!(keys(&server).len(), others.len());
 }
 
-/// A label whose future is there and not awaited any more keeps nobody waiting.
+/// A label change whose future is no longer polled blocks no other call.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
+async fn an_unpolled_relabel_blocks_no_extension() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(30));
@@ -123,48 +125,49 @@ async fn a_label_that_nobody_waits_for_holds_up_no_extension() {
     proxy.hold_requests();
     let mut labelled = pin!(guard.relabel("half way"));
     let is_asked_for = poll_fn(|context| Poll::Ready(labelled.as_mut().poll(context).is_pending())).await;
-    assert!(is_asked_for, "nobody has answered");
+    assert!(is_asked_for, "no reply yet");
     proxy.pass();
     timeout(secs(10), guard.extend(secs(60))).await.expect("held up by the label").expect("extended");
     labelled.await.expect("it was changed");
 }
 
-/// Nor does an extension.
+/// Neither does an extension whose future is no longer polled.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extension_that_nobody_waits_for_holds_up_nobody() {
+async fn an_unpolled_extension_blocks_no_relabel() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(30));
     let guard = locker.lock("a").watchdog(false).await.unwrap();
-    // The longer lease is there, so that the key is about to be moved.
+    // The longer lease exists already, so that the key is about to be moved.
     let other = locker.lock("b").ttl(secs(60)).await.unwrap();
     proxy.hold_requests();
     let mut extended = pin!(guard.extend(secs(60)));
     let is_asked_for = poll_fn(|context| Poll::Ready(extended.as_mut().poll(context).is_pending())).await;
-    assert!(is_asked_for, "nobody has answered");
+    assert!(is_asked_for, "no reply yet");
     proxy.pass();
     timeout(secs(10), guard.relabel("further")).await.expect("held up by the extension").expect("changed");
     extended.await.expect("extended");
     other.unlock().await.expect("released");
 }
 
-/// The lease of a hold goes while it is not known whether the hold has left it: told at once, and no key stays behind.
+/// The lease of a hold is revoked while it is unknown whether the hold has left it: the holder is notified at once,
+/// and no key stays behind.
 #[tokio::test(flavor = "multi_thread")]
-async fn f03_a_lease_that_goes_after_an_unanswered_extension_leaves_no_key() {
+async fn f03_a_lease_revoked_after_an_unanswered_extension_leaves_no_key() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (_locker, guard, others) = extended_without_an_answer(&server, &proxy, 9).await;
     let (key, _) = hangs_on(&server).expect("its key");
-    // The key has its name from its first lease.
+    // The key's name contains its first lease.
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
-    timeout(secs(20), guard.lost()).await.expect("told");
+    timeout(secs(20), guard.lost()).await.expect("notified");
     assert_eq!(guard.check().expect_err("it is lost").kind(), ErrorKind::Lost);
     eventually("its key is gone", || keys(&server).len() == others.len()).await;
 }
 
-/// An entry has the leases that it came in with: whoever wants a longer one is told so, and does not count on it.
+/// A re-entry keeps the leases it entered with: a request for a longer one is refused, and the deadline does not move.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_cannot_be_extended_says_so() {
+async fn extending_a_reentry_beyond_its_lease_is_refused() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(10));
     let guard = locker.lock("a").owner("order-7").reentrant().watchdog(false).await.unwrap();
@@ -174,9 +177,9 @@ async fn an_entry_that_cannot_be_extended_says_so() {
     guard.unlock().await.expect("still ours");
 }
 
-/// Whoever waits for the same lease learns together that there is none.
+/// Requests that wait for the same lease fail together.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_not_granted_is_waited_for_once() {
+async fn requests_share_the_wait_for_an_ungranted_lease() {
     const TASKS: u32 = 8;
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
@@ -189,21 +192,21 @@ async fn a_lease_that_is_not_granted_is_waited_for_once() {
         tasks.spawn(async move { locker.try_lock(format!("a{number}")).await });
     }
     for answer in tasks.join_all().await {
-        assert_eq!(answer.expect_err("nobody answers").kind(), ErrorKind::Unavailable);
+        assert_eq!(answer.expect_err("no server replies").kind(), ErrorKind::Unavailable);
     }
     let took = start.elapsed();
     assert!(took < secs(5) * (TASKS - 2), "{took:?}: one after the other");
 }
 
-/// An extension is sent at once, also after one that failed: it does not wait until the lease is due.
+/// An extension is sent at once, also after one that failed: it does not wait until a renewal is due.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extension_after_one_that_failed_is_sent_at_once() {
+async fn an_extension_after_a_failed_one_is_sent_at_once() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let locker = locker_at(&[proxy.address()], secs(90));
     let guard = locker.lock("a").await.unwrap();
     proxy.drop_replies();
-    guard.extend(secs(90)).await.expect_err("nobody answers");
+    guard.extend(secs(90)).await.expect_err("no server replies");
     proxy.cut();
     proxy.pass();
     let deadline = guard.deadline();

@@ -1,4 +1,4 @@
-//! What must hold when something fails while a lock is shared, counted or taken over.
+//! Faults while a lock is shared, counted or adopted.
 
 use std::collections::HashMap;
 use std::future::IntoFuture;
@@ -19,7 +19,7 @@ fn lockers<const N: usize>(server: &EtcdServer, ttl: u64) -> [Locker; N] {
     std::array::from_fn(|_| locker_at(&[server.address()], secs(ttl)))
 }
 
-/// Applied, reply lost: a reader and a permit find their own keys when they ask again.
+/// Applied, reply lost: a reader's and a permit's retried claims find their own keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn f01_shared_claims_applied_and_their_replies_lost() {
     let server = EtcdServer::start();
@@ -51,22 +51,23 @@ async fn f01_shared_claims_applied_and_their_replies_lost() {
     }
 }
 
-/// A reader whose lease is revoked is told; the writer behind it gets in when the other reader has left, and not before.
+/// A reader whose lease is revoked is notified; the writer behind it enters when the other reader has left, and not
+/// before.
 #[tokio::test(flavor = "multi_thread")]
 async fn f57_readers_lease_revoked_while_a_writer_waits() {
     let server = EtcdServer::start();
     let [one, two, writer] = lockers(&server, 30);
     let stays = two.read("a").await.unwrap();
     let first = keys(&server);
-    // The last before the writer, which waits for its end.
+    // The last reader before the writer, which waits for its end.
     let revoked = one.read("a").await.unwrap();
     let key = keys(&server).into_iter().find(|key| !first.contains(key)).expect("its key");
     assert!(key.ends_with("-shared"), "{key}");
     let writing = tokio::spawn(writer.write("a").wait(secs(20)).into_future());
     eventually("it queues", || keys(&server).len() == 3).await;
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
-    // The next renewal, after a third of the TTL, would tell too.
-    assert_eq!(timeout(secs(5), revoked.lost()).await.expect("told"), LossReason::Revoked);
+    // The next renewal, after a third of the TTL, would report it, too.
+    assert_eq!(timeout(secs(5), revoked.lost()).await.expect("notified"), LossReason::Revoked);
     tokio::time::sleep(ms(500)).await;
     assert!(!writing.is_finished(), "a writer is inside with a reader");
     stays.check().expect("its own lease is good");
@@ -74,7 +75,7 @@ async fn f57_readers_lease_revoked_while_a_writer_waits() {
     writing.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
-/// A writer whose lease is revoked lets the readers behind it in at once.
+/// When the lease of a writer is revoked, the readers behind it enter at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn f57_writers_lease_revoked_while_readers_wait() {
     let server = EtcdServer::start();
@@ -84,17 +85,18 @@ async fn f57_writers_lease_revoked_while_readers_wait() {
     let waiting = [&one, &two].map(|locker| tokio::spawn(locker.read("a").wait(secs(20)).into_future()));
     eventually("they queue", || keys(&server).len() == 3).await;
     server.etcdctl().run(&["lease", "revoke", &lease_of(&key)]);
-    timeout(secs(5), guard.lost()).await.expect("told");
-    // By themselves they would look after a third of their TTL.
+    timeout(secs(5), guard.lost()).await.expect("notified");
+    // By polling they would notice only after a third of their TTL.
     for reader in waiting {
         let reader = timeout(secs(5), reader).await.expect("let in").unwrap().expect("granted");
         assert!(!reader.is_lost());
     }
 }
 
-/// Inside one client a lock is handed over by the answer to a release; that of one reader says nothing about the others.
+/// Within one client a lock is handed over by the reply to a release; the release of one reader does not end the other
+/// readers' holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_leaves_does_not_hand_over_what_another_reads() {
+async fn a_leaving_reader_does_not_hand_over_while_another_reads() {
     let server = EtcdServer::start();
     let [locker] = lockers(&server, 30);
     let readers = [locker.clone().read("a").await.unwrap(), locker.clone().read("a").await.unwrap()];
@@ -116,7 +118,7 @@ async fn a_reader_that_leaves_does_not_hand_over_what_another_reads() {
     }
 }
 
-/// The permit of a process that was killed comes back after its lease, with its slot.
+/// The permit of a killed process is available again after its lease, with its slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_process_with_a_permit_killed() {
     let server = EtcdServer::start();
@@ -133,20 +135,20 @@ async fn f12_process_with_a_permit_killed() {
     stays.check().expect("untouched");
 }
 
-/// However many come at once, a slot has one holder at a time, and its tokens rise.
+/// With any number of concurrent clients, a slot has one holder at a time, and its tokens rise.
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_have_one_holder_each_and_rising_tokens() {
     const SLOTS: u32 = 3;
     let server = EtcdServer::start();
     let clients: [Locker; 4] = lockers(&server, 30);
-    // What each slot's last holder had for a token, and whether it is inside.
+    // The token of each slot's last holder, and whether it is inside.
     let slots: Arc<Mutex<HashMap<u32, (u64, bool)>>> = Arc::default();
     let mut tasks = JoinSet::new();
     for number in 0..12 {
         let (semaphore, slots) = (clients[number % 4].semaphore("a", SLOTS), slots.clone());
         tasks.spawn(async move {
             for round in 0..6 {
-                // Some wait in line, and some only look whether there is room.
+                // Some clients queue, and some only try.
                 let permit = match (number + round) % 3 {
                     0 => semaphore.try_acquire().await.expect("no failure"),
                     _ => Some(semaphore.acquire().wait(secs(60)).await.expect("granted")),
@@ -166,17 +168,17 @@ async fn slots_have_one_holder_each_and_rising_tokens() {
     assert!(keys(&server).is_empty());
 }
 
-/// Who has lost its hold to another client that took it over cannot harm it: neither by releasing it, nor by using the name
-/// of its key again, nor when its lease ends.
+/// A holder whose hold was adopted by another client cannot harm it: neither by releasing it, nor by using the name of
+/// its key again, nor when its lease ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_that_was_taken_over_is_out_of_reach_for_its_old_holder() {
+async fn an_adopted_hold_is_out_of_reach_of_its_old_holder() {
     let server = EtcdServer::start();
     let [before, after] = lockers(&server, 10);
     let old = before.lock("a").await.unwrap();
     let (key, token) = (keys(&server), old.fencing_token());
     let new = after.adopt(&old.export()).await.expect("taken over");
     assert_eq!((keys(&server), new.fencing_token()), (key.clone(), token), "the same key");
-    // At once, before it is told.
+    // At once, before the old holder is notified.
     assert!(old.unlock().await.is_err());
     assert_eq!(keys(&server), key);
     let waiting = tokio::spawn(before.lock("a").wait(secs(30)).into_future());
@@ -186,13 +188,13 @@ async fn a_hold_that_was_taken_over_is_out_of_reach_for_its_old_holder() {
     tokio::time::sleep(ms(500)).await;
     new.check().expect("it hangs on another lease");
     assert!(!waiting.is_finished(), "two holders");
-    new.unlock().await.expect("it is ours");
+    new.unlock().await.expect("still our hold");
     waiting.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
-/// Applied, reply lost: taking over is repeated, and finds that it is done. The old holder is told why.
+/// Applied, reply lost: the adoption is retried, and finds that it is done. The old holder learns the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn f01_taking_over_applied_and_its_reply_lost() {
+async fn f01_adoption_applied_and_its_reply_lost() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let (before, after) = (locker_at(&[server.address()], secs(10)), locker_at(&[proxy.address()], secs(10)));
@@ -200,7 +202,7 @@ async fn f01_taking_over_applied_and_its_reply_lost() {
     let old = before.semaphore("a", 2).acquire().await.unwrap();
     let ticket = old.export();
     let adopting = tokio::spawn(async move { (after.adopt(&ticket).await, after) });
-    // Its keys are read first: only what is written after that goes unanswered.
+    // Its keys are read first, so that only the replies to writes are lost.
     proxy.drop_replies();
     tokio::time::sleep(ms(300)).await;
     proxy.cut();
@@ -208,14 +210,14 @@ async fn f01_taking_over_applied_and_its_reply_lost() {
     let (new, _after) = adopting.await.unwrap();
     let new = new.expect("taken over after all");
     assert_eq!((new.fencing_token(), new.slot()), (old.fencing_token(), Some(0)));
-    assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
-    new.unlock().await.expect("it is ours");
+    assert_eq!(timeout(secs(10), old.lost()).await.expect("notified"), LossReason::Adopted);
+    new.unlock().await.expect("still our hold");
     assert!(keys(&server).is_empty());
 }
 
-/// A claim that arrives late, when its key was made by a later one and taken over since, changes nothing.
+/// A late claim whose key was created by a later attempt and adopted since changes nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn f14_late_claim_spares_who_took_the_hold_over() {
+async fn f14_late_claim_does_not_change_an_adopted_hold() {
     const LATE: Duration = Duration::from_secs(12);
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
@@ -234,14 +236,14 @@ async fn f14_late_claim_spares_who_took_the_hold_over() {
     assert!(asked.elapsed() < LATE, "the machine is too slow for this test");
     tokio::time::sleep(LATE.saturating_sub(asked.elapsed()) + secs(1)).await;
     assert_eq!(look().lines().skip(4).collect::<Vec<_>>(), as_taken_over, "it was written again");
-    new.unlock().await.expect("it is ours");
+    new.unlock().await.expect("still our hold");
     drop(old);
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// The next of the same client does not get a lock that was taken over while its old holder released it.
+/// A lock that was adopted while its old holder released it is not handed to the next waiter of the old client.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_that_was_taken_over_is_not_handed_to_the_next_of_its_old_holder() {
+async fn an_adopted_hold_is_not_handed_to_a_waiter_of_its_old_client() {
     let server = EtcdServer::start();
     let [before, after] = lockers(&server, 10);
     let old = before.lock("a").await.unwrap();
@@ -252,14 +254,14 @@ async fn a_hold_that_was_taken_over_is_not_handed_to_the_next_of_its_old_holder(
     assert!(old.unlock().await.is_err());
     tokio::time::sleep(ms(300)).await;
     assert!(!waiting.is_finished(), "two holders");
-    new.check().expect("it is ours");
-    new.unlock().await.expect("it is ours");
+    new.check().expect("still our hold");
+    new.unlock().await.expect("still our hold");
     waiting.await.unwrap().expect("granted").unlock().await.unwrap();
 }
 
-/// Who asks in the same moment as somebody whose lease is gone is served.
+/// A request in the same batch as one whose lease is gone still succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_write_that_is_refused_does_not_stop_the_others() {
+async fn a_refused_write_does_not_fail_its_batch() {
     let server = EtcdServer::start();
     let [locker] = lockers(&server, 10);
     let held = locker.lock("long").ttl(secs(20)).await.unwrap();
@@ -277,13 +279,13 @@ async fn one_write_that_is_refused_does_not_stop_the_others() {
     }
     tasks.join_all().await;
     assert!(!held.is_lost(), "its lease is another one");
-    timeout(secs(10), lost.lost()).await.expect("told");
+    timeout(secs(10), lost.lost()).await.expect("notified");
     held.unlock().await.unwrap();
 }
 
-/// What many tasks ask for in the same moment goes to the server in few requests.
+/// Concurrent requests are batched into few server requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_for_in_the_same_moment_goes_together() {
+async fn concurrent_requests_are_batched() {
     const TASKS: usize = 64;
     let server = EtcdServer::start();
     let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
@@ -305,7 +307,8 @@ async fn what_is_asked_for_in_the_same_moment_goes_together() {
     assert!(keys(&server).is_empty());
 }
 
-/// The process of an owner's first entry dies: the others stay inside, and the last one out frees the lock.
+/// The process of an owner's first entry dies: the other entries stay inside, and the last one to leave frees the
+/// lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_process_of_the_first_entry_killed() {
     let server = EtcdServer::start();
@@ -327,7 +330,7 @@ async fn f12_process_of_the_first_entry_killed() {
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// Without anybody inside the head ends with its lease.
+/// Without other entries the head ends with its lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn f12_process_of_the_last_entry_killed() {
     let server = EtcdServer::start();
@@ -340,7 +343,7 @@ async fn f12_process_of_the_last_entry_killed() {
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// Applied, reply lost: an entry is repeated, counts once, and its release frees the lock.
+/// Applied, reply lost: a re-entry is retried, counts once, and its release frees the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn f01_entry_applied_and_its_reply_lost() {
     let server = EtcdServer::start();
@@ -349,7 +352,7 @@ async fn f01_entry_applied_and_its_reply_lost() {
     let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant().wait(secs(30));
     away.lock("warm").await.unwrap().unlock().await.unwrap();
     let first = enter(&near).await.expect("granted");
-    // Each answer takes its time, so that the entry is there before its answer.
+    // Replies are delayed, so that the entry exists before its reply arrives.
     proxy.set(Direction::Replies, Flow::Delay(secs(1)));
     let entering = tokio::spawn(enter(&away).into_future());
     eventually("it is there", || keys(&server).len() == 3).await;
@@ -364,9 +367,9 @@ async fn f01_entry_applied_and_its_reply_lost() {
     assert!(keys(&server).is_empty());
 }
 
-/// One of an owner's entries goes on in another process, under another label; the other entry stays inside.
+/// One of an owner's entries is adopted by another process and relabelled; the other entry stays inside.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_several_entries_is_taken_over_and_told() {
+async fn one_of_several_entries_is_adopted_and_relabelled() {
     let server = EtcdServer::start();
     let [one, two, third] = lockers(&server, 2);
     let enter = |locker: &Locker| locker.lock("a").owner("order-7").reentrant();
@@ -374,13 +377,13 @@ async fn one_of_several_entries_is_taken_over_and_told() {
     assert_eq!(keys(&server).len(), 3, "the head and two entries");
     let new = third.adopt(&old.export()).await.expect("taken over");
     assert_eq!((new.fencing_token(), new.mode()), (old.fencing_token(), old.mode()));
-    assert_eq!(timeout(secs(10), old.lost()).await.expect("told"), LossReason::Adopted);
+    assert_eq!(timeout(secs(10), old.lost()).await.expect("notified"), LossReason::Adopted);
     assert_eq!(keys(&server).len(), 3, "one for the other");
     new.relabel("half way").await.expect("changed");
     let shown = one.inspect().get("a").await.unwrap().expect("held");
     let labels = shown.holders.iter().map(|holder| holder.record.as_ref().and_then(|record| record.label.as_deref()));
     assert_eq!(labels.collect::<Vec<_>>(), [None, Some("half way")], "the other keeps its own");
-    // It hangs on the lease of its new process, which goes on renewing it.
+    // It is attached to the lease of its new process, which renews it.
     tokio::time::sleep(secs(4)).await;
     new.check().expect("it is renewed in its new place");
     stays.check().expect("untouched");

@@ -1,4 +1,4 @@
-//! The server is away while a caller waits.
+//! The server is unreachable while a caller waits.
 
 use distlock_testkit::servers::EtcdServer;
 
@@ -27,7 +27,7 @@ async fn f79_a_frozen_server_is_not_a_busy_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f79_a_waiter_in_the_queue_finds_out_that_the_server_froze() {
+async fn f79_a_queued_waiter_learns_that_the_server_froze() {
     let server = EtcdServer::start();
     let (holder, other) = (locker_at(&[server.address()], secs(10)), locker_at(&[server.address()], secs(10)));
     let guard = expect_waiter_finds_out(&holder, &other, || server.stop()).await;

@@ -1,4 +1,4 @@
-//! How a lock goes from one task of a client to the next, or is taken from it.
+//! Handover of a lock between the tasks of one client, and forced release.
 
 use std::future::IntoFuture;
 use std::time::Instant;
@@ -11,9 +11,10 @@ use tokio::time::timeout;
 
 use super::etcd_faults_kit::{eventually, keys, locker_at, ms, secs, transactions};
 
-/// Many waiters of one client: each gets its turn once, in order, and the lock goes on when some of them leave.
+/// Many waiters of one client: each is granted the lock once, in order, and the queue continues when some of them
+/// leave.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_of_one_client_is_handed_over_without_gaps() {
+async fn a_queue_of_one_client_is_served_without_gaps() {
     let server = EtcdServer::start();
     let engine = Etcd::builder([server.address().to_string()]).build().unwrap();
     let handle = engine.handle();
@@ -47,9 +48,10 @@ async fn a_queue_of_one_client_is_handed_over_without_gaps() {
     assert!(requests <= 20, "{requests} requests for 10 releases, two places given up and a keep-alive or two");
 }
 
-/// The next of the same client has lost its place without knowing: the lock goes to the one behind it, and to nobody else.
+/// The next waiter of the same client has lost its key without knowing: the lock goes to the waiter behind it, and to
+/// no other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
+async fn a_lock_is_not_handed_to_a_waiter_without_its_key() {
     let server = EtcdServer::start();
     let (ours, other) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
     for _ in 0..5 {
@@ -72,9 +74,9 @@ async fn a_lock_is_not_handed_to_one_whose_key_is_gone() {
     }
 }
 
-/// The next of the same client stops waiting in the very moment in which the lock is handed to it.
+/// The next waiter of the same client gives up at the very moment when the lock is handed to it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
+async fn a_lock_handed_to_a_cancelled_waiter_is_passed_on() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(60));
     for turn in 0..30_u64 {
@@ -95,9 +97,9 @@ async fn a_lock_handed_to_one_who_has_left_is_passed_on() {
     }
 }
 
-/// A lock that is taken again and again leaves no trail of names: etcd would walk over it each time.
+/// A lock that is taken repeatedly does not create new key names, over which etcd would have to walk each time.
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_used_again() {
+async fn key_names_are_reused() {
     let server = EtcdServer::start();
     let locker = locker_at(&[server.address()], secs(60));
     let mut names = std::collections::HashSet::new();
@@ -111,23 +113,24 @@ async fn keys_are_used_again() {
     assert_eq!(names.len(), 1, "{names:?}");
 }
 
-/// Whoever breaks a lock says so: its holder is told what it lost the lock to.
+/// A forced release is recorded: the holder learns that its lock was broken.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_broken_is_told_as_broken() {
+async fn a_forced_release_is_reported_as_broken() {
     let server = EtcdServer::start();
     let (holder, operator) = (locker_at(&[server.address()], secs(60)), locker_at(&[server.address()], secs(60)));
     for held_for in [ms(0), ms(1_000)] {
         let guard = holder.lock("a").await.unwrap();
         tokio::time::sleep(held_for).await;
         operator.inspect().force_release("a", guard.fencing_token(), "stuck").await.unwrap();
-        assert_eq!(timeout(secs(5), guard.lost()).await.expect("told"), LossReason::Broken);
+        assert_eq!(timeout(secs(5), guard.lost()).await.expect("notified"), LossReason::Broken);
         assert!(keys(&server).is_empty());
     }
 }
 
-/// The head is broken while another of its owner enters: that one is not inside, and comes after who waits.
+/// The head is broken while another entry of its owner enters: that entry does not hold the lock, and queues behind
+/// the waiters.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
+async fn a_reentry_into_a_broken_head_is_not_granted() {
     let server = EtcdServer::start();
     let proxy = Proxy::start(server.address());
     let near = || locker_at(&[server.address()], secs(12));
@@ -140,14 +143,14 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     eventually("it queues too", || keys(&server).len() == 3).await;
     let next = tokio::spawn(other.lock("a").wait(secs(60)).into_future());
     eventually("the next one queues", || keys(&server).len() == 4).await;
-    // Its watch is open by then; from there on every answer takes its time, and what is asked does not.
+    // Its watch is open by then; from now on replies are delayed, and requests are not.
     tokio::time::sleep(secs(1)).await;
     proxy.set(Direction::Replies, Flow::Delay(ms(700)));
     held.unlock().await.unwrap();
     let inside = inside.await.unwrap().expect("the head is its own");
     eventually("the second entry is made", || keys(&server).iter().filter(|key| key.contains("{}")).count() == 2).await;
     one.inspect().force_release("a", inside.fencing_token(), "stuck").await.unwrap();
-    assert_eq!(timeout(secs(10), inside.lost()).await.expect("told"), LossReason::Broken);
+    assert_eq!(timeout(secs(10), inside.lost()).await.expect("notified"), LossReason::Broken);
     let next = timeout(secs(10), next).await.expect("its turn").unwrap().expect("granted");
     tokio::time::sleep(secs(2)).await;
     if entering.is_finished() {
@@ -158,17 +161,17 @@ async fn an_entry_whose_head_is_broken_while_it_enters_is_none() {
     }
     proxy.pass();
     let token = next.fencing_token();
-    next.unlock().await.expect("it was ours");
+    next.unlock().await.expect("still our hold");
     let entered = timeout(secs(30), entering).await.expect("its turn").unwrap().expect("granted");
     assert!(entered.fencing_token() > token);
     entered.unlock().await.unwrap();
     eventually("nothing is left", || keys(&server).is_empty()).await;
 }
 
-/// What came of a claim that was not answered is deleted by its name. When that comes late, it was deleted by a repetition long
-/// ago, and a task of the same client has the lock: that one is spared.
+/// The key of an unanswered claim is deleted by its name. If that delete arrives late, a retry has deleted the key
+/// long ago, and another task of the same client may hold the lock: its hold must survive.
 #[tokio::test(flavor = "multi_thread")]
-async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_client() {
+async fn f05_late_release_of_an_unanswered_claim_keeps_the_next_hold_of_its_client() {
     let server = EtcdServer::start();
     let [silent, slow] = [(); 2].map(|()| Proxy::start(server.address()));
     let locker = locker_at(&[silent.address(), slow.address(), server.address()], secs(60));
@@ -178,16 +181,16 @@ async fn f05_late_release_of_an_unanswered_claim_spares_the_next_one_of_its_clie
     eventually("the key is made", || keys(&server).len() == 1).await;
     slow.hold_requests();
     silent.cut();
-    asked.await.unwrap().expect_err("nobody answered");
+    asked.await.unwrap().expect_err("the reply is lost");
     slow.wait_for("the release", |counts| counts.requests.held() > 0);
     let sent = Instant::now();
     eventually("it is released by the third way", || keys(&server).is_empty()).await;
     let next = locker.try_lock("a").await.unwrap().expect("it is free");
     let (held, before) = (keys(&server), transactions(&server));
-    // The release itself comes now, and later that it was given up.
+    // The release itself arrives now, and its cancellation later.
     slow.set(Direction::Requests, Flow::Delay(sent.elapsed()));
     eventually("the release comes", || transactions(&server) > before).await;
     assert_eq!(keys(&server), held, "deleted by the release of another");
-    next.unlock().await.expect("it was ours");
+    next.unlock().await.expect("still our hold");
     assert!(keys(&server).is_empty());
 }

@@ -1,4 +1,4 @@
-//! What the fault tests of etcd share.
+//! Shared by the fault tests of etcd.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub(crate) fn locker_at(addresses: &[SocketAddr], ttl: Duration) -> Locker {
     locker(Etcd::builder(addresses.iter().map(ToString::to_string)), ttl)
 }
 
-/// Waits until something is so, and fails when it takes too long.
+/// Waits until a condition holds, and fails when that takes too long.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -34,7 +34,7 @@ pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// All keys of a server.
+/// Returns all keys of a server.
 pub(crate) fn keys(server: &EtcdServer) -> Vec<String> {
     keys_of(&server.etcdctl())
 }
@@ -44,13 +44,13 @@ pub(crate) fn keys_of(etcdctl: &Etcdctl) -> Vec<String> {
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// How many transactions a server has carried out.
+/// Returns how many transactions a server has executed.
 pub(crate) fn transactions(server: &EtcdServer) -> f64 {
     let labels = r#"grpc_code="OK",grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc_type="unary""#;
     server.metric(&format!("grpc_server_handled_total{{{labels}}}")).expect("it counts them")
 }
 
-/// The lease in a key's name.
+/// Returns the lease in a key's name.
 pub(crate) fn lease_of(key: &str) -> String {
     let place = key.rsplit('/').next().expect("a place");
     place.split('-').next().expect("a lease").to_owned()
@@ -64,8 +64,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts a process that takes `name`, and returns when it has it. `permit` is a semaphore of two, `entry`
-    /// one of the owner `order-7`.
+    /// Starts a process that takes `name`, and returns when it holds it. `permit` is a semaphore of two, `entry` an
+    /// entry of the owner `order-7`.
     pub(crate) fn hold(server: &EtcdServer, name: &str, ttl: Duration) -> Child {
         let mut process = Command::new(std::env::current_exe().expect("this test"))
             .args(["etcd_faults_kit::child", "--exact", "--nocapture", "--include-ignored"])
@@ -92,9 +92,9 @@ impl Child {
         self.signal("CONT");
     }
 
-    /// Whether the child, the next time that it looks, says that its lock is lost.
+    /// Returns whether the child reports at its next check that its lock is lost.
     pub(crate) fn says_lost(&mut self) -> bool {
-        // What it said before it was stopped is still in the pipe.
+        // Output from before it was stopped is still in the pipe.
         let words = self.lines.by_ref().map_while(Result::ok);
         words.skip_while(|line| !line.contains("paused")).nth(1).is_some_and(|line| line.contains("lost"))
     }

@@ -11,7 +11,7 @@ use distlock_testkit::servers::{EtcdCluster, EtcdServer, EtcdVersion, Etcdctl};
 
 const PASSWORD: &str = "s3cret";
 
-/// The shortest lease that etcd gives.
+/// The shortest lease that etcd grants.
 const TTL: Duration = Duration::from_secs(2);
 
 fn engine(addresses: &[SocketAddr]) -> EtcdBuilder {
@@ -23,9 +23,9 @@ fn leftovers(etcdctl: &Etcdctl) -> Vec<String> {
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// Runs what blocks where it blocks nobody.
+/// Runs blocking work where it blocks no other task.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("it is well")
+    tokio::task::spawn_blocking(work).await.expect("the task did not panic")
 }
 
 macro_rules! setup {
@@ -59,7 +59,7 @@ macro_rules! setup {
 }
 
 setup! {
-    /// One server of the version that Debian has.
+    /// One server of Debian's version.
     OneEtcd(EtcdServer) = EtcdServer::start, |server| vec![server.address()], |client| client
 }
 
@@ -76,13 +76,13 @@ setup! {
 }
 
 setup! {
-    /// One server that asks who we are.
+    /// One server with authentication.
     AuthEtcd(EtcdServer) = || EtcdServer::options().auth(PASSWORD).start(),
     |server| vec![server.address()],
     |client| client.login("root", PASSWORD)
 }
 
-/// One server that asks for our certificate.
+/// One server that requires a client certificate.
 #[cfg(feature = "tls")]
 pub(crate) struct MutualTlsEtcd {
     server: EtcdServer,

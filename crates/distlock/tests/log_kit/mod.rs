@@ -1,4 +1,4 @@
-//! What was logged, kept to be read.
+//! Captures the log for tests.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};

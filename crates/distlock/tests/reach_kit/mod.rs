@@ -1,4 +1,4 @@
-//! What callers are told of an engine that is away: the same on every engine.
+//! What callers learn of an unreachable engine: the same for every engine.
 
 use std::error::Error as _;
 use std::future::IntoFuture;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use distlock::{Error, ErrorKind, Locker};
 use tokio::time::timeout;
 
-/// How long each caller waits: as a service does within one request.
+/// How long each caller waits, as a service does within one request.
 pub(crate) const WAIT: Duration = Duration::from_secs(2);
-/// How long something may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen.
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(20);
 
-/// Asks in every way while the engine is away. No call says that another owner has the lock.
+/// Calls every operation while the engine is unreachable. No call reports another owner.
 pub(crate) async fn expect_away(locker: &Locker) {
     let lock = locker.lock("away").wait(WAIT).into_future();
     let election = locker.election("away-election");
@@ -21,10 +21,10 @@ pub(crate) async fn expect_away(locker: &Locker) {
     let permits = locker.semaphore("away-permits", 2);
     let permit = permits.acquire().wait(WAIT).into_future();
     let (lock, campaign, several, permit) = tokio::join!(
-        timeout(PATIENCE, lock),
-        timeout(PATIENCE, campaign),
-        timeout(PATIENCE, several),
-        timeout(PATIENCE, permit)
+        timeout(TEST_LIMIT, lock),
+        timeout(TEST_LIMIT, campaign),
+        timeout(TEST_LIMIT, several),
+        timeout(TEST_LIMIT, permit)
     );
     expect_unreachable("lock", &lock.expect("in time").expect_err("the engine is away"));
     expect_unreachable("campaign", &campaign.expect("in time").expect_err("the engine is away"));
@@ -35,9 +35,9 @@ pub(crate) async fn expect_away(locker: &Locker) {
     }
 }
 
-/// The error says that the engine could not be reached, and why; no holder is named.
+/// Asserts that the error reports an unreachable engine and its cause, and names no holder.
 pub(crate) fn expect_unreachable(who: &str, error: &Error) {
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{who}: {error:?}");
-    assert!(error.source().is_some(), "{who} is not told the cause: {error:?}");
+    assert!(error.source().is_some(), "{who} does not get the cause: {error:?}");
     assert!(error.holder().is_none(), "{who}: {error:?}");
 }

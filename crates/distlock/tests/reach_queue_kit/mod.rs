@@ -1,4 +1,4 @@
-//! What a waiter in a queue is told when its engine goes away: the same on every engine that has queues.
+//! What a queued waiter learns when its engine becomes unreachable: the same for every engine with queues.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use distlock::{ErrorKind, LockGuard, Locker};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::reach_kit::{PATIENCE, WAIT, expect_unreachable};
+use crate::reach_kit::{TEST_LIMIT, WAIT, expect_unreachable};
 
-/// A waiter is quiet in the queue, the engine goes `away`, and the waiter finds out when its time is over. Returns the
-/// guard of the lock that it waited for.
+/// A waiter is in the queue, the engine goes `away`, and the waiter learns it when its time is over. Returns the guard
+/// of the lock that it waited for.
 pub(crate) async fn expect_waiter_finds_out(holder: &Locker, other: &Locker, away: impl FnOnce()) -> LockGuard {
-    // So long a lease that no waiter claims again by itself in the meantime.
+    // A lease so long that no waiter claims again in the meantime.
     let guard = holder.lock("quiet").ttl(Duration::from_secs(120)).await.expect("granted");
     let waiter = queue_up(holder, other, WAIT * 2).await;
     away();
-    let error = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect_err("never granted");
+    let error = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect_err("never granted");
     expect_unreachable("a waiter in the queue", &error);
     guard
 }
 
-/// The engine is back, and "another owner has it" is said again, with its name.
+/// Asserts that the engine is back, and the error names the other owner again.
 pub(crate) async fn expect_busy_again(holder: &Locker, other: &Locker, guard: LockGuard) {
     assert!(!guard.is_lost(), "its lease is longer than the engine was away");
     // Its connections may have to be opened again first.
@@ -33,7 +33,7 @@ pub(crate) async fn expect_busy_again(holder: &Locker, other: &Locker, guard: Lo
             }
         }
     };
-    let error = timeout(PATIENCE, busy).await.expect("the engine is back");
+    let error = timeout(TEST_LIMIT, busy).await.expect("the engine is back");
     let named = error.holder().and_then(|found| found.record.as_ref()).map(|record| record.owner.clone());
     assert_eq!(named.as_ref(), Some(holder.owner()), "{error}");
     guard.unlock().await.expect("released");
@@ -46,6 +46,6 @@ async fn queue_up(holder: &Locker, other: &Locker, wait: Duration) -> JoinHandle
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, waits).await.expect("it queues");
+    timeout(TEST_LIMIT, waits).await.expect("it queues");
     waiter
 }

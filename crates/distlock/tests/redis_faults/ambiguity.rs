@@ -1,4 +1,4 @@
-//! Replies that are lost, requests that come late, futures that are dropped.
+//! Lost replies, late requests, dropped futures.
 
 use std::future::IntoFuture;
 
@@ -7,39 +7,39 @@ use distlock_testkit::poll_times;
 use distlock_testkit::proxy::Direction;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
 #[tokio::test]
-async fn f01_a_claim_whose_reply_is_lost_is_unknown_and_found_again() {
+async fn f01_a_claim_with_a_lost_reply_is_unknown_and_found_again() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
-    let waiting = tokio::spawn(locker.lock("a").ttl(PATIENCE).into_future());
+    let waiting = tokio::spawn(locker.lock("a").ttl(TEST_LIMIT).into_future());
     while bench.keys().is_empty() {
         sleep(ms(5)).await;
     }
     let stored = bench.command("GET a").text();
     bench.proxy.pass();
-    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
     assert!(stored.contains(&format!(" {} ", guard.fencing_token())), "another grant than the first: {stored}");
     guard.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f01_a_try_that_cannot_be_settled_says_unknown_and_leaves_nothing() {
+async fn f01_an_unsettled_try_returns_unknown_and_leaves_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.drop_replies();
     // A lease that would outlast the test: only a withdrawal ends it in time.
-    let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
+    let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     bench.proxy.pass();
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f02_a_grant_that_comes_after_its_deadline_is_not_believed() {
+async fn f02_a_grant_after_its_deadline_is_not_believed() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(120));
@@ -56,10 +56,10 @@ async fn f03_only_an_answered_renewal_moves_the_deadline() {
     let guard = locker.lock("a").await.expect("granted");
     bench.proxy.drop_replies();
     let (deadline, renewals) = (guard.deadline().expect("a lease"), bench.server.calls("pexpire"));
-    let reason = timeout(PATIENCE, guard.lost()).await.expect("told");
+    let reason = timeout(TEST_LIMIT, guard.lost()).await.expect("notified");
     assert_eq!(reason, LossReason::Expired);
-    assert_eq!(guard.deadline(), Some(deadline), "the server heard the renewals, but nobody heard the server");
-    assert!(bench.server.calls("pexpire") > renewals, "the server heard nothing either");
+    assert_eq!(guard.deadline(), Some(deadline), "the renewals arrived, but no reply came back");
+    assert!(bench.server.calls("pexpire") > renewals, "no renewal arrived");
     assert!(now() >= deadline && now().since(deadline) < ms(500));
 }
 
@@ -67,18 +67,18 @@ async fn f03_only_an_answered_renewal_moves_the_deadline() {
 async fn f03_a_renewal_counts_from_when_it_was_sent() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
-    let guard = locker.lock("a").watchdog(false).ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").watchdog(false).ttl(TEST_LIMIT).await.expect("granted");
     bench.proxy.delay(ms(150));
-    guard.extend(PATIENCE * 2).await.expect("extended");
-    // Whatever the machine does: it was sent at least as long ago as the proxy took.
-    let latest = now().after(PATIENCE * 2).before(ms(300));
+    guard.extend(TEST_LIMIT * 2).await.expect("extended");
+    // On any machine: the renewal was sent at least as long ago as the proxy delayed it.
+    let latest = now().after(TEST_LIMIT * 2).before(ms(300));
     assert!(guard.deadline().expect("a lease") <= latest, "it counts from its answer");
     bench.proxy.pass();
     guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
+async fn f03_a_failed_renewal_is_retried_in_time() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     let guard = locker.lock("a").ttl(TTL * 2).await.expect("granted");
@@ -95,25 +95,25 @@ async fn f03_a_renewal_that_fails_is_tried_again_in_time() {
     })
     .await
     .expect("renewed on a new connection");
-    // The other connection may just be found dead: then the release is unknown, and goes on in the background.
+    // The other connection may just be found dead: then the release is unknown, and continues in the background.
     drop(guard.unlock().await);
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f04_a_release_whose_reply_is_lost_is_unknown_and_done() {
+async fn f04_a_release_with_a_lost_reply_is_unknown_and_executed() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.proxy.drop_replies();
     let error = guard.unlock().await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     let other = bench.direct().await;
-    let next = other.try_lock("a").ttl(PATIENCE).await.expect("no failure").expect("it was released");
+    let next = other.try_lock("a").ttl(TEST_LIMIT).await.expect("no failure").expect("it was released");
     let held = bench.command("GET a").text();
     bench.proxy.pass();
     locker.close().await.expect("the release is repeated until it is confirmed");
-    assert_eq!(bench.command("GET a").text(), held, "the repeated release ends nobody else's hold");
+    assert_eq!(bench.command("GET a").text(), held, "the repeated release does not end the next hold");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
@@ -130,8 +130,8 @@ async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
         let locker = bench.behind_proxy().await;
         let before = writes();
         bench.proxy.cut_after(Direction::Replies, bytes);
-        // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
-        let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
+        // A lease that outlasts the wait: a claim retried with another id would wait for itself in vain.
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("granted after a repeat");
         assert_eq!(writes() - before, writes_of_a_grant, "granted twice");
         let token = guard.fencing_token().get();
         assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "not the last grant");
@@ -148,15 +148,15 @@ async fn f07_acquire_future_dropped() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(5));
-    // Dropped at once, with the request on its way, and with an answer there that nobody has read.
+    // Dropped at once, with the request in flight, and with an unread reply.
     for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
-        let mut request = Box::pin(locker.lock("a").ttl(PATIENCE).into_future());
+        let mut request = Box::pin(locker.lock("a").ttl(TEST_LIMIT).into_future());
         let granted = poll_times(polls, &mut request).await;
         sleep(pause).await;
         drop((granted, request));
         let asked = now();
-        let guard = other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn");
-        assert!(now().since(asked) < PATIENCE / 4);
+        let guard = other.lock("a").wait(TEST_LIMIT).await.expect("the dropped attempt is withdrawn");
+        assert!(now().since(asked) < TEST_LIMIT / 4);
         guard.unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
@@ -167,25 +167,25 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(10));
-    // Around the round trip of 20 ms, so that some are dropped with the answer on its way or just there.
+    // Around the round trip of 20 ms, so that some are dropped with the reply in flight or just received.
     for wait in 15..27 {
-        drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE).into_future()).await);
-        // Not so long that the lease of one that was not withdrawn could end.
-        other.lock("a").wait(PATIENCE / 2).await.expect("withdrawn").unlock().await.expect("released");
+        drop(timeout(ms(wait), locker.lock("a").ttl(TEST_LIMIT).into_future()).await);
+        // Shorter than the lease of an attempt that was not withdrawn.
+        other.lock("a").wait(TEST_LIMIT / 2).await.expect("withdrawn").unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f09_a_waiter_that_gives_up_stalls_nobody() {
+async fn f09_a_cancelled_waiter_stalls_no_other_waiter() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
     let mut stalls = Vec::new();
     for wait in 0..10 {
-        let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
-        // Some give up well before the release, some in the middle of it, some after it.
+        let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+        // Some give up well before the release, some during it, some after it.
         let quits = tokio::spawn(timeout(ms(8 + 2 * wait), quitter.lock("a").into_future()));
-        let stays = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
+        let stays = tokio::spawn(other.lock("a").wait(TEST_LIMIT).into_future());
         sleep(ms(20)).await;
         guard.unlock().await.expect("released");
         let released = now();
@@ -194,36 +194,36 @@ async fn f09_a_waiter_that_gives_up_stalls_nobody() {
         stalls.push(now().since(released));
         next.unlock().await.expect("released");
     }
-    // A lock handed to somebody who has gone is lost for its first lease of a second. A busy machine may be as slow at
-    // times, but not nearly always.
+    // A lock handed to a waiter that has gone is blocked for its first lease of a second. A busy machine may be as
+    // slow at times, but not nearly always.
     assert!(stalls.iter().filter(|stall| **stall > ms(900)).count() < 3, "stalled for {stalls:?}");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f09_a_waiter_whose_turn_it_is_passes_it_on_when_it_gives_up() {
+async fn f09_a_cancelled_waiter_at_the_head_passes_the_lock_on() {
     let bench = Bench::start();
     let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
-    let _guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let _guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut waiters = Vec::new();
     for (place, locker) in [quitter, other].into_iter().enumerate() {
-        waiters.push(tokio::spawn(locker.lock("a").ttl(PATIENCE).into_future()));
+        waiters.push(tokio::spawn(locker.lock("a").ttl(TEST_LIMIT).into_future()));
         while bench.command("ZCARD {a}:q").int() <= i64::try_from(place).unwrap() {
             sleep(ms(5)).await;
         }
     }
-    // Free, and nobody was told: it is the turn of the first, which goes without having claimed.
+    // Free, without a message: the first waiter is at the head, and leaves without having claimed.
     bench.command("DEL a");
     let freed = now();
     waiters.remove(0).abort();
-    let next = timeout(PATIENCE, waiters.remove(0)).await.expect("in time").expect("no panic").expect("granted");
-    // By itself it would look again after a third of its heartbeat of 20 s.
+    let next = timeout(TEST_LIMIT, waiters.remove(0)).await.expect("in time").expect("no panic").expect("granted");
+    // By polling it would notice only after a third of its heartbeat of 20 s.
     assert!(now().since(freed) < ms(4000), "after {:?}", now().since(freed));
     next.unlock().await.expect("released");
 }
 
 #[test]
-fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
+fn f10_locks_survive_the_end_of_their_runtime() {
     let bench = Bench::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let guard = runtime.block_on(async { bench.direct().await.lock("a").await.expect("granted") });
@@ -231,7 +231,7 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
     std::thread::sleep(TTL * 2);
     guard.check().expect("renewed by the keeper");
     drop(guard);
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !bench.keys().is_empty() {
         assert!(now() < until, "not released");
         std::thread::sleep(ms(10));
@@ -239,15 +239,15 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
+async fn f14_a_claim_that_arrives_after_its_time_limit_is_refused() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     let writes = || bench.server.calls("set");
     let before = writes();
     bench.proxy.hold_requests();
-    let error = locker.lock("a").ttl(PATIENCE).wait(ms(200)).await.expect_err("no answer");
+    let error = locker.lock("a").ttl(TEST_LIMIT).wait(ms(200)).await.expect_err("no answer");
     assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unknown), "{error}");
-    locker.close().await.expect_err("nobody confirms the withdrawal");
+    locker.close().await.expect_err("the withdrawal is not confirmed");
     sleep(ms(1500)).await;
     let evals = bench.server.calls("evalsha");
     bench.proxy.pass();
@@ -255,7 +255,7 @@ async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
         sleep(ms(5)).await;
     }
     sleep(ms(300)).await;
-    // Not only by the keys: a withdrawal that came behind it would have taken them away again.
-    assert_eq!(writes(), before, "a claim that everybody had given up was carried out");
+    // Not only by the keys: a withdrawal behind it would have removed them again.
+    assert_eq!(writes(), before, "an abandoned claim was executed");
     assert_eq!(bench.keys(), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! What the fault tests work with: a server, a proxy in front of it, and lockers on both.
+//! The environment of the fault tests: a server, a proxy in front of it, and lockers on both.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use distlock::backend::redis::Redis;
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{RedisOptions, RedisServer, Reply};
 
-pub(crate) use crate::redis_faults_kit::{PATIENCE, ms, now, sleep};
+pub(crate) use crate::redis_faults_kit::{TEST_LIMIT, ms, now, sleep};
 use crate::redis_faults_kit::{expect_none_left, warm_locker};
 
-/// A lease that is over soon and that a busy machine keeps up with.
+/// A lease that ends soon and that a busy machine can keep renewed.
 pub(crate) const TTL: Duration = Duration::from_millis(1500);
 
 /// A server behind a proxy.
@@ -30,12 +30,12 @@ impl Bench {
         Bench { server, proxy }
     }
 
-    /// A locker that goes through the proxy, connected.
+    /// Returns a connected locker behind the proxy.
     pub(crate) async fn behind_proxy(&self) -> Locker {
         connected(self.proxy.port()).await
     }
 
-    /// A locker that does not, connected.
+    /// Returns a connected locker without the proxy.
     pub(crate) async fn direct(&self) -> Locker {
         connected(self.server.port()).await
     }
@@ -44,7 +44,7 @@ impl Bench {
         self.server.command(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Every key but the fences, which stay for a week.
+    /// Returns every key except the fences, which stay for a week.
     pub(crate) fn keys(&self) -> Vec<String> {
         let keys = self.command("KEYS *");
         keys.array().iter().map(ToString::to_string).filter(|key| !key.ends_with(":f")).collect()

@@ -1,4 +1,4 @@
-//! Clocks that are set, disagree, or run at another rate; leases that no clock could keep.
+//! Clocks that jump, disagree, or run at another rate; leases that no clock could keep.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, connected, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, connected, ms, now, sleep};
 use crate::log;
 use crate::log_kit::Log;
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// Whether `line` tells of a leap of about `seconds`; a busy machine reads clocks late, which hides a part of it.
+/// Returns whether `line` reports a jump of about `seconds`; a busy machine reads clocks late, which hides a part of
+/// it.
 fn tells_of(line: &str, seconds: f64) -> bool {
     let leap = line.split("leap=").nth(1).and_then(|rest| rest.split('s').next()).and_then(|text| text.parse().ok());
     leap.is_some_and(|leap: f64| (leap - seconds).abs() < 60.0)
@@ -24,15 +25,15 @@ fn tells_of(line: &str, seconds: f64) -> bool {
 
 async fn expect_told(log: &Log, seconds: f64) {
     let told = || log::lines(log, "the clock of redis was set").iter().any(|line| tells_of(line, seconds));
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !told() {
-        assert!(now() < until, "nobody told of {seconds} s: {:?}", log::lines(log, "redis"));
+        assert!(now() < until, "no log line about {seconds} s: {:?}", log::lines(log, "redis"));
         sleep(ms(10)).await;
     }
 }
 
 #[tokio::test]
-async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
+async fn f18_a_jump_of_the_server_clock_is_logged_without_claims() {
     let (log, shim) = (log::begin(), ClockShim::new());
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let locker = bench.direct().await;
@@ -40,16 +41,16 @@ async fn f18_a_server_clock_that_is_set_is_told_though_nobody_claims() {
     sleep(TTL).await;
     shim.forward(ShiftedClock::Wall, ms(7 * HOUR_MS));
     expect_told(&log, 7.0 * 3600.0).await;
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
     shim.back(ShiftedClock::Wall, ms(3 * HOUR_MS));
     expect_told(&log, -3.0 * 3600.0).await;
 }
 
 #[tokio::test]
-async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
+async fn f18_waiters_claim_again_when_the_server_clock_jumps_forward() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
-    // Nobody renews it, and nobody is told when it expires.
+    // Not renewed, and no message is sent when it expires.
     let mut child = Child::start();
     child.connect(&bench.server.url());
     let first = child.lock("a", ms(HOUR_MS));
@@ -61,14 +62,14 @@ async fn f18_waiters_claim_again_when_the_server_clock_leaps_forward() {
     child.stop();
     let leapt = now();
     shim.forward(ShiftedClock::Wall, ms(2 * HOUR_MS));
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    // Without being woken it would claim again after a third of its heartbeat of 30 s.
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    // Without a wake-up it would claim again after a third of its heartbeat of 30 s.
     assert!(now().since(leapt) < ms(8000), "after {:?}", now().since(leapt));
     assert!(next.fencing_token().get() > first.token());
 }
 
 #[tokio::test]
-async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_released_or_broken() {
+async fn f19_a_backward_jump_of_the_server_clock_prolongs_leases_until_a_release() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -79,19 +80,19 @@ async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_re
     shim.back(ShiftedClock::Wall, ms(HOUR_MS));
     let left = |key: &str| u64::try_from(bench.command(&format!("PTTL {key}")).int()).expect("a lease");
     assert!(left("kept") > HOUR_MS - 10_000);
-    // Two renewals and more. Decision 2: a renewal never makes a lease shorter, so it does not repair this one.
+    // More than two renewals. Decision 2: a renewal never makes a lease shorter, so it does not repair this one.
     sleep(TTL).await;
     assert!(left("kept") > HOUR_MS - 10_000, "a renewal shortened a lease");
-    // The holder's own deadline is its own clock's, and no later than agreed.
+    // The holder's own deadline follows its own clock, and is no later than agreed.
     assert!(guard.remaining().expect("a lease") <= TTL);
     guard.unlock().await.expect("released");
     other.try_lock("kept").await.expect("no failure").expect("free at once").unlock().await.expect("released");
-    // One whose holder is gone lasts so much longer, unless an operator breaks it.
+    // The lock of a holder that is gone lasts longer by the jump, unless an operator breaks it.
     child.kill9();
     sleep(TTL * 2).await;
     assert!(other.try_lock("orphaned").await.expect("no failure").is_none());
     let shown = other.inspect().get("orphaned").await.expect("shown").expect("held");
-    let shown = shown.holder().expect("somebody");
+    let shown = shown.holder().expect("a holder");
     assert!(shown.ttl_left.expect("a lease") > ms(HOUR_MS - 10_000), "an operator can see that");
     other
         .inspect()
@@ -102,13 +103,14 @@ async fn f19_a_server_clock_that_goes_back_makes_leases_longer_until_they_are_re
     assert!(next.fencing_token().get() > token);
 }
 
-/// A master with a lock on it, whose replica has the lock and a clock of its own; then the master is gone.
+/// Returns a token and a promoted replica: the master with the lock was in sync with the replica, which has its own
+/// clock, and then died.
 async fn promoted(shim: &ClockShim) -> (distlock::FencingToken, RedisServer) {
     let mut master = RedisServer::start();
     let replica = RedisServer::options().clock(shim).replica_of(master.address()).start();
     replica.expect_in_sync();
     let locker = connected(master.port()).await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     assert_eq!(master.command(&["WAIT", "1", "20000"]).int(), 1, "the replica has the lock");
     master.kill9();
     replica.command(&["REPLICAOF", "NO", "ONE"]);
@@ -120,7 +122,7 @@ async fn promoted(shim: &ClockShim) -> (distlock::FencingToken, RedisServer) {
 #[tokio::test]
 async fn f20_a_promoted_replica_with_a_fast_clock_ends_leases_early_and_tokens_rise() {
     let shim = ClockShim::new();
-    shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
     let (token, replica) = promoted(&shim).await;
     let next =
         connected(replica.port()).await.try_lock("a").await.expect("no failure").expect("its lease is over there");
@@ -130,7 +132,7 @@ async fn f20_a_promoted_replica_with_a_fast_clock_ends_leases_early_and_tokens_r
 #[tokio::test]
 async fn f20_a_promoted_replica_with_a_slow_clock_keeps_leases_and_tokens_rise() {
     let shim = ClockShim::new();
-    shim.back(ShiftedClock::Wall, PATIENCE * 3);
+    shim.back(ShiftedClock::Wall, TEST_LIMIT * 3);
     let (token, replica) = promoted(&shim).await;
     let locker = connected(replica.port()).await;
     assert!(locker.try_lock("a").await.expect("no failure").is_none(), "its lease goes on");
@@ -140,7 +142,7 @@ async fn f20_a_promoted_replica_with_a_slow_clock_keeps_leases_and_tokens_rise()
 }
 
 #[tokio::test]
-async fn f21_a_clock_that_is_slow_within_the_bound_tells_before_the_server_lets_go() {
+async fn f21_a_clock_slow_within_the_bound_expires_before_the_server() {
     const LEASE: Duration = Duration::from_secs(3);
     let bench = Bench::start();
     let (clock, hand) = Clock::manual();
@@ -158,10 +160,10 @@ async fn f21_a_clock_that_is_slow_within_the_bound_tells_before_the_server_lets_
     let locker = Locker::builder().default_ttl(LEASE).clock(clock).clock_drift(0.2).build(engine).expect("a locker");
     let guard = locker.lock("a").await.expect("granted");
     bench.proxy.freeze();
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Expired);
     let left = bench.command("PTTL a").int();
     assert!(left > 0, "the server has let go already");
-    assert!(left < 1500, "told {left} ms before the lease ends, far too early");
+    assert!(left < 1500, "expired {left} ms before the lease ends, far too early");
     ramp.abort();
 }
 
@@ -169,7 +171,7 @@ async fn f21_a_clock_that_is_slow_within_the_bound_tells_before_the_server_lets_
 async fn f22_a_lease_too_short_to_be_renewed_is_refused_before_anything_is_sent() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("held").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("held").ttl(TEST_LIMIT).await.expect("granted");
     let calls = || bench.server.calls("evalsha") + bench.server.calls("eval");
     let before = calls();
     for ttl in [0, 1, 99] {
@@ -183,7 +185,7 @@ async fn f22_a_lease_too_short_to_be_renewed_is_refused_before_anything_is_sent(
             assert!(error.to_string().contains("100ms"), "it names what is accepted: {error}");
         }
     }
-    // Renewed when nearly all of it has passed, or all the time: neither can be meant.
+    // Renewed when nearly all of it has passed, or all the time: both are mistakes.
     for part in [0.0, 0.9] {
         let error = locker.lock("a").renew_at(part).await.map(drop).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");

@@ -1,4 +1,4 @@
-//! A cluster whose slots move, or whose nodes die.
+//! A cluster whose hash slots move, or whose nodes die.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use distlock::{Config, ErrorKind, HoldState, Locker};
 use distlock_testkit::servers::{Data, RedisCluster};
 use tokio::time::timeout;
 
-use crate::bench::{PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{TEST_LIMIT, TTL, ms, now, sleep};
 
 async fn connected(cluster: &RedisCluster) -> Locker {
     let mut config = Config::from_url(&cluster.url()).expect("a good URL");
@@ -18,13 +18,13 @@ async fn connected(cluster: &RedisCluster) -> Locker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f28_a_cluster_that_is_down_refuses_for_certain_and_serves_again() {
+async fn f28_a_down_cluster_refuses_definitely_and_serves_again() {
     let mut cluster = RedisCluster::start();
     let locker = connected(&cluster).await;
     let alive = cluster.owner(cluster.slot("a"));
     let dead = (0..3).filter(|at| *at != alive).collect::<Vec<_>>();
     dead.iter().for_each(|at| cluster.nodes_mut()[*at].kill9());
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     let error = loop {
         assert!(now() < until, "never down");
         match locker.try_lock("a").await {
@@ -37,21 +37,21 @@ async fn f28_a_cluster_that_is_down_refuses_for_certain_and_serves_again() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     dead.iter().for_each(|at| cluster.nodes_mut()[*at].restart(Data::Kept));
     tokio::task::block_in_place(|| cluster.expect_whole());
-    locker.lock("a").wait(PATIENCE).await.expect("it serves again").unlock().await.expect("released");
+    locker.lock("a").wait(TEST_LIMIT).await.expect("it serves again").unlock().await.expect("released");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f29_a_lock_is_renewed_while_its_slot_moves_and_handed_over_where_it_is_then() {
+async fn f29_a_lock_is_renewed_while_its_hash_slot_moves_and_handed_over_there() {
     let cluster = RedisCluster::start();
     let (locker, other) = (connected(&cluster).await, connected(&cluster).await);
     let slot = cluster.slot("a");
     let from = cluster.owner(slot);
     let to = (from + 1) % 3;
     let guard = locker.lock("a").await.expect("granted");
-    let waiter = tokio::spawn(other.lock("a").wait(PATIENCE).into_future());
-    let until = now().after(PATIENCE);
+    let waiter = tokio::spawn(other.lock("a").wait(TEST_LIMIT).into_future());
+    let until = now().after(TEST_LIMIT);
     while cluster.nodes()[from].command(&["EXISTS", "{a}:q"]).int() == 0 {
-        assert!(now() < until, "nobody waits");
+        assert!(now() < until, "no waiter is queued");
         sleep(ms(5)).await;
     }
     cluster.begin_move(slot, to);
@@ -61,7 +61,7 @@ async fn f29_a_lock_is_renewed_while_its_slot_moves_and_handed_over_where_it_is_
     assert_eq!(guard.state(), HoldState::Held, "renewed in between");
     cluster.end_move(slot, from, to);
     guard.unlock().await.expect("released at the new owner");
-    timeout(PATIENCE, waiter)
+    timeout(TEST_LIMIT, waiter)
         .await
         .expect("in time")
         .expect("no panic")
@@ -72,7 +72,7 @@ async fn f29_a_lock_is_renewed_while_its_slot_moves_and_handed_over_where_it_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f29_locks_go_on_while_slots_move_to_and_fro() {
+async fn f29_locks_continue_while_hash_slots_move() {
     let cluster = RedisCluster::start();
     let lockers = [connected(&cluster).await, connected(&cluster).await];
     let inside = Arc::new(tokio::sync::Mutex::new(0_u32));
@@ -82,9 +82,9 @@ async fn f29_locks_go_on_while_slots_move_to_and_fro() {
             let mut done = 0;
             let until = now().after(ms(3000));
             while now() < until {
-                let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
+                let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
                 *inside.try_lock().expect("alone") += 1;
-                // A script that empties the queue of a slot that moves is stopped there: the release is repeated.
+                // A script that empties the queue of a moving hash slot is stopped there, so the release is retried.
                 if let Err(error) = guard.unlock().await {
                     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
                 }
@@ -118,7 +118,7 @@ async fn locks_of_all_masters_are_listed() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_cannot_give_is_refused() {
+async fn options_that_a_cluster_lacks_are_refused() {
     let error = Locker::connect("redis+cluster://127.0.0.1:1?restart_guard=on").await.expect_err("refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

@@ -1,4 +1,4 @@
-//! What we send, and whom that holds up.
+//! The commands that the engine sends, and whether they block others.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use distlock::Locker;
 
-use crate::bench::{Bench, PATIENCE, TTL, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, now, sleep};
 
-/// Names in an answer of the server, in small letters.
+/// Returns the names in a reply of the server, in lower case.
 fn names(lines: &str) -> BTreeSet<String> {
     lines.lines().map(str::to_lowercase).collect()
 }
 
-/// The commands that the server has carried out since its statistics were reset.
+/// Returns the commands that the server has executed since its statistics were reset.
 fn used(bench: &Bench) -> BTreeSet<String> {
     let stats = bench.command("INFO commandstats").to_string();
     let name = |line: &str| line.strip_prefix("cmdstat_")?.split(':').next().map(str::to_owned);
@@ -21,7 +21,7 @@ fn used(bench: &Bench) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn f40_no_command_of_ours_ever_blocks_a_connection() {
+async fn f40_no_command_blocks_a_connection() {
     let bench = Bench::start();
     bench.command("CONFIG RESETSTAT");
     let (holder, other) = (bench.direct().await, bench.direct().await);
@@ -46,12 +46,12 @@ async fn f40_no_command_of_ours_ever_blocks_a_connection() {
     assert!(both.is_empty() && !used.contains("wait"), "{both:?}");
 }
 
-/// The median time of a lock and unlock.
+/// Returns the median time of a lock and unlock.
 async fn typical(locker: &Locker) -> Duration {
     let mut times = Vec::new();
     for _ in 0..60 {
         let asked = now();
-        locker.lock("free").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+        locker.lock("free").wait(TEST_LIMIT).await.expect("granted").unlock().await.expect("released");
         times.push(now().since(asked));
     }
     times.sort();
@@ -59,12 +59,12 @@ async fn typical(locker: &Locker) -> Duration {
 }
 
 #[tokio::test]
-async fn f40_those_who_wait_hold_up_nobody_on_the_same_connection() {
+async fn f40_waiters_do_not_delay_others_on_the_same_connection() {
     let bench = Bench::start();
     let (holder, locker) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let before = typical(&locker).await;
-    let request = || locker.clone().lock("a").ttl(PATIENCE).into_future();
+    let request = || locker.clone().lock("a").ttl(TEST_LIMIT).into_future();
     let waiters: Vec<_> = (0..200).map(|_| tokio::spawn(request())).collect();
     while bench.command("ZCARD {a}:q").int() < 200 {
         sleep(Duration::from_millis(5)).await;
@@ -72,7 +72,7 @@ async fn f40_those_who_wait_hold_up_nobody_on_the_same_connection() {
     let beside = typical(&locker).await;
     let after = typical(&locker).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "they wait all the time");
-    // A command that blocks would hold the connection for as long as the lock is held, which is thousands of times this.
+    // A blocking command would hold the connection for as long as the lock is held, which is thousands of times this.
     let most = before * 10 + Duration::from_millis(20);
     assert!(beside.min(after) < most, "{before:?} alone, {beside:?} and {after:?} beside 200 waiters");
     waiters.iter().for_each(tokio::task::JoinHandle::abort);

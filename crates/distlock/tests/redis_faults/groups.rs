@@ -1,4 +1,4 @@
-//! Locks that several hold: readers, permits, entries of one owner; and holds that are amended or taken over.
+//! Locks with several holders: readers, permits, entries of one owner; and holds that are relabelled or adopted.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use distlock_testkit::{Turns, poll_times};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
-/// A request in a mode that several can hold.
+/// A request in a mode with several holders.
 type Ask = fn(&Locker, &str) -> LockRequest;
 
-/// One in each such mode.
+/// One request in each such mode.
 const MODES: [Ask; 3] = [
     |locker, key| locker.read(key),
     |locker, key| locker.semaphore(key, 3).acquire(),
     |locker, key| locker.lock(key).owner("order-7").reentrant(),
 ];
 
-/// A claim of the lock `a` that queues.
+/// Returns a claim of the lock `a` that queues.
 fn claim_for(mode: Mode, ttl: Duration) -> Claim {
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
     Claim::new(Key::new("a").expect("a name"), ttl, true, Arc::new(record.with_mode(mode)))
 }
 
-/// Returns when so many wait for the lock `a`.
+/// Returns when `count` clients wait for the lock `a`.
 async fn expect_waiters(bench: &Bench, count: i64) {
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.command("ZCARD {a}:q").int() != count {
         assert!(now() < until, "never {count} in the queue");
         sleep(ms(5)).await;
@@ -41,7 +41,7 @@ async fn expect_waiters(bench: &Bench, count: i64) {
 }
 
 #[tokio::test]
-async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_others_stay() {
+async fn f12_a_killed_group_holder_leaves_after_its_lease_and_the_others_stay() {
     let bench = Bench::start();
     let (locker, writer) = (bench.direct().await, bench.direct().await);
     for (order, ask) in ["read a 1500", "permit a 1500 3", "enter a 1500 order-7"].into_iter().zip(MODES) {
@@ -52,8 +52,8 @@ async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_othe
         assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
         child.kill9();
         let killed = now();
-        let until = killed.after(PATIENCE);
-        // Whoever joins sees the dead one out; one that leaves again at once changes nothing else.
+        let until = killed.after(TEST_LIMIT);
+        // A joining client removes the dead one; a client that leaves again at once changes nothing else.
         while bench.command("ZCARD {a}:e").int() > 1 {
             assert!(now() < until, "{order}: it never left");
             let joined = ask(&writer.clone(), "a").owner("order-7").await;
@@ -66,24 +66,24 @@ async fn f12_a_killed_reader_permit_or_entry_is_out_after_its_lease_and_the_othe
             assert!(writer.try_lock("a").await.expect("no failure").is_none(), "{order}: one is inside");
         }
         living.unlock().await.expect("released");
-        writer.lock("a").wait(PATIENCE).await.expect("free").unlock().await.expect("released");
+        writer.lock("a").wait(TEST_LIMIT).await.expect("free").unlock().await.expect("released");
         bench.expect_nothing_left().await;
     }
 }
 
 #[tokio::test]
-async fn f01_a_group_claim_whose_reply_is_lost_counts_once() {
+async fn f01_a_group_claim_with_a_lost_reply_counts_once() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     for ask in MODES {
         bench.proxy.drop_replies();
-        let waiting = tokio::spawn(ask(&locker, "a").ttl(PATIENCE).into_future());
+        let waiting = tokio::spawn(ask(&locker, "a").ttl(TEST_LIMIT).into_future());
         while bench.keys().is_empty() {
             sleep(ms(5)).await;
         }
         let fence = bench.command("GET {a}:f").int();
         bench.proxy.pass();
-        let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+        let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
         assert_eq!(guard.fencing_token().get().to_string(), fence.to_string(), "another grant than the first");
         assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "counted twice");
         assert!(guard.slot().is_none_or(|slot| slot == 0));
@@ -93,83 +93,83 @@ async fn f01_a_group_claim_whose_reply_is_lost_counts_once() {
 }
 
 #[tokio::test]
-async fn f04_a_group_release_whose_reply_is_lost_takes_nobody_else_out() {
+async fn f04_a_group_release_with_a_lost_reply_removes_no_other_holder() {
     let bench = Bench::start();
     let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
     for ask in MODES {
-        let stays = ask(&other, "a").ttl(PATIENCE).await.expect("granted");
-        let guard = ask(&locker, "a").ttl(PATIENCE).await.expect("granted");
+        let stays = ask(&other, "a").ttl(TEST_LIMIT).await.expect("granted");
+        let guard = ask(&locker, "a").ttl(TEST_LIMIT).await.expect("granted");
         bench.proxy.drop_replies();
         let error = guard.unlock().await.expect_err("no answer");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "it left");
         bench.proxy.pass();
-        // The release is repeated in the background: a moment for it, then the other one must still be inside.
-        ask(&locker, "b").wait(PATIENCE).await.expect("connected again").unlock().await.expect("released");
+        // The release is retried in the background: after a moment for it, the other holder must still be inside.
+        ask(&locker, "b").wait(TEST_LIMIT).await.expect("connected again").unlock().await.expect("released");
         sleep(ms(300)).await;
-        stays.extend(PATIENCE).await.expect("still inside");
+        stays.extend(TEST_LIMIT).await.expect("still inside");
         stays.unlock().await.expect("released");
         bench.expect_nothing_left().await;
     }
 }
 
 #[tokio::test]
-async fn f07_a_reader_cancelled_at_any_poll_leaves_no_place_and_no_reader() {
+async fn f07_a_reader_cancelled_at_any_poll_leaves_nothing() {
     let bench = Bench::start();
     let (locker, writer) = (bench.behind_proxy().await, bench.direct().await);
     bench.proxy.delay(ms(3));
     for (polls, pause) in (0..5).flat_map(|polls| [0, 5, 20].map(|pause| (polls, ms(pause)))) {
-        let writing = writer.lock("a").ttl(PATIENCE).await.expect("granted");
-        let mut reading = Box::pin(locker.read("a").ttl(PATIENCE * 2).into_future());
+        let writing = writer.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+        let mut reading = Box::pin(locker.read("a").ttl(TEST_LIMIT * 2).into_future());
         let granted = poll_times(polls, &mut reading).await;
         sleep(pause).await;
-        // The handoff may be on its way to the one that is about to go.
+        // The handoff may be in flight to the waiter that is about to leave.
         writing.unlock().await.expect("released");
         drop((granted, reading));
         let asked = now();
-        let guard = writer.lock("a").wait(PATIENCE).await.expect("the cancelled reader is out");
-        assert!(now().since(asked) < PATIENCE / 4);
+        let guard = writer.lock("a").wait(TEST_LIMIT).await.expect("the cancelled reader is out");
+        assert!(now().since(asked) < TEST_LIMIT / 4);
         guard.unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f09_a_writer_that_gives_up_lets_the_readers_behind_it_in() {
+async fn f09_a_cancelled_writer_lets_the_readers_behind_it_in() {
     let bench = Bench::start();
     let (one, two, writer) = (bench.direct().await, bench.direct().await, bench.direct().await);
-    let inside = one.read("a").ttl(PATIENCE).await.expect("granted");
-    let writing = tokio::spawn(writer.lock("a").ttl(PATIENCE).into_future());
+    let inside = one.read("a").ttl(TEST_LIMIT).await.expect("granted");
+    let writing = tokio::spawn(writer.lock("a").ttl(TEST_LIMIT).into_future());
     expect_waiters(&bench, 1).await;
-    let reading = tokio::spawn(two.read("a").ttl(PATIENCE).into_future());
+    let reading = tokio::spawn(two.read("a").ttl(TEST_LIMIT).into_future());
     expect_waiters(&bench, 2).await;
     let gave_up = now();
     writing.abort();
-    let second = timeout(PATIENCE, reading).await.expect("in time").expect("no panic").expect("granted");
-    assert!(now().since(gave_up) < PATIENCE / 4, "told, not found by a poll");
+    let second = timeout(TEST_LIMIT, reading).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(gave_up) < TEST_LIMIT / 4, "by a message, not by a poll");
     second.unlock().await.expect("released");
     inside.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
+async fn f15_a_frozen_reader_process_delays_the_writer_by_one_first_lease() {
     let bench = Bench::start();
     let (holder, writer) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut child = Child::start();
     child.connect(&bench.server.url());
     child.send("read a 20000");
     expect_waiters(&bench, 1).await;
-    let writing = tokio::spawn(writer.lock("a").ttl(PATIENCE).into_future());
+    let writing = tokio::spawn(writer.lock("a").ttl(TEST_LIMIT).into_future());
     expect_waiters(&bench, 2).await;
     child.stop();
     let released = now();
     guard.unlock().await.expect("released");
-    let guard = timeout(PATIENCE, writing).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, writing).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(released) < ms(10_000), "as long as a whole lease: {:?}", now().since(released));
     child.cont();
-    // It wakes up with a message that says it was let in: a lease that is over.
+    // It wakes up with a message that it was let in: its lease has already ended.
     assert!(writer.clone().try_read("a").await.expect("no failure").is_none(), "a writer is inside");
     guard.unlock().await.expect("released");
     child.receive().token();
@@ -178,74 +178,74 @@ async fn f15_a_frozen_process_among_readers_costs_the_writer_one_first_lease() {
 }
 
 #[tokio::test]
-async fn who_takes_a_place_after_its_lease_ran_out_is_not_taken_for_silent() {
+async fn a_waiter_that_queues_after_its_lease_expired_is_not_silent() {
     let bench = Bench::start();
-    // Without a keeper: nobody renews, and nobody releases.
+    // Without a keeper, so nothing is renewed or released.
     let [alive, silent, other] =
         [(); 3].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
     let lease = ms(3000);
     for engine in [&alive, &silent] {
         assert!(matches!(engine.claim(&claim_for(Mode::Shared, lease)).await, Ok(Claimed::Granted(_))));
     }
-    assert!(matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(other.claim(&claim_for(Mode::Shared, TEST_LIMIT)).await, Ok(Claimed::Granted(_))));
 
-    let [early, gone, late] = [(); 3].map(|()| claim_for(Mode::Exclusive, PATIENCE));
+    let [early, gone, late] = [(); 3].map(|()| claim_for(Mode::Exclusive, TEST_LIMIT));
     assert!(matches!(alive.claim(&early).await, Ok(Claimed::Busy(_))));
     assert!(matches!(silent.claim(&gone).await, Ok(Claimed::Busy(_))));
     sleep(lease + ms(100)).await;
     assert!(matches!(alive.claim(&late).await, Ok(Claimed::Busy(_))));
-    // Of all these, a reader is the first to see that the leases are over.
-    let behind = claim_for(Mode::Shared, PATIENCE);
+    // A reader is the first client to notice that the leases have ended.
+    let behind = claim_for(Mode::Shared, TEST_LIMIT);
     assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
     let queued: Vec<_> = bench.command("ZRANGE {a}:q 0 -1").array().iter().map(ToString::to_string).collect();
     assert_eq!(queued, [early, late, behind].map(|claim| claim.attempt.to_string()));
 }
 
 #[tokio::test]
-async fn a_place_from_before_the_clock_was_set_back_is_no_sign_of_life() {
+async fn a_queue_place_from_before_a_clock_jump_is_no_sign_of_life() {
     let bench = Bench::start();
     let [silent, other] = [(); 2].map(|()| Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine"));
     let lease = ms(2000);
-    assert!(matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(other.claim(&claim_for(Mode::Shared, TEST_LIMIT)).await, Ok(Claimed::Granted(_))));
     assert!(matches!(silent.claim(&claim_for(Mode::Shared, lease)).await, Ok(Claimed::Granted(_))));
-    let gone = claim_for(Mode::Exclusive, PATIENCE);
+    let gone = claim_for(Mode::Exclusive, TEST_LIMIT);
     assert!(matches!(silent.claim(&gone).await, Ok(Claimed::Busy(_))));
     bench.command(&format!("ZADD {{a}}:q XX 9000000000000000 {}", gone.attempt));
     sleep(lease + ms(100)).await;
-    let behind = claim_for(Mode::Exclusive, PATIENCE);
+    let behind = claim_for(Mode::Exclusive, TEST_LIMIT);
     assert!(
-        matches!(other.claim(&claim_for(Mode::Shared, PATIENCE)).await, Ok(Claimed::Granted(_))),
-        "nobody is before it"
+        matches!(other.claim(&claim_for(Mode::Shared, TEST_LIMIT)).await, Ok(Claimed::Granted(_))),
+        "it is at the head of the queue"
     );
     assert!(matches!(other.claim(&behind).await, Ok(Claimed::Busy(_))));
     assert_eq!(bench.command("ZCARD {a}:q").int(), 1);
 }
 
 #[tokio::test]
-async fn f23_a_restart_costs_a_group_nothing_with_its_data_and_everything_without() {
+async fn f23_a_group_survives_a_restart_only_with_its_data() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = bench.direct().await;
     let mut guards = Vec::new();
     for (ask, key) in MODES.into_iter().zip(["r", "p", "e"]) {
-        guards.push(ask(&locker, key).ttl(PATIENCE).await.expect("granted"));
+        guards.push(ask(&locker, key).ttl(TEST_LIMIT).await.expect("granted"));
     }
     bench.server.restart(Data::Kept);
     for guard in &guards {
-        guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed on a new connection");
+        guard.extend(TEST_LIMIT).await.or(guard.extend(TEST_LIMIT).await).expect("renewed on a new connection");
     }
     bench.server.restart(Data::Lost);
     for guard in guards {
-        // A renewal says so, the next one in time or this.
-        while guard.extend(PATIENCE).await.is_err_and(|error| error.kind() != ErrorKind::Lost) {
+        // A renewal reports it, the next one in time or this one.
+        while guard.extend(TEST_LIMIT).await.is_err_and(|error| error.kind() != ErrorKind::Lost) {
             sleep(ms(20)).await;
         }
-        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+        assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
     }
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f31_without_memory_groups_are_renewed_and_left() {
+async fn f31_without_memory_groups_are_renewed_and_released() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let mut guards = Vec::new();
@@ -265,20 +265,20 @@ async fn f31_without_memory_groups_are_renewed_and_left() {
 }
 
 #[tokio::test]
-async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_written() {
+async fn f34_a_wrong_type_at_the_holders_key_is_found_before_any_write() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for (companion, ask) in ["{a}:h", "{a}:e"].into_iter().flat_map(|companion| MODES.map(|ask| (companion, ask))) {
         bench.command(&format!("LPUSH {companion} x"));
         let fence = || bench.command("GET {a}:f").to_string();
         let before = fence();
-        let error = ask(&locker, "a").wait(PATIENCE).await.expect_err("nobody can be put there");
+        let error = ask(&locker, "a").wait(TEST_LIMIT).await.expect_err("no holder can be stored there");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
         assert_eq!((bench.keys(), fence()), (vec![companion.to_owned()], before), "nothing was written");
-        // A lock for one does not need them, and cannot be handed to those who do.
+        // An exclusive lock does not need these keys, and cannot be handed to clients that do.
         let guard = locker.lock("a").ttl(TTL).await.expect("granted");
-        let waiting = tokio::spawn(ask(&other, "a").wait(PATIENCE).into_future());
-        let outcome = timeout(PATIENCE, async {
+        let waiting = tokio::spawn(ask(&other, "a").wait(TEST_LIMIT).into_future());
+        let outcome = timeout(TEST_LIMIT, async {
             sleep(ms(50)).await;
             guard.unlock().await.expect("released all the same");
             waiting.await.expect("no panic")
@@ -291,7 +291,7 @@ async fn f34_a_wrong_type_where_those_inside_stand_is_found_before_anything_is_w
 }
 
 #[tokio::test]
-async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
+async fn f35_groups_and_foreign_clients_exclude_each_other() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     for ask in MODES {
@@ -300,11 +300,11 @@ async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
         assert_ne!(foreign(), "OK", "two are inside");
         first.unlock().await.expect("released");
         assert_ne!(foreign(), "OK", "one is inside");
-        // As long as the longest lease: a renewal must not let the key run out before it.
+        // As long as the longest lease: a renewal must not let the key expire before it.
         sleep(TTL * 2).await;
         assert_ne!(foreign(), "OK", "one is inside, and was renewed");
         second.unlock().await.expect("released");
-        assert_eq!(foreign(), "OK", "nobody is inside");
+        assert_eq!(foreign(), "OK", "the lock is free");
         let error = ask(&one, "a").wait(ms(200)).await.expect_err("the foreign client has it");
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         assert_eq!(bench.command("GET a").text(), "mine");
@@ -314,50 +314,50 @@ async fn f35_a_foreign_client_is_excluded_by_groups_and_excludes_them() {
 }
 
 #[tokio::test]
-async fn f24_a_group_whose_lock_was_deleted_by_hand_is_lost_and_begins_anew() {
+async fn f24_a_group_with_a_deleted_lock_is_lost_and_starts_again() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     for ask in MODES {
-        let old = ask(&one, "a").ttl(PATIENCE).await.expect("granted");
+        let old = ask(&one, "a").ttl(TEST_LIMIT).await.expect("granted");
         bench.command("DEL a");
-        let new = ask(&two, "a").ttl(PATIENCE).await.expect("it is free");
+        let new = ask(&two, "a").ttl(TEST_LIMIT).await.expect("it is free");
         assert_eq!(bench.command("ZCARD {a}:e").int(), 1, "the old one is not counted");
-        assert_eq!(old.extend(PATIENCE).await.expect_err("gone").kind(), ErrorKind::Lost);
-        new.extend(PATIENCE).await.expect("untouched");
+        assert_eq!(old.extend(TEST_LIMIT).await.expect_err("gone").kind(), ErrorKind::Lost);
+        new.extend(TEST_LIMIT).await.expect("untouched");
         new.unlock().await.expect("released");
         bench.expect_nothing_left().await;
     }
 }
 
 #[tokio::test]
-async fn one_of_several_is_broken_by_its_token_and_told() {
+async fn one_of_several_holders_is_broken_by_its_token() {
     let bench = Bench::start();
     let (one, two) = (bench.direct().await, bench.direct().await);
     let (first, second) = (one.read("a").await.expect("granted"), two.read("a").await.expect("granted"));
-    let waiting = tokio::spawn(two.clone().lock("a").wait(PATIENCE).into_future());
+    let waiting = tokio::spawn(two.clone().lock("a").wait(TEST_LIMIT).into_future());
     expect_waiters(&bench, 1).await;
     let shown = one.inspect().get("a").await.expect("shown").expect("held");
     let tokens: Vec<_> = shown.holders.iter().filter_map(|holder| holder.token).collect();
     assert_eq!(tokens, [first.fencing_token(), second.fencing_token()]);
     two.inspect().force_release("a", first.fencing_token(), "stuck").await.expect("broken");
-    assert_eq!(timeout(PATIENCE, first.lost()).await.expect("told"), LossReason::Broken);
+    assert_eq!(timeout(TEST_LIMIT, first.lost()).await.expect("notified"), LossReason::Broken);
     second.check().expect("only the other one");
     assert!(!waiting.is_finished(), "one is inside");
     one.inspect().force_release("a", second.fencing_token(), "stuck").await.expect("broken");
-    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
     guard.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn one_of_several_is_taken_over_with_its_slot_and_told() {
+async fn one_of_several_holders_is_adopted_with_its_slot() {
     let bench = Bench::start();
     let (one, two, third) = (bench.direct().await, bench.direct().await, bench.direct().await);
     for ask in MODES {
         let (stays, old) = (ask(&two, "a").await.expect("granted"), ask(&one, "a").await.expect("granted"));
         let new = third.clone().adopt(&old.export()).await.expect("taken over");
         assert_eq!((new.fencing_token(), new.slot(), new.mode()), (old.fencing_token(), old.slot(), old.mode()));
-        assert_eq!(timeout(PATIENCE, old.lost()).await.expect("told"), LossReason::Adopted);
+        assert_eq!(timeout(TEST_LIMIT, old.lost()).await.expect("notified"), LossReason::Adopted);
         assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
         sleep(TTL * 2).await;
         new.check().expect("it is renewed in its new place");
@@ -373,19 +373,19 @@ async fn one_of_several_is_taken_over_with_its_slot_and_told() {
 }
 
 #[tokio::test]
-async fn more_readers_than_one_call_lets_in_all_enter() {
+async fn readers_beyond_the_limit_of_one_call_all_enter() {
     let bench = Bench::start();
     let (holder, readers) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut waiting = JoinSet::new();
     for _ in 0..100 {
-        waiting.spawn(readers.clone().read("a").ttl(PATIENCE * 3).wait(PATIENCE).into_future());
+        waiting.spawn(readers.clone().read("a").ttl(TEST_LIMIT * 3).wait(TEST_LIMIT).into_future());
     }
     expect_waiters(&bench, 100).await;
     let released = now();
     guard.unlock().await.expect("released");
-    let inside = timeout(PATIENCE, waiting.join_all()).await.expect("in time");
-    // Their heartbeat is 30 s: found by polls it would take a third of that.
+    let inside = timeout(TEST_LIMIT, waiting.join_all()).await.expect("in time");
+    // Their heartbeat is 30 s, so by polling it would take a third of that.
     assert!(now().since(released) < ms(8_000), "{:?}", now().since(released));
     let inside: Vec<_> = inside.into_iter().map(|granted| granted.expect("granted")).collect();
     assert_eq!(bench.command("ZCARD {a}:e").int(), 100, "all at once");
@@ -396,38 +396,38 @@ async fn more_readers_than_one_call_lets_in_all_enter() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_handed_over_rests_for_its_delay_too() {
+async fn a_handed_over_lock_keeps_its_delay() {
     let bench = Bench::start();
-    // Without a keeper, so that nobody renews.
+    // Without a keeper, so nothing is renewed.
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).build().expect("an engine");
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let (first, mut second) = (claim_for(Mode::Exclusive, PATIENCE), claim_for(mode, PATIENCE));
-        second.delay = PATIENCE * 30;
+        let (first, mut second) = (claim_for(Mode::Exclusive, TEST_LIMIT), claim_for(mode, TEST_LIMIT));
+        second.delay = TEST_LIMIT * 30;
         assert!(matches!(engine.claim(&first).await, Ok(Claimed::Granted(_))));
         assert!(matches!(engine.claim(&second).await, Ok(Claimed::Busy(_))));
         engine.release(&first).await.expect("released");
-        let Wake::Granted(grant) = timeout(PATIENCE, engine.wait(&second)).await.expect("told") else {
+        let Wake::Granted(grant) = timeout(TEST_LIMIT, engine.wait(&second)).await.expect("notified") else {
             panic!("a grant, not a hint");
         };
         assert_eq!(grant.term.expect("a lease").ttl, ms(1000), "the first lease, without the delay");
         let left = u64::try_from(bench.command("PTTL a").int()).expect("it expires");
-        assert!(ms(left) > PATIENCE * 29 && ms(left) <= PATIENCE * 30 + ms(1000), "{left} ms");
-        let again = engine.claim(&second).await.expect("answered");
-        assert!(matches!(again, Claimed::Granted(grant) if grant.term.is_some_and(|term| term.ttl == PATIENCE)));
+        assert!(ms(left) > TEST_LIMIT * 29 && ms(left) <= TEST_LIMIT * 30 + ms(1000), "{left} ms");
+        let again = engine.claim(&second).await.expect("no error");
+        assert!(matches!(again, Claimed::Granted(grant) if grant.term.is_some_and(|term| term.ttl == TEST_LIMIT)));
         let left = u64::try_from(bench.command("PTTL a").int()).expect("it expires");
-        assert!(ms(left) > PATIENCE * 30, "{left} ms");
+        assert!(ms(left) > TEST_LIMIT * 30, "{left} ms");
         engine.release(&second).await.expect("released");
         bench.expect_nothing_left().await;
     }
 }
 
 #[tokio::test]
-async fn a_lock_for_one_makes_the_same_calls_as_if_there_were_no_groups() {
+async fn an_exclusive_lock_makes_no_group_calls() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("CONFIG RESETSTAT");
     for _ in 0..10 {
-        locker.lock("a").ttl(PATIENCE).await.expect("granted").unlock().await.expect("released");
+        locker.lock("a").ttl(TEST_LIMIT).await.expect("granted").unlock().await.expect("released");
     }
     let calls = |name| bench.server.calls(name);
     let pairs = ["evalsha", "exists", "set", "getrange", "del"].map(calls);

@@ -1,4 +1,4 @@
-//! A server that has forgotten leases, with the restart guard.
+//! A server that lost its leases, with the restart guard.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::{Data, RedisServer};
 use tokio::net::TcpStream;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
-/// A locker with the guard, on a server whose first quarantine is over.
+/// Returns a locker with the guard, on a server whose first quarantine is over.
 async fn guarded(builder: RedisBuilder) -> Locker {
     let engine = builder.restart_guard(true).build().expect("an engine");
     let locker = Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker");
@@ -23,9 +23,9 @@ async fn guarded(builder: RedisBuilder) -> Locker {
     locker
 }
 
-/// Tries until the lock is granted; how often the quarantine was in the way.
+/// Retries until the lock is granted; returns how often the quarantine refused it.
 async fn outlast(locker: &Locker, key: &str) -> (LockGuard, u32) {
-    let (until, mut quarantined) = (now().after(PATIENCE), 0);
+    let (until, mut quarantined) = (now().after(TEST_LIMIT), 0);
     loop {
         match locker.try_lock(key).await {
             Ok(Some(guard)) => return (guard, quarantined),
@@ -40,10 +40,11 @@ async fn outlast(locker: &Locker, key: &str) -> (LockGuard, u32) {
     }
 }
 
-/// The holder is cut off, the server forgets the lock, and somebody else is to have it only after the holder's time.
+/// The holder is cut off, the server loses the lock, and the next client must be granted it only after the holder's
+/// deadline.
 async fn expect_no_overlap(bench: &mut Bench, forget: impl FnOnce(&mut Bench)) {
     let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
-    // Longer than anything that the other one asks for, which sees that when it connects.
+    // Longer than any lease that the other client requests; it learns this when it connects.
     let guard = holder.lock("a").ttl(TTL * 2).await.expect("granted");
     let other = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     guard.extend(TTL * 2).await.expect("renewed");
@@ -63,17 +64,17 @@ async fn expect_granted_after(other: &Locker, guard: &LockGuard, deadline: Momen
 }
 
 #[tokio::test]
-async fn f23_guarded_a_server_that_restarts_empty_waits_for_the_leases_it_lost() {
+async fn f23_guarded_a_server_restarted_empty_waits_for_its_lost_leases() {
     expect_no_overlap(&mut Bench::start(), |bench| bench.server.restart(Data::Lost)).await;
 }
 
 #[tokio::test]
-async fn f23_guarded_a_server_that_restarts_with_its_data_keeps_the_lock_of_its_holder() {
+async fn f23_guarded_a_server_restarted_with_its_data_keeps_the_lock() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.server.restart(Data::Kept);
-    guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed in the quarantine");
+    guard.extend(TEST_LIMIT).await.or(guard.extend(TEST_LIMIT).await).expect("renewed in the quarantine");
     let error = loop {
         let tried = locker.try_lock("b").await.expect_err("in quarantine");
         if tried.kind() == ErrorKind::Unavailable && tried.to_string().contains("quarantined") {
@@ -85,12 +86,12 @@ async fn f23_guarded_a_server_that_restarts_with_its_data_keeps_the_lock_of_its_
 }
 
 #[tokio::test]
-async fn f24_guarded_a_flushed_server_waits_for_the_leases_it_lost() {
+async fn f24_guarded_a_flushed_server_waits_for_its_lost_leases() {
     expect_no_overlap(&mut Bench::start(), |bench| drop(bench.command("FLUSHALL"))).await;
 }
 
 #[tokio::test]
-async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_never_got() {
+async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_lacks() {
     let mut bench = Bench::start();
     let replica = RedisServer::options().replica_of(bench.server.address()).start();
     replica.expect_in_sync();
@@ -98,7 +99,7 @@ async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_never_got() {
     let to = port.clone();
     let follower = || {
         let to = to.clone();
-        Redis::over("whoever is master", move || TcpStream::connect(("127.0.0.1", to.load(Ordering::Relaxed))))
+        Redis::over("the current master", move || TcpStream::connect(("127.0.0.1", to.load(Ordering::Relaxed))))
     };
     let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
     replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -115,12 +116,12 @@ async fn f25_guarded_a_promoted_replica_waits_for_the_leases_it_never_got() {
 }
 
 #[tokio::test]
-async fn guarded_locks_are_handed_over_like_others_and_cost_the_unguarded_nothing() {
+async fn guarded_locks_are_handed_over_and_unguarded_clients_send_no_more() {
     let bench = Bench::start();
     let builder = || Redis::tcp("127.0.0.1", bench.server.port());
     let (first, second) = (guarded(builder()).await, guarded(builder()).await);
     let guard = first.lock("a").await.expect("granted");
-    let waiter = tokio::spawn(async move { second.lock("a").wait(PATIENCE).await });
+    let waiter = tokio::spawn(async move { second.lock("a").wait(TEST_LIMIT).await });
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
@@ -129,28 +130,28 @@ async fn guarded_locks_are_handed_over_like_others_and_cost_the_unguarded_nothin
     let asked = bench.server.calls("info");
     let plain = bench.direct().await;
     plain.lock("b").await.expect("granted").unlock().await.expect("released");
-    // The question itself is one.
+    // The `INFO` of this check itself is one.
     assert_eq!(bench.server.calls("info"), asked + 1);
 }
 
 #[tokio::test]
-async fn guarded_a_waiter_that_was_refused_in_the_quarantine_takes_the_lock_when_its_turn_comes() {
+async fn guarded_a_waiter_refused_in_the_quarantine_keeps_its_place() {
     let bench = Bench::start();
     let builder = || Redis::tcp("127.0.0.1", bench.server.port());
     let (first, second, third) = (guarded(builder()).await, guarded(builder()).await, guarded(builder()).await);
     let guard = first.lock("a").await.expect("granted");
-    // Once refused, it would not claim again before its patience is over.
-    let request = second.lock("a").retry_interval(PATIENCE * 4).wait(PATIENCE);
+    // Once refused, it would not claim again within its wait.
+    let request = second.lock("a").retry_interval(TEST_LIMIT * 4).wait(TEST_LIMIT);
     let waiter = tokio::spawn(request.into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
-    // The lock and the canary are forgotten, the queue is not.
+    // The lock and the canary key are deleted, the queue is not.
     bench.command("DEL a {distlock}:g");
     drop(guard);
-    // It is refused when it looks again, after a third of its heartbeat; somebody else comes when that is over.
+    // Its poll after a third of its heartbeat is refused; another client comes when the quarantine is over.
     sleep(TTL).await;
-    let behind = tokio::spawn(third.lock("a").wait(PATIENCE).into_future());
+    let behind = tokio::spawn(third.lock("a").wait(TEST_LIMIT).into_future());
     let next = waiter.await.expect("no panic").expect("granted to the first in the queue");
     let token = next.fencing_token();
     next.unlock().await.expect("released");
@@ -159,20 +160,20 @@ async fn guarded_a_waiter_that_was_refused_in_the_quarantine_takes_the_lock_when
     last.unlock().await.expect("released");
 }
 
-/// What the server calls its history.
+/// Returns the server's replication id.
 fn history(server: &RedisServer) -> String {
     server.info("replication", "master_replid").expect("it says so")
 }
 
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let latest = now().after(PATIENCE * 3);
+    let latest = now().after(TEST_LIMIT * 3);
     while !is_so() {
         assert!(now() < latest, "never: {what}");
         sleep(ms(20)).await;
     }
 }
 
-/// Waits until the server has no backlog any more, which must be its only change.
+/// Waits until the server has dropped its backlog, which must be its only change.
 async fn outlast_backlog(server: &RedisServer) {
     let before = history(server);
     until("the end of the backlog", || history(server) != before).await;
@@ -181,11 +182,11 @@ async fn outlast_backlog(server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn f76_a_replica_that_attaches_and_a_backlog_that_ends_are_no_restart() {
+async fn f76_an_attached_replica_or_an_ended_backlog_is_no_restart() {
     let bench = Bench::start();
     bench.command("CONFIG SET repl-backlog-ttl 1");
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
-    let kept = locker.lock("kept").ttl(PATIENCE * 3).await.expect("granted");
+    let kept = locker.lock("kept").ttl(TEST_LIMIT * 3).await.expect("granted");
     for key in ["a", "b"] {
         let before = history(&bench.server);
         let replica = RedisServer::options().replica_of(bench.server.address()).start();
@@ -200,15 +201,15 @@ async fn f76_a_replica_that_attaches_and_a_backlog_that_ends_are_no_restart() {
 }
 
 #[tokio::test]
-async fn f76_a_master_that_was_a_replica_meanwhile_waits_although_its_history_has_another_name_since() {
+async fn f76_a_master_that_was_a_replica_waits_despite_a_new_replication_id() {
     let bench = Bench::start();
     bench.command("CONFIG SET repl-backlog-ttl 1");
     let locker = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let mut other = RedisServer::options().replica_of(bench.server.address()).start();
     other.expect_in_sync();
     other.command(&["REPLICAOF", "NO", "ONE"]);
-    // The other one never gets this: when the first is its replica, it is forgotten.
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    // The other server never gets this lock: it is lost when the first becomes its replica.
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.command(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     bench.server.expect_in_sync();
     bench.command("REPLICAOF NO ONE");
@@ -227,20 +228,20 @@ async fn f76_a_master_that_was_a_replica_meanwhile_waits_although_its_history_ha
     drop(guard);
 }
 
-/// A locker with the guard that has not gone around yet.
+/// Returns a locker with the guard that has not taken any lock yet.
 fn guarded_unheld(bench: &Bench) -> Locker {
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).restart_guard(true).build().expect("an engine");
     Locker::builder().default_ttl(TTL).retry_interval(ms(50)).build(engine).expect("a locker")
 }
 
-/// The longest lease that counts, by the server's canary.
+/// Returns the longest lease that counts, according to the server's canary key.
 fn longest_ms(bench: &Bench) -> u64 {
     let canary = bench.command("GET {distlock}:g").to_string();
     canary.rsplit(' ').next().expect("a number").parse().expect("a number")
 }
 
 #[tokio::test]
-async fn f76_a_lease_of_a_day_that_was_released_long_ago_does_not_make_a_quarantine_of_a_day() {
+async fn f76_a_released_lease_of_a_day_causes_no_quarantine_of_a_day() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -262,12 +263,12 @@ async fn f76_a_lease_of_a_day_that_was_released_long_ago_does_not_make_a_quarant
 }
 
 #[tokio::test]
-async fn f76_a_lease_of_a_day_that_may_be_alive_makes_a_quarantine_of_a_day() {
+async fn f76_a_possibly_live_lease_of_a_day_causes_a_quarantine_of_a_day() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let day = Duration::from_secs(86_400);
     let holder = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let guard = holder.lock("day").ttl(TTL).await.expect("granted");
-    // By a renewal: that makes no quarantine where nothing was forgotten.
+    // By a renewal, which starts no quarantine where nothing was lost.
     guard.extend(day).await.expect("renewed");
     assert_eq!(longest_ms(&bench), 86_400_000);
     holder.try_lock("a").await.expect("no quarantine").expect("free").unlock().await.expect("released");
@@ -290,7 +291,7 @@ async fn f76_a_canary_of_an_older_version_is_understood() {
     let first = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let canary = bench.command("GET {distlock}:g").to_string();
     let identity = canary.split(' ').next().expect("an identity");
-    // As one that has never had a hash beside it, long after its quarantine.
+    // Like a canary key that has never had a hash beside it, long after its quarantine.
     bench.command("DEL {distlock}:l:g");
     bench.server.command(&["SET", "{distlock}:g", &format!("{identity} 0 86400000")]);
     first.lock("b").await.expect("no quarantine").unlock().await.expect("released");
@@ -301,9 +302,9 @@ async fn f76_a_canary_of_an_older_version_is_understood() {
     assert!(error.to_string().contains("quarantined for another 86"), "{error}");
 }
 
-/// Tries until the server says for how long it is in quarantine.
+/// Retries until the server refuses with the remaining time of its quarantine.
 async fn refusal(locker: &Locker, key: &str, ttl: Duration) -> String {
-    let latest = now().after(PATIENCE);
+    let latest = now().after(TEST_LIMIT);
     loop {
         match locker.try_lock(key).ttl(ttl).await {
             Ok(granted) => panic!("granted: {granted:?}"),
@@ -315,14 +316,14 @@ async fn refusal(locker: &Locker, key: &str, ttl: Duration) -> String {
 }
 
 #[tokio::test]
-async fn f76_what_a_client_knew_before_a_flush_counts_although_another_began_the_quarantine() {
+async fn f76_a_lease_known_before_a_flush_extends_a_quarantine_of_another_client() {
     let bench = Bench::start();
     let day = Duration::from_secs(86_400);
     let holder = guarded(Redis::tcp("127.0.0.1", bench.proxy.port())).await;
     let knows = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let guard = holder.lock("day").ttl(day).await.expect("granted");
     bench.proxy.freeze();
-    // The client that is left looks at the canary every second.
+    // The remaining client reads the canary key every second.
     let looks = async |what: &str| {
         let before = bench.server.calls("get");
         until(what, || bench.server.calls("get") >= before + 2).await;
@@ -330,7 +331,7 @@ async fn f76_what_a_client_knew_before_a_flush_counts_although_another_began_the
     looks("a look at the lease of a day").await;
     bench.command("FLUSHALL");
     let fresh = guarded_unheld(&bench);
-    let said = refusal(&fresh, "other", PATIENCE * 3).await;
+    let said = refusal(&fresh, "other", TEST_LIMIT * 3).await;
     assert!(!said.contains("quarantined for another 86"), "{said}");
     fresh.close().await.expect("closed");
     looks("a look at the quarantine of another client").await;
@@ -346,7 +347,7 @@ async fn f76_a_renewal_before_the_first_claim_after_a_flush_counts() {
     let holder = guarded(Redis::tcp("127.0.0.1", bench.server.port())).await;
     let guard = holder.lock("day").ttl(day).await.expect("granted");
     bench.command("FLUSHALL");
-    // It fails, as the lock is gone, and says that there may be others that long.
+    // It fails, because the lock is gone, and reports that there may be other leases that long.
     guard.extend(day).await.expect_err("lost");
     assert_eq!(bench.command("EXISTS {distlock}:g {distlock}:l:g").int(), 1);
     let said = refusal(&guarded_unheld(&bench), "other", TTL).await;
@@ -355,7 +356,7 @@ async fn f76_a_renewal_before_the_first_claim_after_a_flush_counts() {
 }
 
 #[tokio::test]
-async fn f76_the_longest_lease_of_an_older_version_goes_down_in_the_end() {
+async fn f76_the_longest_lease_of_an_older_version_expires() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -375,14 +376,14 @@ async fn f76_the_longest_lease_of_an_older_version_goes_down_in_the_end() {
     }
 }
 
-/// A claim of the lock `a` with a lease of a minute.
+/// Returns a claim of the lock `a` with a lease of a minute.
 fn minute(mode: Mode) -> Claim {
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-    Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, true, Arc::new(record.with_mode(mode)))
+    Claim::new(Key::new("a").expect("a name"), TEST_LIMIT * 3, true, Arc::new(record.with_mode(mode)))
 }
 
 async fn claimed(engine: &Redis, claim: &Claim) -> Grant {
-    let latest = now().after(PATIENCE * 6);
+    let latest = now().after(TEST_LIMIT * 6);
     loop {
         match engine.claim(claim).await {
             Ok(Claimed::Granted(grant)) => return grant,

@@ -1,10 +1,10 @@
-//! What the library said, wherever in this process.
+//! The log of the test process.
 
 use std::sync::OnceLock;
 
 use crate::log_kit::Log;
 
-/// The log of the process, from when it was first asked for: all its tests write to it.
+/// Returns the log of the process, from the first call on: all its tests write to it.
 pub(crate) fn begin() -> Log {
     static LOG: OnceLock<Log> = OnceLock::new();
     let begin = || {
@@ -17,7 +17,7 @@ pub(crate) fn begin() -> Log {
     LOG.get_or_init(begin).clone()
 }
 
-/// The lines in which `words` stand.
+/// Returns the lines that contain `words`.
 pub(crate) fn lines(log: &Log, words: &str) -> Vec<String> {
     log.text().lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
 }

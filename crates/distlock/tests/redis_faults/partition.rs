@@ -1,4 +1,4 @@
-//! A network that comes apart between a master and its replica, with clients on both sides.
+//! A network partition between a master and its replica, with clients on both sides.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use crate::bench::now;
 const LEASE: Duration = Duration::from_secs(4);
 const MOST_LAG: Duration = Duration::from_secs(2);
 
-/// What it does not say: an old master renews until it notices, so for `min-replicas-max-lag` and a second (the replicas'
-/// rhythm) more than the lease its holder and the next one on the other side may both believe. Tokens tell them apart.
+/// Not promised: an old master renews until it notices the partition. So for `min-replicas-max-lag` and a second (the
+/// replicas' interval) more than the lease, its holder and the next holder on the other side may both believe. Their
+/// tokens differ.
 #[test]
 fn f26_needs_root_an_old_master_cut_off_from_its_replicas_refuses_and_tokens_rise() {
     let network = Network::new();
@@ -42,7 +43,7 @@ fn f26_needs_root_an_old_master_cut_off_from_its_replicas_refuses_and_tokens_ris
             old.unlock("b");
             None
         }
-        // Its release was refused a moment ago, and goes on in the background.
+        // Its release was just refused, and continues in the background.
         _ => None,
     });
     assert_eq!(refusal.0, "Unavailable", "{}", refusal.1);
@@ -50,7 +51,7 @@ fn f26_needs_root_an_old_master_cut_off_from_its_replicas_refuses_and_tokens_ris
     let lost = old.lost("a");
     assert_eq!(lost.outcome, Outcome::Lost("Expired".into()), "renewals are refused as well");
     let believed = lost.ended.since(parted);
-    // Three seconds for a machine that is busy with something else.
+    // Three seconds for a machine that is busy otherwise.
     assert!(believed < LEASE + MOST_LAG + Duration::from_secs(1 + 3), "the old side believed for {believed:?}");
     let next = new.receive();
     assert!(next.token() > token, "{} after {token}", next.token());

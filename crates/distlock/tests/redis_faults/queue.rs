@@ -1,4 +1,5 @@
-//! Queues with waiters of several leases, with many dead ones, and with those whose leases run out as they were meant to.
+//! Queues with waiters of different leases, with many dead waiters, and with holders whose leases expire
+//! intentionally.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use distlock_testkit::child::Child;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
 /// A lease whose waiter claims every ten seconds.
 const LONG: Duration = Duration::from_secs(30);
-/// How long something may take that needs no such claim.
+/// A limit that is too short for such a claim.
 const AT_ONCE: Duration = Duration::from_secs(8);
 
 type Waiter = JoinHandle<distlock::Result<LockGuard>>;
@@ -30,21 +31,21 @@ fn engine(port: u16) -> Redis {
 }
 
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let latest = now().after(PATIENCE * 2);
+    let latest = now().after(TEST_LIMIT * 2);
     while !is_so() {
         assert!(now() < latest, "never: {what}");
         sleep(ms(5)).await;
     }
 }
 
-/// Returns when so many wait for the lock `a`, the dead ones included.
+/// Returns when the queue of the lock `a` has `count` places, including dead waiters.
 async fn expect_places(bench: &Bench, count: i64) {
     until("places in the queue", || bench.command("ZCARD {a}:q").int() >= count).await;
 }
 
-/// Starts a request, and returns when its owner has a place in the queue.
+/// Starts a request, and returns when its owner is in the queue.
 async fn queue(bench: &Bench, owner: &str, request: LockRequest) -> Waiter {
-    let waiter = tokio::spawn(request.owner(owner).wait(PATIENCE * 3).into_future());
+    let waiter = tokio::spawn(request.owner(owner).wait(TEST_LIMIT * 3).into_future());
     let name = format!("\"owner\":\"{owner}\"");
     let is_there = |reply: &distlock_testkit::servers::Reply| reply.to_string().contains(&name);
     until("a place in the queue", || bench.command("HVALS {a}:w").array().iter().any(is_there)).await;
@@ -52,14 +53,14 @@ async fn queue(bench: &Bench, owner: &str, request: LockRequest) -> Waiter {
 }
 
 async fn granted(waiter: Waiter) -> LockGuard {
-    timeout(PATIENCE * 3, waiter).await.expect("in time").expect("no panic").expect("granted")
+    timeout(TEST_LIMIT * 3, waiter).await.expect("in time").expect("no panic").expect("granted")
 }
 
 #[tokio::test]
 async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
     let bench = Bench::start();
     let [holder, patient, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut hasty = Child::start();
     hasty.connect(&bench.server.url());
     hasty.send("lock a 3000");
@@ -67,7 +68,7 @@ async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
     let first = bench.command("ZRANGE {a}:q 0 0").array()[0].to_string();
     let entry = || bench.command(&format!("HGET {{a}}:w {first}")).to_string();
     let patient = queue(&bench, "patient", patient.lock("a").ttl(LONG)).await;
-    // The first claims again: that must not make the queue last shorter for the one behind it.
+    // The first waiter claims again: that must not shorten the TTL of the queue for the waiter behind it.
     let before = entry();
     until("another claim of the first", || entry() != before).await;
     for key in ["{a}:q", "{a}:w"] {
@@ -75,7 +76,7 @@ async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
         assert!((15_000..=30_000).contains(&left), "{key} lasts for {left} ms");
     }
     hasty.kill9();
-    // As long as the first one's heartbeat.
+    // As long as the first waiter's heartbeat.
     sleep(ms(3500)).await;
     let newcomer = queue(&bench, "newcomer", newcomer.lock("a").ttl(TTL)).await;
     guard.unlock().await.expect("released");
@@ -94,11 +95,11 @@ async fn f72_a_waiter_behind_one_with_a_shorter_lease_keeps_its_place() {
 }
 
 #[tokio::test]
-async fn f72_both_keys_of_a_queue_end_by_themselves_whatever_became_of_the_other() {
+async fn f72_both_keys_of_a_queue_expire_independently() {
     let bench = Bench::start();
     let (holder, waiter) = (engine(bench.server.port()), engine(bench.server.port()));
     let (long, short) = (claim_for(Mode::Exclusive, LONG), claim_for(Mode::Exclusive, ms(3000)));
-    assert!(matches!(holder.claim(&claim_for(Mode::Exclusive, PATIENCE)).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(holder.claim(&claim_for(Mode::Exclusive, TEST_LIMIT)).await, Ok(Claimed::Granted(_))));
     for key in ["{a}:q", "{a}:w"] {
         for claim in [&long, &short] {
             assert!(matches!(waiter.claim(claim).await, Ok(Claimed::Busy(_))));
@@ -118,9 +119,9 @@ async fn f72_both_keys_of_a_queue_end_by_themselves_whatever_became_of_the_other
     }
 }
 
-/// Queues a claim. A busy machine may not answer in time at first.
+/// Queues a claim. A busy machine may not reply in time at first.
 async fn take_place(engine: &Redis, claim: &Claim) {
-    let latest = now().after(PATIENCE);
+    let latest = now().after(TEST_LIMIT);
     loop {
         match engine.claim(claim).await {
             Ok(Claimed::Busy(_)) => return,
@@ -130,7 +131,7 @@ async fn take_place(engine: &Redis, claim: &Claim) {
     }
 }
 
-/// Puts dead waiters into the queue of `a`: each has its own connection, which is closed. Some are processes that are killed.
+/// Puts dead waiters into the queue of `a`: each has its own connection, which is closed. Some are killed processes.
 async fn die_waiting(bench: &Bench, mode: Mode, ttl: Duration, count: usize) {
     let listeners = || bench.command("PUBSUB CHANNELS distlock:wake:*").array().len();
     let before = (listeners(), bench.command("ZCARD {a}:q").int());
@@ -145,11 +146,12 @@ async fn die_waiting(bench: &Bench, mode: Mode, ttl: Duration, count: usize) {
     until("that the server has seen them go", || listeners() <= before.0).await;
 }
 
-/// The lock is released with dead waiters before a live one: that is served at once, and no newcomer before it.
+/// The lock is released with dead waiters before a live one: the live waiter is served at once, and no newcomer before
+/// it.
 async fn expect_next(bench: &Bench, release: impl AsyncFnOnce(), waiter: Waiter, newcomer: LockRequest) {
     let released = now();
     release().await;
-    let newcomer = tokio::spawn(newcomer.wait(PATIENCE * 3).into_future());
+    let newcomer = tokio::spawn(newcomer.wait(TEST_LIMIT * 3).into_future());
     let next = granted(waiter).await;
     let late = now().since(released);
     assert!(late < AT_ONCE, "served after {late:?}");
@@ -162,7 +164,7 @@ async fn expect_next(bench: &Bench, release: impl AsyncFnOnce(), waiter: Waiter,
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_killed_ones_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_killed_ones_is_served_at_once() {
     for count in [40, 100, 300] {
         let bench = Bench::start();
         let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
@@ -184,7 +186,7 @@ async fn f73_the_live_waiter_behind_many_killed_ones_is_served_at_once() {
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_of_one_killed_process_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_of_one_killed_process_is_served_at_once() {
     let bench = Bench::start();
     let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
@@ -201,15 +203,15 @@ async fn f73_the_live_waiter_behind_many_of_one_killed_process_is_served_at_once
 }
 
 #[tokio::test]
-async fn f73_the_live_waiter_behind_many_whose_heartbeat_has_passed_is_served_at_once() {
+async fn f73_a_live_waiter_behind_many_silent_ones_is_served_at_once() {
     let bench = Bench::start();
     let [holder, alive, newcomer] = [bench.direct().await, bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
-    // They listen on, and give no sign of life.
+    // They stay subscribed, and give no sign of life.
     let silent = engine(bench.server.port());
     let long = claim_for(Mode::Exclusive, LONG);
     for count in 0..100 {
-        // The last of them has nothing but keeps the queue there until the live one comes.
+        // The last of them only keeps the queue alive until the live waiter comes.
         let claim = if count == 99 { long.clone() } else { claim_for(Mode::Exclusive, ms(3000)) };
         take_place(&silent, &claim).await;
     }
@@ -222,7 +224,7 @@ async fn f73_the_live_waiter_behind_many_whose_heartbeat_has_passed_is_served_at
 }
 
 #[tokio::test]
-async fn f73_a_newcomer_that_finds_the_lock_free_does_not_overtake_behind_dead_waiters() {
+async fn f73_a_newcomer_does_not_overtake_a_live_waiter_behind_dead_ones() {
     for count in [40, 300] {
         let bench = Bench::start();
         let [alive, newcomer] = [bench.direct().await, bench.direct().await];
@@ -235,7 +237,7 @@ async fn f73_a_newcomer_that_finds_the_lock_free_does_not_overtake_behind_dead_w
 }
 
 #[tokio::test]
-async fn f73_a_permit_and_a_reader_behind_many_dead_ones_are_let_in_at_once() {
+async fn f73_a_permit_and_a_reader_behind_many_dead_waiters_enter_at_once() {
     type Ask = fn(&Locker) -> LockRequest;
     let permit: Ask = |locker| locker.semaphore("a", 2).acquire().ttl(LONG);
     let writer: Ask = |locker| locker.lock("a").ttl(LONG);
@@ -252,7 +254,7 @@ async fn f73_a_permit_and_a_reader_behind_many_dead_ones_are_let_in_at_once() {
             let release = async || guard.unlock().await.expect("released");
             let newcomer = if mode == Mode::Shared { writer(&newcomer) } else { permit(&newcomer) };
             if let Some(second) = second {
-                // So that everything is gone in the end.
+                // Released later, so that no state is left in the end.
                 tokio::spawn(async move {
                     sleep(AT_ONCE).await;
                     drop(second.unlock().await);
@@ -264,11 +266,11 @@ async fn f73_a_permit_and_a_reader_behind_many_dead_ones_are_let_in_at_once() {
 }
 
 #[tokio::test]
-async fn f73_a_stopped_process_with_many_waiters_costs_one_first_lease() {
+async fn f73_a_stopped_process_with_many_waiters_delays_by_one_first_lease() {
     let bench = Bench::start();
     let [holder, alive] = [bench.direct().await, bench.direct().await];
     let guard = holder.lock("a").ttl(LONG).await.expect("granted");
-    // Its connection takes messages, and its process does not read them.
+    // Its connection accepts messages, but its process does not read them.
     let stopped = engine(bench.proxy.port());
     for _ in 0..60 {
         take_place(&stopped, &claim_for(Mode::Exclusive, LONG)).await;
@@ -283,23 +285,23 @@ async fn f73_a_stopped_process_with_many_waiters_costs_one_first_lease() {
 }
 
 #[tokio::test]
-async fn a_lease_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_process_its_place() {
+async fn an_intended_expiry_keeps_the_queue_places_of_its_process() {
     type Ask = fn(&Locker) -> LockRequest;
     let unwatched: Ask = |locker| locker.lock("a").ttl(TTL).watchdog(false);
     let bounded: Ask = |locker| locker.lock("a").ttl(ms(3000)).max_hold(ms(500)).lock_delay(ms(1000));
-    // It is over before the first lease would be renewed.
+    // It ends before the first lease would be renewed.
     let brief: Ask = |locker| locker.lock("a").ttl(ms(10_000)).max_hold(ms(200)).lock_delay(ms(500));
     for ask in [unwatched, bounded, brief] {
         let bench = Bench::start();
         let [holder, alive, other] = [bench.direct().await, bench.direct().await, bench.direct().await];
         let guard = holder.lock("a").ttl(LONG).await.expect("granted");
         let first = queue(&bench, "first", ask(&alive)).await;
-        // Claims every ten seconds, so that the one behind it is the first to find the lock free.
+        // Claims every ten seconds, so that the waiter behind it is the first to find the lock free.
         let second = queue(&bench, "second", alive.lock("a").ttl(LONG)).await;
         let third = queue(&bench, "third", other.lock("a").ttl(ms(3000))).await;
         guard.unlock().await.expect("released");
         let lapsed = granted(first).await;
-        timeout(PATIENCE, lapsed.lost()).await.expect("its lease runs out");
+        timeout(TEST_LIMIT, lapsed.lost()).await.expect("its lease runs out");
         let after = async |waiter| {
             let guard = granted(waiter).await;
             let token = guard.fencing_token();
@@ -313,7 +315,7 @@ async fn a_lease_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_p
 }
 
 #[tokio::test]
-async fn a_permit_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_process_its_place() {
+async fn an_intended_permit_expiry_keeps_the_queue_places_of_its_process() {
     let bench = Bench::start();
     let (alive, other) = (engine(bench.server.port()), engine(bench.server.port()));
     let owner = OwnerId::random();
@@ -325,7 +327,7 @@ async fn a_permit_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_
     assert!(matches!(alive.claim(&entry(LONG, false)).await, Ok(Claimed::Granted(_))));
     let waiter = claim_for(Mode::Exclusive, LONG);
     take_place(&alive, &waiter).await;
-    // As long as a first lease, and not one: entries of the owner pass by the queue.
+    // As long as a first lease, without one: entries of the owner bypass the queue.
     sleep(ms(5)).await;
     assert!(matches!(alive.claim(&entry(ms(1000), true)).await, Ok(Claimed::Granted(_))));
     until("the end of the lease", || {
@@ -334,14 +336,14 @@ async fn a_permit_that_runs_out_as_it_was_meant_to_costs_no_other_waiter_of_its_
         time.parse::<f64>().expect("a number") * 1000.0 > ends.parse::<f64>().expect("a number")
     })
     .await;
-    // It takes the one out whose lease is over.
+    // It removes the entry whose lease has ended.
     assert!(matches!(other.claim(&entry(LONG, false)).await, Ok(Claimed::Granted(_))));
     assert_eq!(bench.command("ZCARD {a}:e").int(), 2);
     assert_eq!(bench.command("ZRANGE {a}:q 0 0").array()[0].to_string(), waiter.attempt.to_string());
 }
 
 #[tokio::test]
-async fn a_claim_waits_behind_dead_waiters_that_cannot_be_let_in() {
+async fn a_claim_waits_behind_dead_waiters_without_a_token() {
     let bench = Bench::start();
     let mode = Mode::Slot { of: 2 };
     let holder = engine(bench.server.port());
@@ -350,7 +352,7 @@ async fn a_claim_waits_behind_dead_waiters_that_cannot_be_let_in() {
         assert!(matches!(holder.claim(claim).await, Ok(Claimed::Granted(_))));
     }
     die_waiting(&bench, mode, LONG, 3).await;
-    // Without a token there is no grant, to whomever.
+    // Without a token no claim can be granted.
     bench.command("SET {a}:f film");
     holder.release(&second).await.expect("released");
     let waits = claim_for(mode, LONG);
@@ -359,7 +361,7 @@ async fn a_claim_waits_behind_dead_waiters_that_cannot_be_let_in() {
     assert!(matches!(bench.command(&format!("ZRANK {{a}}:q {}", waits.attempt)).int(), 0..=3));
 }
 
-/// Fills the queue of `a` with waiters of so many processes in turn, to none of which a message gets through.
+/// Fills the queue of `a` with waiters of `processes` processes in turn, none of which can be reached by a message.
 fn fill_queue(bench: &Bench, count: usize, processes: usize) {
     let script = "local time = redis.call('TIME') \
         local alive_until = string.format('%.0f', time[1] * 1000 + time[2] / 1000 + 29000) \
@@ -380,14 +382,14 @@ fn fill_queue(bench: &Bench, count: usize, processes: usize) {
 }
 
 #[tokio::test]
-async fn f73_no_call_holds_up_the_server_for_long_behind_very_many_dead_waiters() {
+async fn f73_no_call_blocks_the_server_for_long_with_very_many_dead_waiters() {
     let bench = Bench::start();
     let newcomer = engine(bench.server.port());
     let mine = claim_for(Mode::Exclusive, LONG);
     assert!(matches!(newcomer.claim(&mine).await, Ok(Claimed::Granted(_))));
     newcomer.release(&mine).await.expect("released");
     fill_queue(&bench, 60_000, 1);
-    // The lock was handed over to one of them, and its first lease ran out.
+    // The lock was handed over to one of them, and its first lease expired.
     let seconds = bench.command("TIME").array()[0].to_string();
     bench.server.command(&["HSET", "{a}:w", "handed", &format!("dead0 {seconds}000 30000 h")]);
     bench.command("CONFIG SET slowlog-log-slower-than 150000");
@@ -399,7 +401,7 @@ async fn f73_no_call_holds_up_the_server_for_long_behind_very_many_dead_waiters(
 }
 
 #[tokio::test]
-async fn f73_the_dead_waiters_of_many_processes_are_dropped_whatever_their_order() {
+async fn f73_dead_waiters_of_many_processes_are_dropped_in_any_order() {
     let bench = Bench::start();
     let newcomer = engine(bench.server.port());
     fill_queue(&bench, 20_000, 300);

@@ -1,4 +1,4 @@
-//! The server is away while a caller waits.
+//! The server is unreachable while a caller waits.
 
 use crate::bench::Bench;
 use crate::reach_kit::expect_away;
@@ -23,7 +23,7 @@ async fn f79_a_frozen_server_is_not_a_busy_lock() {
 }
 
 #[tokio::test]
-async fn f79_a_waiter_in_the_queue_finds_out_that_the_server_froze() {
+async fn f79_a_queued_waiter_learns_that_the_server_froze() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.direct().await);
     let guard = expect_waiter_finds_out(&holder, &other, || bench.server.stop()).await;

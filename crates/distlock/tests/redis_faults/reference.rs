@@ -1,4 +1,4 @@
-//! The Redis engine beside the memory engine, which is the reference: the same requests, the same outcomes.
+//! The Redis engine compared with the memory engine, which is the reference: the same requests, the same outcomes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use distlock::backend::redis::Redis;
 use distlock::backend::{Backend, Claim, Claimed};
 use distlock::{Clock, FencingToken, Key, Mode, OwnerId, Process, Record};
 
-use crate::bench::{Bench, PATIENCE};
+use crate::bench::{Bench, TEST_LIMIT};
 
 const RUNS: u64 = 12;
 const STEPS: u64 = 90;
 
-/// The modes that are mixed in one run. Slots agree with themselves alone.
+/// The modes that are mixed in one run. A semaphore cannot be mixed with other modes.
 const MIXES: [&[Mode]; 6] = [
     &[Mode::Exclusive, Mode::Shared, Mode::Shared],
     &[Mode::Exclusive, Mode::Reentrant],
@@ -23,7 +23,7 @@ const MIXES: [&[Mode]; 6] = [
     &[Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 2 }],
 ];
 
-/// Numbers that look random and are the same in every run of the test.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -37,7 +37,7 @@ fn claim(key: &Key, number: u64, mode: Mode, dice: &mut Dice) -> Claim {
     let owner = if mode == Mode::Reentrant { format!("owner-{}", dice.roll(2)) } else { format!("one-{number}") };
     let owner = OwnerId::new(&owner).expect("a name");
     let record = Record::new(owner, Process::current(), Some(number.to_string().into()), Clock::system().wall());
-    Claim::new(key.clone(), PATIENCE * 3, dice.roll(7) > 0, Arc::new(record.with_mode(mode)))
+    Claim::new(key.clone(), TEST_LIMIT * 3, dice.roll(7) > 0, Arc::new(record.with_mode(mode)))
 }
 
 async fn ask(engine: &impl Backend, claim: &Claim) -> String {
@@ -48,7 +48,7 @@ async fn ask(engine: &impl Backend, claim: &Claim) -> String {
     }
 }
 
-/// Who is inside, in whatever order, and who waits, in theirs; each by its label.
+/// Returns the labels of the holders, unordered, and of the waiters, in order.
 async fn state(engine: &impl Backend, key: &Key) -> (BTreeSet<String>, Vec<String>) {
     let Some(lock) = engine.get(key).await.expect("shown") else { return Default::default() };
     let label = |record: &Record| record.label.as_deref().expect("labelled").to_owned();
@@ -88,7 +88,7 @@ async fn a_thousand_random_requests_end_as_in_the_reference_engine() {
                 1..9 if !claims.is_empty() => {
                     let claim = claims.swap_remove(any);
                     let ends = [redis.release(&claim).await, memory.release(&claim).await];
-                    ends.map(|end| format!("{:?}", end.expect("answered"))).into()
+                    ends.map(|end| format!("{:?}", end.expect("no error"))).into()
                 }
                 9 if !claims.is_empty() => (ask(&redis, &claims[any]).await, ask(&memory, &claims[any]).await),
                 _ => {
@@ -103,13 +103,13 @@ async fn a_thousand_random_requests_end_as_in_the_reference_engine() {
             assert_eq!(done, wanted, "run {run}, step {step}");
             let (here, there) = (state(&redis, &key).await, state(&memory, &key).await);
             assert_eq!(here, there, "run {run}, step {step}");
-            // Those that were handed the lock say that they heard, or they would have it for a second only.
+            // Clients that were handed the lock confirm it, because the first lease lasts only a second.
             for claim in claims.iter().filter(|claim| here.0.contains(claim.record.label.as_deref().unwrap())) {
                 assert!(ask(&redis, claim).await.starts_with("granted"), "run {run}, step {step}");
             }
         }
         for claim in &claims {
-            redis.release(claim).await.expect("answered");
+            redis.release(claim).await.expect("no error");
         }
     }
     assert!(grants > 50, "only {grants} at once");

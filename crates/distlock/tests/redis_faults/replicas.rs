@@ -1,4 +1,4 @@
-//! Grants that replicas must have (`wait_replicas`).
+//! Grants that must reach replicas (`wait_replicas`).
 
 use std::future::IntoFuture;
 
@@ -6,10 +6,10 @@ use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, locker_of, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, locker_of, ms, now, sleep};
 use crate::links::Relays;
 
-/// A server with a replica in sync, and a locker that wants `needed` replicas to have each grant.
+/// Returns a server with a replica in sync, and a locker that requires `needed` replicas for each grant.
 async fn replicated(needed: u32) -> (Bench, RedisServer, Locker) {
     let bench = Bench::start();
     let replica = RedisServer::options().replica_of(bench.server.address()).start();
@@ -33,15 +33,15 @@ async fn f25_a_grant_counts_when_enough_replicas_have_it() {
     assert_eq!(replica.command(&["GET", "a"]).text(), bench.command("GET a").text(), "the replica has it, too");
     guard.unlock().await.expect("released");
 
-    // For those who share a lock as well.
+    // The same for shared locks.
     let reader = locker.read("a").await.expect("granted");
     assert_eq!(replica.command(&["EXISTS", "a"]).int(), 1);
     reader.unlock().await.expect("released");
 
-    // One that lags: granted only when it has caught up.
+    // A lagging replica: the grant counts only when it has caught up.
     replica.stop();
     let waiting = tokio::spawn(locker.lock("b").into_future());
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.server.calls("wait") < 3 && bench.server.command(&["EXISTS", "b"]).int() == 0 {
         assert!(now() < until, "never claimed");
         sleep(ms(5)).await;
@@ -49,14 +49,14 @@ async fn f25_a_grant_counts_when_enough_replicas_have_it() {
     sleep(ms(100)).await;
     assert!(!waiting.is_finished(), "granted though no replica has it");
     replica.cont();
-    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
     assert_eq!(replica.command(&["EXISTS", "b"]).int(), 1);
     guard.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
+async fn f25_a_grant_on_too_few_replicas_is_released() {
     let (bench, replica, locker) = replicated(1).await;
     replica.stop();
     let error = locker.try_lock("a").await.expect_err("the replica does not answer");
@@ -64,7 +64,7 @@ async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
     assert!(error.to_string().contains("0 of 1 replicas acknowledged"), "{error}");
     assert_eq!(bench.keys(), [""; 0], "given back before it was said");
     replica.cont();
-    locker.lock("a").wait(PATIENCE).await.expect("granted again").unlock().await.expect("released");
+    locker.lock("a").wait(TEST_LIMIT).await.expect("granted again").unlock().await.expect("released");
 
     let greedy = wanting(&bench, 2).await;
     let error = greedy.try_lock("a").await.expect_err("there is only one");
@@ -73,14 +73,14 @@ async fn f25_a_grant_that_too_few_replicas_have_is_given_back() {
 }
 
 #[tokio::test]
-async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
+async fn f25_a_handed_over_lock_must_reach_replicas() {
     let (bench, replica, locker) = replicated(1).await;
     let plain = bench.direct().await;
-    let guard = plain.lock("a").ttl(PATIENCE * 2).await.expect("granted");
-    let waiter = tokio::spawn(locker.lock("a").wait(PATIENCE).into_future());
-    let until = now().after(PATIENCE);
+    let guard = plain.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
+    let waiter = tokio::spawn(locker.lock("a").wait(TEST_LIMIT).into_future());
+    let until = now().after(TEST_LIMIT);
     while bench.command("EXISTS {a}:q").int() == 0 {
-        assert!(now() < until, "nobody waits");
+        assert!(now() < until, "no waiter is queued");
         sleep(ms(5)).await;
     }
     replica.stop();
@@ -88,13 +88,13 @@ async fn f25_a_lock_that_is_handed_over_must_reach_replicas_too() {
     sleep(ms(600)).await;
     assert!(!waiter.is_finished(), "handed over though no replica has it");
     replica.cont();
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
-/// Has a release of a grant that did not count wait in the proxy until the locker holds the lock. Whether the proxy was in
-/// time to stop it.
+/// Holds the release of a grant that did not count in the proxy until the locker holds the lock. Returns whether the
+/// proxy stopped it in time.
 async fn hold_release_up<T, F>(bench: &Bench, replica: &RedisServer, lock: impl FnOnce(&Locker) -> F) -> bool
 where
     F: Future<Output = distlock::Result<T>> + Send + 'static,
@@ -106,12 +106,12 @@ where
     let confirmed = bench.server.calls("pexpire");
     replica.stop();
     let waiting = tokio::spawn(lock(&locker));
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while bench.server.calls("pexpire") == confirmed {
         assert!(now() < until, "never granted");
         sleep(ms(1)).await;
     }
-    // The server waits for the replica; after that comes the release.
+    // The server waits for the replica; the release comes after that.
     bench.proxy.hold_requests();
     while bench.proxy.counts().requests.held() < 200 {
         assert!(now() < until, "never released");
@@ -120,11 +120,11 @@ where
     let is_caught = bench.command("EXISTS a").int() == 1;
     replica.cont();
     relays.break_all(bench.server.port());
-    let guard = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
     let (held, scripts) = (bench.command("GET a").text(), bench.server.calls("evalsha"));
     bench.proxy.pass();
     while is_caught && bench.server.calls("evalsha") == scripts {
-        assert!(now() < until.after(PATIENCE), "the release never came");
+        assert!(now() < until.after(TEST_LIMIT), "the release never came");
         sleep(ms(1)).await;
     }
     assert_eq!(bench.command("GET a").text(), held, "a release of an earlier grant ended the hold");
@@ -134,22 +134,22 @@ where
     is_caught
 }
 
-/// Each tries until the release was stopped on its way.
+/// Retries until the release was stopped in time.
 #[tokio::test]
-async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant() {
+async fn f74_a_stuck_release_does_not_end_a_later_grant() {
     let (bench, replica, _) = replicated(1).await;
     let mut tries = 0..5;
-    let one = |locker: &Locker| locker.lock("a").ttl(PATIENCE * 10).into_future();
+    let one = |locker: &Locker| locker.lock("a").ttl(TEST_LIMIT * 10).into_future();
     while !hold_release_up(&bench, &replica, one).await {
         assert!(tries.next().is_some(), "no release was stopped on its way");
     }
 }
 
 #[tokio::test]
-async fn f74_a_release_that_is_stuck_does_not_end_a_later_grant_of_several() {
+async fn f74_a_stuck_release_does_not_end_a_later_grant_of_several() {
     let (bench, replica, _) = replicated(1).await;
     let mut tries = 0..5;
-    let all = |locker: &Locker| locker.lock_all(["a", "b"]).ttl(PATIENCE * 10).into_future();
+    let all = |locker: &Locker| locker.lock_all(["a", "b"]).ttl(TEST_LIMIT * 10).into_future();
     while !hold_release_up(&bench, &replica, all).await {
         assert!(tries.next().is_some(), "no release was stopped on its way");
     }

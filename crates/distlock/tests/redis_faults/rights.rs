@@ -1,15 +1,15 @@
-//! Rights that are taken away: errors say nothing about whose a lock is.
+//! Revoked rights: such errors say nothing about the owner of a lock.
 
 use distlock::backend::redis::Redis;
 use distlock::{ErrorKind, LockGuard, LockRequest, Locker, LossReason};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, locker_of, ms};
+use crate::bench::{Bench, TEST_LIMIT, locker_of, ms};
 
 type Ask = fn(&Locker) -> LockRequest;
 
-/// A lock of one, and one of several.
+/// An exclusive lock and a shared one.
 const ASKS: [Ask; 2] = [|locker| locker.lock("a").ttl(ms(3000)), |locker| locker.read("a").ttl(ms(3000))];
 
 async fn start(ask: Ask) -> (Bench, LockGuard) {
@@ -20,20 +20,20 @@ async fn start(ask: Ask) -> (Bench, LockGuard) {
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_renewal_lacks_is_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+async fn f36_a_renewal_without_rights_is_an_auth_error_until_the_deadline() {
     for (ask, right) in [(ASKS[0], "getrange"), (ASKS[0], "pexpire"), (ASKS[1], "getrange"), (ASKS[1], "zscore")] {
         let (bench, guard) = start(ask).await;
         bench.command(&format!("ACL SETUSER app -{right}"));
         let error = guard.extend(ms(3000)).await.expect_err("no right to renew");
         assert_eq!(error.kind(), ErrorKind::Auth, "{right}: {error}");
         guard.check().expect("it is held until its deadline");
-        let lost = timeout(PATIENCE, guard.lost()).await.expect("told");
+        let lost = timeout(TEST_LIMIT, guard.lost()).await.expect("notified");
         assert_eq!(lost, LossReason::Expired, "{right}");
     }
 }
 
 #[tokio::test]
-async fn f36_a_right_that_is_back_before_the_deadline_costs_nothing() {
+async fn f36_a_lock_survives_when_its_rights_return_before_the_deadline() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("ACL SETUSER app -getrange");
@@ -46,7 +46,7 @@ async fn f36_a_right_that_is_back_before_the_deadline_costs_nothing() {
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_release_or_a_claim_lacks_is_an_auth_error() {
+async fn f36_a_release_or_claim_without_rights_is_an_auth_error() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("ACL SETUSER app -getrange");
@@ -57,13 +57,13 @@ async fn f36_a_right_that_a_release_or_a_claim_lacks_is_an_auth_error() {
 }
 
 #[tokio::test]
-async fn f34_a_lock_whose_key_became_another_type_is_not_ours_any_more() {
+async fn f34_a_lock_with_a_key_of_another_type_is_lost() {
     for ask in ASKS {
         let (bench, guard) = start(ask).await;
         bench.command("DEL a");
         bench.command("RPUSH a somebody's");
         guard.extend(ms(3000)).await.expect_err("not ours");
-        assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+        assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
         assert_eq!(bench.command("LLEN a").int(), 1);
     }
 }

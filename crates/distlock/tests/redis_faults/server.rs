@@ -1,4 +1,4 @@
-//! A server that restarts, refuses, is frozen or out of reach.
+//! A server that restarts, refuses, is frozen or unreachable.
 
 use std::future::IntoFuture;
 
@@ -7,63 +7,66 @@ use distlock::{ErrorKind, HoldState, Locker, LossReason};
 use distlock_testkit::servers::{Data, RedisServer};
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, connected, locker_of, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, connected, locker_of, ms, now, sleep};
 
-/// The kind of the failure of one try.
+/// Returns the kind and text of the failure of one try.
 async fn try_fails(locker: &Locker, key: &str) -> (ErrorKind, String) {
     let error = locker.try_lock(key).await.expect_err("refused");
     (error.kind(), error.to_string())
 }
 
 #[tokio::test]
-async fn f23_a_server_that_restarts_empty_costs_the_lock_and_tokens_still_rise() {
+async fn f23_a_server_restarted_empty_loses_the_lock_and_tokens_rise() {
     let mut bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.server.restart(Data::Lost);
-    let reason = timeout(PATIENCE, guard.lost()).await.expect("told by the next renewal");
+    let reason = timeout(TEST_LIMIT, guard.lost()).await.expect("notified by the next renewal");
     assert_eq!(reason, LossReason::Revoked);
-    let next = locker.lock("a").wait(PATIENCE).await.expect("reconnected");
+    let next = locker.lock("a").wait(TEST_LIMIT).await.expect("reconnected");
     assert!(next.fencing_token() > guard.fencing_token());
 }
 
 #[tokio::test]
-async fn f23_a_server_that_restarts_with_its_data_costs_nothing() {
+async fn f23_a_server_restarted_with_its_data_keeps_the_lock() {
     let mut bench = Bench::with(RedisServer::options().persistent());
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.server.restart(Data::Kept);
-    guard.extend(PATIENCE).await.or(guard.extend(PATIENCE).await).expect("renewed on a new connection");
+    guard.extend(TEST_LIMIT).await.or(guard.extend(TEST_LIMIT).await).expect("renewed on a new connection");
     assert_eq!(guard.state(), HoldState::Held);
     guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f24_a_flushed_server_costs_the_lock_and_tokens_still_rise() {
+async fn f24_a_flushed_server_loses_the_lock_and_tokens_rise() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
     bench.command("FLUSHALL");
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
-    let next = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
+    let next = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
     assert!(next.fencing_token() > guard.fencing_token());
 }
 
 #[tokio::test]
-async fn f27_a_demoted_master_refuses_for_certain_and_serves_again_when_promoted() {
+async fn f27_a_demoted_master_refuses_definitely_and_serves_when_promoted() {
     let (bench, master) = (Bench::start(), RedisServer::start());
     let locker = bench.direct().await;
     let guard = locker.lock("held").await.expect("granted");
     bench.command(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
     let (kind, text) = try_fails(&locker, "a").await;
     assert_eq!(kind, ErrorKind::Unavailable, "{text}");
-    assert!(matches!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired | LossReason::Revoked));
+    assert!(matches!(
+        timeout(TEST_LIMIT, guard.lost()).await.expect("notified"),
+        LossReason::Expired | LossReason::Revoked
+    ));
     bench.command("REPLICAOF NO ONE");
-    locker.lock("a").wait(PATIENCE).await.expect("it is a master again").unlock().await.expect("released");
+    locker.lock("a").wait(TEST_LIMIT).await.expect("it is a master again").unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f28_a_busy_server_refuses_for_certain() {
+async fn f28_a_busy_server_refuses_definitely() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let mut busy = bench.server.client().expect("a connection");
@@ -83,14 +86,14 @@ async fn f28_a_busy_server_refuses_for_certain() {
     bench.command("SCRIPT KILL");
     let _ = looping.join().expect("no panic");
     assert_eq!(bench.keys(), [""; 0], "something was done after all");
-    locker.lock("a").wait(PATIENCE).await.expect("it serves again").unlock().await.expect("released");
+    locker.lock("a").wait(TEST_LIMIT).await.expect("it serves again").unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded() {
+async fn f28_a_loading_server_refuses_definitely_and_serves_afterwards() {
     let slow = RedisServer::options().persistent().config("key-load-delay 1000");
-    // It answers every so many bytes while it loads.
+    // It replies once per this many bytes while it loads.
     let mut bench = Bench::with(slow.config("loading-process-events-interval-bytes 1024"));
     let locker = bench.direct().await;
     bench.command("DEBUG POPULATE 2500");
@@ -100,7 +103,7 @@ async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded(
     }
     bench.server.relaunch(Data::Kept);
     let is_loading = |text: &str| text.to_lowercase().contains("loading");
-    // What was asked over the old connection may be unknown; what the loading server itself says is not.
+    // A request over the old connection may be unknown; a refusal of the loading server is not.
     let kind = loop {
         let (kind, text) = try_fails(&locker, "a").await;
         if is_loading(&text) {
@@ -108,13 +111,13 @@ async fn f28_a_loading_server_refuses_for_certain_and_serves_when_it_has_loaded(
         }
     };
     assert_eq!(kind, ErrorKind::Unavailable);
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("it has loaded");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("it has loaded");
     assert_eq!(bench.server.info("persistence", "loading").as_deref(), Some("0"));
     guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f30_scripts_that_the_server_forgot_are_sent_again() {
+async fn f30_flushed_scripts_are_sent_again() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     for _ in 0..5 {
@@ -130,7 +133,7 @@ async fn f30_scripts_that_the_server_forgot_are_sent_again() {
 }
 
 #[tokio::test]
-async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_work() {
+async fn f31_without_memory_claims_fail_definitely_but_renewals_and_releases_work() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let (guard, contended) = (locker.lock("a").await.expect("granted"), locker.lock("b").await.expect("granted"));
@@ -145,36 +148,36 @@ async fn f31_without_memory_claims_fail_for_certain_but_renewals_and_releases_wo
     sleep(TTL * 2).await;
     assert_eq!(guard.state(), HoldState::Held, "renewed without memory");
     guard.unlock().await.expect("released without memory");
-    contended.unlock().await.expect("released without memory, though somebody waits");
+    contended.unlock().await.expect("released without memory, with a waiter");
     bench.command("CONFIG SET maxmemory 0");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f32_an_evicted_lock_is_lost_and_its_holder_told() {
+async fn f32_an_evicted_lock_is_lost_and_its_holder_notified() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
-    // What has no end of its own stays, so the server can only throw away locks.
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    // Keys without a TTL stay, so the server can only evict locks.
     bench.command("CONFIG SET maxmemory-policy volatile-lru");
     bench.command(&format!("SET film {}", "x".repeat(4_000_000)));
     bench.command("CONFIG SET maxmemory 3mb");
-    let until = now().after(PATIENCE / 4);
+    let until = now().after(TEST_LIMIT / 4);
     while bench.command("EXISTS a").int() == 1 {
         assert!(now() < until, "never evicted");
-        // Memory is looked at with every command that needs some.
+        // Memory is checked at every command that needs some.
         bench.command("SETNX film y");
         sleep(ms(5)).await;
     }
     assert!(bench.server.info("stats", "evicted_keys").is_some_and(|keys| keys != "0"));
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told by the next renewal"), LossReason::Revoked);
-    assert!(guard.deadline().is_some_and(|deadline| now() < deadline), "told only when its lease was over");
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified by the next renewal"), LossReason::Revoked);
+    assert!(guard.deadline().is_some_and(|deadline| now() < deadline), "notified only when its lease had ended");
 }
 
 #[tokio::test]
-async fn f33_too_few_replicas_refuse_for_certain() {
+async fn f33_too_few_replicas_refuse_definitely() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("CONFIG SET min-replicas-to-write 1");
@@ -185,7 +188,7 @@ async fn f33_too_few_replicas_refuse_for_certain() {
 }
 
 #[tokio::test]
-async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
+async fn f36_revoked_rights_are_an_auth_error_and_the_lock_is_lost_at_its_deadline() {
     let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all"));
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
     let locker = locker_of(engine).await;
@@ -194,16 +197,16 @@ async fn f36_rights_taken_away_are_an_auth_error_and_the_lock_is_lost_at_its_dea
     let (kind, text) = try_fails(&locker, "b").await;
     assert_eq!(kind, ErrorKind::Auth, "{text}");
     assert!(text.contains("evalsha"), "it names the command: {text}");
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Expired);
 }
 
 #[tokio::test]
-async fn f36_a_right_that_a_script_lacks_halfway_leaves_no_place_in_the_queue() {
+async fn f36_a_right_missing_halfway_in_a_script_leaves_no_queue_place() {
     let bench = Bench::with(RedisServer::options().user("app", "secret", "~* &* +@all -setrange"));
     let engine = Redis::tcp("127.0.0.1", bench.server.port()).username("app").password("secret").build().unwrap();
     let locker = locker_of(engine).await;
-    let guard = bench.direct().await.lock("a").ttl(PATIENCE).await.expect("granted");
-    let error = locker.lock("a").wait(PATIENCE).await.expect_err("no right to note that somebody waits");
+    let guard = bench.direct().await.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let error = locker.lock("a").wait(TEST_LIMIT).await.expect_err("no right to record the waiter");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
     assert_eq!(bench.keys(), ["a"]);
     guard.unlock().await.expect("released");
@@ -223,7 +226,7 @@ async fn f36_a_wrong_password_is_an_auth_error_at_once() {
 }
 
 #[tokio::test]
-async fn f37_a_server_that_takes_no_more_clients_keeps_serving_those_it_has() {
+async fn f37_a_server_at_its_client_limit_serves_its_connected_clients() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
@@ -249,13 +252,13 @@ async fn f38_a_half_open_connection_is_replaced_within_half_a_second() {
     let frozen = now();
     let waiting = tokio::spawn(locker.lock("a").into_future());
     while bench.proxy.counts().accepted == before {
-        assert!(now().since(frozen) < PATIENCE, "never dialled again");
+        assert!(now().since(frozen) < TEST_LIMIT, "never dialled again");
         sleep(ms(5)).await;
     }
     let noticed = now().since(frozen);
     assert!(noticed < ms(900), "noticed after {noticed:?}");
     bench.proxy.pass();
-    let next = timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
     // Its first lease passes, and the lock is kept.
     while now() < deadline {
@@ -265,33 +268,33 @@ async fn f38_a_half_open_connection_is_replaced_within_half_a_second() {
 }
 
 #[tokio::test]
-async fn f39_what_a_frozen_server_does_when_it_thaws_is_withdrawn() {
+async fn f39_a_claim_executed_by_a_thawed_server_is_withdrawn() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let until = now().after(PATIENCE);
-    // The claim is granted only when it is not too old by then: on a machine that was too slow, once more.
+    let until = now().after(TEST_LIMIT);
+    // The claim is granted only if it is not too old by then; on a slow machine it is repeated.
     while bench.command("EXISTS {a}:f").int() == 0 {
         assert!(now() < until, "every claim came too late");
         bench.server.stop();
         // With a lease that outlasts the test: only a withdrawal frees it.
-        let claim = timeout(ms(150), locker.lock("a").ttl(PATIENCE * 2).into_future()).await;
-        assert!(claim.is_err(), "no answer, and now nobody waits for it");
+        let claim = timeout(ms(150), locker.lock("a").ttl(TEST_LIMIT * 2).into_future()).await;
+        assert!(claim.is_err(), "no reply, and the claim was dropped");
         bench.server.cont();
         bench.expect_nothing_left().await;
     }
-    let next = bench.direct().await.lock("a").wait(PATIENCE).await.expect("free");
+    let next = bench.direct().await.lock("a").wait(TEST_LIMIT).await.expect("free");
     next.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
+async fn f39_a_server_that_thaws_in_time_loses_no_lock() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     let guard = locker.lock("held").ttl(ms(9000)).await.expect("granted");
     let deadline = guard.deadline();
     bench.server.stop();
-    // With a lease that outlasts the test: only a withdrawal frees it, or that it came too late.
-    let error = other.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
+    // With a lease that outlasts the test: only a withdrawal frees it, or a refusal as too late.
+    let error = other.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     while guard.state() == HoldState::Held {
         sleep(ms(10)).await;
@@ -303,30 +306,30 @@ async fn f39_a_frozen_server_that_thaws_has_lost_nothing() {
         sleep(ms(10)).await;
     }
     assert_eq!(guard.state(), HoldState::Held);
-    let next = other.lock("a").wait(PATIENCE).await.expect("nothing of the unanswered claim is left");
+    let next = other.lock("a").wait(TEST_LIMIT).await.expect("nothing of the unanswered claim is left");
     next.unlock().await.expect("released");
     guard.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f39_a_server_frozen_for_longer_than_a_lease_costs_it_in_time() {
+async fn f39_a_lock_on_a_server_frozen_past_its_lease_is_lost_in_time() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
     bench.server.stop();
-    let reason = timeout(TTL * 2, guard.lost()).await.expect("told at the deadline, though nobody answers");
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("notified at the deadline, without any reply");
     assert_eq!(reason, LossReason::Expired);
     assert!(now() >= guard.deadline().expect("a lease"));
     bench.server.cont();
 }
 
 #[tokio::test]
-async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
+async fn f41_a_lost_subscription_is_renewed_and_its_waiters_claim_again() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
-    let waiter = tokio::spawn(other.lock("a").ttl(PATIENCE).into_future());
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(TEST_LIMIT).into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
@@ -334,35 +337,35 @@ async fn f41_a_lost_subscription_is_made_again_and_its_waiters_claim_again() {
     sleep(ms(500)).await;
     let released = now();
     guard.unlock().await.expect("released");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    assert!(now().since(released) < ms(1500), "told after {:?}", now().since(released));
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(released) < ms(1500), "notified after {:?}", now().since(released));
     next.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f41_what_was_said_while_nobody_listened_is_found_by_claiming_again() {
+async fn f41_a_message_missed_without_a_subscription_is_found_by_a_new_claim() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
-    let waiter = tokio::spawn(other.lock("a").ttl(PATIENCE).into_future());
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(TEST_LIMIT).into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
     bench.command("CLIENT KILL TYPE pubsub");
-    // At once: nobody hears that it is free.
+    // At once: no waiter receives the message that it is free.
     let released = now();
     drop(guard.unlock().await);
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    // The poll behind the messages comes after a third of the heartbeat of 20 s.
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    // The fallback poll comes after a third of the heartbeat of 20 s.
     assert!(now().since(released) < ms(4000), "after {:?}", now().since(released));
     next.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f41_a_message_that_is_lost_costs_no_more_than_the_time_to_the_next_poll() {
+async fn f41_a_lost_message_delays_until_the_next_poll_at_most() {
     let bench = Bench::start();
     let (holder, other) = (bench.direct().await, bench.behind_proxy().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let waiter = tokio::spawn(other.lock("a").ttl(ms(3000)).into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
@@ -372,7 +375,7 @@ async fn f41_a_message_that_is_lost_costs_no_more_than_the_time_to_the_next_poll
     guard.unlock().await.expect("released");
     sleep(ms(30)).await;
     bench.proxy.pass();
-    let next = timeout(PATIENCE / 2, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT / 2, waiter).await.expect("in time").expect("no panic").expect("granted");
     assert!(next.fencing_token() > before);
     next.unlock().await.expect("released");
 }
@@ -385,37 +388,37 @@ async fn f42_killed_connections_are_replaced() {
     for _ in 0..5 {
         bench.command("CLIENT KILL TYPE normal SKIPME yes");
         bench.command("CLIENT KILL TYPE pubsub");
-        locker.lock("a").wait(PATIENCE).await.expect("granted").unlock().await.expect("released");
+        locker.lock("a").wait(TEST_LIMIT).await.expect("granted").unlock().await.expect("released");
     }
     assert!(!guard.is_lost());
     guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f69_an_application_that_blocks_its_only_thread_keeps_its_lock() {
+async fn f69_a_blocked_application_thread_keeps_its_lock() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
-    // Not a sleep of the runtime: nothing of it runs meanwhile.
+    // Not a sleep of the runtime: none of its tasks run in the meantime.
     std::thread::sleep(TTL * 2);
     assert!(!guard.is_lost(), "renewed by the keeper");
     guard.unlock().await.expect("released");
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("the connection moved and serves");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("the connection moved and serves");
     guard.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_at_once() {
+async fn an_unreachable_server_is_an_error_at_once() {
     let port = distlock_testkit::servers::Port::free().number();
     let asked = now();
-    let error = Locker::connect(&format!("redis://127.0.0.1:{port}/")).await.expect_err("nobody listens");
+    let error = Locker::connect(&format!("redis://127.0.0.1:{port}/")).await.expect_err("no server listens");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(now().since(asked) < ms(2000));
     assert!(error.to_string().contains(&port.to_string()), "{error}");
 }
 
 #[tokio::test]
-async fn a_unix_socket_and_a_url_serve_as_well() {
+async fn a_unix_socket_and_a_url_work() {
     let bench = Bench::start();
     let locker = Locker::connect(&format!("{}?db=2&prefix=app:", bench.server.unix_url())).await.expect("connected");
     let other = Locker::connect(&format!("valkey://127.0.0.1:{}/2?prefix=app:&protocol=2", bench.server.port())).await;
@@ -427,7 +430,7 @@ async fn a_unix_socket_and_a_url_serve_as_well() {
 }
 
 #[tokio::test]
-async fn a_history_ends_by_itself_and_what_is_not_ours_is_left_alone() {
+async fn a_history_expires_and_foreign_keys_are_kept() {
     let bench = Bench::start();
     let locker = Locker::connect(&format!("{}?history=10", bench.server.url())).await.unwrap();
     bench.command("SET {b}:j mine");

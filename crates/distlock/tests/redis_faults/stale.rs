@@ -1,12 +1,12 @@
-//! Holders that are none: a copy of the process, and one that was paused between its check and its write.
+//! Stale holders: a fork of the process, and a process that was paused between its check and its write.
 
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::servers::{RedisServer, Reply};
 
-use crate::bench::{Bench, PATIENCE, TTL, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, sleep};
 
 #[tokio::test]
-async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
+async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
     let bench = Bench::start();
     let mut child = Child::start();
     child.connect(&bench.server.url());
@@ -14,7 +14,8 @@ async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
     let before = bench.command("GET a").text();
     let seen = child.fork("a").outcome;
     assert_eq!(seen, Outcome::State("Lost Closed Closed Closed Closed".into()));
-    // The copy has dropped its guard and its locker, and has ended with all its connections. More than one lease later:
+    // The fork has dropped its guard and its locker, and has ended with all its connections. More than one lease
+    // later:
     sleep(TTL * 2).await;
     assert_eq!(bench.command("GET a").text(), before, "the same hold");
     assert_eq!(child.state("a").outcome, Outcome::State("Held".into()), "renewed over the same connections");
@@ -22,7 +23,8 @@ async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
     bench.expect_nothing_left().await;
 }
 
-/// A resource that remembers the highest token it has seen, and refuses lower ones. KEYS: data, highest; ARGV: token, data.
+/// A resource that remembers the highest token it has seen, and refuses lower ones. KEYS: data, highest; ARGV: token,
+/// data.
 const FENCED_WRITE: &str = "
     if tonumber(ARGV[1]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return 'stale' end
     redis.call('SET', KEYS[2], ARGV[1])
@@ -40,11 +42,11 @@ async fn f16_a_holder_paused_between_its_check_and_its_write_is_refused_by_the_r
     child.connect(&bench.server.url());
     let stale = child.lock("a", TTL).token();
     assert_eq!(write(&resource, stale, "first").text(), "written");
-    // It looks, finds everything well, and stands still before it writes.
+    // It checks, finds the lock valid, and stands still before it writes.
     assert_eq!(child.state("a").outcome, Outcome::State("Held".into()));
     child.stop();
     let locker = bench.direct().await;
-    let next = locker.lock("a").wait(PATIENCE).await.expect("the lease ended");
+    let next = locker.lock("a").wait(TEST_LIMIT).await.expect("the lease ended");
     assert_eq!(write(&resource, next.fencing_token().get(), "second").text(), "written");
     child.cont();
     assert_eq!(write(&resource, stale, "late").text(), "stale", "tokens rise from holder to holder");

@@ -1,18 +1,18 @@
-//! What other programs leave where the lock's data belongs, and what they do with ours.
+//! Foreign data at the lock's keys, and foreign programs that change ours.
 
 use std::future::IntoFuture;
 
 use distlock::{ErrorKind, FencingToken, LossReason};
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
 #[tokio::test]
-async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() {
+async fn f34_a_wrong_type_beside_the_lock_is_found_before_any_write() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for companion in ["{a}:q", "{a}:w", "{a}:f"] {
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
         bench.command(&format!("DEL {companion}"));
         bench.command(&format!("LPUSH {companion} x"));
         let before = bench.command("GET a").text();
@@ -22,7 +22,7 @@ async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() 
             assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
             assert_eq!(bench.command("EXISTS a").int(), 0);
         } else {
-            let error = other.lock("a").wait(PATIENCE).await.expect_err("no place in such a queue");
+            let error = other.lock("a").wait(TEST_LIMIT).await.expect_err("no place in such a queue");
             assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
             assert_eq!(bench.command("GET a").text(), before, "nothing was written");
             guard.unlock().await.expect("released all the same");
@@ -34,7 +34,7 @@ async fn f34_a_wrong_type_beside_the_lock_is_found_before_anything_is_written() 
 }
 
 #[tokio::test]
-async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
+async fn f35_foreign_keys_are_respected_and_never_deleted() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let cases = ["LPUSH a x", "SET a anything", "HSET a field 1", "SET a 0123456789abcdef0123456789abcdef PX 60000"];
@@ -47,18 +47,18 @@ async fn f35_what_is_not_ours_is_respected_and_never_deleted() {
         assert_eq!(error.kind(), ErrorKind::Timeout, "{make}");
         assert!(error.to_string().contains("not distlock"), "{error}");
         let shown = locker.inspect().get("a").await.expect("shown").expect("it is there");
-        assert!(shown.holder().expect("somebody").record.is_none());
+        assert!(shown.holder().expect("a holder").record.is_none());
         let error = locker.inspect().force_release("a", FencingToken::new(1), "stuck").await.expect_err("not ours");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
         assert_eq!(dump(), before, "{make}");
         bench.command("DEL a");
-        locker.lock("a").wait(PATIENCE).await.expect("free now").unlock().await.expect("released");
+        locker.lock("a").wait(TEST_LIMIT).await.expect("free now").unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() {
+async fn f35_a_lock_released_by_a_foreign_client_is_taken_within_two_retry_intervals() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("SET a stranger PX 60000");
@@ -66,7 +66,7 @@ async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() 
     sleep(ms(350)).await;
     bench.command("DEL a");
     let freed = now();
-    let guard = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let guard = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(freed) < ms(400), "after {:?}", now().since(freed));
     assert!(bench.command("SET a stranger NX PX 60000").is_nil(), "a plain locker is excluded by us");
     guard.unlock().await.expect("released");
@@ -74,10 +74,10 @@ async fn f35_a_lock_released_by_a_stranger_is_ours_within_two_retry_intervals() 
 }
 
 #[tokio::test]
-async fn f35_a_key_that_a_stranger_overwrote_is_not_released_by_us() {
+async fn f35_a_key_overwritten_by_a_foreign_client_is_not_released() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.command("SET a stranger PX 60000");
     let error = guard.unlock().await.expect_err("not ours any more");
     assert_eq!(error.loss_reason(), Some(&LossReason::Revoked));
@@ -99,7 +99,7 @@ async fn f43_a_token_keeps_all_its_digits() {
 }
 
 #[tokio::test]
-async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
+async fn f66_a_huge_value_at_the_locks_key_is_not_transferred() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     bench.command("SETRANGE a 50000000 x");
@@ -112,7 +112,7 @@ async fn f66_a_film_at_the_locks_key_is_not_sent_around() {
 }
 
 #[tokio::test]
-async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around() {
+async fn f66_huge_values_of_waiters_holders_and_history_are_not_transferred() {
     const FILMS: &str = "local film = string.rep('x', 2000000)
         redis.call('SET', 'a', 'distlock group s')
         redis.call('ZADD', '{a}:q', 1, 'x')
@@ -136,7 +136,7 @@ async fn f66_films_among_waiters_holders_and_in_the_history_are_not_sent_around(
 }
 
 #[tokio::test]
-async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
+async fn f67_an_invalid_fence_is_an_error_and_kept() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let fences = ["9223372036854775807", "many", "18446744073709551616", "1e300", "nan", "many PX 600000"];
@@ -160,18 +160,18 @@ async fn f67_a_fence_written_by_hand_is_an_error_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_force_release_tells_the_holder_at_once_and_the_next_waiter_follows() {
+async fn a_force_release_notifies_the_holder_at_once_and_serves_the_next_waiter() {
     let bench = Bench::start();
     let (holder, other, operator) = (bench.direct().await, bench.direct().await, bench.direct().await);
-    let guard = holder.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = holder.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let waiter = tokio::spawn(other.lock("a").into_future());
     while bench.command("EXISTS {a}:q").int() == 0 {
         sleep(ms(5)).await;
     }
     let forced = now();
     operator.inspect().force_release("a", guard.fencing_token(), "stuck").await.expect("forced");
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Broken);
-    assert!(now().since(forced) < TTL, "told by a message, long before the next renewal");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Broken);
+    assert!(now().since(forced) < TTL, "notified by a message, long before the next renewal");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     next.unlock().await.expect("released");
 }

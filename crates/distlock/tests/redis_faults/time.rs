@@ -1,4 +1,4 @@
-//! Processes that stop, clocks that leap.
+//! Processes that stop, clocks that jump.
 
 use std::future::IntoFuture;
 
@@ -8,9 +8,9 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 
-/// In a thread of its own: a child's answers block.
+/// On another thread, because a child's answers block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("no panic")
 }
@@ -30,7 +30,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
     let waiter = tokio::spawn(locker.lock("a").into_future());
     sleep(ms(100)).await;
     child.kill9();
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     let late = now().since(deadline);
     assert!(now() > deadline, "two holders");
     // The deadline is the holder's own: 0.1 % and 2 ms before the server's.
@@ -39,12 +39,12 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
 }
 
 #[tokio::test]
-async fn f12_a_killed_waiter_is_passed_over_at_once() {
+async fn f12_a_killed_waiter_is_skipped_at_once() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut child = child_of(&bench);
-    child.send(format_args!("lock a {}", PATIENCE.as_millis()));
+    child.send(format_args!("lock a {}", TEST_LIMIT.as_millis()));
     while bench.command("ZCARD {a}:q").int() < 1 {
         sleep(ms(5)).await;
     }
@@ -57,20 +57,20 @@ async fn f12_a_killed_waiter_is_passed_over_at_once() {
     sleep(ms(100)).await;
     let released = now();
     guard.unlock().await.expect("released");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
-    assert!(now().since(released) < ms(500), "nobody heard the message, so it goes to the next");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    assert!(now().since(released) < ms(500), "the message had no receiver, so the next waiter is served");
     next.unlock().await.expect("released");
     bench.expect_nothing_left().await;
 }
 
 #[tokio::test]
-async fn f15_a_holder_stopped_past_its_lease_knows_it_when_it_wakes() {
+async fn f15_a_holder_stopped_past_its_lease_knows_it_on_waking() {
     let bench = Bench::start();
     let mut child = child_of(&bench);
     let first = child.lock("a", TTL);
     child.stop();
     let locker = bench.direct().await;
-    let next = locker.lock("a").wait(PATIENCE).await.expect("the lease ended");
+    let next = locker.lock("a").wait(TEST_LIMIT).await.expect("the lease ended");
     assert!(next.fencing_token().get() > first.token());
     child.cont();
     let (state, unlocked) = blocking(move || (child.state("a").outcome, child.unlock("a").outcome)).await;
@@ -81,12 +81,12 @@ async fn f15_a_holder_stopped_past_its_lease_knows_it_when_it_wakes() {
 }
 
 #[tokio::test]
-async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
+async fn f15_a_stopped_waiter_delays_by_a_first_lease_only() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let mut child = child_of(&bench);
-    child.send(format_args!("lock a {}", PATIENCE.as_millis()));
+    child.send(format_args!("lock a {}", TEST_LIMIT.as_millis()));
     while bench.command("ZCARD {a}:q").int() < 1 {
         sleep(ms(5)).await;
     }
@@ -97,9 +97,9 @@ async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
     }
     let released = now();
     guard.unlock().await.expect("released");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     assert!(now().since(released) < ms(3000), "{:?}", now().since(released));
-    // The message lay in the stopped process's socket all the time: it must not be believed now.
+    // The message was in the stopped process's socket all the time: it must not be believed now.
     child.cont();
     sleep(ms(200)).await;
     next.check().expect("two holders");
@@ -110,18 +110,18 @@ async fn f15_a_stopped_waiter_costs_a_first_lease_and_not_its_whole_one() {
 }
 
 #[tokio::test]
-async fn a_lock_that_was_handed_over_lasts_its_whole_lease_without_a_watchdog() {
+async fn a_handed_over_lock_lasts_its_whole_lease_without_a_watchdog() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
-    let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     let waiter = tokio::spawn(other.lock("a").ttl(TTL * 2).watchdog(false).into_future());
     while bench.command("ZCARD {a}:q").int() < 1 {
         sleep(ms(5)).await;
     }
     guard.unlock().await.expect("released");
-    let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
     let granted = now();
-    assert_eq!(timeout(PATIENCE, next.lost()).await.expect("nobody renews it again"), LossReason::Expired);
+    assert_eq!(timeout(TEST_LIMIT, next.lost()).await.expect("it is not renewed again"), LossReason::Expired);
     let lasted = now().since(granted);
     assert!(lasted > TTL * 2 - ms(50), "only {lasted:?}: the first lease of a handover");
 }
@@ -134,30 +134,30 @@ async fn f17_a_suspended_machine_does_not_keep_its_lock() {
         command.envs(shim.environment());
     });
     child.connect(&bench.server.url());
-    assert!(child.lock("a", PATIENCE).token() > 0);
-    shim.forward(ShiftedClock::Boot, PATIENCE * 2);
+    assert!(child.lock("a", TEST_LIMIT).token() > 0);
+    shim.forward(ShiftedClock::Boot, TEST_LIMIT * 2);
     let state = blocking(move || child.state("a").outcome).await;
     assert_eq!(state, Outcome::State("Lost".into()));
 }
 
 #[tokio::test]
-async fn f18_a_server_clock_that_leaps_forward_costs_the_lock_and_no_token_repeats() {
+async fn f18_a_forward_jump_of_the_server_clock_loses_the_lock_and_repeats_no_token() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
     let bench = Bench::with(options);
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
-    shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
     let other = bench.direct().await;
-    let next = other.lock("a").wait(PATIENCE).await.expect("the server has expired it");
+    let next = other.lock("a").wait(TEST_LIMIT).await.expect("the server has expired it");
     assert!(next.fencing_token() > guard.fencing_token());
-    assert_eq!(timeout(PATIENCE, guard.lost()).await.expect("told"), LossReason::Revoked);
+    assert_eq!(timeout(TEST_LIMIT, guard.lost()).await.expect("notified"), LossReason::Revoked);
     next.unlock().await.expect("released");
 }
 
 #[tokio::test]
-async fn f19_tokens_rise_when_the_server_clock_goes_back() {
+async fn f19_tokens_rise_when_the_server_clock_jumps_back() {
     let shim = ClockShim::new();
     let options =
         shim.environment().iter().fold(RedisServer::options(), |options, (name, value)| options.env(name, value));
@@ -165,7 +165,7 @@ async fn f19_tokens_rise_when_the_server_clock_goes_back() {
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
     let before = guard.fencing_token();
-    shim.back(ShiftedClock::Wall, PATIENCE * 180);
+    shim.back(ShiftedClock::Wall, TEST_LIMIT * 180);
     sleep(TTL).await;
     guard.check().expect("renewed");
     guard.unlock().await.expect("released");
@@ -174,24 +174,24 @@ async fn f19_tokens_rise_when_the_server_clock_goes_back() {
 }
 
 #[tokio::test]
-async fn f15_a_holder_that_stood_still_past_its_lease_is_told_one_reason() {
+async fn f15_a_holder_stalled_past_its_lease_gets_one_reason() {
     let bench = Bench::start();
     let locker = bench.direct().await;
-    // Its keeper or its own task may be the first to see the loss; so several times.
+    // Either its keeper or its own task may notice the loss first, so this is repeated.
     for round in 0..5 {
         let name = format!("a{round}");
         let mut child = Child::start();
         child.connect(&format!("{}?history=10", bench.server.url()));
         let token = child.lock(&name, TTL).token();
-        // It is told to unlock as soon as it goes on.
+        // It is ordered to unlock as soon as it continues.
         child.stop();
         child.send(format_args!("unlock {name}"));
-        let next = locker.lock(name.as_str()).wait(PATIENCE).await.expect("its lease ends");
+        let next = locker.lock(name.as_str()).wait(TEST_LIMIT).await.expect("its lease ends");
         child.cont();
         let (told, _alive) = blocking(move || (child.receive().outcome, child)).await;
         let Outcome::Failed { kind, message } = told else { panic!("it has lost the lock: {told:?}") };
         assert_eq!(kind, "Lost", "{message}");
-        let until = now().after(PATIENCE);
+        let until = now().after(TEST_LIMIT);
         let written = loop {
             let history = locker.inspect().history(name.as_str(), 10).await.expect("read");
             if let Some(entry) = history.into_iter().find(|entry| entry.kind == HistoryKind::Lost) {
@@ -202,7 +202,7 @@ async fn f15_a_holder_that_stood_still_past_its_lease_is_told_one_reason() {
         };
         assert_eq!(written.token.get(), token);
         let reason = written.reason.expect("a loss has a reason");
-        assert!(message.contains(&reason), "told {message:?}, written down {reason:?}");
+        assert!(message.contains(&reason), "returned {message:?}, recorded {reason:?}");
         next.unlock().await.expect("released");
     }
 }

@@ -1,4 +1,4 @@
-//! Claims and releases that many tasks ask for at the same moment.
+//! Concurrent claims and releases of many tasks.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -8,7 +8,7 @@ use distlock_testkit::poll_times;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, ms, sleep};
+use crate::bench::{Bench, TEST_LIMIT, ms, sleep};
 
 const TASKS: usize = 64;
 const ROUNDS: usize = 20;
@@ -18,7 +18,7 @@ fn name(number: usize) -> String {
 }
 
 #[tokio::test]
-async fn tasks_that_lock_at_the_same_moment_share_calls_and_get_their_own_answers() {
+async fn concurrent_locks_share_calls_and_get_their_own_replies() {
     let bench = Bench::start();
     let locker = bench.direct().await;
     let before = bench.server.calls("evalsha");
@@ -36,25 +36,25 @@ async fn tasks_that_lock_at_the_same_moment_share_calls_and_get_their_own_answer
             assert_eq!(tokens.len(), ROUNDS, "a token came twice");
         });
     }
-    timeout(PATIENCE, tasks.join_all()).await.expect("in time");
+    timeout(TEST_LIMIT, tasks.join_all()).await.expect("in time");
     let calls = bench.server.calls("evalsha") - before;
     let alone = (2 * TASKS * ROUNDS) as u64;
     assert!(calls * 3 < alone, "{calls} calls for {alone} requests");
     bench.expect_nothing_left().await;
 }
 
-/// Begins to lock `name(0..count)`, the first of them alone and the others together.
+/// Starts locking `name(0..count)`, the first of them alone and the others in a batch.
 fn lock_all(locker: &Locker, count: usize) -> Vec<distlock::RequestFuture<distlock::LockGuard>> {
     // Leases that outlast the test: only a release or a withdrawal ends them.
-    (0..count).map(|number| locker.clone().lock(name(number)).ttl(PATIENCE * 3).into_future()).collect()
+    (0..count).map(|number| locker.clone().lock(name(number)).ttl(TEST_LIMIT * 3).into_future()).collect()
 }
 
 #[tokio::test]
-async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
+async fn f07_claims_dropped_in_a_batch_fail_no_others_and_leave_nothing() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(5));
-    // Dropped before they are sent, while they are on their way, and when the answer is there.
+    // Dropped before they are sent, while they are in flight, and after the reply.
     for (polls, pause) in [(1, 0), (1, 3), (1, 12), (1, 30), (2, 30)] {
         let mut kept = Vec::new();
         let mut dropped = Vec::new();
@@ -68,7 +68,7 @@ async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
         sleep(ms(pause)).await;
         drop(dropped);
         for request in kept {
-            let guard = timeout(PATIENCE, request).await.expect("in time").expect("no panic").expect("granted");
+            let guard = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic").expect("granted");
             guard.unlock().await.expect("released");
         }
         bench.expect_nothing_left().await;
@@ -76,7 +76,7 @@ async fn f07_claims_dropped_among_others_cost_nobody_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn f34_what_one_request_fails_by_is_nobody_elses_error() {
+async fn f34_the_error_of_a_request_fails_no_other_in_its_batch() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.command(&format!("RPUSH {{{}}}:f film", name(5)));
@@ -84,7 +84,7 @@ async fn f34_what_one_request_fails_by_is_nobody_elses_error() {
     let before = bench.server.calls("evalsha");
     let requests: Vec<_> = lock_all(&locker, 12).into_iter().map(tokio::spawn).collect();
     for (number, request) in requests.into_iter().enumerate() {
-        let outcome = timeout(PATIENCE, request).await.expect("in time").expect("no panic");
+        let outcome = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic");
         match outcome {
             Ok(guard) => assert_ne!(number, 5, "{guard:?}"),
             Err(error) => {
@@ -97,7 +97,7 @@ async fn f34_what_one_request_fails_by_is_nobody_elses_error() {
 }
 
 #[tokio::test]
-async fn f42_a_connection_that_breaks_under_many_costs_none_of_them() {
+async fn f42_a_broken_connection_under_many_requests_fails_none() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
     bench.proxy.delay(ms(10));
@@ -105,7 +105,7 @@ async fn f42_a_connection_that_breaks_under_many_costs_none_of_them() {
     sleep(ms(15)).await;
     bench.proxy.cut();
     for request in requests {
-        let guard = timeout(PATIENCE, request).await.expect("in time").expect("no panic").expect("granted");
+        let guard = timeout(TEST_LIMIT, request).await.expect("in time").expect("no panic").expect("granted");
         drop(guard.unlock().await);
     }
     bench.expect_nothing_left().await;

@@ -1,12 +1,12 @@
-//! What the fault tests of one Redis server and those of several share.
+//! Shared by the fault tests of one Redis server and of several.
 
 use std::time::Duration;
 
 use distlock::backend::Backend;
 use distlock::{Clock, Locker, Moment};
 
-/// How long something may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A generous limit for what must happen.
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn ms(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -20,9 +20,9 @@ pub(crate) async fn sleep(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// Waits until nothing of what `keys` shows is left, and fails the test when that takes too long.
+/// Waits until `keys` returns nothing, and fails the test when that takes too long.
 pub(crate) async fn expect_none_left(mut keys: impl FnMut() -> Vec<String>) {
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     loop {
         let left = keys();
         if left.is_empty() {
@@ -33,11 +33,11 @@ pub(crate) async fn expect_none_left(mut keys: impl FnMut() -> Vec<String>) {
     }
 }
 
-/// A locker on `engine` that has gone once around, so that a fault hits what the test means: not the dialling, nor a
-/// script that a server lacks.
+/// Returns a locker on `engine` after one full cycle, so that a fault affects the intended request and neither the
+/// dialling nor a missing script.
 pub(crate) async fn warm_locker(engine: impl Backend, ttl: Duration) -> Locker {
     let locker = Locker::builder().default_ttl(ttl).retry_interval(ms(50)).build(engine).expect("a locker");
-    // A busy machine may not answer in time at first.
+    // A busy machine may not reply in time at first.
     for _ in 0..5 {
         let guard = locker.lock("warm").await.expect("granted");
         let is_extended = guard.extend(ttl).await.is_ok();

@@ -1,4 +1,4 @@
-//! Replies that are lost, requests that come late, waits that are given up.
+//! Lost replies, late requests, waits that are given up.
 
 use std::future::IntoFuture;
 
@@ -8,31 +8,31 @@ use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
-async fn f01_a_claim_whose_replies_are_lost_is_unknown_and_leaves_nothing() {
+async fn f01_a_claim_with_lost_replies_is_unknown_and_leaves_nothing() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let locker = bench.behind(&all).await;
         bench.each(&all, Proxy::drop_replies);
-        let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("no answer");
+        let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
         assert!(error.may_be_applied(), "{error}");
         bench.each(&all, Proxy::pass);
         bench.expect_nothing_left(&all).await;
-        unlock(locker.lock("a").wait(PATIENCE).await.expect("granted")).await;
+        unlock(locker.lock("a").wait(TEST_LIMIT).await.expect("granted")).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn f01_replies_that_a_minority_loses_cost_nothing() {
+async fn f01_lost_replies_of_a_minority_do_not_matter() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let locker = bench.behind(&few).await;
         bench.each(&few, Proxy::drop_replies);
         let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted by the others");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted by the others");
         assert!(now().since(asked) < ms(500), "{:?}", now().since(asked));
         unlock(guard).await;
         bench.each(&few, Proxy::pass);
@@ -42,7 +42,7 @@ async fn f01_replies_that_a_minority_loses_cost_nothing() {
 }
 
 #[tokio::test]
-async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_back() {
+async fn f02_votes_read_after_the_lease_are_not_believed_and_withdrawn() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let shim = ClockShim::new();
@@ -50,15 +50,15 @@ async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_
             command.envs(shim.environment());
         });
         child.connect(&bench.url_behind());
-        // Once around, so that no node lacks a script.
+        // One full cycle, so that no node lacks a script.
         assert!(child.lock("warm", TTL).token() > 0);
         child.unlock("warm");
         bench.each(&all, |proxy| proxy.set(Direction::Replies, Flow::Delay(ms(200))));
         // A lease that outlasts the test: only a release ends it on the nodes.
         child.send("try a 60000");
         eventually("every node has voted", || all.iter().all(|at| bench.has(*at, "a"))).await;
-        // The machine was suspended with the votes on their way.
-        shim.forward(ShiftedClock::Boot, PATIENCE * 6);
+        // The machine was suspended with the votes in flight.
+        shim.forward(ShiftedClock::Boot, TEST_LIMIT * 6);
         let Outcome::Failed { kind, message } = child.receive().outcome else {
             panic!("a grant from before the sleep")
         };
@@ -69,7 +69,7 @@ async fn f02_votes_that_are_read_after_the_lease_are_not_believed_and_are_taken_
 }
 
 #[tokio::test]
-async fn f03_a_renewal_that_a_majority_loses_keeps_the_old_deadline_until_one_is_answered() {
+async fn f03_a_renewal_lost_by_a_majority_keeps_the_old_deadline() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let locker = bench.behind(&most).await;
@@ -90,15 +90,15 @@ async fn f03_a_renewal_that_a_majority_loses_keeps_the_old_deadline_until_one_is
 }
 
 #[tokio::test]
-async fn f04_a_release_whose_replies_are_lost_is_unknown_and_was_carried_out() {
+async fn f04_a_release_with_lost_replies_is_unknown_and_executed() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let (locker, other) = (bench.behind(&most).await, bench.direct().await);
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
         bench.each(&most, Proxy::drop_replies);
         let error = guard.unlock().await.expect_err("a minority is no majority");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-        let next = other.lock("a").wait(PATIENCE / 2).await.expect("long before the lease ends");
+        let next = other.lock("a").wait(TEST_LIMIT / 2).await.expect("long before the lease ends");
         unlock(next).await;
         bench.each(&most, Proxy::pass);
         bench.expect_nothing_left(&bench.all()).await;
@@ -107,14 +107,14 @@ async fn f04_a_release_whose_replies_are_lost_is_unknown_and_was_carried_out() {
 }
 
 #[tokio::test]
-async fn f05_a_repeated_release_spares_the_next_holder() {
+async fn f05_a_repeated_release_does_not_end_the_next_hold() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         bench.each(&all, Proxy::drop_replies);
         assert_eq!(guard.unlock().await.expect_err("no answer").kind(), ErrorKind::Unknown);
-        let next = other.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("it was released");
+        let next = other.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("it was released");
         let (kept, calls) = (bench.values("a"), bench.calls());
         bench.each(&all, Proxy::pass);
         locker.close().await.expect("the release is repeated until it is confirmed");
@@ -128,13 +128,13 @@ async fn f05_a_repeated_release_spares_the_next_holder() {
 }
 
 #[tokio::test]
-async fn f05_a_release_spares_the_lock_of_a_stranger() {
+async fn f05_a_release_does_not_end_the_lock_of_a_foreign_client() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
         let locker = bench.direct().await;
-        let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).watchdog(false).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
-        // As when the lease had ended and somebody took the lock who knows nothing of ballots.
+        // As if the lease had ended and a client without ballots had taken the lock.
         all.iter().for_each(|at| drop(bench.nodes[*at].command(&["SET", "a", "theirs", "PX", "20000"])));
         assert_eq!(guard.unlock().await.expect_err("not ours").kind(), ErrorKind::Lost);
         assert_eq!(bench.values("a"), vec!["theirs"; all.len()]);
@@ -150,8 +150,8 @@ async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
         for bytes in [0, 1, 20] {
             let locker = bench.behind(&most).await;
             bench.each(&most, |proxy| proxy.cut_after(Direction::Replies, bytes));
-            // A lease that outlasts the wait: whoever repeats the claim as somebody else waits for itself in vain.
-            let guard = locker.lock("a").ttl(PATIENCE * 2).wait(PATIENCE).await.expect("granted after a repeat");
+            // A lease that outlasts the wait: a claim retried with another id would wait for itself in vain.
+            let guard = locker.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("granted after a repeat");
             let token = guard.fencing_token().get();
             assert!(token > last);
             last = token;
@@ -166,18 +166,19 @@ async fn f06_connections_cut_at_any_byte_of_a_reply_grant_once() {
 }
 
 #[tokio::test]
-async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_decide() {
+async fn f06_a_vote_on_a_broken_connection_is_withdrawn() {
     check_on_3_and_5(async |bench| {
         let (all, few) = (bench.all(), bench.minority());
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
-        // Somebody else has the others, so that it is busy whatever the few say, whose answers break off before.
-        let held = other.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        // Another client has the other nodes, so the claim is busy whatever the few nodes reply, whose replies are
+        // cut.
+        let held = other.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         eventually("every node has it", || all.iter().all(|at| bench.has(*at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
         bench.each(&all, |proxy| proxy.set(Direction::Replies, Flow::Delay(ms(50))));
         bench.each(&few, Proxy::pass);
         bench.each(&few, |proxy| proxy.cut_after(Direction::Replies, 1));
-        assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none());
+        assert!(locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect("no failure").is_none());
         bench.each(&all, Proxy::pass);
         eventually("the votes are taken back", || few.iter().all(|at| !bench.has(*at, "a"))).await;
         unlock(held).await;
@@ -187,13 +188,13 @@ async fn f06_a_vote_whose_connection_breaks_is_taken_back_also_when_the_others_d
 }
 
 #[tokio::test]
-async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
+async fn f09_a_waiter_cancelled_at_its_wake_up_stalls_no_other_waiter() {
     check_on_3_and_5(async |bench| {
         let (holder, quitter, other) = (bench.direct().await, bench.direct().await, bench.direct().await);
-        // So long a lease that nobody looks by itself in the meantime.
-        let long = PATIENCE * 3;
+        // A lease so long that no waiter polls in the meantime.
+        let long = TEST_LIMIT * 3;
         for round in 0..6 {
-            let guard = holder.lock("a").ttl(long).wait(PATIENCE).await.expect("granted");
+            let guard = holder.lock("a").ttl(long).wait(TEST_LIMIT).await.expect("granted");
             let waits = |count: i64| bench.nodes[0].command(&["ZCARD", "{a}:q"]).int() >= count;
             let first = tokio::spawn(quitter.lock("a").ttl(long).into_future());
             eventually("the first waits", || waits(1)).await;
@@ -205,7 +206,7 @@ async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
             drop(first.await);
             releasing.await.expect("no panic").expect("released");
             let released = now();
-            let next = timeout(PATIENCE, second).await.expect("in time").expect("no panic").expect("granted");
+            let next = timeout(TEST_LIMIT, second).await.expect("in time").expect("no panic").expect("granted");
             assert!(now().since(released) < ms(3000), "round {round}: stalled for {:?}", now().since(released));
             unlock(next).await;
         }
@@ -215,33 +216,34 @@ async fn f09_a_waiter_that_gives_up_when_it_is_told_stalls_nobody() {
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_arrives_after_its_time_is_refused() {
+async fn f14_a_claim_that_arrives_after_its_time_limit_is_refused() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let locker = bench.behind(&few).await;
         let writes = || -> Vec<u64> { few.iter().map(|at| bench.nodes[*at].calls("set")).collect() };
         let before = writes();
         bench.each(&few, Proxy::hold_requests);
-        unlock(locker.lock("a").ttl(PATIENCE).await.expect("granted by the others")).await;
+        unlock(locker.lock("a").ttl(TEST_LIMIT).await.expect("granted by the others")).await;
         sleep(ms(1200)).await;
         let calls = bench.calls();
         bench.each(&few, Proxy::pass);
         eventually("the claims arrive", || bench.calls() >= calls + few.len() as u64).await;
         bench.expect_nothing_left(&bench.all()).await;
-        // Not by the keys: the release that comes behind it takes them away again. It writes a tombstone, and no more.
+        // Not by the keys: the release behind it removes them again. It writes only a tombstone.
         assert!(writes().iter().zip(before).all(|(now, before)| *now <= before + 1), "a late claim was carried out");
     })
     .await;
 }
 
 #[tokio::test]
-async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombstone() {
+async fn f14_a_timely_claim_that_arrives_after_its_release_finds_a_tombstone() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
         bench.each(&few, Proxy::hold_requests);
-        let guard = locker.lock("a").ttl(PATIENCE).await.expect("granted by the others");
-        // Past the proxies, so that it comes before the claims that lie in them and are still accepted otherwise.
+        let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted by the others");
+        // Past the proxies, so that it arrives before the claims that are held in them and would otherwise still be
+        // accepted.
         operator.inspect().force_release("a", guard.fencing_token(), "test").await.expect("ended everywhere");
         bench.each(&few, Proxy::pass);
         expect_never(&bench, ms(700), "a claim was granted after its release").await;
@@ -251,13 +253,13 @@ async fn f14_a_claim_in_its_time_that_arrives_after_its_release_finds_a_tombston
 }
 
 #[tokio::test]
-async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back() {
+async fn f14_a_renewal_after_the_release_never_restores_the_lock() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, operator) = (bench.behind(&few).await, bench.direct().await);
         let guard = locker.lock("a").ttl(TTL).await.expect("granted");
         bench.each(&few, Proxy::hold_requests);
-        // Renewals go on by the others, and lie in the proxies of these.
+        // Renewals succeed on the other nodes, and are held in the proxies of these.
         sleep(TTL).await;
         assert_eq!(guard.state(), HoldState::Held);
         let token = guard.fencing_token();
@@ -269,7 +271,7 @@ async fn f14_a_renewal_that_arrives_after_the_release_never_brings_the_lock_back
     .await;
 }
 
-/// For so long, no node may keep anything.
+/// Asserts that no node keeps any state for `time`.
 async fn expect_never(bench: &Bench, time: std::time::Duration, what: &str) {
     let until = now().after(time);
     while now() < until {

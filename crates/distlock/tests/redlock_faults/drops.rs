@@ -1,4 +1,4 @@
-//! Futures, guards, runtimes and processes that end in the middle.
+//! Futures, guards, runtimes and processes that end early.
 
 use std::future::IntoFuture;
 
@@ -6,7 +6,7 @@ use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::poll_times;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, NODE_TIMEOUT, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f07_acquire_future_dropped() {
@@ -14,14 +14,14 @@ async fn f07_acquire_future_dropped() {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         bench.each(&all, |proxy| proxy.delay(ms(5)));
-        // Dropped at once, with the requests on their way, and with answers there that nobody has read.
+        // Dropped at once, with the requests in flight, and with unread replies.
         for (polls, pause) in (0..4).flat_map(|polls| [0, 7, 30].map(|pause| (polls, ms(pause)))) {
-            let mut request = Box::pin(locker.lock("a").ttl(PATIENCE * 2).into_future());
+            let mut request = Box::pin(locker.lock("a").ttl(TEST_LIMIT * 2).into_future());
             let granted = poll_times(polls, &mut request).await;
             sleep(pause).await;
             drop((granted, request));
-            // A lease of what was not withdrawn would outlast this.
-            unlock(other.lock("a").wait(PATIENCE).await.expect("the dropped attempt is withdrawn")).await;
+            // The lease of an attempt that was not withdrawn would outlast this.
+            unlock(other.lock("a").wait(TEST_LIMIT).await.expect("the dropped attempt is withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
     })
@@ -34,10 +34,10 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
         let all = bench.all();
         let (locker, other) = (bench.behind(&all).await, bench.direct().await);
         bench.each(&all, |proxy| proxy.delay(ms(10)));
-        // Around the round trip of 20 ms, so that some are dropped with votes on their way or just there.
+        // Around the round trip of 20 ms, so that some are dropped with votes in flight or just received.
         for wait in 17..27 {
-            drop(timeout(ms(wait), locker.lock("a").ttl(PATIENCE * 2).into_future()).await);
-            unlock(other.lock("a").wait(PATIENCE).await.expect("withdrawn")).await;
+            drop(timeout(ms(wait), locker.lock("a").ttl(TEST_LIMIT * 2).into_future()).await);
+            unlock(other.lock("a").wait(TEST_LIMIT).await.expect("withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
     })
@@ -45,16 +45,16 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
 }
 
 #[tokio::test]
-async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release() {
+async fn closing_waits_for_releases_of_slightly_late_nodes() {
     check_on_3_and_5(async |bench| {
         let slow = bench.minority();
         let locker = bench.behind(&slow).await;
-        let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         bench.each(&slow, |proxy| proxy.delay(ms(50)));
         let began = now();
         unlock(guard).await;
         locker.close().await.expect("closed");
-        // Whoever is later than a node may be is not waited for.
+        // A node that exceeds its timeout is not waited for.
         let is_late = now().since(began) >= NODE_TIMEOUT;
         let left = bench.keys(&slow);
         assert!(left.is_empty() || is_late, "left behind: {left:?}");
@@ -63,7 +63,7 @@ async fn a_locker_that_closes_waits_for_nodes_that_are_a_little_late_to_release(
 }
 
 #[test]
-fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
+fn f10_locks_survive_the_end_of_their_runtime() {
     for count in [3, 5] {
         let bench = Bench::start(count);
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -71,7 +71,7 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
             let ends = runtime();
             ends.block_on(async { bench.direct().await.lock("a").await.expect("granted") })
         };
-        // Whole leases pass while no runtime of ours runs: there is nobody to await anything.
+        // Whole leases pass while no runtime of ours runs: there is no task that could await anything.
         std::thread::sleep(TTL * 2);
         guard.check().expect("renewed by the keeper");
         // Outside of any runtime.
@@ -84,14 +84,14 @@ fn f10_a_runtime_that_ends_takes_no_lock_with_it() {
 async fn f11_a_panic_inside_releases() {
     check_on_3_and_5(async |bench| {
         let locker = bench.direct().await;
-        let held = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+        let held = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
         let panics = tokio::spawn(async move {
             let _held = held;
             std::panic::resume_unwind(Box::new("as it happens"));
         });
         assert!(panics.await.expect_err("it panics").is_panic());
         bench.expect_nothing_left(&bench.all()).await;
-        unlock(locker.lock("a").wait(PATIENCE).await.expect("free")).await;
+        unlock(locker.lock("a").wait(TEST_LIMIT).await.expect("free")).await;
     })
     .await;
 }
@@ -106,7 +106,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
         let waiter = tokio::spawn(locker.lock("a").into_future());
         eventually("it waits", || bench.nodes[0].command(&["ZCARD", "{a}:q"]).int() == 1).await;
         child.kill9();
-        let next = timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("granted");
+        let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
         assert!(now() > deadline, "two holders");
         let late = now().since(deadline);
         assert!(late < TTL + ms(600), "{late:?} after the last renewal's deadline at the earliest");
@@ -116,7 +116,7 @@ async fn f12_a_killed_holder_blocks_until_its_lease_ends_and_no_longer() {
 }
 
 #[tokio::test]
-async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
+async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
     check_on_3_and_5(async |bench| {
         let mut child = Child::start();
         child.connect(&bench.nodes.url());
@@ -125,7 +125,7 @@ async fn f13_a_fork_can_use_nothing_of_its_parents_and_takes_nothing_along() {
         let before = bench.values("a");
         let seen = child.fork("a").outcome;
         assert_eq!(seen, Outcome::State("Lost Closed Closed Closed Closed".into()));
-        // The copy has dropped its guard and its locker, and has ended with all its connections.
+        // The fork has dropped its guard and its locker, and has ended with all its connections.
         sleep(TTL * 2).await;
         assert_eq!(bench.values("a"), before, "the same hold on every node");
         assert_eq!(child.state("a").outcome, Outcome::State("Held".into()), "renewed over the same connections");

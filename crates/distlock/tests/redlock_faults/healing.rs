@@ -1,4 +1,5 @@
-//! Nodes that lack a lock and that contenders have passed since: the holder's renewal sets it again there.
+//! Nodes that lack a lock and have seen higher ballots of contenders since: the holder's renewal restores the lock
+//! there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,38 +9,38 @@ use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::Data;
 use tokio::task::JoinSet;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
-/// The last ballot that a node knows of the lock `a`.
+/// Returns the last ballot that a node knows of the lock `a`.
 fn ballot(bench: &Bench, node: usize) -> u64 {
     bench.nodes[node].command(&["GET", "{a}:f"]).to_string().parse().expect("a ballot")
 }
 
-/// Whether a node keeps the lock `a` for this holder.
+/// Returns whether a node keeps the lock `a` for this holder.
 fn keeps(bench: &Bench, node: usize, guard: &LockGuard) -> bool {
     let value = bench.nodes[node].command(&["GET", "a"]).to_string();
     value.split(' ').nth(1) == Some(guard.fencing_token().to_string().as_str())
 }
 
-/// A hold that every node has and that is renewed only when the test says so.
+/// Returns a hold that every node has and that is renewed only by the test.
 async fn hold(bench: &Bench, locker: &Locker) -> LockGuard {
-    let guard = locker.lock("a").ttl(PATIENCE * 3).watchdog(false).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 3).watchdog(false).await.expect("granted");
     eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
     guard
 }
 
-/// Renews it until the nodes `few` keep it again: contenders may come in between.
+/// Renews the hold until the nodes `few` keep it again: contenders may come in between.
 async fn expect_healed(bench: &Bench, few: &[usize], guard: &LockGuard) {
     let before: Vec<_> = few.iter().map(|at| ballot(bench, *at)).collect();
     assert!(before.iter().all(|last| *last > guard.fencing_token().get()), "no contender was there: {before:?}");
-    guard.extend(PATIENCE * 3).await.expect("a majority renews it");
+    guard.extend(TEST_LIMIT * 3).await.expect("a majority renews it");
     eventually("they have it again", || few.iter().all(|at| keeps(bench, *at, guard))).await;
     let after: Vec<_> = few.iter().map(|at| ballot(bench, *at)).collect();
     assert!(after.iter().zip(&before).all(|(after, before)| after >= before), "a ballot fell: {before:?}, {after:?}");
 }
 
 #[tokio::test]
-async fn f75_a_node_that_a_contender_voted_on_and_left_is_healed() {
+async fn f75_a_node_with_a_contenders_withdrawn_vote_is_healed() {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (locker, other) = (bench.direct().await, bench.direct().await);
@@ -51,7 +52,7 @@ async fn f75_a_node_that_a_contender_voted_on_and_left_is_healed() {
         let token = guard.fencing_token();
         unlock(guard).await;
         bench.expect_nothing_left(&bench.all()).await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("granted");
         assert!(next.fencing_token() > token);
         unlock(next).await;
     })
@@ -59,7 +60,7 @@ async fn f75_a_node_that_a_contender_voted_on_and_left_is_healed() {
 }
 
 #[tokio::test]
-async fn f75_nodes_that_a_waiter_gave_up_on_are_healed_one_after_the_other() {
+async fn f75_nodes_of_a_cancelled_waiter_are_healed_one_after_the_other() {
     check_on_3_and_5(async |bench| {
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = hold(&bench, &locker).await;
@@ -77,10 +78,11 @@ async fn f75_nodes_that_a_waiter_gave_up_on_are_healed_one_after_the_other() {
     .await;
 }
 
-/// Asks for the lock again and again, each time for a moment only: without waiting, and with giving up. Counts its turns.
+/// Requests the lock repeatedly, each time for a moment only: without waiting, and with giving up. Counts its
+/// requests.
 async fn contend(locker: Locker, turns: Arc<AtomicUsize>) {
     loop {
-        // What a node in quarantine costs is no matter here; a second holder is.
+        // An error of a node in quarantine does not matter here; a second holder does.
         if let Ok(Some(second)) = locker.try_lock("a").await {
             panic!("two holders: {second:?}");
         }
@@ -93,7 +95,7 @@ async fn contend(locker: Locker, turns: Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn f75_a_contended_lock_outlives_rolling_restarts_of_all_nodes() {
+async fn f75_a_contended_lock_survives_rolling_restarts_of_all_nodes() {
     check_on_3_and_5(async |mut bench| {
         let locker = bench.direct().await;
         let guard = locker.lock("a").ttl(TTL * 2).await.expect("granted");
@@ -113,14 +115,14 @@ async fn f75_a_contended_lock_outlives_rolling_restarts_of_all_nodes() {
         assert!(contenders.try_join_next().is_none(), "a contender ended");
         contenders.shutdown().await;
         unlock(guard).await;
-        let next = locker.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
         unlock(next).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn f75_a_node_where_a_hold_was_ended_by_force_is_not_healed() {
+async fn f75_a_node_with_a_force_released_hold_is_not_healed() {
     let bench = Bench::start(5);
     let others = [1, 2, 3, 4];
     let (locker, contender, operator) = (bench.behind(&[0]).await, bench.direct().await, bench.behind(&others).await);
@@ -129,28 +131,28 @@ async fn f75_a_node_where_a_hold_was_ended_by_force_is_not_healed() {
     assert_eq!(waited.expect_err("it is held").kind(), ErrorKind::Timeout);
     let token = guard.fencing_token();
     eventually("it has left every node", || bench.all().into_iter().all(|at| ballot(&bench, at) > token.get())).await;
-    // The operator reaches one node, which cannot tell the holder. It is told that one is not enough.
+    // The operator reaches one node, which cannot notify the holder. The operator learns that one node is not enough.
     bench.each(&[0], Proxy::drop_replies);
     bench.each(&others, Proxy::hold_requests);
     let error = operator.inspect().force_release("a", token, "test").await.expect_err("one of five");
     assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
     assert!(!bench.has(0, "a"), "it was ended there");
     bench.each(&[0], Proxy::pass);
-    let (calls, until) = (bench.nodes[0].calls("evalsha"), now().after(PATIENCE));
+    let (calls, until) = (bench.nodes[0].calls("evalsha"), now().after(TEST_LIMIT));
     while bench.nodes[0].calls("evalsha") < calls + 6 {
         assert!(now() < until, "the node is not asked");
-        guard.extend(PATIENCE * 3).await.expect("a majority renews it");
+        guard.extend(TEST_LIMIT * 3).await.expect("a majority renews it");
         assert!(!bench.has(0, "a"), "what was ended by force was set again");
         sleep(ms(20)).await;
     }
     assert!(!bench.has(0, "a"), "what was ended by force was set again");
-    // It reaches the others after all, and ends it there, too.
+    // The forced release reaches the other nodes after all, and ends the hold there, too.
     bench.each(&others, Proxy::pass);
-    let until = now().after(PATIENCE);
+    let until = now().after(TEST_LIMIT);
     while !guard.is_lost() {
         assert!(now() < until, "it is still held");
         let _ = operator.inspect().force_release("a", token, "test").await;
-        let _ = guard.extend(PATIENCE * 3).await;
+        let _ = guard.extend(TEST_LIMIT * 3).await;
     }
     bench.expect_nothing_left(&bench.all()).await;
 }

@@ -1,29 +1,29 @@
-//! Nodes that a claim comes to, or answers from, when it is decided already.
+//! Claims that reach a node, and replies that come from it, after the outcome is decided.
 
 use distlock::Locker;
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 
-use crate::bench::{Bench, NODE_TIMEOUT, PATIENCE, check_on_3_and_5, eventually, ms, now, sleep, unlock};
+use crate::bench::{Bench, NODE_TIMEOUT, TEST_LIMIT, check_on_3_and_5, eventually, ms, now, sleep, unlock};
 
-/// Somebody else has the lock on all nodes but a minority, which grants a second claim and says so `late`. That claim is
-/// refused by then; its vote must go, long before its lease ends.
+/// Another client holds the lock on all nodes except a minority, which grants a second claim and replies `late`. That
+/// claim is refused by then; its vote must be withdrawn, long before its lease ends.
 async fn check_late_votes(late: Flow, closes: bool) {
     check_on_3_and_5(async |bench| {
         let few = bench.minority();
         let (holder, locker) = (bench.direct().await, bench.behind(&few).await);
-        let held = holder.lock("a").ttl(PATIENCE * 2).watchdog(false).await.expect("granted");
+        let held = holder.lock("a").ttl(TEST_LIMIT * 2).watchdog(false).await.expect("granted");
         eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
         few.iter().for_each(|at| drop(bench.nodes[*at].command(&["DEL", "a"])));
         let writes = || -> Vec<u64> { few.iter().map(|at| bench.nodes[*at].calls("set")).collect() };
         let before = writes();
         bench.each(&few, |proxy| proxy.set(Direction::Replies, late));
-        assert!(locker.try_lock("a").ttl(PATIENCE * 2).await.expect("no failure").is_none(), "the others refuse it");
+        assert!(locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect("no failure").is_none(), "the others refuse it");
         if closes {
             locker.close().await.expect("closed");
         }
         // A vote writes the lock and its ballot.
         eventually("they vote", || writes().iter().zip(&before).all(|(now, before)| *now >= before + 2)).await;
-        // No answer is waited for any longer than that.
+        // No reply is awaited for longer than that.
         sleep(NODE_TIMEOUT).await;
         bench.each(&few, Proxy::pass);
         eventually("the votes are taken back", || few.iter().all(|at| !bench.has(*at, "a"))).await;
@@ -34,30 +34,30 @@ async fn check_late_votes(late: Flow, closes: bool) {
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_told_when_the_claim_is_refused_is_taken_back() {
+async fn f44_a_vote_received_after_the_claim_was_refused_is_withdrawn() {
     check_late_votes(Flow::Delay(ms(150)), false).await;
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_never_told_is_taken_back() {
+async fn f44_a_vote_with_a_lost_reply_is_withdrawn() {
     check_late_votes(Flow::Drop, false).await;
 }
 
 #[tokio::test]
-async fn f44_a_vote_that_is_told_when_the_locker_closes_is_taken_back() {
+async fn f44_a_vote_received_while_the_locker_closes_is_withdrawn() {
     check_late_votes(Flow::Delay(ms(150)), true).await;
 }
 
-/// One try to have a claim reach the node `at` after its own release. Answers whether it did.
+/// Tries once to make a claim reach the node `at` after its own release. Returns whether it did.
 async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> bool {
     let (node, proxy) = (&bench.nodes[at], &bench.proxies[at]);
     let queued = node.calls("zadd");
-    // The claim must be sent again, as text, when its sender hears that the node does not know the script.
+    // The claim must be sent again, as text, when its sender learns that the node does not know the script.
     node.command(&["SCRIPT", "FLUSH"]);
     node.command(&["DEL", "{a}:f"]);
     proxy.set(Direction::Replies, Flow::Hold);
-    let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted by the others");
-    // Meanwhile the node learns it from somebody else, so that the release is sent once.
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted by the others");
+    // In the meantime the node learns it from another client, so that the release is sent once.
     let teacher = other.lock("b").await.expect("granted");
     eventually("it knows the script", || bench.has(at, "b")).await;
     unlock(guard).await;
@@ -72,17 +72,17 @@ async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> 
 }
 
 #[tokio::test]
-async fn f14_a_claim_that_comes_after_its_release_keeps_no_place_in_a_queue() {
+async fn f14_a_claim_that_arrives_after_its_release_keeps_no_queue_place() {
     let bench = Bench::start(3);
     let at = 2;
     let (locker, other) = (bench.behind(&[at]).await, bench.direct().await);
-    // So that whoever comes there must wait.
+    // So that a client that comes there must wait.
     bench.nodes[at].command(&["SET", "a", "theirs", "PX", "600000"]);
-    let until = now().after(PATIENCE);
-    // A machine that is slow sends it too late: once more.
+    let until = now().after(TEST_LIMIT);
+    // A slow machine sends it too late: try again.
     while !overtake(&bench, &locker, &other, at).await {
         assert!(now() < until, "no claim ever came after its release");
     }
-    // Without that, it would be there until nothing has been heard of it for as long as its lease.
+    // Otherwise it would stay until it was silent for as long as its lease.
     eventually("its place is given up", || bench.keys(&[at]) == ["a"]).await;
 }

@@ -1,4 +1,4 @@
-//! Nodes that are dead, frozen, slow, or come back; votes that are split.
+//! Nodes that are dead, frozen, slow, or come back; split votes.
 
 use std::future::IntoFuture;
 use std::net::TcpListener;
@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::bench::{
-    Bench, NODE_TIMEOUT, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock,
+    Bench, NODE_TIMEOUT, TEST_LIMIT, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock,
 };
 
 #[tokio::test]
-async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
+async fn f44_split_votes_are_withdrawn_at_once_and_every_client_is_served() {
     check_on_3_and_5(async |bench| {
         let all = bench.all();
-        // Each client's nearest node is another one, so that each of them has one vote before it hears of the others.
+        // Each client has another nearest node, so that each client gets one vote before it hears of the others.
         let clients: Vec<Vec<Proxy>> = all.iter().map(|_| proxies(&bench)).collect();
         let mut lockers = Vec::new();
         for (number, ways) in clients.iter().enumerate() {
@@ -30,7 +30,7 @@ async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
                 way.set(Direction::Requests, Flow::Delay(ms(150)));
             });
         }
-        let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(PATIENCE * 2).into_future()));
+        let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(TEST_LIMIT * 2).into_future()));
         for tried in tries.collect::<Vec<_>>() {
             assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote is no majority");
         }
@@ -40,7 +40,7 @@ async fn f44_split_votes_are_taken_back_at_once_and_everybody_gets_its_turn() {
         for (number, locker) in lockers.into_iter().enumerate() {
             tasks.spawn(take_turns(locker, number as u32, history.clone()));
         }
-        timeout(PATIENCE * 3, tasks.join_all()).await.expect("everybody had all turns");
+        timeout(TEST_LIMIT * 3, tasks.join_all()).await.expect("every task finished its rounds");
         assert_eq!(history.holds(), TURNS * all.len());
         history.check().expect("a clean history");
         bench.expect_nothing_left(&all).await;
@@ -53,7 +53,7 @@ const TURNS: usize = 2;
 async fn take_turns(locker: Locker, client: u32, history: Arc<History>) {
     for _ in 0..TURNS {
         let asked = now();
-        let guard = locker.lock("a").ttl(PATIENCE).wait(PATIENCE * 2).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).wait(TEST_LIMIT * 2).await.expect("granted");
         let (granted, token) = (now(), guard.fencing_token().get());
         tokio::task::yield_now().await;
         let end = now();
@@ -68,7 +68,7 @@ fn proxies(bench: &Bench) -> Vec<Proxy> {
 }
 
 #[tokio::test]
-async fn f45_when_nodes_of_an_exact_majority_die_the_others_have_been_healed() {
+async fn f45_nodes_are_healed_before_others_of_a_bare_majority_die() {
     check_on_3_and_5(async |mut bench| {
         let (few, last) = (bench.minority(), bench.proxies.len() - 1);
         few.iter().for_each(|at| bench.nodes[*at].kill9());
@@ -86,63 +86,63 @@ async fn f45_when_nodes_of_an_exact_majority_die_the_others_have_been_healed() {
     .await;
 }
 
-/// With one and with two of five nodes in some trouble: locks are taken, renewed and released as if nothing were.
+/// With one and with two of five nodes in trouble, locks are taken, renewed and released normally.
 async fn check_of_five(trouble: impl Fn(&mut Bench, usize), relief: impl Fn(&mut Bench, usize)) {
     for some in [&[1][..], &[1, 3]] {
         let mut bench = Bench::start(5);
         let locker = bench.behind(some).await;
-        let held = locker.lock("held").ttl(PATIENCE * 2).await.expect("granted");
+        let held = locker.lock("held").ttl(TEST_LIMIT * 2).await.expect("granted");
         some.iter().for_each(|at| trouble(&mut bench, *at));
         let mut times = Vec::new();
         for _ in 0..15 {
             let asked = now();
-            let guard = locker.lock("a").ttl(PATIENCE * 2).await.expect("granted");
+            let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
             times.push(now().since(asked));
             held.check().expect("held");
             unlock(guard).await;
         }
-        held.extend(PATIENCE * 2).await.expect("renewed");
+        held.extend(TEST_LIMIT * 2).await.expect("renewed");
         unlock(held).await;
         times.sort();
         assert!(times[7] < ms(100), "{some:?} take time: {times:?}");
-        // Before the connections of those who do not answer are given up, too.
+        // Also before the connections of the silent nodes are given up.
         assert!(times[14] < NODE_TIMEOUT.mul_f64(0.8), "{some:?} take time: {times:?}");
-        // They come back, each claim that lay somewhere before its release.
+        // They come back; each delayed claim arrives before its release.
         some.iter().for_each(|at| relief(&mut bench, *at));
         bench.expect_nothing_left(&bench.all()).await;
     }
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_dead_nodes_cost_neither_time_nor_locks() {
+async fn two_dead_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.nodes[at].kill9(), |bench, at| bench.nodes[at].restart(Data::Lost)).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_frozen_nodes_cost_neither_time_nor_locks() {
+async fn two_frozen_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.nodes[at].stop(), |bench, at| bench.nodes[at].cont()).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_slow_nodes_cost_neither_time_nor_locks() {
+async fn two_slow_nodes_of_five_neither_delay_nor_lose_locks() {
     check_of_five(|bench, at| bench.proxies[at].delay(ms(150)), |bench, at| bench.proxies[at].pass()).await;
 }
 
 #[tokio::test]
-async fn one_and_two_of_five_nodes_that_answer_too_late_cost_neither_time_nor_locks() {
+async fn two_late_nodes_of_five_neither_delay_nor_lose_locks() {
     let late = Flow::Delay(NODE_TIMEOUT * 2);
     let make_late = |bench: &mut Bench, at: usize| bench.proxies[at].set(Direction::Replies, late);
     check_of_five(make_late, |bench, at| bench.proxies[at].pass()).await;
 }
 
 #[tokio::test]
-async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
+async fn a_majority_that_replies_too_late_grants_and_keeps_nothing() {
     check_on_3_and_5(async |bench| {
         let most = bench.majority();
         let locker = bench.behind(&most).await;
-        // Requests arrive, and what the nodes say comes far too late.
+        // Requests arrive, and the nodes' replies come far too late.
         bench.each(&most, |proxy| proxy.set(Direction::Replies, Flow::Delay(NODE_TIMEOUT * 2)));
-        let error = locker.try_lock("a").ttl(PATIENCE * 2).await.expect_err("a minority is no majority");
+        let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("a minority is no majority");
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         bench.each(&most, Proxy::pass);
         bench.expect_nothing_left(&bench.all()).await;
@@ -151,13 +151,13 @@ async fn a_majority_that_answers_too_late_grants_nothing_and_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn with_a_majority_down_nothing_is_granted_and_the_holder_is_told() {
+async fn with_a_majority_down_no_claim_is_granted_and_the_holder_is_notified() {
     let mut bench = Bench::start(3);
     let locker = bench.direct().await;
     let guard = locker.lock("a").await.expect("granted");
     bench.nodes[0].kill9();
     bench.nodes[2].kill9();
-    let reason = timeout(TTL * 2, guard.lost()).await.expect("told");
+    let reason = timeout(TTL * 2, guard.lost()).await.expect("notified");
     assert_eq!(reason, LossReason::Expired);
     let asked = now();
     let error = locker.try_lock("b").await.expect_err("one of three");
@@ -171,23 +171,23 @@ async fn with_a_majority_down_nothing_is_granted_and_the_holder_is_told() {
 }
 
 #[tokio::test]
-async fn all_down_is_a_clear_error_and_nodes_that_come_back_serve_again() {
+async fn all_nodes_down_is_a_clear_error_and_restarted_nodes_serve_again() {
     let mut bench = Bench::with(vec![RedisServer::options().persistent(); 3]);
     bench.nodes.settle();
     let locker = bench.direct().await;
     (0..3).for_each(|at| bench.nodes[at].kill9());
-    let error = locker.try_lock("a").await.expect_err("nobody is there");
+    let error = locker.try_lock("a").await.expect_err("no server is reachable");
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error}");
-    let error = Locker::connect(&bench.nodes.url()).await.expect_err("nobody is there");
+    let error = Locker::connect(&bench.nodes.url()).await.expect_err("no server is reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("0 of 3 nodes are connected"), "{error}");
     (0..3).for_each(|at| bench.nodes[at].restart(Data::Kept));
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("they are back and their quarantine is over");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("they are back and their quarantine is over");
     unlock(guard).await;
 }
 
 #[tokio::test]
-async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
+async fn each_node_has_its_own_credentials_and_none_is_leaked() {
     let options = ["one", "two", "three"].map(|password| RedisServer::options().password(password)).to_vec();
     let bench = Bench::with(options);
     bench.nodes.settle();
@@ -205,7 +205,7 @@ async fn each_node_has_its_own_credentials_and_none_of_them_is_told() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn nodes_are_reached_over_tls_or_not_at_all() {
+async fn nodes_are_reached_over_tls_only() {
     let certs = distlock_testkit::servers::Certs::new();
     let connect = async |nodes: &RedlockNodes| {
         let mut config = distlock::Config::from_url(&nodes.url().replace("redlock://", "redlocks://"))?;
@@ -222,7 +222,7 @@ async fn nodes_are_reached_over_tls_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_number_of_nodes_that_makes_no_sense_is_refused_before_anything_is_dialled() {
+async fn an_invalid_number_of_nodes_is_refused_before_dialling() {
     let nodes: Vec<_> = (0..11).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
     nodes.iter().for_each(|node| node.set_nonblocking(true).expect("set"));
     let ports: Vec<_> = nodes.iter().map(|node| node.local_addr().expect("bound").port()).collect();

@@ -1,4 +1,4 @@
-//! The nodes are away while a caller waits.
+//! The nodes are unreachable while a caller waits.
 
 use crate::bench::Bench;
 use crate::reach_kit::expect_away;

@@ -1,4 +1,4 @@
-//! Clocks that leap, extensions that fall apart.
+//! Clocks that jump, extensions that succeed only in part.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use distlock_testkit::servers::RedisServer;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, PATIENCE, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
+use crate::bench::{Bench, TEST_LIMIT, TTL, check_on_3_and_5, eventually, locker_of, ms, now, sleep, unlock};
 
 #[tokio::test]
 async fn f47_acks_of_different_rounds_never_make_a_majority() {
@@ -23,7 +23,7 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
         let deadline = guard.deadline().expect("a lease");
         let (mut first, mut acked) = (0, 0);
         while !guard.is_lost() {
-            // A minority at a time answers, each time another: over two rounds that would be a majority.
+            // A minority replies each time, and each time a different one: over two rounds that would be a majority.
             bench.each(&all, Proxy::drop_replies);
             (0..few.len()).for_each(|next| bench.proxies[(first + next) % all.len()].pass());
             match timeout(ms(900), guard.extend(TTL * 2)).await {
@@ -40,7 +40,7 @@ async fn f47_acks_of_different_rounds_never_make_a_majority() {
     .await;
 }
 
-/// Nodes, the last of which have a clock that can be moved: as many as may fail, or one more.
+/// Returns nodes, the last `moved` of which have clocks that can be shifted.
 fn with_clocks(count: usize, moved: usize) -> (Bench, ClockShim) {
     let shim = ClockShim::new();
     let options = (0..count).map(|at| match at >= count - moved {
@@ -53,12 +53,12 @@ fn with_clocks(count: usize, moved: usize) -> (Bench, ClockShim) {
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_minority_cost_votes_and_no_lock() {
+async fn f48_clock_jumps_on_a_minority_lose_votes_and_no_lock() {
     for (count, moved) in [(3, 1), (5, 2)] {
         let (bench, shim) = with_clocks(count, moved);
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = locker.lock("a").ttl(TTL * 3).await.expect("granted");
-        shim.forward(ShiftedClock::Wall, PATIENCE * 3);
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
         let until = now().after(TTL * 2);
         while now() < until {
             let second = other.try_lock("a").await.expect("no failure");
@@ -67,23 +67,23 @@ async fn f48_clocks_that_leap_on_a_minority_cost_votes_and_no_lock() {
         }
         assert_eq!(guard.state(), HoldState::Held, "the others renew it");
         unlock(guard).await;
-        unlock(other.lock("a").wait(PATIENCE).await.expect("granted")).await;
+        unlock(other.lock("a").wait(TEST_LIMIT).await.expect("granted")).await;
     }
 }
 
 #[tokio::test]
-async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
+async fn f48_backward_clock_jumps_on_a_minority_do_not_matter() {
     for (count, moved) in [(3, 1), (5, 2)] {
         let (bench, shim) = with_clocks(count, moved);
         let (locker, other) = (bench.direct().await, bench.direct().await);
         let guard = locker.lock("a").await.expect("granted");
         let token = guard.fencing_token();
-        shim.back(ShiftedClock::Wall, PATIENCE * 3);
+        shim.back(ShiftedClock::Wall, TEST_LIMIT * 3);
         sleep(TTL).await;
         assert_eq!(guard.state(), HoldState::Held);
         assert!(other.try_lock("a").await.expect("no failure").is_none());
         unlock(guard).await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("granted");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("granted");
         assert!(next.fencing_token() > token);
         unlock(next).await;
         // By those clocks no lease ends for a long time.
@@ -91,9 +91,10 @@ async fn f48_clocks_that_go_back_on_a_minority_cost_nothing() {
     }
 }
 
-/// Nodes, the last of which have clocks that can be moved, and a holder of `a` for which all have voted but the `first` ones.
+/// Returns nodes, the last of which have clocks that can be shifted, and a holder of `a` with the votes of all nodes
+/// except the `first` ones.
 async fn with_holder(count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
-    with_holder_for(PATIENCE * 9, count, moved, first).await
+    with_holder_for(TEST_LIMIT * 9, count, moved, first).await
 }
 
 async fn with_holder_for(ttl: Duration, count: usize, moved: usize, first: usize) -> (Bench, ClockShim, LockGuard) {
@@ -107,7 +108,7 @@ async fn with_holder_for(ttl: Duration, count: usize, moved: usize, first: usize
     (bench, shim, guard)
 }
 
-/// Whether `rival` is granted the lock `a` within a time in which a node becomes known.
+/// Returns whether `rival` is granted the lock `a` within the time in which a client gets to know a node.
 async fn is_granted(rival: &Locker) -> bool {
     let until = now().after(ms(3000));
     while now() < until {
@@ -119,34 +120,34 @@ async fn is_granted(rival: &Locker) -> bool {
     false
 }
 
-/// A rival that knows the nodes sees by itself that clocks leapt: the holder cannot.
+/// A rival that knows the nodes notices the jump by itself: the holder cannot.
 async fn check_rival(held: (Bench, ClockShim, LockGuard), before: impl Fn(&[Proxy]), after: impl Fn(&[Proxy])) {
     let (bench, shim, guard) = held;
     let way: Vec<_> = bench.nodes.ports().map(|port| Proxy::start(([127, 0, 0, 1], port).into())).collect();
     let rival = locker_of(Redlock::of(way.iter().map(|proxy| Redis::tcp("127.0.0.1", proxy.port())))).await;
-    // Until it knows them.
+    // Until the rival knows the nodes.
     sleep(ms(2500)).await;
     bench.each(&bench.all(), Proxy::freeze);
     before(&way);
-    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
     after(&way);
     assert!(!is_granted(&rival).await, "two holders of {} nodes", way.len());
     guard.check().expect("held");
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_is_connected() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_by_connected_clients() {
     check_rival(with_holder(3, 1, 1).await, |_| {}, |_| {}).await;
     check_rival(with_holder(5, 2, 2).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_cost_no_lock_that_all_have_voted_for_when_they_are_seen() {
+async fn f48_seen_clock_jumps_on_a_majority_lose_no_lock_with_all_votes() {
     check_rival(with_holder(3, 2, 0).await, |_| {}, |_| {}).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects_again() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_on_reconnecting() {
     let cut_off = |way: &[Proxy]| {
         way.iter().for_each(|proxy| proxy.door(Door::Refuse));
         way.iter().for_each(Proxy::cut);
@@ -155,10 +156,10 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_whoever_connects
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_newcomers_wait_for_that() {
+async fn f48_clock_jumps_under_a_bare_majority_are_seen_by_the_holder() {
     for count in [3, 5] {
         let (bench, shim, guard) = with_holder(count, count / 2, count / 2).await;
-        shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
         let newcomer = bench.direct().await;
         assert!(!is_granted(&newcomer).await, "two holders of {count} nodes");
         guard.check().expect("held");
@@ -166,8 +167,8 @@ async fn f48_clocks_that_leap_under_a_bare_majority_are_seen_by_the_holder_and_n
 }
 
 #[tokio::test]
-async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
-    // Shorter than what makes a node refuse a claim as late.
+async fn f48_a_vote_with_the_first_sign_of_a_clock_jump_does_not_count() {
+    // Less than the lateness for which a node refuses a claim.
     let leap = ms(900);
     let (bench, shim, guard) = with_holder_for(ms(5000), 3, 1, 1).await;
     let rival = bench.direct().await;
@@ -175,26 +176,26 @@ async fn f48_a_vote_that_comes_with_the_first_sign_of_a_leap_does_not_count() {
     sleep(end.before(leap / 2).since(now())).await;
     shim.forward(ShiftedClock::Wall, leap);
     let outcome = rival.try_lock("a").await;
-    // On a machine that is too slow it says nothing.
+    // On a slow machine this shows nothing.
     assert!(guard.is_lost() || !outcome.is_ok_and(|second| second.is_some()), "two holders");
 }
 
 #[tokio::test]
-async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_granted_before() {
+async fn f48_a_node_in_quarantine_does_not_vote_for_a_repeated_attempt() {
     let bench = Bench::start(3);
     let engine = bench.engine(&[]).build().expect("an engine");
     engine.attach(Attachment::standalone(&Handle::current()));
     engine.ready().await.expect("connected");
     let record = Record::new(OwnerId::random(), Process::current(), None, Clock::system().wall());
-    let claim = Claim::new(Key::new("a").expect("a name"), PATIENCE * 3, false, record.into());
-    let until = now().after(PATIENCE);
-    // A busy machine may not answer in time at first. And once more: the nodes grant it again.
+    let claim = Claim::new(Key::new("a").expect("a name"), TEST_LIMIT * 3, false, record.into());
+    let until = now().after(TEST_LIMIT);
+    // A busy machine may not reply in time at first. The repetition shows that the nodes grant it again.
     for _ in 0..2 {
         while !matches!(engine.claim(&claim).await, Ok(Claimed::Granted(_))) {
             assert!(now() < until, "never granted");
         }
     }
-    // What a leap would write: until when the node does not vote. It reads no more of it than its longest lease.
+    // What a jump would write: until when the node does not vote. The node caps it at its longest lease.
     for at in bench.majority() {
         let note = bench.nodes[at].command(&["GET", "{}:f"]).to_string();
         let mut fields: Vec<_> = note.split(' ').collect();
@@ -212,27 +213,27 @@ async fn f48_a_node_in_quarantine_does_not_vote_for_an_attempt_that_it_has_grant
 }
 
 #[tokio::test]
-async fn f48_clocks_that_are_set_right_again_do_not_keep_their_nodes_from_voting() {
+async fn f48_nodes_with_corrected_clocks_vote_again() {
     let (mut bench, shim) = with_clocks(3, 1);
     let locker = bench.direct().await;
     unlock(locker.lock("a").await.expect("granted")).await;
-    shim.forward(ShiftedClock::Wall, PATIENCE * 99);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 99);
     let note = || bench.nodes[2].command(&["GET", "{}:f"]).to_string();
-    eventually("somebody sees it", || note().split(' ').nth(2) != Some("0")).await;
-    shim.back(ShiftedClock::Wall, PATIENCE * 99);
+    eventually("a client notices it", || note().split(' ').nth(2) != Some("0")).await;
+    shim.back(ShiftedClock::Wall, TEST_LIMIT * 99);
     bench.nodes[0].kill9();
-    let guard = locker.lock("a").wait(PATIENCE).await.expect("granted");
+    let guard = locker.lock("a").wait(TEST_LIMIT).await.expect("granted");
     assert!(bench.has(2, "a"), "without the one that leapt there is no majority now");
     unlock(guard).await;
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
+async fn f48_clock_jumps_are_seen_by_inspecting_clients() {
     let (bench, shim, guard) = with_holder(3, 1, 1).await;
     let looker = bench.direct().await;
-    // The holder cannot see it.
+    // The holder cannot notice it.
     bench.each(&bench.all(), Proxy::freeze);
-    shim.forward(ShiftedClock::Wall, PATIENCE * 20);
+    shim.forward(ShiftedClock::Wall, TEST_LIMIT * 20);
     let newcomer = bench.direct().await;
     let until = now().after(ms(4000));
     while now() < until {
@@ -243,24 +244,24 @@ async fn f48_clocks_that_leap_are_seen_by_whoever_only_looks() {
 }
 
 #[tokio::test]
-async fn f48_clocks_that_leap_on_a_majority_unseen_break_exclusion_and_the_token_still_rises() {
+async fn f48_unseen_clock_jumps_on_a_majority_break_exclusion_and_tokens_rise() {
     for (count, moved) in [(3, 2), (5, 3)] {
         let (bench, shim) = with_clocks(count, moved);
         let locker = bench.behind(&bench.all()).await;
-        let guard = locker.lock("a").ttl(PATIENCE).watchdog(false).await.expect("granted");
+        let guard = locker.lock("a").ttl(TEST_LIMIT).watchdog(false).await.expect("granted");
         bench.each(&bench.all(), Proxy::freeze);
-        shim.forward(ShiftedClock::Wall, PATIENCE * 3);
-        // Nobody was there to see it.
+        shim.forward(ShiftedClock::Wall, TEST_LIMIT * 3);
+        // No client was connected to notice it.
         let other = bench.direct().await;
-        let next = other.lock("a").wait(PATIENCE).await.expect("a majority has let it expire");
+        let next = other.lock("a").wait(TEST_LIMIT).await.expect("a majority has let it expire");
         assert!(!guard.is_lost(), "the documented limit: two believe that they have it");
         assert!(next.fencing_token() > guard.fencing_token(), "and the resource knows better");
         bench.each(&bench.all(), Proxy::pass);
         while !guard.is_lost() {
-            guard.extend(PATIENCE).await.expect_err("not ours any more");
+            guard.extend(TEST_LIMIT).await.expect_err("not ours any more");
             sleep(ms(20)).await;
         }
-        assert_eq!(guard.lost().await, LossReason::Revoked, "told by the next renewal");
+        assert_eq!(guard.lost().await, LossReason::Revoked, "notified by the next renewal");
         next.check().expect("the newer one is not disturbed");
         unlock(next).await;
     }

@@ -9,13 +9,13 @@ use crate::{count_panics, in_time, use_all};
 const MOST_MEMORY_MB: u64 = 700;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_etcd_server_that_answers_anything_costs_an_error_and_bounded_memory() {
+async fn an_etcd_server_with_arbitrary_replies_causes_an_error_and_bounded_memory() {
     count_panics();
     let server = EtcdServer::start();
     let lies = vec![
         Lie { begins: b"\x00\xff\xfegarbage\r\n".to_vec(), goes_on: Vec::new() },
         Lie { begins: b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), goes_on: Vec::new() },
-        // Frames of the largest size, of empty ones, and of settings that nobody asked for.
+        // The largest frames, empty frames, and unsolicited settings.
         Lie { begins: b"\xff\xff\xff\x00\x00\x00\x00\x00\x01".to_vec(), goes_on: vec![b'a'; 4096] },
         Lie { begins: Vec::new(), goes_on: vec![0; 4096] },
         Lie { begins: Vec::new(), goes_on: b"\x00\x00\x00\x04\x00\x00\x00\x00\x00".repeat(100) },
@@ -23,7 +23,7 @@ async fn an_etcd_server_that_answers_anything_costs_an_error_and_bounded_memory(
     expect_errors("etcd", server.address(), lies, 300, MOST_MEMORY_MB).await;
 }
 
-/// What somebody else can write where locks are kept.
+/// Data that another client can write where locks are kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_data_in_etcd_are_an_error_or_a_foreign_lock() {
     count_panics();

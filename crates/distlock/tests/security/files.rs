@@ -11,9 +11,9 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::{count_panics, in_time, peak_memory_mb, use_all};
 
-/// Ten times what it takes, and a fraction of what the longest file would.
+/// Ten times what is needed, and a fraction of the longest file.
 const MOST_MEMORY_MB: u64 = 200;
-/// So much can be had, so nothing but a bound keeps it from being read.
+/// This much memory is available, so only a bound keeps the file from being read.
 const LONG: u64 = 1 << 30;
 
 const HEADER: &[u8] = b"distlock 1: the fencing counter and the holder of a lock.      \n";
@@ -21,8 +21,8 @@ const RECORD: &str = r#"{"owner":"x","host":"h","pid":1,"user":"u","since_ms":1}
 const NUMBER: &str = "00000000000000000001";
 const SLOT: &str = "slot-0-of-3";
 
-/// Something that nobody expects at a path: what it is called, and what makes it. The second path is somebody else's
-/// directory, to lead us to.
+/// An unexpected thing at a path: its name, and how to create it. The second path is a foreign directory, as a target
+/// of links.
 type Odd = (&'static str, fn(&Path, &Path));
 
 const ODD: [Odd; 10] = [
@@ -41,7 +41,7 @@ const ODD: [Odd; 10] = [
     ("a link to a directory", |path, theirs| symlink(theirs, path).expect("a link")),
 ];
 
-/// A directory of somebody else's, in which everything is called as our own files are.
+/// Returns a foreign directory, in which all files have the names of ours.
 fn theirs() -> Directory {
     let directory = Directory::new();
     let ticket = format!("{:020}-{}-{}", 1, AttemptId::random(), AttemptId::random());
@@ -75,7 +75,7 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
     for (what, make) in ODD {
         for name in ["a.lock", "a.held", "a.log", "a.q", "a.in", &format!("a.in/{NUMBER}"), &format!("a.in/{SLOT}")] {
             if name == "a.log" && what.contains("our header") {
-                // It has none.
+                // There is none.
                 continue;
             }
             let directory = Directory::new();
@@ -89,7 +89,7 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
             let listed =
                 in_time(&what, locker.inspect().list("")).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(listed.iter().any(|lock| lock.key == *neighbour.key()), "hidden because {what}");
-            // Then its history is written, too.
+            // Closing also writes its history.
             let _ = in_time(&what, locker.close()).await;
             let is_ours = name != "a.lock" || what.contains("our header");
             assert!(is_ours || granted == 0, "granted {granted} times though {what}");
@@ -100,7 +100,7 @@ async fn hostile_files_are_an_error_or_a_foreign_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_files_where_a_long_name_goes_on_lead_nowhere() {
+async fn hostile_files_at_a_long_names_directory_lead_nowhere() {
     count_panics();
     let theirs = theirs();
     let before = contents(&theirs);
@@ -117,9 +117,9 @@ async fn hostile_files_where_a_long_name_goes_on_lead_nowhere() {
     expect_little_memory();
 }
 
-/// A process that lives may have written anything where its waiters say who they are.
+/// A live process may have written anything into its waiters' tickets.
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
+async fn hostile_tickets_in_a_queue_do_not_block_readers() {
     count_panics();
     let theirs = theirs();
     let before = contents(&theirs);
@@ -132,7 +132,7 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
         let session = AttemptId::random();
         let alive = File::create(queue.join(format!("{session}.live"))).expect("made");
         alive.lock().expect("locked");
-        // It has come just now: after a while without a sign of life it would be passed over.
+        // A recent ticket: without a sign of life for some time it would be skipped.
         let number = Clock::system().now().as_nanos();
         make(&queue.join(format!("{number:020}-{}-{session}", AttemptId::random())), theirs.path());
         let locker = locker_in(&directory).await;
@@ -144,9 +144,9 @@ async fn hostile_tickets_in_a_queue_hold_up_nobody_who_looks() {
     expect_little_memory();
 }
 
-/// It begins as ours does, so that nothing but a bound keeps the rest from being read, and from being written again.
+/// It starts like ours, so that only a bound keeps the rest from being read and rewritten.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_history_of_any_length_costs_what_its_last_entries_do() {
+async fn reading_a_history_costs_only_its_last_entries() {
     let directory = Directory::new();
     let path = directory.path().join("a.log");
     fs::write(&path, entry()).expect("written");
@@ -163,7 +163,7 @@ async fn a_history_of_any_length_costs_what_its_last_entries_do() {
     assert!(text.lines().count() == 2 && text.contains("released"), "{text}");
 }
 
-/// What this process has read of files, in bytes.
+/// Returns how many bytes of files this process has read.
 fn bytes_read() -> u64 {
     let counts = fs::read_to_string("/proc/self/io").expect("Linux");
     let count = counts.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("a count");
@@ -175,9 +175,9 @@ fn entry() -> String {
     format!("{{\"at_ms\":1,\"what\":\"acquired\",\"token\":1,{}\n", &RECORD[1..])
 }
 
-/// A lock may be called as another program is, whose log is in the same directory.
+/// A lock may have the name of another program, whose log is in the same directory.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_somebody_else_is_no_history_and_stays_as_it_is() {
+async fn a_foreign_file_is_no_history_and_stays_unchanged() {
     let directory = Directory::new();
     let file = |name: &str| directory.path().join(name);
     let log = "2026-01-01 started\n".repeat(1000);
@@ -190,7 +190,7 @@ async fn a_file_of_somebody_else_is_no_history_and_stays_as_it_is() {
         let guard = in_time(key, locker.lock(key)).await.expect("it is a lock like any other");
         assert!(guard.unlock().await.is_ok());
     }
-    // Then the histories are written.
+    // Closing writes the histories.
     assert!(in_time("close", locker.close()).await.is_ok());
     for name in ["app.log", "app.new", "job.new"] {
         assert!(fs::read_to_string(file(name)).is_ok_and(|text| text == log), "{name}");

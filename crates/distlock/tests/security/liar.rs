@@ -1,4 +1,4 @@
-//! A server that answers anything.
+//! A server with arbitrary replies.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,15 +6,15 @@ use std::thread;
 
 use crate::{in_time, lock_once, peak_memory_mb};
 
-/// What it says instead of the truth.
+/// The bytes that it sends instead of honest replies.
 #[derive(Debug, Clone)]
 pub(crate) struct Lie {
     pub(crate) begins: Vec<u8>,
-    /// Said again and again, for as long as somebody listens.
+    /// Repeated for as long as the client reads.
     pub(crate) goes_on: Vec<u8>,
 }
 
-/// Every lie costs an error and no more, from the first byte on and from somewhere behind the handshake.
+/// Asserts that every lie causes an error and no more, from the first byte on and from somewhere behind the handshake.
 pub(crate) async fn expect_errors(
     scheme: &str,
     server: SocketAddr,
@@ -32,7 +32,7 @@ pub(crate) async fn expect_errors(
                 let outcome = in_time(&what, lock_once(url)).await;
                 assert!(outcome.is_err() || honest > 0, "{what}");
             });
-            // Those that come as fast as the machine can send have it for themselves.
+            // Endless lies run one at a time, because they come as fast as the machine can send.
             if lie_told.goes_on.is_empty() { tasks.push(task) } else { task.await.expect("no panic") }
         }
     }
@@ -44,13 +44,14 @@ pub(crate) async fn expect_errors(
     assert!(peak < most_memory_mb, "{peak} MB");
 }
 
-/// Stands before an honest server: passes `honest` bytes of its answers on each connection, and lies from then on.
+/// Listens in front of an honest server: passes `honest` bytes of its replies on each connection, and lies from then
+/// on.
 fn lie(server: SocketAddr, honest: usize, lie: &Lie) -> SocketAddr {
     let lie = lie.clone();
     stand_before(server, pass, move |server, client| answer(server, client, honest, &lie))
 }
 
-/// Stands before an honest server, with one who hands on what clients ask, and one who hands on what it answers.
+/// Listens in front of an honest server, with one function that forwards requests, and one that forwards replies.
 pub(crate) fn stand_before(
     server: SocketAddr,
     ask: impl Fn(TcpStream, TcpStream) + Clone + Send + 'static,

@@ -7,7 +7,7 @@ use crate::liar::{Lie, expect_errors};
 use crate::twister::twist;
 use crate::{count_panics, in_time, use_all};
 
-/// More than this the lies must not make us keep. They come as fast as the machine can send them.
+/// The bound on memory. The lies come as fast as the machine can send them.
 const MOST_MEMORY_MB: u64 = 700;
 
 fn lies() -> Vec<Lie> {
@@ -29,15 +29,15 @@ fn lies() -> Vec<Lie> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_server_that_answers_anything_costs_an_error_and_bounded_memory() {
+async fn a_redis_server_with_arbitrary_replies_causes_an_error_and_bounded_memory() {
     count_panics();
     let server = RedisServer::start();
     expect_errors("redis", server.address(), lies(), 300, MOST_MEMORY_MB).await;
 }
 
-/// A server that names another script's hash wherever one could ask for a hash: nobody else is asked to run that one.
+/// A server that returns another script's hash for every hash: no other server is asked to run that script.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_server_has_no_say_in_what_other_servers_run() {
+async fn a_redis_server_cannot_choose_the_scripts_of_other_servers() {
     count_panics();
     let (hostile, honest) = (RedisServer::start(), RedisServer::start());
     let other = "redis.call('SET', 'misled', 1) return { ARGV[1], 'what is not understood' }";
@@ -55,7 +55,7 @@ async fn a_redis_server_has_no_say_in_what_other_servers_run() {
     assert_eq!(honest.command(&["EXISTS", "misled"]).int(), 0);
 }
 
-/// What somebody else can write where locks are kept.
+/// Data that another client can write where locks are kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_data_in_redis_are_an_error_or_a_foreign_lock() {
     count_panics();

@@ -1,4 +1,4 @@
-//! Passwords are in no log line, whatever happens.
+//! Passwords appear in no log line.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::log_kit::Log;
 
 const PASSWORD: &str = "hunter2-s3cret";
 
-/// Takes a lock, loses the server and asks again; everything that is said about it.
+/// Takes a lock, loses the server and asks again; returns all output about it.
 async fn life(url: &str, fail: impl FnOnce()) -> String {
     let mut said = String::new();
     match in_time(url, Locker::connect(url)).await {
@@ -52,7 +52,7 @@ async fn no_password_is_in_any_log_line_error_or_debug_output() {
 
     let log = log.text();
     assert!(log.contains("lock lost") && log.contains("lock renewal failed"), "there is something to look at: {log}");
-    // Whatever else is said, as by the client crates.
+    // Including the output of the client crates.
     for line in log.lines().chain(said.lines()) {
         assert!(!line.contains("hunter2"), "{line}");
     }

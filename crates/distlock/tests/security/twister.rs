@@ -1,4 +1,4 @@
-//! A Redis server that is asked for one thing and answers another, in a form that is flawless.
+//! A Redis server that returns well-formed replies to a different request.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use crate::liar::{pass, stand_before};
 /// The words of a request.
 pub(crate) type Words = Vec<Vec<u8>>;
 
-/// Stands before an honest server, which is asked what `twist` makes of a request, if it makes something of it.
+/// Listens in front of an honest server, which gets the request that `twist` returns, if it returns one.
 pub(crate) fn twist(
     server: SocketAddr,
     twist: impl Fn(&Words) -> Option<Words> + Clone + Send + 'static,
@@ -37,7 +37,7 @@ fn read_request(from: &mut impl BufRead) -> io::Result<Words> {
         .collect()
 }
 
-/// What stands behind the kind of a part.
+/// Parses the length behind the type byte of a part.
 fn read_length(from: &mut impl BufRead) -> io::Result<usize> {
     let mut line = String::new();
     from.read_line(&mut line)?;

@@ -7,7 +7,7 @@ use distlock::backend::Backend;
 use distlock::backend::file::FileBackend;
 use distlock_testkit::Setup;
 
-/// The file engine in a directory of its own.
+/// The file engine in its own directory.
 pub(crate) struct FileSetup {
     dir: PathBuf,
 }
@@ -23,7 +23,7 @@ impl Setup for FileSetup {
         FileBackend::in_dir(&self.dir).expect("a directory")
     }
 
-    /// The files of locks stay, for the counters in them; holders, waiters and queues do not.
+    /// The lock files stay, because they contain the counters; holders, waiters and queues do not.
     async fn leftovers(&self) -> Vec<String> {
         let locks = self.client().await.list("").await.expect("listed");
         let queues = std::fs::read_dir(&self.dir).expect("the directory").map(|entry| entry.expect("an entry").path());

@@ -1,22 +1,22 @@
-//! Redis servers in several states, each a set-up of the conformance suite.
+//! Redis servers in several configurations, each a set-up of the conformance suite.
 
 use distlock::backend::redis::{Protocol, Redis, RedisBuilder};
 use distlock_testkit::Setup;
 use distlock_testkit::servers::{RedisCluster, RedisOptions, RedisServer, SERVICE, SentinelSetup};
 
-/// The least that a user of the engine needs, as docs/backends/redis.md says.
+/// The minimal rights of a user of the engine, as docs/backends/redis.md lists them.
 const LEAST_RIGHTS: &str = "resetchannels ~locks:* ~{locks:* &distlock:wake:* -@all +hello +auth +ping +select +role \
                             +time +subscribe +scan +eval +evalsha +get +getrange +setrange +set +del +exists +type +pttl +pexpire \
                             +zadd +zrem +zrange +zrank +zcard +zscore +hset +hget +hmget +hgetall +hdel +publish \
                             +xadd +xrevrange";
 
-/// A server and how to speak to it.
+/// A server and how to connect to it.
 pub(crate) struct Server<K> {
     server: RedisServer,
     kind: std::marker::PhantomData<fn() -> K>,
 }
 
-/// What sets a set-up apart.
+/// What distinguishes a set-up.
 pub(crate) trait Kind: 'static {
     /// How the server is started.
     fn server() -> RedisOptions {
@@ -52,15 +52,15 @@ fn left_on(server: &RedisServer, databases: &[&str]) -> Vec<String> {
         let keys = client.command(&["KEYS", "*"]).expect("keys");
         keys.array().iter().map(ToString::to_string).collect::<Vec<_>>()
     });
-    // The fence outlives the lock, for a week: that is what makes tokens rise.
+    // The fence outlives the lock by a week, which makes tokens rise.
     keys.filter(|key| !key.ends_with(":f")).collect()
 }
 
-/// The best protocol there is.
+/// The newest protocol.
 pub(crate) struct Plain;
 impl Kind for Plain {}
 
-/// The old protocol, with a connection of its own for messages.
+/// The old protocol, with a separate connection for messages.
 pub(crate) struct Resp2;
 impl Kind for Resp2 {
     fn client(builder: RedisBuilder) -> RedisBuilder {
@@ -68,7 +68,7 @@ impl Kind for Resp2 {
     }
 }
 
-/// Behind a prefix, in another database.
+/// With a prefix, in another database.
 pub(crate) struct Prefix;
 impl Kind for Prefix {
     fn client(builder: RedisBuilder) -> RedisBuilder {
@@ -76,7 +76,7 @@ impl Kind for Prefix {
     }
 }
 
-/// With a password, as a user who may do nothing but lock.
+/// With a password, as a user with the minimal rights.
 pub(crate) struct Acl;
 impl Kind for Acl {
     fn server() -> RedisOptions {
@@ -87,7 +87,7 @@ impl Kind for Acl {
     }
 }
 
-/// A user who may not hear messages: waiters poll.
+/// A user without access to channels: waiters poll.
 pub(crate) struct NoChannel;
 impl Kind for NoChannel {
     fn server() -> RedisOptions {
@@ -98,7 +98,7 @@ impl Kind for NoChannel {
     }
 }
 
-/// Encrypted, on a server that asks for our certificate, too.
+/// With TLS and a client certificate.
 #[cfg(feature = "tls")]
 pub(crate) struct Tls {
     server: RedisServer,
@@ -160,7 +160,7 @@ impl Setup for Cluster {
     }
 
     async fn client(&self) -> Redis {
-        // One is enough to find the others.
+        // One node is enough to find the others.
         Redis::cluster([("127.0.0.1", self.0.nodes()[0].port())]).build().expect("an engine")
     }
 

@@ -26,7 +26,7 @@ impl<const ALL: usize, const ALIVE: usize> Setup for Nodes<ALL, ALIVE> {
         Redlock::of(self.nodes.ports().map(|port| Redis::tcp("127.0.0.1", port))).build().expect("an engine")
     }
 
-    /// A node may take a fifth of it to answer, and a machine is busy with many of them here.
+    /// A node may take a fifth of it to reply, and this machine runs many nodes.
     fn ttl(&self) -> Duration {
         Duration::from_secs(2)
     }

@@ -1,4 +1,4 @@
-//! Hears what the library says in its log: that a wait begins, that a lock is lost.
+//! Receives the events that the library logs: a wait begins, a lock is lost.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -11,48 +11,48 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::journal::{Journal, What};
 
-/// A subscriber of `tracing` that writes into the journal. Owners are named by the number of their attempt.
-pub(crate) struct Ears {
+/// A `tracing` subscriber that writes to the journal. An owner's name is the number of its attempt.
+pub(crate) struct LogEvents {
     journal: Arc<Journal>,
     clock: Clock,
     told: Mutex<HashMap<u64, Moment>>,
 }
 
-impl Ears {
-    pub(crate) fn new(journal: Arc<Journal>) -> Ears {
-        Ears { journal, clock: Clock::system(), told: Mutex::default() }
+impl LogEvents {
+    pub(crate) fn new(journal: Arc<Journal>) -> LogEvents {
+        LogEvents { journal, clock: Clock::system(), told: Mutex::default() }
     }
 
-    /// When an attempt was told that its lock is lost.
+    /// Returns when an attempt learned that its lock is lost.
     pub(crate) fn told(&self, attempt: u64) -> Option<Moment> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(&attempt)
     }
 
-    fn hear(&self, heard: &Heard) {
-        let (at, Ok(attempt)) = (self.clock.now(), heard.owner.parse()) else { return };
-        match heard.message.as_str() {
+    fn record(&self, fields: &EventFields) {
+        let (at, Ok(attempt)) = (self.clock.now(), fields.owner.parse()) else { return };
+        match fields.message.as_str() {
             "lock busy" => self.journal.write(at, attempt, What::Queued),
             "lock lost" => {
                 self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(attempt, at);
-                self.journal.write(at, attempt, What::Told { reason: heard.reason.clone() });
+                self.journal.write(at, attempt, What::Told { reason: fields.reason.clone() });
             }
             _ => {}
         }
     }
 }
 
-/// Gives what is heard to [`Ears`].
-pub(crate) struct Listening(pub(crate) Arc<Ears>);
+/// Forwards log events to [`LogEvents`].
+pub(crate) struct LogSubscriber(pub(crate) Arc<LogEvents>);
 
-impl Subscriber for Listening {
+impl Subscriber for LogSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && metadata.target() == "distlock"
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut heard = Heard::default();
-        event.record(&mut heard);
-        self.0.hear(&heard);
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
+        self.0.record(&fields);
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -66,13 +66,13 @@ impl Subscriber for Listening {
 }
 
 #[derive(Default)]
-struct Heard {
+struct EventFields {
     message: String,
     owner: String,
     reason: String,
 }
 
-impl Visit for Heard {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = match field.name() {
             "message" => &mut self.message,

@@ -11,34 +11,34 @@ use distlock_testkit::servers::{Process, poll_until};
 use crate::plan::WORKERS;
 use crate::worker::Duty;
 
-/// What is said of a worker that waits in vain, or does not stop.
+/// The text for a worker that waits in vain, or does not stop.
 pub(crate) const NOT_ENDED: &str = "did not end";
 
-/// One process that was a worker.
+/// One worker process.
 #[derive(Debug, Clone)]
 pub(crate) struct Life {
-    /// Its place among the workers.
+    /// Its worker number.
     pub(crate) worker: usize,
     pub(crate) journal: PathBuf,
-    /// A moment at which it still lived, taken right before it was killed.
+    /// A moment at which it was still alive, taken right before it was killed.
     pub(crate) killed: Option<Moment>,
 }
 
-/// What the workers of a place are told, and where they run.
+/// The orders of a worker number, and where its processes run.
 pub(crate) struct Position {
     pub(crate) duty: Duty,
-    /// The network namespace, if not ours.
+    /// The network namespace, if it has its own.
     pub(crate) namespace: Option<String>,
 }
 
 struct Post {
     process: Process,
-    /// The number of the life that it is in.
+    /// The index of its current process.
     life: usize,
 }
 
-/// The workers that run, and all that ever ran.
-pub(crate) struct Crew {
+/// The running workers, and all worker processes so far.
+pub(crate) struct Workers {
     program: PathBuf,
     positions: Vec<Position>,
     directory: PathBuf,
@@ -47,16 +47,16 @@ pub(crate) struct Crew {
     clock: Clock,
 }
 
-impl Crew {
-    /// Starts one worker for each of `positions`; each life of each has a journal of its own in `directory`.
-    pub(crate) fn start(program: PathBuf, directory: PathBuf, positions: Vec<Position>) -> Crew {
+impl Workers {
+    /// Starts one worker for each of `positions`; each process has its own journal in `directory`.
+    pub(crate) fn start(program: PathBuf, directory: PathBuf, positions: Vec<Position>) -> Workers {
         let clock = Clock::system();
-        let mut crew = Crew { program, positions, directory, posts: Vec::new(), lives: Vec::new(), clock };
+        let mut workers = Workers { program, positions, directory, posts: Vec::new(), lives: Vec::new(), clock };
         for worker in 0..WORKERS {
-            let post = crew.spawn(worker);
-            crew.posts.push(post);
+            let post = workers.spawn(worker);
+            workers.posts.push(post);
         }
-        crew
+        workers
     }
 
     fn spawn(&mut self, worker: usize) -> Post {
@@ -76,7 +76,7 @@ impl Crew {
         Post { process: process.expect("our own program starts"), life }
     }
 
-    /// Kills a worker and starts another in its place.
+    /// Kills a worker and starts a new process for it.
     pub(crate) fn kill(&mut self, worker: usize) {
         let killed = self.clock.now();
         self.posts[worker].process.kill9();
@@ -84,7 +84,8 @@ impl Crew {
         self.posts[worker] = self.spawn(worker);
     }
 
-    /// Stops a worker; the number of its life, for [`go_on`](Self::go_on). `None` when it has just ended.
+    /// Stops a worker and returns the index of its process, for [`go_on`](Self::go_on). Returns `None` if the process
+    /// has just ended.
     pub(crate) fn stop(&mut self, worker: usize) -> Option<usize> {
         let post = &mut self.posts[worker];
         if post.process.ended().is_some() {
@@ -94,17 +95,17 @@ impl Crew {
         Some(post.life)
     }
 
-    /// Lets a worker go on, unless it was killed meanwhile.
+    /// Continues a worker, unless it was killed in the meantime.
     pub(crate) fn go_on(&mut self, worker: usize, life: usize) {
         if self.posts[worker].life == life {
             self.posts[worker].process.cont();
         }
     }
 
-    /// Waits until all have ended by themselves. What became of those that did not end well: their lives, and what they
-    /// printed. Those that still run are killed.
-    pub(crate) fn finish(&mut self, patience: Duration) -> BTreeMap<usize, String> {
-        poll_until(patience, || self.posts.iter_mut().all(|post| post.process.ended().is_some()).then_some(()));
+    /// Waits until all workers have exited. Returns the process index and output of those that failed. Workers that
+    /// still run are killed.
+    pub(crate) fn finish(&mut self, limit: Duration) -> BTreeMap<usize, String> {
+        poll_until(limit, || self.posts.iter_mut().all(|post| post.process.ended().is_some()).then_some(()));
         let mut odd = BTreeMap::new();
         for post in &mut self.posts {
             match post.process.ended() {
@@ -115,7 +116,7 @@ impl Crew {
                 None => {
                     self.lives[post.life].killed = Some(self.clock.now());
                     post.process.kill9();
-                    odd.insert(post.life, format!("{NOT_ENDED} within {patience:?}"));
+                    odd.insert(post.life, format!("{NOT_ENDED} within {limit:?}"));
                 }
             }
         }

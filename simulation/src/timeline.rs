@@ -1,4 +1,4 @@
-//! What happens in a world, in true time, which no clock in it shows.
+//! The events of a world, in true time, which no clock in the world shows.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,33 +7,33 @@ use std::time::Duration;
 use distlock::{FencingToken, Mode, Moment, fencing};
 use distlock_testkit::history::{History, Hold};
 
-/// The time since the world began, for code that runs on one of its machines.
+/// Returns the time since the world began, for code that runs on one of its machines.
 pub(crate) fn true_time() -> Duration {
     turmoil::sim_elapsed().unwrap_or_default()
 }
 
-/// Everything that is written down.
+/// The recorded events.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Story(Arc<Mutex<Told>>);
+pub(crate) struct Timeline(Arc<Mutex<Events>>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct Events {
     lines: Vec<String>,
     turns: Vec<Turn>,
-    /// When a client was killed, by its number.
+    /// When each client was killed.
     killed: Vec<(usize, Duration)>,
     troubles: Vec<Trouble>,
-    /// What each lock protects: the highest token seen, and all writes.
+    /// The resource of each lock: the highest token seen, and all writes.
     resource: Vec<Option<FencingToken>>,
     writes: Vec<(usize, u64, bool)>,
-    /// The turn whose hold must outlast everything, once it is granted.
+    /// The turn whose hold must survive all faults, once it is granted.
     kept: Option<usize>,
 }
 
-/// A time in which places in the queue may be lost without anybody's fault.
+/// An interval in which queue places may legitimately be lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trouble {
-    /// `None`: everybody's.
+    /// `None` means all clients.
     pub(crate) client: Option<usize>,
     pub(crate) from: Duration,
     pub(crate) to: Duration,
@@ -56,159 +56,159 @@ struct Granted {
     at: Duration,
     token: u64,
     slot: Option<u32>,
-    /// The last deadline that it is known to have had.
+    /// The last recorded deadline.
     deadline: Duration,
-    told: Option<Duration>,
+    notified: Option<Duration>,
     left: Option<Duration>,
 }
 
-impl Story {
-    /// A line of the log, on one of the machines.
+impl Timeline {
+    /// Records a line of the log, on one of the machines.
     pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
         self.note_at(true_time(), what);
     }
 
     pub(crate) fn note_at(&self, at: Duration, what: fmt::Arguments<'_>) {
-        self.told().lines.push(format!("{:>12.6} {what}", at.as_secs_f64()));
+        self.events().lines.push(format!("{:>12.6} {what}", at.as_secs_f64()));
     }
 
-    /// Somebody begins to ask; answers the number of the turn.
+    /// Records a request; returns the number of the turn.
     pub(crate) fn asks(&self, client: usize, lock: usize, mode: Mode) -> usize {
-        let mut told = self.told();
-        told.turns.push(Turn { client, lock, mode, asked: true_time(), queued: None, granted: None, is_over: false });
-        let turn = told.turns.len() - 1;
-        drop(told);
+        let mut events = self.events();
+        events.turns.push(Turn { client, lock, mode, asked: true_time(), queued: None, granted: None, is_over: false });
+        let turn = events.turns.len() - 1;
+        drop(events);
         self.note(format_args!("turn {turn}: client {client} asks for {mode} of lock {lock}"));
         turn
     }
 
-    /// It waits; in a queue, if that is fair.
+    /// Records a wait; in a queue, if the engine is fair.
     pub(crate) fn waits(&self, turn: usize, is_fair: bool) {
         if is_fair {
-            self.told().turns[turn].queued.get_or_insert(true_time());
+            self.events().turns[turn].queued.get_or_insert(true_time());
         }
         self.note(format_args!("turn {turn}: waits"));
     }
 
     pub(crate) fn is_told(&self, turn: usize, reason: &str) {
-        if let Some(granted) = &mut self.told().turns[turn].granted {
-            granted.told.get_or_insert(true_time());
+        if let Some(granted) = &mut self.events().turns[turn].granted {
+            granted.notified.get_or_insert(true_time());
         }
-        self.note(format_args!("turn {turn}: told that {reason}"));
+        self.note(format_args!("turn {turn}: learns that {reason}"));
     }
 
-    /// `deadline` in true time.
+    /// Records a grant; `deadline` is in true time.
     pub(crate) fn is_granted(&self, turn: usize, token: u64, slot: Option<u32>, deadline: Duration) {
-        let granted = Granted { at: true_time(), token, slot, deadline, told: None, left: None };
-        self.told().turns[turn].granted = Some(granted);
+        let granted = Granted { at: true_time(), token, slot, deadline, notified: None, left: None };
+        self.events().turns[turn].granted = Some(granted);
         self.note(format_args!("turn {turn}: granted {token} until {:.6}", deadline.as_secs_f64()));
     }
 
     /// From now on the hold of this turn must not be lost.
     pub(crate) fn keeps(&self, turn: usize) {
-        self.told().kept = Some(turn);
+        self.events().kept = Some(turn);
         self.note(format_args!("turn {turn}: keeps it"));
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        self.told().kept.is_some()
+        self.events().kept.is_some()
     }
 
-    /// The turn that was to keep its hold and was told that it is lost.
+    /// Returns the turn that was to keep its hold and learned that it is lost.
     pub(crate) fn lost_keep(&self) -> Option<usize> {
-        let told = self.told();
-        told.kept.filter(|turn| told.turns[*turn].granted.is_some_and(|granted| granted.told.is_some()))
+        let events = self.events();
+        events.kept.filter(|turn| events.turns[*turn].granted.is_some_and(|granted| granted.notified.is_some()))
     }
 
-    /// It looked, and the lock was good until then.
+    /// Records that the client checked the lock, which was valid until then.
     pub(crate) fn is_good(&self, turn: usize, deadline: Duration) {
-        if let Some(granted) = &mut self.told().turns[turn].granted {
+        if let Some(granted) = &mut self.events().turns[turn].granted {
             granted.deadline = deadline;
         }
     }
 
-    /// It stops to believe; if it found the lock lost, it did so when it was told, or at the deadline.
+    /// Records that the client stopped believing; if the lock was lost, at its notification or its deadline.
     pub(crate) fn leaves(&self, turn: usize, lost_at: Option<Duration>) {
-        if let Some(granted) = &mut self.told().turns[turn].granted {
-            let told = granted.told.filter(|_| lost_at.is_some());
-            granted.left = [Some(true_time()), lost_at, told].into_iter().flatten().min();
+        if let Some(granted) = &mut self.events().turns[turn].granted {
+            let notified = granted.notified.filter(|_| lost_at.is_some());
+            granted.left = [Some(true_time()), lost_at, notified].into_iter().flatten().min();
         }
         self.note(format_args!("turn {turn}: leaves{}", if lost_at.is_some() { " what it lost" } else { "" }));
     }
 
     pub(crate) fn ends(&self, turn: usize, how: &str) {
-        self.told().turns[turn].is_over = true;
+        self.events().turns[turn].is_over = true;
         self.note(format_args!("turn {turn}: {how}"));
     }
 
-    /// A write to what a lock protects. An open one takes whatever comes.
+    /// Records a write to the protected resource. An open resource accepts every token.
     pub(crate) fn write(&self, turn: usize, lock: usize, token: FencingToken, is_open: bool) {
-        let mut told = self.told();
-        if told.resource.len() <= lock {
-            told.resource.resize(lock + 1, None);
+        let mut events = self.events();
+        if events.resource.len() <= lock {
+            events.resource.resize(lock + 1, None);
         }
-        let accepted = is_open || fencing::check(token, told.resource[lock]).is_ok();
+        let accepted = is_open || fencing::check(token, events.resource[lock]).is_ok();
         if accepted {
-            told.resource[lock] = Some(token);
+            events.resource[lock] = Some(token);
         }
-        told.writes.push((lock, token.get(), accepted));
-        drop(told);
+        events.writes.push((lock, token.get(), accepted));
+        drop(events);
         self.note(format_args!("turn {turn}: writes with {token}, {}", if accepted { "accepted" } else { "stale" }));
     }
 
     pub(crate) fn is_killed(&self, client: usize, at: Duration) {
-        self.told().killed.push((client, at));
+        self.events().killed.push((client, at));
     }
 
     pub(crate) fn is_troubled(&self, trouble: Trouble) {
-        self.told().troubles.push(trouble);
+        self.events().troubles.push(trouble);
     }
 
-    /// Everything that the checker of histories looks at; a hold's client is the number of its turn.
+    /// Returns the history for the checker; the client of a hold is the number of its turn.
     pub(crate) fn history(&self) -> History {
-        let (history, told) = (History::default(), self.told());
-        for (number, turn) in told.turns.iter().enumerate() {
+        let (history, events) = (History::default(), self.events());
+        for (number, turn) in events.turns.iter().enumerate() {
             if let Some(granted) = turn.granted {
-                history.hold(told.hold(number, turn, granted));
+                history.hold(events.hold(number, turn, granted));
             }
         }
-        told.writes.iter().for_each(|(lock, token, accepted)| history.write(&name(*lock), *token, *accepted));
+        events.writes.iter().for_each(|(lock, token, accepted)| history.write(&name(*lock), *token, *accepted));
         history
     }
 
-    /// The turns of those who live that came to no end.
+    /// Returns the turns of living clients that have no end.
     pub(crate) fn unserved(&self) -> Vec<usize> {
-        let told = self.told();
-        let is_waiting = |turn: &Turn| !turn.is_over && told.killed_after(turn.client, turn.asked).is_none();
-        told.turns.iter().enumerate().filter(|(_, turn)| is_waiting(turn)).map(|(number, _)| number).collect()
+        let events = self.events();
+        let is_waiting = |turn: &Turn| !turn.is_over && events.killed_after(turn.client, turn.asked).is_none();
+        events.turns.iter().enumerate().filter(|(_, turn)| is_waiting(turn)).map(|(number, _)| number).collect()
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.told().lines.clone()
+        self.events().lines.clone()
     }
 
-    /// How many asked, how many were granted, how many waits can be judged for their order, how many writes were stale.
+    /// Returns the numbers of requests, grants, waits judged for their order, and stale writes.
     pub(crate) fn figures(&self) -> [usize; 4] {
-        let told = self.told();
-        let granted = told.turns.iter().filter(|turn| turn.granted.is_some()).count();
-        let is_judged = |turn: &&Turn| turn.granted.is_some_and(|granted| told.place(turn, granted).is_some());
-        let stale = told.writes.iter().filter(|(_, _, accepted)| !accepted).count();
-        [told.turns.len(), granted, told.turns.iter().filter(is_judged).count(), stale]
+        let events = self.events();
+        let granted = events.turns.iter().filter(|turn| turn.granted.is_some()).count();
+        let is_judged = |turn: &&Turn| turn.granted.is_some_and(|granted| events.place(turn, granted).is_some());
+        let stale = events.writes.iter().filter(|(_, _, accepted)| !accepted).count();
+        [events.turns.len(), granted, events.turns.iter().filter(is_judged).count(), stale]
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn events(&self) -> MutexGuard<'_, Events> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Told {
+impl Events {
     fn killed_after(&self, client: usize, moment: Duration) -> Option<Duration> {
         self.killed.iter().filter(|(who, at)| *who == client && *at >= moment).map(|(_, at)| *at).min()
     }
 
     fn hold(&self, number: usize, turn: &Turn, granted: Granted) -> Hold {
         let killed = self.killed_after(turn.client, granted.at);
-        let unsaid = [Some(granted.deadline), granted.told, killed];
+        let unsaid = [Some(granted.deadline), granted.notified, killed];
         let end = granted.left.or_else(|| unsaid.into_iter().flatten().min()).unwrap_or(granted.at);
         Hold {
             key: name(turn.lock),
@@ -223,7 +223,7 @@ impl Told {
         }
     }
 
-    /// When it took its place in the queue, unless it may have lost it without anybody's fault.
+    /// Returns when the client entered the queue, unless it may legitimately have lost its place.
     fn place(&self, turn: &Turn, granted: Granted) -> Option<Duration> {
         let meets = |trouble: &Trouble| {
             trouble.client.is_none_or(|client| client == turn.client)
@@ -238,7 +238,7 @@ fn moment(at: Duration) -> Moment {
     Moment::from_nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// What a lock is called.
+/// Returns the name of a lock.
 pub(crate) fn name(lock: usize) -> String {
     format!("lock{lock}")
 }

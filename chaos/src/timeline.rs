@@ -1,4 +1,4 @@
-//! What happened, put together from the journals of all workers.
+//! The events of a run, merged from the journals of all workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use distlock::{Mode, Moment};
 use distlock_testkit::history::Hold;
 
-use crate::crew::Life;
 use crate::fault::Fault;
 use crate::journal::{self, Entry, What};
 use crate::worker::name;
+use crate::workers::Life;
 
-/// How long after a fault links and queues may still be putting themselves in order.
+/// How long links and queues may take to recover after a fault.
 const RECOVERY: Duration = Duration::from_secs(2);
 
-/// A fault, from before it began until after it was over.
+/// A fault, from just before it began until just after it ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Injected {
     pub(crate) fault: Fault,
@@ -23,19 +23,19 @@ pub(crate) struct Injected {
 }
 
 impl Injected {
-    /// How long after it links and queues may still be putting themselves in order.
+    /// Returns how long links and queues may take to recover after this fault.
     fn recovery(&self) -> Duration {
         match self.fault {
-            // TCP pauses for longer and longer: what was lost is sent again after up to as long a silence once more.
+            // TCP backs off: a lost packet is retransmitted after up to as long a silence again.
             Fault::Partition { .. } => RECOVERY + self.to.since(self.from),
-            // The others may have taken it for dead, and it must hear from them before it serves again.
+            // The other masters may have considered it dead, and it must hear from them before it serves again.
             Fault::HangMaster { .. } => RECOVERY * 2,
             _ => RECOVERY,
         }
     }
 }
 
-/// One attempt of a worker, from when it asked.
+/// One attempt of a worker, from its request on.
 #[derive(Debug, Clone)]
 pub(crate) struct Turn {
     pub(crate) life: usize,
@@ -44,45 +44,45 @@ pub(crate) struct Turn {
     pub(crate) asked: Moment,
     pub(crate) queued: Option<Moment>,
     pub(crate) granted: Option<Grant>,
-    /// When it was told that the lock is lost, if it still believed in it.
+    /// When the worker learned that the lock is lost, if it still believed in it.
     pub(crate) lost: Option<Moment>,
-    /// Whether it came to an end without a grant.
+    /// Whether the attempt ended without a grant.
     pub(crate) failed: bool,
-    /// Every line about it.
+    /// All its journal entries.
     pub(crate) entries: Vec<Entry>,
 }
 
-/// A lock that a worker believed in.
+/// A hold that a worker believed in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grant {
     pub(crate) at: Moment,
     pub(crate) token: u64,
-    /// The last deadline that it is known to have had.
+    /// The last deadline that is recorded.
     deadline: Moment,
-    /// When it stopped to believe, as far as it came to say so.
+    /// When the worker stopped believing in it, if that was recorded.
     left: Option<Moment>,
     told: Option<Moment>,
 }
 
-/// Everything that the journals say.
+/// The merged journals.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub(crate) struct Timeline {
     pub(crate) turns: Vec<Turn>,
     pub(crate) injected: Vec<Injected>,
     lives: Vec<Life>,
-    /// When a life did not run, by its number.
+    /// When each process was stalled, by its index.
     stalls: BTreeMap<usize, Vec<(Moment, Moment)>>,
-    /// When the runner did not run, and with it the links.
+    /// When the runner was stalled, and with it the links.
     own_stalls: Vec<(Moment, Moment)>,
 }
 
-impl Story {
-    pub(crate) fn read(lives: &[Life], injected: Vec<Injected>, own_stalls: Vec<(Moment, Moment)>) -> Story {
-        let mut story = Story { injected, own_stalls, lives: lives.to_vec(), ..Story::default() };
+impl Timeline {
+    pub(crate) fn read(lives: &[Life], injected: Vec<Injected>, own_stalls: Vec<(Moment, Moment)>) -> Timeline {
+        let mut timeline = Timeline { injected, own_stalls, lives: lives.to_vec(), ..Timeline::default() };
         for (number, life) in lives.iter().enumerate() {
-            story.add(number, life.worker, journal::read(&life.journal));
+            timeline.add(number, life.worker, journal::read(&life.journal));
         }
-        story
+        timeline
     }
 
     fn add(&mut self, life: usize, worker: usize, entries: Vec<Entry>) {
@@ -114,8 +114,8 @@ impl Story {
         }
     }
 
-    /// Every hold as the checker of histories takes it; a hold's client is the number of its turn. A place in the queue
-    /// counts only where nothing happened that may cost it.
+    /// Returns every hold for the checker of histories; the client of a hold is the number of its turn. A queue place
+    /// counts only if no event may have cost it.
     pub(crate) fn holds(&self, is_fair: bool) -> impl Iterator<Item = Hold> + '_ {
         self.turns.iter().enumerate().filter_map(move |(number, turn)| {
             let grant = turn.granted?;
@@ -127,7 +127,7 @@ impl Story {
                 slot: None,
                 asked: turn.asked,
                 queued: turn.queued.filter(|_| is_fair && !self.is_disturbed(turn, grant.at)),
-                // One that woke up after its deadline never held it, but may have a token.
+                // A worker that woke up after its deadline never held the lock, but may have a token.
                 granted: grant.at.min(end),
                 token: grant.token,
                 end,
@@ -135,14 +135,15 @@ impl Story {
         })
     }
 
-    /// When the worker stopped to believe at the earliest: nothing is held against it that is not certain.
+    /// Returns the earliest moment at which the worker may have stopped believing: only certain overlaps count against
+    /// it.
     fn end(&self, turn: &Turn, grant: Grant) -> Moment {
         let killed = self.lives[turn.life].killed.unwrap_or(grant.at);
         let unsaid = || killed.min(grant.deadline).min(grant.told.unwrap_or(Moment::NEVER));
         grant.left.unwrap_or_else(unsaid)
     }
 
-    /// Whether a waiter may have lost its place without anybody's fault but the plan's, or a busy machine's.
+    /// Returns whether a waiter may have lost its place because of a planned fault or a busy machine.
     fn is_disturbed(&self, turn: &Turn, granted: Moment) -> bool {
         let meets = |from: Moment, to: Moment| from < granted && turn.asked < to;
         let is_about = |fault: &Fault| fault.worker().is_none_or(|worker| worker == turn.worker);
@@ -151,8 +152,8 @@ impl Story {
             || stalls.into_iter().any(|(from, to)| meets(*from, to.after(RECOVERY)))
     }
 
-    /// The turns of holders that were told of a loss which nothing explains: for a lease, neither the server that the lock is on, nor
-    /// the way to it, nor the worker was in trouble, and nothing stood still.
+    /// Returns the turns of holders with an unexplained loss: for one lease, the server of the lock, the link to it
+    /// and the worker had no fault, and no process was stalled.
     pub(crate) fn unexplained<'a>(
         &'a self,
         server_of: &'a [Option<usize>],
@@ -173,13 +174,13 @@ impl Story {
         self.turns.iter().enumerate().filter(move |(_, turn)| is_unexplained(turn)).map(|(number, _)| number)
     }
 
-    /// The turns of a life that were asked for and came to no end.
+    /// Returns the turns of a process that have a request and no end.
     pub(crate) fn unserved(&self, life: usize) -> impl Iterator<Item = usize> + '_ {
         let turns = self.turns.iter().enumerate();
         turns.filter(move |(_, turn)| turn.life == life && turn.granted.is_none() && !turn.failed).map(|(at, _)| at)
     }
 
-    /// The lines of some turns and the faults at that time, one after the other.
+    /// Returns the entries of some turns and the concurrent faults, in order of time.
     pub(crate) fn excerpt(&self, turns: &[usize]) -> String {
         let turns: Vec<&Turn> = turns.iter().filter_map(|number| self.turns.get(*number)).collect();
         let mut lines: Vec<(Moment, String)> = Vec::new();
@@ -226,7 +227,7 @@ impl Turn {
     }
 
     fn amend(&mut self, change: impl FnOnce(&mut Grant)) {
-        // A lock may be lost before its worker came to say that it has it.
+        // A lock may be lost before its worker has recorded the grant.
         if let Some(grant) = &mut self.granted {
             change(grant);
         }
