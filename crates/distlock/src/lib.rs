@@ -45,11 +45,7 @@ pub mod backend {
         Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
         Renewal, Scope, Term, Wake,
     };
-    #[cfg(feature = "etcd")]
-    pub use crate::engines::etcd;
-    pub use crate::engines::{file, memory};
-    #[cfg(feature = "redis")]
-    pub use crate::engines::{redis, redlock};
+    pub use crate::engines::*;
 }
 
 /// The pages whose snippets are run.
@@ -71,7 +67,10 @@ pub use api::multi::{LockAllRequest, MultiGuard};
 pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use api::semaphore::Semaphore;
 pub use config::connect::examine;
-pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
+pub use config::fields::Config;
+pub use config::limits::DEFAULT_DIAL_TIMEOUT;
+pub use config::redact::{redact, without_passwords};
+pub use config::registry::Driver;
 pub use types::clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
 pub use types::error::{Error, ErrorKind, Result};
 pub use types::event::{Event, EventKind, LossReason, Observer};
@@ -84,6 +83,7 @@ pub use types::options::{
     MIN_RETRY_INTERVAL, MIN_TTL,
 };
 pub use types::owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
+pub use types::secret::Secret;
 pub use types::ticket::HoldTicket;
 pub use types::token::{AttemptId, FencingToken};
 pub use types::watchdog::Watchdog;

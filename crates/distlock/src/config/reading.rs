@@ -7,8 +7,33 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::value::Value;
-use super::{Config, is_plain_name};
+use crate::config::fields::Config;
+use crate::config::value::Value;
+use crate::engines::shared::host::is_plain_name;
+#[cfg(feature = "config")]
+use crate::types::error::{Error, ErrorKind};
+
+#[cfg(feature = "config")]
+impl Config {
+    /// Reads TOML: the fields of this type by their names, and nothing else.
+    ///
+    /// # Errors
+    /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
+    pub fn from_toml(text: &str) -> crate::types::error::Result<Config> {
+        toml::from_str(text).map(|Strict(config)| config).map_err(|error| {
+            // Not its `Display`, and not as the source: they print the line, and the line may have a password.
+            let problem = error.message();
+            match error.span().and_then(|span| text.get(..span.start)) {
+                Some(before) => {
+                    let line = before.matches('\n').count() + 1;
+                    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+                    Error::new(ErrorKind::Config, format!("line {line}, column {column}: {problem}"))
+                }
+                None => Error::new(ErrorKind::Config, problem.to_owned()),
+            }
+        })
+    }
+}
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
@@ -18,7 +43,7 @@ impl<'de> Deserialize<'de> for Config {
 
 /// A configuration that is read where the format's errors are not shown: what is wrong is an error there, with its place.
 #[cfg(feature = "config")]
-pub(super) struct Strict(pub(super) Config);
+struct Strict(Config);
 
 #[cfg(feature = "config")]
 impl<'de> Deserialize<'de> for Strict {
@@ -122,6 +147,7 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
 #[cfg(all(test, feature = "config"))]
 mod tests {
     use super::*;
+    use crate::config::fields::FIELDS;
 
     const PASSWORD: &str = "hunter2-s3cret";
 
@@ -147,7 +173,7 @@ mod tests {
         for value in
             ["'V'", "12", "['V']", "{ V = 1 }", "true", "1979-05-27", "[{ x = 'V' }]", "'redis://u:V@'", "\"V\""]
         {
-            for field in super::super::FIELDS.map(|(name, _)| name).into_iter().chain(["pasword", "V", "url2"]) {
+            for field in FIELDS.map(|(name, _)| name).into_iter().chain(["pasword", "V", "url2"]) {
                 let broken = format!("{field} = {value}").replace('V', PASSWORD);
                 bodies.push(vec![broken.clone(), format!("password = '{PASSWORD}'")]);
                 bodies.push(vec![format!("password = '{PASSWORD}'"), "default_ttl = 'x'".into(), broken]);

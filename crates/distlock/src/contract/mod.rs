@@ -14,7 +14,7 @@ mod lock_info;
 
 pub use attachment::{Attachment, Losses};
 pub use backend::Backend;
-pub(crate) use boxed::DynBackend;
+pub(crate) use boxed::{BoxFuture, DynBackend};
 pub use capabilities::{Capabilities, Scope};
 pub(crate) use claim::SHORTEST_HEARTBEAT;
 pub use claim::{Busy, Claim, Claimed, ClaimedAll, Wake};

@@ -10,6 +10,7 @@ pub(crate) mod meter;
 pub(crate) mod mode;
 pub(crate) mod options;
 pub(crate) mod owner;
+pub(crate) mod secret;
 pub(crate) mod span;
 pub(crate) mod sync;
 pub(crate) mod ticket;

@@ -41,6 +41,7 @@ mod line;
 mod lock_file;
 mod mount;
 mod name;
+pub(crate) mod open;
 mod place;
 #[cfg(test)]
 mod tests;

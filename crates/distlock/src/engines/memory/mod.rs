@@ -20,6 +20,7 @@
 //! ```
 
 mod journals;
+pub(crate) mod open;
 mod queue;
 mod script;
 

@@ -11,6 +11,7 @@ mod doctor;
 mod gate;
 mod healing;
 mod inspecting;
+pub(crate) mod open;
 mod quarantine;
 mod race;
 mod releasing;

@@ -1,6 +1,10 @@
 //! What more than one engine needs.
 
+pub(crate) mod host;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) mod listing;
+pub(crate) mod row;
+pub(crate) mod settings;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) mod tls;
+pub(crate) mod url_parts;

@@ -1,46 +1,7 @@
-//! What must not be printed, and how to print what it stands in.
+//! How to print, and how to hand on, a text that may have a password in it.
 
-use std::fmt;
-
-use crate::config::url::{self, Host, Node};
-
-/// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
-///
-/// ```
-/// use distlock::Secret;
-///
-/// let password = Secret::from("open sesame");
-/// assert_eq!(format!("{password:?}"), "***");
-/// assert_eq!(password.expose(), "open sesame");
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// The text itself, for whoever sends it to the server. Never log it.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Self {
-        Secret(text)
-    }
-}
-
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Secret(text.into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
+use crate::config::url;
+use crate::engines::shared::host::{Host, Node, is_plain_name};
 
 /// Where in the value of a field a password may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,11 +100,6 @@ fn endpoints_without_passwords(list: &str) -> String {
 /// An item of `endpoints`, which needs no scheme, as it may be printed.
 pub(crate) fn redact_endpoint(endpoint: &str) -> String {
     if endpoint.contains("://") { redact(endpoint) } else { redact_rest(endpoint) }
-}
-
-/// Whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
-pub(crate) fn is_plain_name(name: &str) -> bool {
-    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
 }
 
 /// What stands behind the scheme of a URL that was not understood.

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use crate::config::Secret;
-use crate::config::url::percent_decode;
 use crate::types::error::Result;
+use crate::types::secret::Secret;
 
 /// A server's name or address, and its port. Names are in lower case and IPv6 addresses in one form, so that the same
 /// host is equal however it is spelt.
@@ -109,6 +108,29 @@ impl Node {
             .map(|(i, node)| Node::parse(node, default_port).map_err(|fault| format!("host {}: {fault}", i + 1)))
             .collect()
     }
+}
+
+/// Whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
+}
+
+/// Decodes `%XX` in a part of a URL.
+pub(crate) fn percent_decode(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digit = |at: usize| tail.get(at).and_then(|d| char::from(*d).to_digit(16));
+        let escaped = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        bytes.push(escaped.ok_or("a '%' without two hexadecimal digits; write %25 for '%'")?);
+        rest = &tail[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| "not UTF-8 after decoding".into())
 }
 
 #[cfg(test)]

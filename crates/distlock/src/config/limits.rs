@@ -1,7 +1,8 @@
-//! Lengths of time: how they are written, and which are accepted.
+//! Which values are accepted, and how lengths of time are written.
 
 use std::time::Duration;
 
+use crate::types::history::MAX_HISTORY;
 use crate::types::options::{
     DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MIN_RETRY_INTERVAL, MIN_TTL,
 };
@@ -74,6 +75,11 @@ impl Bounds {
         let absent = if self.zero == Zero::Default { "absent or 0" } else { "absent" };
         format!("accepted is {min} to {max}, {absent} means {default}")
     }
+}
+
+/// Checks how many entries of history each lock is to keep.
+pub(crate) fn check_history(most: u32) -> Result<u32, String> {
+    if most <= MAX_HISTORY { Ok(most) } else { Err(format!("{most} is not from 0 to {MAX_HISTORY}")) }
 }
 
 #[cfg(test)]
