@@ -14,8 +14,8 @@ use crate::api::semaphore::Semaphore;
 use crate::contract::{Backend, Capabilities, DynBackend};
 use crate::core::acquire::adopt;
 use crate::core::family::Family;
-use crate::core::journal::Journal;
-use crate::core::observed::{Pace, Reporter};
+use crate::core::history::HistoryWriter;
+use crate::core::reporter::{Pace, Reporter};
 use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::Observer;
@@ -353,12 +353,12 @@ impl LockerBuilder {
         self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
         let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
         let reporter = Reporter::new(backend.name(), self.observer, pace)?;
-        let journal = (self.history > 0).then(|| Journal::new(self.history));
-        if journal.is_some() && !backend.capabilities().history {
+        let history = (self.history > 0).then(|| HistoryWriter::new(self.history));
+        if history.is_some() && !backend.capabilities().history {
             let message = format!("the {} engine cannot keep a history", backend.name());
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
         }
-        let family = Family::start(backend, self.clock, self.drift, reporter, journal)?;
+        let family = Family::start(backend, self.clock, self.drift, reporter, history)?;
         Ok(Locker { family, owner: OwnerId::random(), options: self.options })
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::api::guard::LockGuard;
 use crate::api::request::{LockRequest, RequestFuture};
-use crate::core::acquire::acquire_all;
+use crate::core::acquire::claim_all;
 use crate::core::family::Family;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
@@ -82,7 +82,7 @@ impl LockAllRequest {
         let keys = in_order(keys?)?;
         options.check()?;
         let started = family.clock.now();
-        if let Some(holds) = acquire_all(&family, &keys, &owner, &options).await? {
+        if let Some(holds) = claim_all(&family, &keys, &owner, &options).await? {
             let guards = holds.into_iter().map(|hold| LockGuard::new(family.clone(), hold)).collect();
             return Ok(MultiGuard { guards });
         }

@@ -68,7 +68,7 @@ pub(crate) async fn acquire(
 /// Takes all of `keys` in one step; `None` where the engine cannot do that, or one is taken and the caller waits.
 ///
 /// Runs in the caller's future. Dropping it at any point hands the attempts to the keeper, which withdraws them.
-pub(crate) async fn acquire_all(
+pub(crate) async fn claim_all(
     family: &Arc<Family>,
     keys: &BTreeSet<Key>,
     owner: &OwnerId,

@@ -7,11 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 
 use crate::contract::DynBackend;
+use crate::core::history::HistoryWriter;
 use crate::core::hold::Hold;
 use crate::core::holds::Holds;
-use crate::core::journal::Journal;
 use crate::core::keeper;
-use crate::core::observed::Reporter;
+use crate::core::reporter::Reporter;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::EventKind;
@@ -29,7 +29,7 @@ pub(crate) struct Core {
     pub(crate) drift: f64,
     pub(crate) reporter: Reporter,
     /// Where what happens is gathered for the histories of locks; `None`: they have none.
-    pub(crate) journal: Option<Journal>,
+    pub(crate) history: Option<HistoryWriter>,
     pub(crate) holds: Holds,
     /// Set when the family closes: whoever waits for a lock gives up.
     pub(crate) closing: SetOnce<()>,
@@ -46,14 +46,14 @@ impl Family {
         clock: Clock,
         drift: f64,
         reporter: Reporter,
-        journal: Option<Journal>,
+        history: Option<HistoryWriter>,
     ) -> Result<Arc<Family>> {
         let core = Arc::new(Core {
             backend,
             clock,
             drift,
             reporter,
-            journal,
+            history,
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
@@ -152,7 +152,7 @@ impl Core {
 
     fn record(&self, hold: &Hold, kind: &EventKind<'_>) {
         hold.meter.saw(self.reporter.backend, kind);
-        if self.journal.is_some()
+        if self.history.is_some()
             && let Some(entry) = HistoryEntry::of(kind, hold.token, &hold.claim.record, self.wall_ms())
         {
             self.write_down(hold.key(), entry);
@@ -161,8 +161,8 @@ impl Core {
 
     /// Adds to a lock's history, some time later and if it can; nobody waits for it.
     pub(crate) fn write_down(&self, key: &Key, entry: HistoryEntry) {
-        if let Some(journal) = &self.journal
-            && journal.add(key, entry, self.clock.now())
+        if let Some(history) = &self.history
+            && history.add(key, entry, self.clock.now())
         {
             self.holds.wake.notify_one();
         }
@@ -195,7 +195,7 @@ pub(crate) fn check_runtime(engine: &str) -> Result<()> {
 mod tests {
     use super::*;
     use crate::core::acquire::acquire;
-    use crate::core::observed::Pace;
+    use crate::core::reporter::Pace;
     use crate::engines::memory::{Memory, Store};
     use crate::types::clock::DEFAULT_DRIFT;
     use crate::types::options::Options;
@@ -220,7 +220,7 @@ mod tests {
             clock: Clock::system(),
             drift: DEFAULT_DRIFT,
             reporter: reporter(),
-            journal: None,
+            history: None,
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use crate::contract::{Attachment, Lease, Losses, Release, Renewal};
 use crate::core::family::Core;
+use crate::core::history::KeyedEntry;
 use crate::core::hold::Hold;
 use crate::core::holds::{Chore, Due};
-use crate::core::journal::Noted;
 use crate::core::shards::Shards;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -236,8 +236,8 @@ impl Keeper {
     }
 
     fn start_writing(&mut self, now: Moment) {
-        let Some(journal) = self.core.journal.as_ref().filter(|_| self.writing.is_empty()) else { return };
-        let batch = journal.take(now);
+        let Some(history) = self.core.history.as_ref().filter(|_| self.writing.is_empty()) else { return };
+        let batch = history.take(now);
         if !batch.is_empty() {
             self.writing.spawn(write(self.core.clone(), batch));
         }
@@ -245,20 +245,20 @@ impl Keeper {
 
     /// When to write next; while a call is under way, its end tells.
     fn next_writing(&self) -> Moment {
-        let journal = self.core.journal.as_ref().filter(|_| self.writing.is_empty());
-        journal.map_or(Moment::NEVER, |journal| journal.due())
+        let history = self.core.history.as_ref().filter(|_| self.writing.is_empty());
+        history.map_or(Moment::NEVER, |history| history.due())
     }
 
     /// The family is closed: what has happened is written now or never.
     async fn write_the_rest(&mut self) {
         while self.writing.join_next().await.is_some() {}
-        let Some(journal) = &self.core.journal else { return };
+        let Some(history) = &self.core.history else { return };
         loop {
-            let batch = journal.take(Moment::NEVER);
+            let batch = history.take(Moment::NEVER);
             if batch.is_empty() {
                 return;
             }
-            self.core.backend.write_history(&batch, journal.most).await;
+            self.core.backend.write_history(&batch, history.most).await;
         }
     }
 
@@ -414,12 +414,12 @@ async fn release(core: Arc<Core>, mut chore: Chore, _slot: OwnedSemaphorePermit)
 }
 
 /// Adds to the histories of locks.
-async fn write(core: Arc<Core>, batch: Vec<Noted>) {
-    let Some(journal) = &core.journal else { return };
-    let call = core.backend.write_history(&batch, journal.most);
+async fn write(core: Arc<Core>, batch: Vec<KeyedEntry>) {
+    let Some(history) = &core.history else { return };
+    let call = core.backend.write_history(&batch, history.most);
     let unanswered = |_| batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
     let answers = timeout(WRITING_TIMEOUT, call).await.unwrap_or_else(unanswered);
-    journal.written(batch, answers, core.clock.now());
+    history.written(batch, answers, core.clock.now());
 }
 
 /// Tells observers how a hold ended that was not lost when its owner left it: it was released, or `lost` meanwhile.

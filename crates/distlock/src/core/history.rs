@@ -20,10 +20,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// An entry, and the lock it is about.
-pub(crate) type Noted = (Key, HistoryEntry);
+pub(crate) type KeyedEntry = (Key, HistoryEntry);
 
 /// Gathers entries. Nothing here waits for an engine.
-pub(crate) struct Journal {
+pub(crate) struct HistoryWriter {
     /// How many entries each lock keeps.
     pub(crate) most: u32,
     pending: Mutex<Pending>,
@@ -31,7 +31,7 @@ pub(crate) struct Journal {
 
 #[derive(Default)]
 struct Pending {
-    entries: VecDeque<Noted>,
+    entries: VecDeque<KeyedEntry>,
     /// When to write next; `None` while there is nothing to write.
     due: Option<Moment>,
     /// Calls that failed since the last that did not.
@@ -40,9 +40,9 @@ struct Pending {
     is_refused: bool,
 }
 
-impl Journal {
-    pub(crate) fn new(most: u32) -> Journal {
-        Journal { most, pending: Mutex::default() }
+impl HistoryWriter {
+    pub(crate) fn new(most: u32) -> HistoryWriter {
+        HistoryWriter { most, pending: Mutex::default() }
     }
 
     /// Takes an entry. True when the keeper must be told, since it does not know of any.
@@ -61,7 +61,7 @@ impl Journal {
     }
 
     /// What to write at `now`; nothing before its time.
-    pub(crate) fn take(&self, now: Moment) -> Vec<Noted> {
+    pub(crate) fn take(&self, now: Moment) -> Vec<KeyedEntry> {
         let mut pending = self.pending();
         if pending.due.is_none_or(|due| due > now) {
             return Vec::new();
@@ -74,14 +74,14 @@ impl Journal {
     }
 
     /// A call was answered. What the engine could not take now is kept for later, what it never will is forgotten.
-    pub(crate) fn written(&self, batch: Vec<Noted>, answers: Vec<Result<()>>, now: Moment) {
+    pub(crate) fn written(&self, batch: Vec<KeyedEntry>, answers: Vec<Result<()>>, now: Moment) {
         let mut pending = self.pending();
         let mut failed = None;
         let mut again = Vec::new();
-        for (noted, answer) in batch.into_iter().zip(answers) {
+        for (entry, answer) in batch.into_iter().zip(answers) {
             if let Err(error) = answer {
                 if error.is_retryable() || error.may_be_applied() {
-                    again.push(noted);
+                    again.push(entry);
                 }
                 failed = Some(error);
             }
@@ -103,7 +103,7 @@ impl Journal {
         if pending.failures == 1 {
             tracing::warn!(target: "distlock", { error = %error }, "the history of locks is not written");
         }
-        again.into_iter().rev().for_each(|noted| pending.entries.push_front(noted));
+        again.into_iter().rev().for_each(|entry| pending.entries.push_front(entry));
         pending.forget_oldest();
         let pause = FIRST_PAUSE.saturating_mul(1 << (pending.failures - 1).min(5)).min(LONGEST_PAUSE);
         pending.due = (!pending.entries.is_empty()).then(|| now.after(pause));
@@ -133,79 +133,79 @@ mod tests {
 
     const START: Moment = Moment::from_nanos(1_000_000_000_000);
 
-    fn add(journal: &Journal, token: u64, now: Moment) -> bool {
+    fn add(history: &HistoryWriter, token: u64, now: Moment) -> bool {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
         let entry = HistoryEntry::new(0, HistoryKind::Acquired, FencingToken::new(token), record);
-        journal.add(&Key::new("k").unwrap(), entry, now)
+        history.add(&Key::new("k").unwrap(), entry, now)
     }
 
-    fn tokens(batch: &[Noted]) -> Vec<u64> {
+    fn tokens(batch: &[KeyedEntry]) -> Vec<u64> {
         batch.iter().map(|(_, entry)| entry.token.get()).collect()
     }
 
     #[test]
     fn entries_gather_and_go_out_together() {
-        let journal = Journal::new(10);
-        assert!(add(&journal, 1, START), "the keeper is told of the first");
-        assert!(!add(&journal, 2, START.after(GATHER / 2)), "and not of the second");
-        assert!(journal.take(START).is_empty(), "not yet");
-        let due = journal.due();
+        let history = HistoryWriter::new(10);
+        assert!(add(&history, 1, START), "the keeper is told of the first");
+        assert!(!add(&history, 2, START.after(GATHER / 2)), "and not of the second");
+        assert!(history.take(START).is_empty(), "not yet");
+        let due = history.due();
         assert_eq!(due, START.after(GATHER));
-        assert_eq!(tokens(&journal.take(due)), [1, 2]);
-        assert_eq!(journal.due(), Moment::NEVER);
-        assert!(add(&journal, 3, due), "told again");
+        assert_eq!(tokens(&history.take(due)), [1, 2]);
+        assert_eq!(history.due(), Moment::NEVER);
+        assert!(add(&history, 3, due), "told again");
     }
 
     #[test]
     fn what_could_not_be_written_comes_first_the_next_time_unless_it_never_can_be() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         for token in 1..=3 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
-        add(&journal, 4, now);
+        let now = history.due();
+        let batch = history.take(now);
+        add(&history, 4, now);
         let never = Err(Error::new(ErrorKind::Auth, "no"));
-        journal.written(batch, vec![Err(Error::unavailable("away")), Ok(()), never], now);
-        assert!(journal.take(now).is_empty(), "after a pause");
-        let later = journal.due();
+        history.written(batch, vec![Err(Error::unavailable("away")), Ok(()), never], now);
+        assert!(history.take(now).is_empty(), "after a pause");
+        let later = history.due();
         assert_eq!(later.since(now), FIRST_PAUSE);
-        let batch = journal.take(later);
+        let batch = history.take(later);
         assert_eq!(tokens(&batch), [1, 4]);
-        journal.written(batch, vec![Ok(()), Ok(())], later);
-        assert_eq!(journal.due(), Moment::NEVER);
+        history.written(batch, vec![Ok(()), Ok(())], later);
+        assert_eq!(history.due(), Moment::NEVER);
     }
 
     #[test]
     fn what_is_refused_holds_up_nobody_else() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         for token in 0..=BATCH as u64 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
-        journal.pending().failures = 3;
+        let now = history.due();
+        let batch = history.take(now);
+        history.pending().failures = 3;
         let answers = batch.iter().map(|_| Err(Error::new(ErrorKind::Foreign, "not ours"))).collect();
-        journal.written(batch, answers, now);
-        assert_eq!(tokens(&journal.take(now)), [BATCH as u64], "the rest at once");
-        assert!(journal.pending().is_refused && journal.pending().failures == 0, "told, and not as an absence");
+        history.written(batch, answers, now);
+        assert_eq!(tokens(&history.take(now)), [BATCH as u64], "the rest at once");
+        assert!(history.pending().is_refused && history.pending().failures == 0, "told, and not as an absence");
     }
 
     #[test]
     fn memory_is_bounded_while_the_engine_is_away() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         let most = MOST_PENDING as u64;
         for token in 0..most + 10 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
+        let now = history.due();
+        let batch = history.take(now);
         assert_eq!((batch.len(), tokens(&batch)[0]), (BATCH, 10), "the oldest are forgotten");
         for token in 0..20 {
-            add(&journal, token, now);
+            add(&history, token, now);
         }
         let away = batch.iter().map(|_| Err(Error::unavailable("away"))).collect();
-        journal.written(batch, away, now);
-        assert_eq!(journal.pending().entries.len(), MOST_PENDING);
+        history.written(batch, away, now);
+        assert_eq!(history.pending().entries.len(), MOST_PENDING);
     }
 }

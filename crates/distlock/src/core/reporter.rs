@@ -34,21 +34,21 @@ pub(crate) enum Pace {
 /// Where the core's events go.
 pub(crate) struct Reporter {
     pub(crate) backend: &'static str,
-    observed: Option<Observed>,
+    queue: Option<ObserverQueue>,
 }
 
 impl Reporter {
     /// Reports what happens on `backend` to `observer`, as `pace` says.
     pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, pace: Pace) -> Result<Reporter> {
-        Ok(Reporter { backend, observed: observer.map(|observer| Observed::new(observer, pace)).transpose()? })
+        Ok(Reporter { backend, queue: observer.map(|observer| ObserverQueue::new(observer, pace)).transpose()? })
     }
 
     /// Reports from a caller's task: when this returns the observer has seen it, unless it is busy for [`LONGEST_WAIT`].
     pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
-        if let Some(observed) = &self.observed {
-            observed.tell(&event);
+        if let Some(queue) = &self.queue {
+            queue.tell(&event);
         }
     }
 
@@ -56,21 +56,21 @@ impl Reporter {
     pub(crate) fn emit_later(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
-        if let Some(observed) = &self.observed {
-            observed.tell_later(&event);
+        if let Some(queue) = &self.queue {
+            queue.tell_later(&event);
         }
     }
 
     /// Returns when the observer has seen everything up to now, at the latest after [`LONGEST_WAIT`].
     pub(crate) fn flush(&self) {
-        if let Some(observed) = &self.observed {
-            observed.flush();
+        if let Some(queue) = &self.queue {
+            queue.flush();
         }
     }
 }
 
 /// An observer, and what it has not seen yet.
-pub(crate) struct Observed {
+pub(crate) struct ObserverQueue {
     line: Arc<Line>,
     pace: Pace,
 }
@@ -94,8 +94,8 @@ struct Pending {
     is_over: bool,
 }
 
-impl Observed {
-    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<Observed> {
+impl ObserverQueue {
+    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<ObserverQueue> {
         let (pending, changed, turn) = (Mutex::default(), Condvar::new(), Mutex::default());
         let line = Arc::new(Line { observer, pending, changed, turn });
         if pace == Pace::Apart {
@@ -105,7 +105,7 @@ impl Observed {
             let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
             thread.map_err(failed)?;
         }
-        Ok(Observed { line, pace })
+        Ok(ObserverQueue { line, pace })
     }
 
     /// Tells the observer, after everything that waits. Only this event is told on the caller's thread, and only when the
@@ -136,7 +136,7 @@ impl Observed {
     }
 }
 
-impl Drop for Observed {
+impl Drop for ObserverQueue {
     fn drop(&mut self) {
         self.line.pending().is_over = true;
         self.line.changed.notify_all();
