@@ -19,16 +19,16 @@ use crate::types::watchdog::Watchdog;
 pub type RequestFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// What every request carries: the first bad argument is kept until it is awaited, and then refused before any I/O.
-struct Asked {
+struct RequestParts {
     family: Arc<Family>,
     key: Result<Key>,
     owner: Result<OwnerId>,
     options: Options,
 }
 
-impl Asked {
+impl RequestParts {
     fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
-        Asked { family, key, owner: Ok(owner), options }
+        RequestParts { family, key, owner: Ok(owner), options }
     }
 
     async fn acquire(self) -> Result<Option<LockGuard>> {
@@ -132,11 +132,11 @@ macro_rules! common_options {
 /// # Cancel safety
 /// Dropping the future at any point gives up the place in the queue, or the lock if it was just granted.
 #[must_use = "a request does nothing until it is awaited"]
-pub struct LockRequest(Asked);
+pub struct LockRequest(RequestParts);
 
 impl LockRequest {
     pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
-        LockRequest(Asked::new(family, key, owner, options))
+        LockRequest(RequestParts::new(family, key, owner, options))
     }
 
     common_options!();
@@ -190,12 +190,12 @@ impl IntoFuture for LockRequest {
 /// # Cancel safety
 /// Dropping the future at any point releases the lock if it was just granted.
 #[must_use = "a request does nothing until it is awaited"]
-pub struct TryLockRequest(Asked);
+pub struct TryLockRequest(RequestParts);
 
 impl TryLockRequest {
     pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
         let options = Options { wait: Some(Duration::ZERO), once: true, ..options };
-        TryLockRequest(Asked::new(family, key, owner, options))
+        TryLockRequest(RequestParts::new(family, key, owner, options))
     }
 
     common_options!();

@@ -1,7 +1,7 @@
 //! How to print, and how to hand on, a text that may have a password in it.
 
 use crate::config::url;
-use crate::engines::shared::host::{Host, Node, is_plain_name};
+use crate::engines::shared::host::{Host, ServerAddress, is_plain_name};
 
 /// Where in the value of a field a password may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ fn endpoints_without_passwords(list: &str) -> String {
         let (scheme, rest) = endpoint.split_at(endpoint.find("://").map_or(0, |at| at + 3));
         let (node, slash) = rest.split_at(rest.strip_suffix('/').unwrap_or(rest).len());
         let is_plain = scheme.is_empty() || is_plain_name(&scheme[..scheme.len() - 3]);
-        let is_node = is_plain && !node.contains(['/', '?', '#']) && Node::parse_list(node, 1).is_ok();
+        let is_node = is_plain && !node.contains(['/', '?', '#']) && ServerAddress::parse_list(node, 1).is_ok();
         is_node.then(|| format!("{scheme}{}{slash}", with_user_only(node)))
     };
     let endpoints: Option<Vec<String>> = list.split(',').map(handed_on).collect();

@@ -10,7 +10,7 @@ use crate::config::limits::{self, check_history};
 use crate::config::registry::{Driver, ROWS};
 use crate::config::url::{self, ParsedUrl};
 use crate::engines::shared::host::Credentials;
-use crate::engines::shared::row::{Address, WithoutUrl};
+use crate::engines::shared::row::{EngineAddress, WithoutUrl};
 use crate::engines::shared::settings::{EngineSettings, TlsFiles, check_prefix};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::options::DEFAULT_MAX_RETRIES;
@@ -22,7 +22,7 @@ const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// The engine and where its locks live.
-    pub(crate) address: Box<dyn Address>,
+    pub(crate) address: Box<dyn EngineAddress>,
     /// What the engine is opened with.
     pub(crate) engine: EngineSettings,
     pub(crate) retry_interval: Duration,
@@ -107,7 +107,7 @@ impl Config {
         fields.into_iter().find(|(_, file)| file.is_some()).map(|(name, _)| name)
     }
 
-    fn tls_files(&self, address: &dyn Address) -> Result<TlsFiles> {
+    fn tls_files(&self, address: &dyn EngineAddress) -> Result<TlsFiles> {
         for (field, file) in [("tls_ca", &self.tls_ca), ("tls_cert", &self.tls_cert), ("tls_key", &self.tls_key)] {
             if file.as_deref() == Some(Path::new("")) {
                 return Err(refuse(field, "the file name is empty"));
@@ -130,7 +130,7 @@ impl Config {
     }
 
     /// Gives `username` and `password` to each server that has none of its own, and never mixes two users.
-    fn fill_credentials(&self, address: &mut dyn Address) -> Result<()> {
+    fn fill_credentials(&self, address: &mut dyn EngineAddress) -> Result<()> {
         if self.username.as_deref() == Some("") {
             return Err(refuse("username", "empty; leave it out for no user name"));
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::config::limits::{self, check_history};
 use crate::config::registry::schemes;
 use crate::engines::shared::host::{is_plain_name, percent_decode};
-use crate::engines::shared::row::{Address, Scheme};
+use crate::engines::shared::row::{EngineAddress, Scheme};
 use crate::engines::shared::settings::check_prefix;
 use crate::engines::shared::url_parts::{COMMON_OPTIONS, UrlParts};
 use crate::types::error::Result;
@@ -17,7 +17,7 @@ use crate::types::history::MAX_HISTORY;
 /// A URL that was understood.
 #[derive(Debug)]
 pub(crate) struct ParsedUrl {
-    pub(crate) address: Box<dyn Address>,
+    pub(crate) address: Box<dyn EngineAddress>,
     pub(crate) prefix: Option<String>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) history: Option<u32>,

@@ -26,11 +26,11 @@ pub(crate) type KeyedEntry = (Key, HistoryEntry);
 pub(crate) struct HistoryWriter {
     /// How many entries each lock keeps.
     pub(crate) most: u32,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingEntries>,
 }
 
 #[derive(Default)]
-struct Pending {
+struct PendingEntries {
     entries: VecDeque<KeyedEntry>,
     /// When to write next; `None` while there is nothing to write.
     due: Option<Moment>,
@@ -109,12 +109,12 @@ impl HistoryWriter {
         pending.due = (!pending.entries.is_empty()).then(|| now.after(pause));
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn pending(&self) -> MutexGuard<'_, PendingEntries> {
         self.pending.lock()
     }
 }
 
-impl Pending {
+impl PendingEntries {
     fn forget_oldest(&mut self) {
         let over = self.entries.len().saturating_sub(MOST_PENDING);
         self.entries.drain(..over);

@@ -71,13 +71,13 @@ impl Reporter {
 
 /// An observer, and what it has not seen yet.
 pub(crate) struct ObserverQueue {
-    line: Arc<Line>,
+    delivery: Arc<Delivery>,
     pace: Pace,
 }
 
-struct Line {
+struct Delivery {
     observer: Arc<dyn Observer>,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingEvents>,
     /// There is more to tell, something was told, or it is over.
     changed: Condvar,
     /// Held while the observer is called: it sees one event at a time.
@@ -85,9 +85,9 @@ struct Line {
 }
 
 #[derive(Default)]
-struct Pending {
-    notes: VecDeque<Note>,
-    /// How many were ever put in line, and how many of them were told.
+struct PendingEvents {
+    events: VecDeque<OwnedEvent>,
+    /// How many were ever queued, and how many of them were told.
     pushed: u64,
     told: u64,
     dropped: u64,
@@ -97,61 +97,61 @@ struct Pending {
 impl ObserverQueue {
     pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<ObserverQueue> {
         let (pending, changed, turn) = (Mutex::default(), Condvar::new(), Mutex::default());
-        let line = Arc::new(Line { observer, pending, changed, turn });
+        let delivery = Arc::new(Delivery { observer, pending, changed, turn });
         if pace == Pace::Apart {
-            let serves = line.clone();
+            let serves = delivery.clone();
             let failed = |e| Error::new(ErrorKind::Backend, "cannot start the thread of the observer").with_source(e);
             // tidy-allow(spawn): observers are the user's code; here they hold up no lock
             let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
             thread.map_err(failed)?;
         }
-        Ok(ObserverQueue { line, pace })
+        Ok(ObserverQueue { delivery, pace })
     }
 
     /// Tells the observer, after everything that waits. Only this event is told on the caller's thread, and only when the
     /// observer is free; otherwise it is left to the observer's own thread, and awaited for a moment.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if self.pace == Pace::Inline {
-            return self.line.call(event);
+            return self.delivery.call(event);
         }
-        if let Some(_turn) = self.line.free_turn() {
-            return self.line.call(event);
+        if let Some(_turn) = self.delivery.free_turn() {
+            return self.delivery.call(event);
         }
-        if let Some(number) = self.line.push(event) {
-            self.line.wait_until_told(number);
+        if let Some(number) = self.delivery.push(event) {
+            self.delivery.wait_until_told(number);
         }
     }
 
     /// Leaves it to the thread to tell the observer.
     pub(crate) fn tell_later(&self, event: &Event<'_>) {
         match self.pace {
-            Pace::Inline => self.line.call(event),
-            Pace::Apart => drop(self.line.push(event)),
+            Pace::Inline => self.delivery.call(event),
+            Pace::Apart => drop(self.delivery.push(event)),
         }
     }
 
     pub(crate) fn flush(&self) {
-        let last = self.line.pending().pushed;
-        self.line.wait_until_told(last);
+        let last = self.delivery.pending().pushed;
+        self.delivery.wait_until_told(last);
     }
 }
 
 impl Drop for ObserverQueue {
     fn drop(&mut self) {
-        self.line.pending().is_over = true;
-        self.line.changed.notify_all();
+        self.delivery.pending().is_over = true;
+        self.delivery.changed.notify_all();
     }
 }
 
-impl Line {
-    /// Puts an event in line. Returns its number; `None` when it was dropped.
+impl Delivery {
+    /// Puts an event into the queue. Returns its number; `None` when it was dropped.
     fn push(&self, event: &Event<'_>) -> Option<u64> {
         let mut pending = self.pending();
-        if pending.notes.len() >= MOST_PENDING {
+        if pending.events.len() >= MOST_PENDING {
             pending.dropped += 1;
             return None;
         }
-        pending.notes.push_back(Note::of(event));
+        pending.events.push_back(OwnedEvent::of(event));
         pending.pushed += 1;
         self.changed.notify_all();
         Some(pending.pushed)
@@ -167,12 +167,12 @@ impl Line {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        self.pending().notes.is_empty().then_some(turn)
+        self.pending().events.is_empty().then_some(turn)
     }
 
     fn wait_until_told(&self, number: u64) {
         if !IS_INSIDE.get() {
-            let is_open = |pending: &mut Pending| pending.told < number;
+            let is_open = |pending: &mut PendingEvents| pending.told < number;
             drop(self.changed.wait_timeout_while(self.pending(), LONGEST_WAIT, is_open));
         }
     }
@@ -184,7 +184,7 @@ impl Line {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let (note, dropped) = {
                 let mut pending = self.pending();
-                (pending.notes.pop_front(), std::mem::take(&mut pending.dropped))
+                (pending.events.pop_front(), std::mem::take(&mut pending.dropped))
             };
             if dropped > 0 {
                 tracing::warn!(target: "distlock", { events = dropped }, "an observer is too slow: events were dropped");
@@ -199,9 +199,9 @@ impl Line {
 
     /// Returns whether there is one; `false` when none can come any more.
     fn wait_for_note(&self) -> bool {
-        let is_idle = |pending: &mut Pending| pending.notes.is_empty() && !pending.is_over;
+        let is_idle = |pending: &mut PendingEvents| pending.events.is_empty() && !pending.is_over;
         let waited = self.changed.wait_while(self.pending(), is_idle);
-        !waited.unwrap_or_else(PoisonError::into_inner).notes.is_empty()
+        !waited.unwrap_or_else(PoisonError::into_inner).events.is_empty()
     }
 
     fn call(&self, event: &Event<'_>) {
@@ -213,13 +213,13 @@ impl Line {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn pending(&self) -> MutexGuard<'_, PendingEvents> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// An [`Event`] that is kept.
-struct Note {
+struct OwnedEvent {
     key: Key,
     owner: OwnerId,
     token: Option<FencingToken>,
@@ -238,8 +238,8 @@ enum NoteKind {
     Lost(LossReason, Duration),
 }
 
-impl Note {
-    fn of(event: &Event<'_>) -> Note {
+impl OwnedEvent {
+    fn of(event: &Event<'_>) -> OwnedEvent {
         let kind = match event.kind {
             EventKind::Waiting { holder } => NoteKind::Waiting(holder.cloned()),
             EventKind::Acquired { waited } => NoteKind::Acquired(waited),
@@ -252,7 +252,13 @@ impl Note {
             EventKind::Released { held } => NoteKind::Released(held),
             EventKind::Lost { reason, held } => NoteKind::Lost(reason.clone(), held),
         };
-        Note { key: event.key.clone(), owner: event.owner.clone(), token: event.token, backend: event.backend, kind }
+        OwnedEvent {
+            key: event.key.clone(),
+            owner: event.owner.clone(),
+            token: event.token,
+            backend: event.backend,
+            kind,
+        }
     }
 
     fn with(&self, tell: impl FnOnce(&Event<'_>)) {
@@ -268,7 +274,7 @@ impl Note {
             NoteKind::Released(held) => EventKind::Released { held: *held },
             NoteKind::Lost(reason, held) => EventKind::Lost { reason, held: *held },
         };
-        let Note { key, owner, token, backend, .. } = self;
+        let OwnedEvent { key, owner, token, backend, .. } = self;
         tell(&Event { key, owner, token: *token, backend, kind });
     }
 }

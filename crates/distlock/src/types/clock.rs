@@ -79,10 +79,10 @@ pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
 /// # Default
 /// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
 #[derive(Clone)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone)]
-enum Source {
+enum ClockSource {
     Boottime,
     Manual(Arc<watch::Sender<Moment>>),
     #[cfg(feature = "simulation")]
@@ -103,7 +103,7 @@ impl Clock {
     /// The machine's CLOCK_BOOTTIME.
     #[must_use]
     pub fn system() -> Clock {
-        Clock(Source::Boottime)
+        Clock(ClockSource::Boottime)
     }
 
     /// A clock that stands still until its [`ManualClock`] moves it.
@@ -111,7 +111,7 @@ impl Clock {
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
         let now = Arc::new(watch::Sender::new(Moment::from_nanos(1_000_000_000_000)));
-        (Clock(Source::Manual(now.clone())), ManualClock(now))
+        (Clock(ClockSource::Manual(now.clone())), ManualClock(now))
     }
 
     /// For simulations: a clock that shows `first` now and goes on with the paused or advanced time of the tokio runtime it
@@ -121,13 +121,13 @@ impl Clock {
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn of_runtime(first: Moment, drift: f64) -> Clock {
-        Clock(Source::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
+        Clock(ClockSource::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
     }
 
     /// Whether time passes only where the runtime runs that this clock was made in.
     #[cfg(feature = "simulation")]
     pub(crate) fn is_of_runtime(&self) -> bool {
-        matches!(self.0, Source::Runtime(_))
+        matches!(self.0, ClockSource::Runtime(_))
     }
 
     /// Whether something else decides who goes first: a simulation, or a checker of races.
@@ -141,20 +141,20 @@ impl Clock {
 
     /// Whether sleeping by this clock needs the timers of a tokio runtime.
     pub(crate) fn needs_runtime(&self) -> bool {
-        !matches!(self.0, Source::Manual(_))
+        !matches!(self.0, ClockSource::Manual(_))
     }
 
     /// The current moment.
     #[must_use]
     pub fn now(&self) -> Moment {
         match &self.0 {
-            Source::Boottime => {
+            ClockSource::Boottime => {
                 let t = clock_gettime(ClockId::Boottime);
                 Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
             }
-            Source::Manual(now) => *now.borrow(),
+            ClockSource::Manual(now) => *now.borrow(),
             #[cfg(feature = "simulation")]
-            Source::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
+            ClockSource::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
         }
     }
 
@@ -165,19 +165,19 @@ impl Clock {
     pub async fn sleep_until(&self, moment: Moment) {
         match &self.0 {
             _ if moment == Moment::NEVER => std::future::pending().await,
-            Source::Boottime => loop {
+            ClockSource::Boottime => loop {
                 let left = moment.since(self.now());
                 if left.is_zero() {
                     return;
                 }
                 tokio::time::sleep(left.min(LONGEST_NAP)).await;
             },
-            Source::Manual(now) => {
+            ClockSource::Manual(now) => {
                 // The sender lives in self, so waiting cannot fail.
                 let _ = now.subscribe().wait_for(|now| *now >= moment).await;
             }
             #[cfg(feature = "simulation")]
-            Source::Runtime(time) => {
+            ClockSource::Runtime(time) => {
                 while self.now() < moment {
                     // Never for nothing, however short the rest is: that would not let time pass.
                     let left = moment.since(self.now()).div_f64(time.rate).max(Duration::from_nanos(1));
@@ -201,10 +201,10 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Source::Boottime => f.write_str("Clock::system"),
-            Source::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
+            ClockSource::Boottime => f.write_str("Clock::system"),
+            ClockSource::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
             #[cfg(feature = "simulation")]
-            Source::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
+            ClockSource::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
         }
     }
 }

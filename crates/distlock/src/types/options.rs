@@ -7,7 +7,7 @@ use crate::types::error::{Error, Result};
 use crate::types::meter::Group;
 use crate::types::mode::Mode;
 use crate::types::owner::check_text;
-use crate::types::watchdog::{Kind, Watchdog};
+use crate::types::watchdog::{Watchdog, WatchdogKind};
 
 /// The lease of a lock that does not ask for another: 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Options {
         if self.max_hold == Some(Duration::ZERO) {
             return Err(Error::invalid("max_hold", "the lock would be lost at once"));
         }
-        if self.watchdog.0 == Kind::Fed(Duration::ZERO) {
+        if self.watchdog.0 == WatchdogKind::Fed(Duration::ZERO) {
             return Err(Error::invalid("watchdog", "nobody can feed it that often"));
         }
         check_range("lock_delay", self.delay, Duration::ZERO, MAX_TTL)?;
@@ -105,7 +105,7 @@ impl Options {
 
     /// Whether the lease may run out while the process lives.
     pub(crate) fn lapses(&self) -> bool {
-        self.watchdog.0 != Kind::On || self.max_hold.is_some()
+        self.watchdog.0 != WatchdogKind::On || self.max_hold.is_some()
     }
 }
 

@@ -51,6 +51,7 @@ pub(crate) fn acquired<T>(end: &crate::types::error::Result<Option<T>>) {
 }
 
 #[cfg(not(feature = "spans"))]
+// tidy-allow(name): the same type without the feature
 pub(crate) struct Span;
 
 #[cfg(not(feature = "spans"))]

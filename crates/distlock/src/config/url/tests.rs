@@ -8,7 +8,7 @@ use crate::engines::file::open::FileAddress;
 use crate::engines::memory::open::MemoryAddress;
 use crate::engines::redis::open::{RedisAddress, RedisOptions, RedisServers};
 use crate::engines::redlock::open::RedlockAddress;
-use crate::engines::shared::host::{Credentials, Host, Node};
+use crate::engines::shared::host::{Credentials, Host, ServerAddress};
 use crate::types::secret::Secret;
 
 /// The address of a URL, as the type that its engine has for it.
@@ -91,7 +91,7 @@ fn a_redis_may_be_a_socket_a_sentinel_service_or_a_cluster() {
 
 #[test]
 fn redlock_nodes_have_their_own_credentials() {
-    let node = |name: &str, who| Node { host: host(name, 6379), credentials: who };
+    let node = |name: &str, who| ServerAddress { host: host(name, 6379), credentials: who };
     let nodes =
         || vec![node("h1", credentials("a", "x")), node("h2", credentials("", "y")), node("h3", credentials("", ""))];
     assert_target("redlock://a:x@h1,:y@h2,h3/2", &RedlockAddress { nodes: nodes(), options: plain(2) });

@@ -5,7 +5,7 @@ use crate::contract::{BoxFuture, DynBackend};
 #[cfg(feature = "etcd")]
 use crate::engines::etcd::{Etcd, EtcdBuilder};
 use crate::engines::shared::host::{Credentials, Host, percent_decode};
-use crate::engines::shared::row::{Address, EngineRow, Scheme, WithoutUrl};
+use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
 #[cfg(feature = "etcd")]
 use crate::engines::shared::settings::EngineSettings;
 use crate::engines::shared::settings::check_prefix;
@@ -38,7 +38,7 @@ pub(crate) struct EtcdAddress {
 }
 
 impl EtcdAddress {
-    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         let verbatim = url.option("names", |value| match value {
             "escaped" => Ok(false),
             "verbatim" => Ok(true),
@@ -64,7 +64,7 @@ fn read_prefix(url: &mut UrlParts<'_>) -> Result<(), String> {
     Ok(())
 }
 
-impl Address for EtcdAddress {
+impl EngineAddress for EtcdAddress {
     fn row(&self) -> &'static EngineRow {
         &ROW
     }

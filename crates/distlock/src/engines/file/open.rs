@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::contract::{BoxFuture, DynBackend};
 use crate::engines::file::{FileBackend, default_dir, examine};
-use crate::engines::shared::row::{Address, EngineRow, Scheme, WithoutUrl};
+use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
 use crate::engines::shared::settings::EngineSettings;
 use crate::engines::shared::url_parts::UrlParts;
 use crate::types::error::Result;
@@ -26,13 +26,13 @@ pub(crate) struct FileAddress {
 }
 
 impl FileAddress {
-    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         url.no_hosts("file:///dir")?;
         Ok(Box::new(FileAddress { dir: Some(url.file()?) }))
     }
 }
 
-impl Address for FileAddress {
+impl EngineAddress for FileAddress {
     fn row(&self) -> &'static EngineRow {
         &ROW
     }

@@ -2,7 +2,7 @@
 
 use crate::contract::{BoxFuture, DynBackend};
 use crate::engines::memory::{Memory, Store};
-use crate::engines::shared::row::{Address, EngineRow, Scheme, WithoutUrl};
+use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
 use crate::engines::shared::settings::EngineSettings;
 use crate::engines::shared::url_parts::UrlParts;
 use crate::types::error::Result;
@@ -24,7 +24,7 @@ pub(crate) struct MemoryAddress {
 }
 
 impl MemoryAddress {
-    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         if !matches!(url.path, "" | "/") {
             return Err("a path where none belongs; write mem://name".into());
         }
@@ -36,7 +36,7 @@ impl MemoryAddress {
     }
 }
 
-impl Address for MemoryAddress {
+impl EngineAddress for MemoryAddress {
     fn row(&self) -> &'static EngineRow {
         &ROW
     }

@@ -7,7 +7,7 @@ use crate::contract::{BoxFuture, DynBackend};
 #[cfg(feature = "redis")]
 use crate::engines::redis::{Protocol, Redis, RedisBuilder};
 use crate::engines::shared::host::{Credentials, Host, percent_decode};
-use crate::engines::shared::row::{Address, EngineRow, Scheme, WithoutUrl};
+use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
 #[cfg(feature = "redis")]
 use crate::engines::shared::settings::{EngineSettings, TlsFiles};
 use crate::engines::shared::url_parts::{UrlParts, whole_number};
@@ -45,7 +45,7 @@ const fn scheme(
     name: &'static str,
     tls: bool,
     options: &'static [&'static str],
-    read: fn(&mut UrlParts<'_>) -> Result<Box<dyn Address>, String>,
+    read: fn(&mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String>,
 ) -> Scheme {
     Scheme { name, tls, allows_at_in_path: false, options, read }
 }
@@ -105,21 +105,21 @@ impl RedisOptions {
 }
 
 impl RedisAddress {
-    fn read_one(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read_one(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         let (hosts, credentials) = url.cluster(REDIS_PORT)?;
         let servers = RedisServers::One(only(hosts)?);
         Ok(Box::new(RedisAddress { servers, credentials, options: RedisOptions::read(url, url.path)? }))
     }
 
     /// The path is the socket's, so a password comes as a field, and the database as an option.
-    fn read_unix(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read_unix(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         url.no_hosts("redis+unix:///path")?;
         let servers = RedisServers::Unix(url.file()?);
         let options = RedisOptions::read(url, "")?;
         Ok(Box::new(RedisAddress { servers, credentials: Credentials::default(), options }))
     }
 
-    fn read_sentinel(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read_sentinel(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         let (sentinels, credentials) = url.cluster(SENTINEL_PORT)?;
         let path = url.path.strip_prefix('/').unwrap_or_default();
         let (service, db) = path.split_at(path.find('/').unwrap_or(path.len()));
@@ -131,7 +131,7 @@ impl RedisAddress {
         Ok(Box::new(RedisAddress { servers, credentials, options: RedisOptions::read(url, db)? }))
     }
 
-    fn read_cluster(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read_cluster(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         let (hosts, credentials) = url.cluster(REDIS_PORT)?;
         let options = RedisOptions::read(url, url.path)?;
         if options.db != 0 {
@@ -152,7 +152,7 @@ fn only(hosts: Vec<Host>) -> Result<Host, String> {
     Ok(host)
 }
 
-impl Address for RedisAddress {
+impl EngineAddress for RedisAddress {
     fn row(&self) -> &'static EngineRow {
         &ROW
     }

@@ -7,8 +7,8 @@ use crate::engines::redis::Redis;
 use crate::engines::redis::open::{REDIS_PORT, RedisOptions};
 #[cfg(feature = "redis")]
 use crate::engines::redlock::Redlock;
-use crate::engines::shared::host::{Credentials, Node};
-use crate::engines::shared::row::{Address, EngineRow, Scheme, WithoutUrl};
+use crate::engines::shared::host::{Credentials, ServerAddress};
+use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
 #[cfg(feature = "redis")]
 use crate::engines::shared::settings::EngineSettings;
 use crate::engines::shared::url_parts::UrlParts;
@@ -34,20 +34,20 @@ pub(crate) static ROW: EngineRow = EngineRow {
 /// The nodes, an odd number of them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RedlockAddress {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<ServerAddress>,
     pub(crate) options: RedisOptions,
 }
 
 impl RedlockAddress {
-    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn Address>, String> {
+    fn read(url: &mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String> {
         let nodes = quorum(url.hosts)?;
         Ok(Box::new(RedlockAddress { nodes, options: RedisOptions::read(url, url.path)? }))
     }
 }
 
 /// Reads the nodes of a majority vote.
-fn quorum(hosts: &str) -> Result<Vec<Node>, String> {
-    let nodes = Node::parse_list(hosts, REDIS_PORT)?;
+fn quorum(hosts: &str) -> Result<Vec<ServerAddress>, String> {
+    let nodes = ServerAddress::parse_list(hosts, REDIS_PORT)?;
     let count = nodes.len();
     if count < 3 {
         return Err(format!("{count} nodes; below 3 no node may fail, so redlock takes 3, 5, 7 or 9"));
@@ -69,7 +69,7 @@ fn quorum(hosts: &str) -> Result<Vec<Node>, String> {
     Ok(nodes)
 }
 
-impl Address for RedlockAddress {
+impl EngineAddress for RedlockAddress {
     fn row(&self) -> &'static EngineRow {
         &ROW
     }
@@ -96,7 +96,7 @@ impl Address for RedlockAddress {
 #[cfg(feature = "redis")]
 impl RedlockAddress {
     fn build(&self, settings: &EngineSettings) -> Result<Redlock> {
-        let builder = |node: &Node| {
+        let builder = |node: &ServerAddress| {
             self.options.apply(Redis::tcp(&node.host.name, node.host.port), &node.credentials, &settings.tls)
         };
         let nodes = self.nodes.iter().map(builder).collect::<Result<Vec<_>>>()?;

@@ -87,25 +87,27 @@ impl Credentials {
 
 /// A server with its own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct ServerAddress {
     pub(crate) host: Host,
     pub(crate) credentials: Credentials,
 }
 
-impl Node {
-    fn parse(text: &str, default_port: u16) -> Result<Node, String> {
+impl ServerAddress {
+    fn parse(text: &str, default_port: u16) -> Result<ServerAddress, String> {
         let (credentials, host) = match text.rsplit_once('@') {
             Some((credentials, host)) => (Credentials::parse(credentials)?, host),
             None => (Credentials::default(), text),
         };
-        Ok(Node { host: Host::parse(host, default_port)?, credentials })
+        Ok(ServerAddress { host: Host::parse(host, default_port)?, credentials })
     }
 
     /// Reads servers with commas between them.
-    pub(crate) fn parse_list(text: &str, default_port: u16) -> Result<Vec<Node>, String> {
+    pub(crate) fn parse_list(text: &str, default_port: u16) -> Result<Vec<ServerAddress>, String> {
         let nodes = text.split(',').enumerate();
         nodes
-            .map(|(i, node)| Node::parse(node, default_port).map_err(|fault| format!("host {}: {fault}", i + 1)))
+            .map(|(i, node)| {
+                ServerAddress::parse(node, default_port).map_err(|fault| format!("host {}: {fault}", i + 1))
+            })
             .collect()
     }
 }
@@ -179,8 +181,8 @@ mod tests {
 
     #[test]
     fn each_node_has_its_own_decoded_credentials() {
-        let nodes = Node::parse_list("a:p%40%2C%3A@h1,:x@h2,b@h3,:@h4,h5", 1).unwrap();
-        let read = |node: &Node| {
+        let nodes = ServerAddress::parse_list("a:p%40%2C%3A@h1,:x@h2,b@h3,:@h4,h5", 1).unwrap();
+        let read = |node: &ServerAddress| {
             let Credentials { username, password } = node.credentials.clone();
             (username, password.map(|password| password.expose().to_owned()))
         };
@@ -201,7 +203,7 @@ mod tests {
             ("u:p@q@h1", "host 1: an '@' in the user name or password; write %40"),
         ];
         for (text, part) in cases {
-            let fault = Node::parse_list(text, 1).expect_err(text);
+            let fault = ServerAddress::parse_list(text, 1).expect_err(text);
             assert!(fault.starts_with(part), "{text:?}: {fault}");
         }
     }

@@ -42,21 +42,21 @@ pub(crate) struct Scheme {
     /// The options of the URL beside [`COMMON_OPTIONS`](crate::engines::shared::url_parts::COMMON_OPTIONS).
     pub(crate) options: &'static [&'static str],
     /// Reads the URL. The fault says which part is wrong and never repeats it.
-    pub(crate) read: fn(&mut UrlParts<'_>) -> Result<Box<dyn Address>, String>,
+    pub(crate) read: fn(&mut UrlParts<'_>) -> Result<Box<dyn EngineAddress>, String>,
 }
 
 /// What a configuration with `driver` and without `url` means.
 #[derive(Debug)]
 pub(crate) enum WithoutUrl {
     /// The engine has no servers: `endpoints` are refused, and this is its default address.
-    Default(fn() -> Box<dyn Address>),
+    Default(fn() -> Box<dyn EngineAddress>),
     /// The engine needs `endpoints`. An endpoint may have one of these schemes; the first of each list is the scheme of
     /// the equivalent URL.
     Endpoints { plain: &'static [&'static str], tls: &'static [&'static str] },
 }
 
 /// Where an engine's locks live, as a URL or a configuration says it.
-pub(crate) trait Address: Any + fmt::Debug + Send + Sync {
+pub(crate) trait EngineAddress: Any + fmt::Debug + Send + Sync {
     /// Returns the row of the engine whose address this is.
     fn row(&self) -> &'static EngineRow;
 

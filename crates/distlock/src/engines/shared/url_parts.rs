@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::engines::shared::host::{Credentials, Host, Node, percent_decode};
+use crate::engines::shared::host::{Credentials, Host, ServerAddress, percent_decode};
 
 /// The options that the URL of any engine may have.
 pub(crate) const COMMON_OPTIONS: [&str; 3] = ["prefix", "ttl", "history"];
@@ -53,7 +53,7 @@ impl UrlParts<'_> {
 
     /// Returns several hosts behind one pair of credentials.
     pub(crate) fn cluster(&self, default_port: u16) -> Result<(Vec<Host>, Credentials), String> {
-        let mut nodes = Node::parse_list(self.hosts, default_port)?.into_iter();
+        let mut nodes = ServerAddress::parse_list(self.hosts, default_port)?.into_iter();
         let first = nodes.next().ok_or("the host is empty")?;
         let mut hosts = vec![first.host];
         for node in nodes {

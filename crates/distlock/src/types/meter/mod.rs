@@ -30,13 +30,13 @@ pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
 }
 
 /// How a call ended, as a label. Only these words, so that a dashboard can name them.
-pub(crate) trait Outcome {
+pub(crate) trait MeteredResult {
     /// The word.
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     fn outcome(&self) -> &'static str;
 }
 
-impl<T> Outcome for Result<T> {
+impl<T> MeteredResult for Result<T> {
     fn outcome(&self) -> &'static str {
         match self {
             Ok(_) => "ok",
@@ -51,8 +51,8 @@ impl<T> Outcome for Result<T> {
 }
 
 /// One request for many locks: it went well if it did for all.
-impl<T> Outcome for Vec<Result<T>> {
+impl<T> MeteredResult for Vec<Result<T>> {
     fn outcome(&self) -> &'static str {
-        self.iter().map(Outcome::outcome).find(|outcome| *outcome != "ok").unwrap_or("ok")
+        self.iter().map(MeteredResult::outcome).find(|outcome| *outcome != "ok").unwrap_or("ok")
     }
 }
