@@ -8,7 +8,7 @@ use crate::types::error::Result;
 use crate::types::finding::Finding;
 
 impl Locker {
-    /// A locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
+    /// Returns a locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
     /// `etcd://h1,h2`.
     ///
     /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name.
@@ -21,7 +21,7 @@ impl Locker {
         Locker::from_config(&Config::from_url(url)?).await
     }
 
-    /// A locker on the engine that `config` names, with its defaults.
+    /// Returns a locker on the engine that `config` names, with its defaults.
     ///
     /// # Errors
     /// As [`connect`](Locker::connect), naming the field that is not acceptable.

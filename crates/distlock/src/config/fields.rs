@@ -104,7 +104,7 @@ pub(super) const FIELDS: [(&str, Hides); 15] = [
 ];
 
 impl Config {
-    /// An engine by its URL, with everything else absent.
+    /// Returns an engine by its URL, with everything else absent.
     ///
     /// # Errors
     /// Kind `Config`, saying which part of the URL is wrong, and never repeating it.
@@ -139,7 +139,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What must be different in the environment of another program for it to be told the same, but no password: the
+    /// Returns what must be different in the environment of another program for it to be told the same, but no password: the
     /// variables of [`from_vars`](Config::from_vars) that have one in them, with what may stay of each; `None` is
     /// nothing. Values are handed on as [`without_passwords`](crate::without_passwords) does it.
     ///

@@ -60,7 +60,7 @@ impl Bounds {
         Err(format!("{} is not accepted; {}", humantime::format_duration(length), self.accepted()))
     }
 
-    /// What an absent value or a 0 stands for, and any other checked.
+    /// Returns what an absent value or a 0 stands for, and any other checked.
     pub(crate) fn resolve(&self, length: Option<Duration>) -> Result<Duration, String> {
         let length = self.check(length.unwrap_or(self.default))?;
         Ok(if length.is_zero() { self.default } else { length })

@@ -56,7 +56,7 @@ struct Fields {
     is_strict: bool,
 }
 
-/// What is no table at all may be the password, too.
+/// Returns what is no table at all may be the password, too.
 fn no_fields() -> Config {
     Config { fault: Some("not the fields of a configuration".into()), ..Config::default() }
 }

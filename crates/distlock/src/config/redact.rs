@@ -17,7 +17,7 @@ pub(crate) enum Hides {
 }
 
 impl Hides {
-    /// What of `value` may be handed on to another program.
+    /// Returns what of `value` may be handed on to another program.
     pub(crate) fn rest_of(self, value: &str) -> Option<String> {
         match self {
             Hides::Nothing => Some(value.into()),
@@ -28,7 +28,7 @@ impl Hides {
     }
 }
 
-/// A URL as it may be printed, with its credentials as `***`.
+/// Returns a URL as it may be printed, with its credentials as `***`.
 ///
 /// It also takes what is no URL of ours, or no URL at all, and then rather hides too much: all that stands before the
 /// last `@`, since a password may have any character in it; the path and the values of options; and everything, when
@@ -43,7 +43,7 @@ pub fn redact(url: &str) -> String {
     written(url, |rest| rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
 }
 
-/// A URL to hand on to another program: as it is, but without its passwords. User names stay, so that whoever has the
+/// Returns a URL to hand on to another program: as it is, but without its passwords. User names stay, so that whoever has the
 /// password from elsewhere reaches the same engine, and whoever has not is refused there.
 ///
 /// What is no URL of ours is of no use to anybody, and comes out as [`redact`] prints it.
@@ -57,7 +57,7 @@ pub fn without_passwords(url: &str) -> String {
     if url.is_empty() { String::new() } else { written(url, with_users_only) }
 }
 
-/// The URL with `known` of what stands behind its scheme, if it is one of ours; else as little of it as is safe.
+/// Returns the URL with `known` of what stands behind its scheme, if it is one of ours; else as little of it as is safe.
 fn written(url: &str, known: fn(&str) -> String) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) if url::parse(url).is_ok() => format!("{scheme}://{}", known(rest)),
@@ -97,12 +97,12 @@ fn endpoints_without_passwords(list: &str) -> String {
     endpoints.map_or_else(|| redact_rest(list), |endpoints| endpoints.join(","))
 }
 
-/// An item of `endpoints`, which needs no scheme, as it may be printed.
+/// Returns an item of `endpoints`, which needs no scheme, as it may be printed.
 pub(crate) fn redact_endpoint(endpoint: &str) -> String {
     if endpoint.contains("://") { redact(endpoint) } else { redact_rest(endpoint) }
 }
 
-/// What stands behind the scheme of a URL that was not understood.
+/// Returns what stands behind the scheme of a URL that was not understood.
 fn redact_rest(rest: &str) -> String {
     match rest.rsplit_once('@') {
         Some((_, tail)) => format!("***@{}", redact_tail(tail)),

@@ -101,7 +101,7 @@ impl Config {
         }
     }
 
-    /// The first TLS field that is set.
+    /// Returns the first TLS field that is set.
     fn tls_field(&self) -> Option<&'static str> {
         let fields = [("tls_ca", &self.tls_ca), ("tls_cert", &self.tls_cert), ("tls_key", &self.tls_key)];
         fields.into_iter().find(|(_, file)| file.is_some()).map(|(name, _)| name)

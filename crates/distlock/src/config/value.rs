@@ -33,7 +33,7 @@ impl Value {
         }
     }
 
-    /// A list, or text with commas.
+    /// Returns a list, or text with commas.
     pub(crate) fn list(self) -> Result<Vec<String>, String> {
         match self {
             Value::List(items) => items.into_iter().map(Value::text).collect(),

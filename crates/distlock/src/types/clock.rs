@@ -26,7 +26,7 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// The moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine started.
+    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine started.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Moment(nanos)
@@ -38,25 +38,25 @@ impl Moment {
         self.0
     }
 
-    /// The moment `by` later; [`Moment::NEVER`] when that cannot be represented.
+    /// Returns the moment `by` later; [`Moment::NEVER`] when that cannot be represented.
     #[must_use]
     pub fn after(self, by: Duration) -> Moment {
         Moment(self.0.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The moment `by` earlier, at the earliest the clock's zero.
+    /// Returns the moment `by` earlier, at the earliest the clock's zero.
     #[must_use]
     pub fn before(self, by: Duration) -> Moment {
         Moment(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The last moment up to this one that is a whole number of `step`s after the clock's zero.
+    /// Returns the last moment up to this one that is a whole number of `step`s after the clock's zero.
     pub(crate) fn down_to(self, step: Duration) -> Moment {
         let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX);
         Moment(self.0 - self.0.checked_rem(step).unwrap_or(0))
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// Returns how long after `earlier` this is; zero when it is not after it.
     #[must_use]
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -69,7 +69,7 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// The local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 − drift) − 2 ms`.
+/// Returns the local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 − drift) − 2 ms`.
 pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
     start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
 }
@@ -100,13 +100,13 @@ struct RuntimeTime {
 }
 
 impl Clock {
-    /// The machine's CLOCK_BOOTTIME.
+    /// Returns the machine's CLOCK_BOOTTIME.
     #[must_use]
     pub fn system() -> Clock {
         Clock(ClockSource::Boottime)
     }
 
-    /// A clock that stands still until its [`ManualClock`] moves it.
+    /// Returns a clock that stands still until its [`ManualClock`] moves it.
     #[must_use]
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
@@ -124,13 +124,13 @@ impl Clock {
         Clock(ClockSource::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
     }
 
-    /// Whether time passes only where the runtime runs that this clock was made in.
+    /// Returns whether time passes only where the runtime runs that this clock was made in.
     #[cfg(feature = "simulation")]
     pub(crate) fn is_of_runtime(&self) -> bool {
         matches!(self.0, ClockSource::Runtime(_))
     }
 
-    /// Whether something else decides who goes first: a simulation, or a checker of races.
+    /// Returns whether something else decides who goes first: a simulation, or a checker of races.
     pub(crate) fn is_in_order(&self) -> bool {
         #[cfg(feature = "simulation")]
         if self.is_of_runtime() {
@@ -139,12 +139,12 @@ impl Clock {
         cfg!(shuttle)
     }
 
-    /// Whether sleeping by this clock needs the timers of a tokio runtime.
+    /// Returns whether sleeping by this clock needs the timers of a tokio runtime.
     pub(crate) fn needs_runtime(&self) -> bool {
         !matches!(self.0, ClockSource::Manual(_))
     }
 
-    /// The current moment.
+    /// Returns the current moment.
     #[must_use]
     pub fn now(&self) -> Moment {
         match &self.0 {
@@ -187,7 +187,7 @@ impl Clock {
         }
     }
 
-    /// The wall clock, for records that people read; never for a decision.
+    /// Returns the wall clock, for records that people read; never for a decision.
     #[must_use]
     pub fn wall(&self) -> SystemTime {
         #[cfg(feature = "simulation")]

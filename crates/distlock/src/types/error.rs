@@ -65,24 +65,24 @@ struct Details {
 }
 
 impl Error {
-    /// An error of `kind`. The message says what happened, in the words of whoever was asked.
+    /// Returns an error of `kind`. The message says what happened, in the words of whoever was asked.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let (message, is_attempt_over) = (message.into(), false);
         let (key, holder, loss, help, source) = (None, None, None, None, None);
         Error(Box::new(Details { kind, message, key, holder, loss, help, source, is_attempt_over }))
     }
 
-    /// The request was not carried out and may be tried again.
+    /// Returns the request was not carried out and may be tried again.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Unavailable, message)
     }
 
-    /// The request may or may not have been carried out.
+    /// Returns the request may or may not have been carried out.
     pub fn unknown(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Unknown, message)
     }
 
-    /// An argument or a configuration field named `field` is not acceptable.
+    /// Returns an argument or a configuration field named `field` is not acceptable.
     pub(crate) fn invalid(field: &str, problem: impl fmt::Display) -> Self {
         Error::new(ErrorKind::InvalidInput, format!("{field}: {problem}"))
     }
@@ -134,43 +134,43 @@ impl Error {
         self
     }
 
-    /// Whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
+    /// Returns whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
     #[must_use]
     pub fn is_attempt_over(&self) -> bool {
         self.0.is_attempt_over
     }
 
-    /// The same once more, for observers.
+    /// Returns the same once more, for observers.
     pub(crate) fn duplicate(&self) -> Error {
         Error(self.0.clone())
     }
 
-    /// What kind of failure this is.
+    /// Returns what kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The lock the error is about.
+    /// Returns the lock the error is about.
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()
     }
 
-    /// Who held the lock when the engine was last heard, where that is known: at most a second before the
+    /// Returns who held the lock when the engine was last heard, where that is known: at most a second before the
     /// error was made. How long it was held and is kept are as of the error.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.0.holder.as_ref()
     }
 
-    /// Why the lock was lost, for [`ErrorKind::Lost`].
+    /// Returns why the lock was lost, for [`ErrorKind::Lost`].
     #[must_use]
     pub fn loss_reason(&self) -> Option<&LossReason> {
         self.0.loss.as_ref()
     }
 
-    /// Whether the same call may succeed later without any change by the caller.
+    /// Returns whether the same call may succeed later without any change by the caller.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.kind {
@@ -188,7 +188,7 @@ impl Error {
         }
     }
 
-    /// Whether the request behind this error may have been carried out.
+    /// Returns whether the request behind this error may have been carried out.
     #[must_use]
     pub fn may_be_applied(&self) -> bool {
         self.0.kind == ErrorKind::Unknown

@@ -156,7 +156,7 @@ impl Findings<'_> {
     }
 }
 
-/// Whether `place`, a path or `host:port`, is on this machine for certain.
+/// Returns whether `place`, a path or `host:port`, is on this machine for certain.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn is_of_this_machine(place: &str) -> bool {
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
@@ -164,7 +164,7 @@ pub(crate) fn is_of_this_machine(place: &str) -> bool {
     place.starts_with('/') || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
+/// Returns the numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn version(text: &str) -> [u32; 3] {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));

@@ -79,13 +79,13 @@ pub struct HistoryEntry {
 }
 
 impl HistoryEntry {
-    /// An entry without further details.
+    /// Returns an entry without further details.
     #[must_use]
     pub fn new(at_ms: u64, kind: HistoryKind, token: FencingToken, record: Record) -> Self {
         HistoryEntry { at_ms, kind, token, took_ms: None, reason: None, record }
     }
 
-    /// What is written down of an event; `None` when that is nothing.
+    /// Returns what is written down of an event; `None` when that is nothing.
     pub(crate) fn of(event: &EventKind<'_>, token: FencingToken, record: &Record, at_ms: u64) -> Option<Self> {
         let (kind, took, reason) = match event {
             EventKind::Acquired { waited } => (HistoryKind::Acquired, waited, None),
@@ -97,7 +97,7 @@ impl HistoryEntry {
         Some(HistoryEntry { took_ms, reason, ..HistoryEntry::new(at_ms, kind, token, record.clone()) })
     }
 
-    /// The entry as one line of JSON, as engines store it.
+    /// Returns the entry as one line of JSON, as engines store it.
     ///
     /// # Errors
     /// None that is known: everything in it is text and numbers.
@@ -126,7 +126,7 @@ pub(crate) fn in_order(mut entries: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
     entries
 }
 
-/// The same answer for each of several requests that were carried out together.
+/// Returns the same answer for each of several requests that were carried out together.
 pub(crate) fn answer_all(outcome: &Result<()>, count: usize) -> Vec<Result<()>> {
     let answer = || match outcome {
         Ok(()) => Ok(()),
@@ -135,7 +135,7 @@ pub(crate) fn answer_all(outcome: &Result<()>, count: usize) -> Vec<Result<()>> 
     (0..count).map(|_| answer()).collect()
 }
 
-/// The places of the entries of each lock.
+/// Returns the places of the entries of each lock.
 pub(crate) fn by_lock(entries: &[(Key, HistoryEntry)]) -> BTreeMap<&Key, Vec<usize>> {
     let mut locks: BTreeMap<&Key, Vec<usize>> = BTreeMap::new();
     entries.iter().enumerate().for_each(|(place, (key, _))| locks.entry(key).or_default().push(place));

@@ -63,7 +63,7 @@ impl Key {
         Key::new(name)
     }
 
-    /// The bytes that [`Key::escape`] was given. What is not an escape stays as it is.
+    /// Returns the bytes that [`Key::escape`] was given. What is not an escape stays as it is.
     #[must_use]
     pub fn unescape(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.0.len());
@@ -76,7 +76,7 @@ impl Key {
         bytes
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

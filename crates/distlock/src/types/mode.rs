@@ -29,7 +29,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether claims in the two modes can meet on one lock. A semaphore is one for everybody, with the same number of
+    /// Returns whether claims in the two modes can meet on one lock. A semaphore is one for everybody, with the same number of
     /// slots, as long as somebody holds or waits.
     #[must_use]
     pub fn agrees_with(self, other: Mode) -> bool {
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// How many may hold it at once.
+    /// Returns how many may hold it at once.
     #[must_use]
     pub fn most_holders(self) -> usize {
         match self {
@@ -64,7 +64,7 @@ impl Mode {
         }
     }
 
-    /// The error of a claim that [does not agree](Mode::agrees_with) with what the lock is.
+    /// Returns the error of a claim that [does not agree](Mode::agrees_with) with what the lock is.
     #[must_use]
     pub fn disagrees(self, lock: Mode) -> Error {
         Error::invalid("mode", format_args!("asked for {self}, but as long as it is in use it is {lock}"))

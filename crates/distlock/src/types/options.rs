@@ -103,7 +103,7 @@ impl Options {
         self.label.as_deref().map_or(Ok(()), |label| check_text("label", label))
     }
 
-    /// Whether the lease may run out while the process lives.
+    /// Returns whether the lease may run out while the process lives.
     pub(crate) fn lapses(&self) -> bool {
         self.watchdog.0 != WatchdogKind::On || self.max_hold.is_some()
     }

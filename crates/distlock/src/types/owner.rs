@@ -22,7 +22,7 @@ pub const MAX_TEXT_BYTES: usize = 256;
 pub struct OwnerId(Arc<str>);
 
 impl OwnerId {
-    /// An owner named by the application: a trace id, a request id, a business id.
+    /// Returns an owner named by the application: a trace id, a request id, a business id.
     ///
     /// # Errors
     /// Kind `InvalidInput` when the text is empty, longer than 256 bytes or has control characters.
@@ -35,13 +35,13 @@ impl OwnerId {
         Ok(OwnerId(id.into()))
     }
 
-    /// An owner unlike any other.
+    /// Returns an owner unlike any other.
     #[must_use]
     pub fn random() -> Self {
         OwnerId(AttemptId::random().to_string().into())
     }
 
-    /// The id.
+    /// Returns the id.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -86,7 +86,7 @@ pub(crate) fn read_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<St
     Ok(text)
 }
 
-/// The same where there may be none.
+/// Returns the same where there may be none.
 pub(crate) fn read_optional_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -125,7 +125,7 @@ fn is_name(user: &str) -> bool {
     !user.is_empty() && check_text("user", user).is_ok()
 }
 
-/// The name of the user that this process runs as, or its number where `/etc/passwd` has no name for it: directories of
+/// Returns the name of the user that this process runs as, or its number where `/etc/passwd` has no name for it: directories of
 /// users elsewhere are reached through the C library alone, which is unsafe code.
 fn user_of_uid() -> String {
     static FOUND: OnceLock<(u32, String)> = OnceLock::new();
@@ -141,7 +141,7 @@ fn user_of_uid() -> String {
     }
 }
 
-/// The name of `uid` in the lines `name:password:uid:…`.
+/// Returns the name of `uid` in the lines `name:password:uid:…`.
 fn name_in(passwd: impl BufRead, uid: u32) -> Option<String> {
     let mut names = passwd.lines().map_while(Result::ok).filter_map(|line| {
         let mut fields = line.split(':');
@@ -180,7 +180,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl Record {
-    /// What `owner` in `process` says about itself at `now`, by its wall clock.
+    /// Returns what `owner` in `process` says about itself at `now`, by its wall clock.
     #[must_use]
     pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -188,14 +188,14 @@ impl Record {
         Record { owner, process, label, mode: Mode::Exclusive, lapses: false, since_ms }
     }
 
-    /// The same, asking in `mode`.
+    /// Sets the same, asking in `mode`.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// How long ago the request was made, if wall clocks can be believed.
+    /// Returns how long ago the request was made, if wall clocks can be believed.
     #[must_use]
     pub fn age(&self, now: SystemTime) -> Duration {
         let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
@@ -232,7 +232,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// A holder of which nothing is known but what follows.
+    /// Returns a holder of which nothing is known but what follows.
     #[must_use]
     pub fn new(record: Option<Arc<Record>>, token: Option<FencingToken>) -> Self {
         Holder { record, token, ttl_left: None, held_for: None }

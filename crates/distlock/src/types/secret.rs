@@ -15,7 +15,7 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
-    /// The text itself, for whoever sends it to the server. Never log it.
+    /// Returns the text itself, for whoever sends it to the server. Never log it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

@@ -12,13 +12,13 @@ use crate::types::error::{Error, Result};
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// The token with this number.
+    /// Returns the token with this number.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         FencingToken(number)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -43,7 +43,7 @@ impl FromStr for FencingToken {
 pub struct AttemptId(u128);
 
 impl AttemptId {
-    /// A new random id, straight from the kernel, so that a forked or cloned process never repeats one.
+    /// Returns a new random id, straight from the kernel, so that a forked or cloned process never repeats one.
     ///
     /// # Panics
     /// When the kernel has no random numbers to give; there is no safe lock without them.
@@ -65,7 +65,7 @@ impl AttemptId {
         seeded::SEED.set(seed);
     }
 
-    /// A number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
+    /// Returns a number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
     pub(crate) fn fraction(self) -> f64 {
         f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
     }

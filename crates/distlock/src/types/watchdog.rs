@@ -15,7 +15,7 @@ pub(crate) enum WatchdogKind {
 }
 
 impl Watchdog {
-    /// The lease is renewed as long as the process lives.
+    /// Returns the lease is renewed as long as the process lives.
     #[must_use]
     pub const fn on() -> Self {
         Watchdog(WatchdogKind::On)
@@ -27,7 +27,7 @@ impl Watchdog {
         Watchdog(WatchdogKind::Off)
     }
 
-    /// The lease is renewed as long as the work says that it lives, by [`LockGuard::feed`](crate::LockGuard::feed), at
+    /// Returns the lease is renewed as long as the work says that it lives, by [`LockGuard::feed`](crate::LockGuard::feed), at
     /// least every `max_silence`. A process that hangs then loses its locks although it has not died.
     #[must_use]
     pub const fn fed(max_silence: Duration) -> Self {

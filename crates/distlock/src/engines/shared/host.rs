@@ -112,7 +112,7 @@ impl ServerAddress {
     }
 }
 
-/// Whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
+/// Returns whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
 }

@@ -14,7 +14,7 @@ pub(crate) use self::on::{AcquireMeter, Group, HoldMeter, forced, operation};
 
 use crate::types::error::{ErrorKind, Result};
 
-/// How asking for a lock ended, as a label and in traces.
+/// Returns how asking for a lock ended, as a label and in traces.
 #[cfg_attr(not(any(feature = "metrics", feature = "spans")), allow(dead_code))]
 pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
     match end {
@@ -31,7 +31,7 @@ pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
 
 /// How a call ended, as a label. Only these words, so that a dashboard can name them.
 pub(crate) trait MeteredResult {
-    /// The word.
+    /// Returns the word.
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     fn outcome(&self) -> &'static str;
 }
