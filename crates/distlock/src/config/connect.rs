@@ -14,9 +14,9 @@ impl Locker {
     /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name.
     ///
     /// # Errors
-    /// Kind `Config` when the URL is not acceptable, before anything is sent; `Unsupported` when the engine is not
-    /// part of this build, naming its feature; `Unavailable` when it cannot be reached. Never a weaker lock instead.
-    /// Kind `Config` outside of a tokio runtime, too, where the engine needs one: Redis, Redlock and etcd.
+    /// Kind `Config` if the URL is invalid, before anything is sent; `Unsupported` if the engine is not part of this
+    /// build, naming its feature; `Unavailable` if it cannot be reached: there is no fallback to a weaker lock. Also
+    /// kind `Config` outside a tokio runtime if the engine needs one: Redis, Redlock and etcd.
     pub async fn connect(url: &str) -> Result<Locker> {
         Locker::from_config(&Config::from_url(url)?).await
     }
@@ -24,7 +24,7 @@ impl Locker {
     /// Returns a locker on the engine that `config` names, with its defaults.
     ///
     /// # Errors
-    /// As [`connect`](Locker::connect), naming the field that is not acceptable.
+    /// As [`connect`](Locker::connect), naming the invalid field.
     pub async fn from_config(config: &Config) -> Result<Locker> {
         let settings = config.validate()?;
         check_place(&settings)?;
@@ -39,17 +39,16 @@ impl Locker {
     }
 }
 
-/// Looks at the engine that `config` names, for what makes locks there unsafe, slow or impossible.
+/// Examines the engine that `config` names for what makes locks there unsafe, slow or impossible.
 ///
-/// It connects by itself and leaves nothing behind; on Redis it writes keys that nobody uses, and on etcd leases. What
-/// the servers do not allow to be asked is a [`Note`](crate::Severity::Note).
+/// It opens its own connections and leaves nothing behind; on Redis it writes temporary keys, and on etcd leases. A
+/// question that the servers refuse is a [`Note`](crate::Severity::Note).
 ///
 /// # Errors
 /// Kind `Config` and `Unsupported`, as [`Locker::from_config`]. An engine that cannot be reached is a finding.
 ///
 /// # Cancel safety
-/// Dropping the future closes its connections; a key of a dropped script is gone within a millisecond, a lease with its
-/// time to live.
+/// Dropping the future closes its connections; a temporary key expires within a millisecond, a lease with its TTL.
 pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
     let settings = config.validate()?;
     check_place(&settings)?;

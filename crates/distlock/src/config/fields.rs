@@ -17,23 +17,24 @@ use crate::types::secret::Secret;
 /// The configuration of a locker: which engine, how to reach it, and the defaults of its locks.
 ///
 /// # Default
-/// Every field is absent; an engine must be named, everything else has a default. Nothing is guessed: an empty text is
-/// a wrong value, never an absent one.
+/// Every field is absent; an engine must be named, everything else has a default. An empty text is an invalid value,
+/// never an absent one.
 ///
 /// # Sources
 /// Text ([`from_toml`](Config::from_toml)), the environment ([`from_env`](Config::from_env)), one URL
-/// ([`from_url`](Config::from_url)), any format of serde that describes itself, or the fields one by one. Sources are
-/// put on top of one another with [`or`](Config::or). A length of time is text with a unit (`"10s"`, `"250ms"`,
-/// `"1m 30s"`) or a number of seconds (`10`, `0.25`).
+/// ([`from_url`](Config::from_url)), any self-describing format of serde, or the fields one by one. Sources are
+/// layered with [`or`](Config::or). A length of time is text with a unit (`"10s"`, `"250ms"`, `"1m 30s"`) or a number
+/// of seconds (`10`, `0.25`).
 ///
 /// # Secrets
-/// Passwords are in no `Debug` output and in no error of this crate, wherever they were written, also in the wrong place.
+/// Passwords appear in no `Debug` output and in no error of this crate, even if they were written into the wrong
+/// field.
 ///
-/// So reading a `Config` as part of a structure of your own, with any format of serde, never fails for what is in it: the
-/// error would be the format's, and that of TOML prints the line. What is wrong is said by [`check`](Config::check), and
-/// by everything that uses the configuration. *Limit:* text that is no proper TOML or JSON at all, such as an open quote,
-/// is refused by its reader before this type sees it, in the reader's words. [`from_toml`](Config::from_toml) repeats
-/// nothing there, either.
+/// So deserializing a `Config` as part of your own structure never fails because of its contents: the error would be
+/// the format's, and that of TOML prints the line. [`check`](Config::check), and everything that uses the
+/// configuration, reports the error instead. *Limit:* text that is not valid TOML or JSON, such as an open quote, is
+/// refused by its reader, in the reader's words. [`from_toml`](Config::from_toml) repeats no text in that case
+/// either.
 ///
 /// ```
 /// use distlock::Config;
@@ -54,37 +55,38 @@ pub struct Config {
     /// (`redis rediss http https etcd etcds`) says whether to use TLS; without one the TLS files say it. In the
     /// environment there are commas between them.
     pub endpoints: Vec<String>,
-    /// Stands before each lock's name in the engine; default: nothing. At most 256 bytes without control characters
-    /// and braces.
+    /// The prefix of each lock's name in the engine; default: empty. At most 256 bytes without control characters and
+    /// braces.
     pub prefix: Option<String>,
-    /// The lease of a lock whose request does not say. Absent or 0: 10 s; otherwise 100 ms to 24 h.
+    /// The TTL of requests that do not set one. Absent or 0: 10 s; otherwise 100 ms to 24 h.
     pub default_ttl: Option<Duration>,
-    /// The time between attempts where nothing better is known. Absent or 0: 100 ms; otherwise 1 ms to 1 h.
+    /// The pause between two claims if the engine does not say when to claim again. Absent or 0: 100 ms; otherwise 1
+    /// ms to 1 h.
     pub retry_interval: Option<Duration>,
     /// How many requests in a row may fail before a wait gives up on the engine. Absent: 8; 0: the first failure ends it.
     pub max_retries: Option<u32>,
     /// How many entries each lock keeps about who acquired, released, lost or broke it. Absent or 0: none are written;
     /// at most 10 000.
     pub history: Option<u32>,
-    /// How long to try to reach a server. Absent: 5 s; otherwise 1 ms to 10 min.
+    /// The timeout of a connection attempt. Absent: 5 s; otherwise 1 ms to 10 min.
     pub dial_timeout: Option<Duration>,
-    /// The user, for servers whose place in the URL names none.
+    /// The user name, for servers without one in the URL.
     pub username: Option<String>,
-    /// The password, for servers whose place in the URL has none.
+    /// The password, for servers without one in the URL.
     pub password: Option<Secret>,
-    /// A file with the password, instead of `password`. One line end at its end does not count.
+    /// A file with the password, instead of `password`. One line end at the end of the file is ignored.
     pub password_file: Option<PathBuf>,
     /// A PEM file with the certificates to trust, instead of the system's.
     pub tls_ca: Option<PathBuf>,
-    /// A PEM file with our own certificate; needs `tls_key`.
+    /// A PEM file with the client's certificate; needs `tls_key`.
     pub tls_cert: Option<PathBuf>,
-    /// A PEM file with the key of our own certificate; needs `tls_cert`.
+    /// A PEM file with the key of the client's certificate; needs `tls_cert`.
     pub tls_key: Option<PathBuf>,
-    /// What is wrong with the text that it was read from: [`check`](Config::check) says it.
+    /// The error in the text that it was read from; [`check`](Config::check) returns it.
     pub(super) fault: Option<String>,
 }
 
-/// The fields' names in text, and where in each a password may stand. In the environment: upper case, behind `DISTLOCK_`.
+/// The names of the fields, and where in each a password may be. In the environment: upper case, after `DISTLOCK_`.
 pub(super) const FIELDS: [(&str, Hides); 15] = [
     ("driver", Hides::Nothing),
     ("url", Hides::Url),
@@ -104,7 +106,7 @@ pub(super) const FIELDS: [(&str, Hides); 15] = [
 ];
 
 impl Config {
-    /// Returns an engine by its URL, with everything else absent.
+    /// Returns a configuration with this URL and nothing else.
     ///
     /// # Errors
     /// Kind `Config`, saying which part of the URL is wrong, and never repeating it.
@@ -116,7 +118,7 @@ impl Config {
 
     /// Reads `DISTLOCK_URL`, `DISTLOCK_DEFAULT_TTL` and so on: each field's name in upper case behind `DISTLOCK_`.
     ///
-    /// Other variables of that kind are left alone: `distlock run` sets some for its child.
+    /// Other variables with that prefix are ignored: `distlock run` sets some for its child.
     ///
     /// # Errors
     /// Kind `Config`, naming the variable.
@@ -124,7 +126,7 @@ impl Config {
         Config::from_vars(|name| std::env::var_os(name))
     }
 
-    /// Like [`from_env`](Config::from_env), with the variables from anywhere.
+    /// Like [`from_env`](Config::from_env), with variables from `lookup`.
     ///
     /// # Errors
     /// Kind `Config`, naming the variable.
@@ -139,9 +141,9 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns what must be different in the environment of another program for it to be told the same, but no password: the
-    /// variables of [`from_vars`](Config::from_vars) that have one in them, with what may stay of each; `None` is
-    /// nothing. Values are handed on as [`without_passwords`](crate::without_passwords) does it.
+    /// Returns the changes to an environment that remove its passwords, so that it can be passed to another program:
+    /// the variables of [`from_vars`](Config::from_vars) that contain a password, with the value without it, or
+    /// `None` to remove the variable. Values are changed as [`without_passwords`](crate::without_passwords) does.
     ///
     /// ```
     /// use distlock::Config;
@@ -151,7 +153,7 @@ impl Config {
     /// ```
     pub fn vars_without_passwords(lookup: impl Fn(&str) -> Option<OsString>) -> Vec<(String, Option<String>)> {
         let mut changes = Vec::new();
-        // Nothing is read of what hides nothing: it need not even be text.
+        // Variables without secrets are not read: they need not even be text.
         for (field, hides) in FIELDS.into_iter().filter(|(_, hides)| *hides != Hides::Nothing) {
             let variable = variable(field);
             if let Some(value) = lookup(&variable) {
@@ -164,14 +166,14 @@ impl Config {
         changes
     }
 
-    /// This configuration, and where it says nothing, `lower`: `flags.or(env).or(file)`.
+    /// Returns this configuration with absent fields filled from `lower`: `flags.or(env).or(file)`.
     ///
-    /// What belongs together stays together. A `url` hides the lower `driver`, `url` and `endpoints`, and what it says
-    /// about prefix, TTL and history counts like fields beside it; `endpoints` hide the lower `url` and `endpoints`; `password`
-    /// and `password_file` hide both, and so do `tls_cert` and `tls_key`. A 0 is something said: it means the default.
+    /// Fields that belong together stay together. A `url` hides the lower `driver`, `url` and `endpoints`, and its
+    /// prefix, TTL and history count like fields; `endpoints` hide the lower `url` and `endpoints`; `password` and
+    /// `password_file` hide both, and so do `tls_cert` and `tls_key`. A 0 is a value: it means the default.
     #[must_use]
     pub fn or(mut self, mut lower: Config) -> Config {
-        // A URL that does not parse is refused by whoever uses it.
+        // An invalid URL is refused when the configuration is used.
         if let Some(Ok(said)) = self.url.as_deref().map(url::parse) {
             self.prefix = self.prefix.or(said.prefix);
             self.default_ttl = self.default_ttl.or(said.ttl);
@@ -209,8 +211,8 @@ impl Config {
         }
     }
 
-    /// Sets a field as a source gives it, and checks what can be checked there: only here it is known which line or
-    /// variable is to blame. The fault never repeats the value.
+    /// Sets a field from a source and checks it as far as possible: only here the line or variable is known. The
+    /// fault never repeats the value.
     pub(super) fn set(&mut self, field: &str, value: Value) -> Result<(), String> {
         let length = |bounds: limits::Bounds, value: Value| match value {
             Value::Number(seconds) => bounds.seconds(seconds).map(Some),
@@ -263,7 +265,7 @@ pub(super) fn refuse(field: &str, fault: impl fmt::Display) -> Error {
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What is no path may be the password itself.
+        // A value that is not an absolute path may be the password itself.
         let password_file =
             self.password_file.as_deref().map(|file| if file.is_absolute() { file } else { "***".as_ref() });
         let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| redact_endpoint(endpoint)).collect();

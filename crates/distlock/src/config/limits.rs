@@ -7,7 +7,7 @@ use crate::types::options::{
     DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MIN_RETRY_INTERVAL, MIN_TTL,
 };
 
-/// How long to try to reach a server: 5 seconds.
+/// The default timeout of a connection attempt: 5 seconds.
 pub const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The accepted values of one setting.
@@ -60,7 +60,7 @@ impl Bounds {
         Err(format!("{} is not accepted; {}", humantime::format_duration(length), self.accepted()))
     }
 
-    /// Returns what an absent value or a 0 stands for, and any other checked.
+    /// Returns the checked value; the default if it is absent or 0.
     pub(crate) fn resolve(&self, length: Option<Duration>) -> Result<Duration, String> {
         let length = self.check(length.unwrap_or(self.default))?;
         Ok(if length.is_zero() { self.default } else { length })

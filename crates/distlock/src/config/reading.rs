@@ -1,7 +1,7 @@
-//! A configuration in any format of serde.
+//! Deserializing a configuration with serde.
 //!
-//! By hand, since the errors of a derived reader repeat values, and those of a format may print the line: so reading does
-//! not fail, and what is wrong is reported when the configuration is used.
+//! Written by hand: the errors of a derived implementation repeat values, and those of a format may print the line.
+//! So deserializing does not fail, and the error is reported when the configuration is used.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl Config {
     /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
     pub fn from_toml(text: &str) -> crate::types::error::Result<Config> {
         toml::from_str(text).map(|Strict(config)| config).map_err(|error| {
-            // Not its `Display`, and not as the source: they print the line, and the line may have a password.
+            // Neither its `Display` nor the error as the source: both print the line, which may contain a password.
             let problem = error.message();
             match error.span().and_then(|span| text.get(..span.start)) {
                 Some(before) => {
@@ -41,7 +41,8 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// A configuration that is read where the format's errors are not shown: what is wrong is an error there, with its place.
+/// A configuration whose errors are returned while it is read, with their place. For callers that do not show the
+/// format's own error.
 #[cfg(feature = "config")]
 struct Strict(Config);
 
@@ -56,7 +57,7 @@ struct Fields {
     is_strict: bool,
 }
 
-/// Returns what is no table at all may be the password, too.
+/// Returns the configuration for a value that is not a table. It is not repeated: it may be the password.
 fn no_fields() -> Config {
     Config { fault: Some("not the fields of a configuration".into()), ..Config::default() }
 }
@@ -120,7 +121,7 @@ impl<'de> Visitor<'de> for Fields {
     }
 }
 
-/// One field; its value is judged while the format's reader still knows where it stands.
+/// One field; its value is checked while the format's reader still knows its place.
 struct Field<'a> {
     config: &'a mut Config,
     name: &'a str,

@@ -1,23 +1,23 @@
-//! How to print, and how to hand on, a text that may have a password in it.
+//! Removing passwords from text that is printed or passed to other programs.
 
 use crate::config::url;
 use crate::engines::shared::host::{Host, ServerAddress, is_plain_name};
 
-/// Where in the value of a field a password may stand.
+/// Where in the value of a field a password may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hides {
-    /// Nowhere: it is no secret, or the name of a file.
+    /// Nowhere: the field has no secret, or it is a file name.
     Nothing,
     /// Before the hosts of a URL.
     Url,
     /// Before the host of each item of a list.
     Endpoints,
-    /// It is one.
+    /// The value is a password.
     Password,
 }
 
 impl Hides {
-    /// Returns what of `value` may be handed on to another program.
+    /// Returns the part of `value` that may be passed to another program.
     pub(crate) fn rest_of(self, value: &str) -> Option<String> {
         match self {
             Hides::Nothing => Some(value.into()),
@@ -28,12 +28,12 @@ impl Hides {
     }
 }
 
-/// Returns a URL as it may be printed, with its credentials as `***`.
+/// Returns a URL for printing, with its credentials as `***`.
 ///
-/// It also takes what is no URL of ours, or no URL at all, and then rather hides too much: all that stands before the
-/// last `@`, since a password may have any character in it; the path and the values of options; and everything, when
-/// what should be hosts does not look like hosts. A user name and a password of digits without a host
-/// (`redis://user:1234`) cannot be told from a host and its port.
+/// It accepts any text. Of text that is not a valid URL of this library it hides too much rather than too little:
+/// everything before the last `@`, because a password may contain any character; the path and the values of options;
+/// and everything if the hosts do not look like hosts. A user name and a password of digits without a host
+/// (`redis://user:1234`) cannot be distinguished from a host and its port.
 ///
 /// ```
 /// assert_eq!(distlock::redact("redis://app:secret@db:6379/2?ttl=30s"), "redis://***@db:6379/2?ttl=30s");
@@ -43,21 +43,21 @@ pub fn redact(url: &str) -> String {
     written(url, |rest| rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
 }
 
-/// Returns a URL to hand on to another program: as it is, but without its passwords. User names stay, so that whoever has the
-/// password from elsewhere reaches the same engine, and whoever has not is refused there.
+/// Returns a URL without its passwords, to pass it to another program. User names stay, so that a program with the
+/// password from elsewhere reaches the same engine, and one without it is refused.
 ///
-/// What is no URL of ours is of no use to anybody, and comes out as [`redact`] prints it.
+/// Text that is not a valid URL is returned as [`redact`] prints it.
 ///
 /// ```
 /// assert_eq!(distlock::without_passwords("redis://app:secret@db:6379/2?ttl=30s"), "redis://app@db:6379/2?ttl=30s");
 /// ```
 #[must_use]
 pub fn without_passwords(url: &str) -> String {
-    // Nothing is hidden in nothing, and an empty variable is one that is not set.
+    // An empty variable has no secret, and stays empty.
     if url.is_empty() { String::new() } else { written(url, with_users_only) }
 }
 
-/// Returns the URL with `known` of what stands behind its scheme, if it is one of ours; else as little of it as is safe.
+/// Returns the scheme and, for a valid URL, `known` of the rest; otherwise as much of the rest as is safe.
 fn written(url: &str, known: fn(&str) -> String) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) if url::parse(url).is_ok() => format!("{scheme}://{}", known(rest)),
@@ -67,7 +67,7 @@ fn written(url: &str, known: fn(&str) -> String) -> String {
     }
 }
 
-/// In a URL that was understood, credentials stand before a host and nowhere else, and a comma is never part of them.
+/// In a valid URL, credentials are only before hosts and contain no comma.
 fn with_users_only(rest: &str) -> String {
     let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let nodes: Vec<String> = hosts.split(',').map(with_user_only).collect();
@@ -84,7 +84,7 @@ fn with_user_only(node: &str) -> String {
     }
 }
 
-/// `endpoints` with commas between them, to hand on; what is not understood, as it may be printed.
+/// Returns a list of endpoints without passwords; redacted if the list is invalid.
 fn endpoints_without_passwords(list: &str) -> String {
     let handed_on = |endpoint: &str| {
         let (scheme, rest) = endpoint.split_at(endpoint.find("://").map_or(0, |at| at + 3));
@@ -97,12 +97,12 @@ fn endpoints_without_passwords(list: &str) -> String {
     endpoints.map_or_else(|| redact_rest(list), |endpoints| endpoints.join(","))
 }
 
-/// Returns an item of `endpoints`, which needs no scheme, as it may be printed.
+/// Returns an item of `endpoints`, which needs no scheme, for printing.
 pub(crate) fn redact_endpoint(endpoint: &str) -> String {
     if endpoint.contains("://") { redact(endpoint) } else { redact_rest(endpoint) }
 }
 
-/// Returns what stands behind the scheme of a URL that was not understood.
+/// Redacts the part after the scheme of an invalid URL.
 fn redact_rest(rest: &str) -> String {
     match rest.rsplit_once('@') {
         Some((_, tail)) => format!("***@{}", redact_tail(tail)),

@@ -1,4 +1,4 @@
-//! A configuration that was checked: nothing in it is absent that has a default, and nothing contradicts.
+//! A checked configuration: every default is filled in, and nothing contradicts.
 
 use std::fs::File;
 use std::io::Read;
@@ -38,7 +38,7 @@ impl Config {
         self.validate().map(drop)
     }
 
-    /// Checks every field and puts defaults in. `password_file` is read, and last.
+    /// Checks every field and fills in defaults. Reads `password_file` last.
     ///
     /// # Errors
     /// Kind `Config`, naming the field and what is accepted.
@@ -129,7 +129,7 @@ impl Config {
         }
     }
 
-    /// Gives `username` and `password` to each server that has none of its own, and never mixes two users.
+    /// Completes the credentials of each server with `username` and `password`, and never mixes two users.
     fn fill_credentials(&self, address: &mut dyn EngineAddress) -> Result<()> {
         if self.username.as_deref() == Some("") {
             return Err(refuse("username", "empty; leave it out for no user name"));
@@ -216,7 +216,7 @@ fn url_of(schemes: [&[&str]; 2], endpoints: &[String], tls_files: bool) -> Resul
     Ok(format!("{scheme}://{}", hosts.join(",")))
 }
 
-/// Reads a password. No fault repeats what is in the file, nor its name: some put the password itself there.
+/// Reads a password. No fault repeats the content or the name of the file: some users put the password itself there.
 fn password_in(file: &Path) -> Result<Secret, String> {
     let mut bytes = Vec::new();
     File::open(file)

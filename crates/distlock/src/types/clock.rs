@@ -1,6 +1,6 @@
-//! Time as a lock must see it: CLOCK_BOOTTIME, which goes on while the machine is suspended.
+//! The clock of leases: CLOCK_BOOTTIME, which continues while the machine is suspended.
 //!
-//! This is the only file that reads clocks.
+//! This is the only file that reads clocks; `cargo xtask tidy` checks that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-/// The bound on how much two clocks' rates may differ that deadlines allow for: one part in a thousand.
+/// The default drift between the rates of two clocks that deadlines allow for: one part in a thousand.
 pub const DEFAULT_DRIFT: f64 = 0.001;
 
-/// What a deadline keeps in reserve for the granularity of the server's expiry.
+/// The reserve of a deadline for the granularity of the server's expiry.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// The longest sleep before the clock is read again: tokio's timers stand still in a suspend, CLOCK_BOOTTIME does not.
+/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, CLOCK_BOOTTIME does not.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// A point on a [`Clock`]'s time line.
@@ -32,7 +32,7 @@ impl Moment {
         Moment(nanos)
     }
 
-    /// Nanoseconds since the clock's zero: the way to tell another process of this machine.
+    /// Returns the nanoseconds since the clock's zero, to pass the moment to another process of this machine.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
@@ -74,7 +74,7 @@ pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
     start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
 }
 
-/// Where time comes from.
+/// A source of time.
 ///
 /// # Default
 /// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
@@ -89,24 +89,24 @@ enum ClockSource {
     Runtime(RuntimeTime),
 }
 
-/// Time as a simulated machine's clock shows it.
+/// The clock of a simulated machine.
 #[cfg(feature = "simulation")]
 #[derive(Clone, Copy)]
 struct RuntimeTime {
     began: tokio::time::Instant,
     first: Moment,
-    /// How much of its time passes while a second of the runtime's does.
+    /// The rate of this clock against the runtime's.
     rate: f64,
 }
 
 impl Clock {
-    /// Returns the machine's CLOCK_BOOTTIME.
+    /// Returns the machine's clock, CLOCK_BOOTTIME.
     #[must_use]
     pub fn system() -> Clock {
         Clock(ClockSource::Boottime)
     }
 
-    /// Returns a clock that stands still until its [`ManualClock`] moves it.
+    /// Returns a clock that stops until its [`ManualClock`] advances it.
     #[must_use]
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
@@ -114,23 +114,23 @@ impl Clock {
         (Clock(ClockSource::Manual(now.clone())), ManualClock(now))
     }
 
-    /// For simulations: a clock that shows `first` now and goes on with the paused or advanced time of the tokio runtime it
-    /// is made in, faster by `drift` (slower, if negative). Its wall shows the same, as a time since the Unix epoch. The
-    /// keeper of a locker with such a clock is a task of the runtime in which the locker is made, where that time passes, and
-    /// not a thread of its own.
+    /// For simulations: returns a clock that shows `first` now and advances with the paused or advanced time of the
+    /// tokio runtime it is made in, faster by `drift` (slower, if negative). Its wall shows the same, as a time since
+    /// the Unix epoch. The keeper of a locker with such a clock is a task of the runtime in which the locker is made,
+    /// where that time passes, and not a thread of its own.
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn of_runtime(first: Moment, drift: f64) -> Clock {
         Clock(ClockSource::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
     }
 
-    /// Returns whether time passes only where the runtime runs that this clock was made in.
+    /// Returns whether time advances only inside the runtime that this clock was made in.
     #[cfg(feature = "simulation")]
     pub(crate) fn is_of_runtime(&self) -> bool {
         matches!(self.0, ClockSource::Runtime(_))
     }
 
-    /// Returns whether something else decides who goes first: a simulation, or a checker of races.
+    /// Returns whether a simulation or a race checker decides the order of tasks.
     pub(crate) fn is_in_order(&self) -> bool {
         #[cfg(feature = "simulation")]
         if self.is_of_runtime() {
@@ -173,13 +173,13 @@ impl Clock {
                 tokio::time::sleep(left.min(LONGEST_NAP)).await;
             },
             ClockSource::Manual(now) => {
-                // The sender lives in self, so waiting cannot fail.
+                // `self` owns the sender, so waiting cannot fail.
                 let _ = now.subscribe().wait_for(|now| *now >= moment).await;
             }
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(time) => {
                 while self.now() < moment {
-                    // Never for nothing, however short the rest is: that would not let time pass.
+                    // Never zero, however short the rest is: a sleep of zero would not advance time.
                     let left = moment.since(self.now()).div_f64(time.rate).max(Duration::from_nanos(1));
                     tokio::time::sleep(left).await;
                 }
@@ -187,7 +187,7 @@ impl Clock {
         }
     }
 
-    /// Returns the wall clock, for records that people read; never for a decision.
+    /// Returns the wall clock time, for records that people read; never for a decision.
     #[must_use]
     pub fn wall(&self) -> SystemTime {
         #[cfg(feature = "simulation")]
@@ -209,12 +209,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// The hand on a manual [`Clock`].
+/// The control of a manual [`Clock`].
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<watch::Sender<Moment>>);
 
 impl ManualClock {
-    /// Moves the clock on and wakes whoever sleeps until a moment that is now past.
+    /// Advances the clock and wakes the sleepers whose moment has passed.
     pub fn advance(&self, by: Duration) {
         self.0.send_modify(|now| *now = now.after(by));
     }

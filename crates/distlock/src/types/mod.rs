@@ -1,4 +1,4 @@
-//! The values that every ring uses. They know only each other.
+//! The leaves: values that every ring uses. They import only each other. This list is the one list of them.
 
 pub(crate) mod clock;
 pub(crate) mod error;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
+/// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] returns it.
 ///
 /// ```
 /// use distlock::Secret;
@@ -15,7 +15,7 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
-    /// Returns the text itself, for whoever sends it to the server. Never log it.
+    /// Returns the text itself, to send it to the server. Never log it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

@@ -6,8 +6,8 @@ use std::net::Ipv6Addr;
 use crate::types::error::Result;
 use crate::types::secret::Secret;
 
-/// A server's name or address, and its port. Names are in lower case and IPv6 addresses in one form, so that the same
-/// host is equal however it is spelt.
+/// A server's name or address, and its port. Names are in lower case and IPv6 addresses in canonical form, so that
+/// two spellings of one host are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// A name, an IPv4 address, or an IPv6 address without its brackets.
@@ -16,8 +16,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Reads `name`, `name:port`, `[v6]` or `[v6]:port`. No fault repeats the text: where a host is expected, a
-    /// misplaced password may stand.
+    /// Reads `name`, `name:port`, `[v6]` or `[v6]:port`. No fault repeats the text: a misplaced password may be where
+    /// a host is expected.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Host, String> {
         let (name, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -61,7 +61,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Who we are to a server. Both are `None` where the server asks nobody.
+/// The credentials for a server. Both are `None` if the server needs none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) username: Option<String>,
@@ -112,7 +112,7 @@ impl ServerAddress {
     }
 }
 
-/// Returns whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
+/// Returns whether a name from outside may be repeated in a message: it does not look like a password.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
 }

@@ -1,4 +1,4 @@
-//! Nothing is counted: everything here is empty and compiled away.
+//! The metrics without the feature: everything here is empty and compiled away.
 
 use super::MeteredResult;
 use crate::types::clock::Clock;

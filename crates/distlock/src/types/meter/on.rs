@@ -1,4 +1,4 @@
-//! What is counted and measured.
+//! The metrics with the feature.
 
 use crate::types::sync::Mutex;
 
@@ -9,7 +9,7 @@ use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::event::{EventKind, LossReason};
 
-/// What locks are counted under: a word of the program's source, so that there are few of them.
+/// The label of a group of locks: `'static`, so that there are few different ones.
 #[derive(Debug, Clone, Copy)]
 // tidy-allow(name): the same type without the feature
 pub(crate) struct Group(pub(crate) &'static str);
@@ -43,7 +43,7 @@ impl Drop for Counted {
     }
 }
 
-/// Follows one hold.
+/// Records one hold.
 // tidy-allow(name): the same type without the feature
 pub(crate) struct HoldMeter {
     group: &'static str,
@@ -55,7 +55,7 @@ impl HoldMeter {
         HoldMeter { group: group.0, active: Counted::default() }
     }
 
-    /// Something happened to the hold.
+    /// Records an event of the hold.
     pub(crate) fn saw(&self, backend: &'static str, kind: &EventKind<'_>) {
         let group = self.group;
         match kind {
@@ -101,7 +101,7 @@ fn word_for(reason: &LossReason) -> &'static str {
     }
 }
 
-/// Follows one acquisition; a dropped one is recorded too.
+/// Records one acquisition, also if it is dropped.
 // tidy-allow(name): the same type without the feature
 pub(crate) struct AcquireMeter {
     clock: Clock,
@@ -119,7 +119,7 @@ impl AcquireMeter {
         AcquireMeter { clock, started, backend, group: group.0, outcome: Some("dropped"), waiting: Counted::default() }
     }
 
-    /// Somebody else has the lock.
+    /// Another owner holds the lock: the acquisition waits.
     pub(crate) fn waits(&self) {
         self.waiting.begin(gauge!("distlock_waiting", "group" => self.group, "backend" => self.backend));
     }
@@ -128,7 +128,7 @@ impl AcquireMeter {
         self.outcome = Some(super::asked(end));
     }
 
-    /// It goes on as another.
+    /// Records nothing: another meter continues.
     pub(crate) fn forget(&mut self) {
         self.outcome = None;
     }
@@ -148,12 +148,12 @@ impl Drop for AcquireMeter {
     }
 }
 
-/// Somebody tried to release another's lock by force.
+/// Records a force release.
 pub(crate) fn forced(backend: &'static str, outcome: &impl MeteredResult) {
     counter!("distlock_forced_releases_total", "backend" => backend, "outcome" => outcome.outcome()).increment(1);
 }
 
-/// Measures one call of an engine. One that is dropped is not recorded: it has no outcome.
+/// Measures one call of an engine. A dropped call has no outcome and is not recorded.
 pub(crate) async fn operation<F: Future<Output: MeteredResult>>(
     backend: &'static str,
     operation: &'static str,
