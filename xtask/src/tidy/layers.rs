@@ -6,8 +6,8 @@ use super::rust_text::{RustText, is_word};
 
 pub(super) const LIBRARY: &str = "crates/distlock/src/";
 
-/// The rings of the library, the outermost first, each with the rings that it may import beside itself. The crate's root may
-/// import all of them.
+/// The rings of the library, the outermost first, each with the rings that it may import beside itself. The crate's
+/// root may import all of them.
 const RINGS: &[(&str, &[&str])] = &[
     ("config", &["api", "core", "contract", "engines", "types"]),
     ("api", &["core", "contract", "types"]),

@@ -24,7 +24,7 @@ use crate::types::token::FencingToken;
 /// let election = locker.election("scheduler");
 ///
 /// let leadership = election.campaign("node-7").await?; // waits for its turn
-/// let leader = election.leader().await?.expect("somebody leads");
+/// let leader = election.leader().await?.expect("the election has a leader");
 /// assert_eq!(leader.value.as_deref(), Some("node-7"));
 /// leadership.resign().await?;
 /// # Ok(()) }

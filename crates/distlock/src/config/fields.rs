@@ -63,7 +63,8 @@ pub struct Config {
     /// The pause between two claims if the engine does not say when to claim again. Absent or 0: 100 ms; otherwise 1
     /// ms to 1 h.
     pub retry_interval: Option<Duration>,
-    /// How many requests in a row may fail before a wait gives up on the engine. Absent: 8; 0: the first failure ends it.
+    /// How many requests in a row may fail before a wait gives up on the engine. Absent: 8; 0: the first failure ends
+    /// it.
     pub max_retries: Option<u32>,
     /// How many entries each lock keeps about who acquired, released, lost or broke it. Absent or 0: none are written;
     /// at most 10 000.

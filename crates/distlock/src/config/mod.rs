@@ -1,6 +1,7 @@
 //! From a URL, TOML, variables or fields to a locker.
 //!
-//! `fields` is what the user says, `settings` what that means when it is checked, and `registry` the one table of engines.
+//! `fields` is what the user says, `settings` what that means when it is checked, and `registry` the one table of
+//! engines.
 
 pub(crate) mod connect;
 pub(crate) mod fields;

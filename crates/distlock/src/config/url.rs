@@ -1,7 +1,7 @@
 //! Reads the one URL that says where the locks live.
 //!
-//! Written by hand: a general parser takes no URL with several hosts and credentials for each. No fault repeats a part of
-//! the URL, except schemes and names of options that look like names.
+//! Written by hand: a general parser takes no URL with several hosts and credentials for each. No fault repeats a
+//! part of the URL, except schemes and names of options that look like names.
 
 use std::time::Duration;
 

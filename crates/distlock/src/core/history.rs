@@ -1,4 +1,5 @@
-//! What happens to locks on its way into their histories: gathered here, written by the keeper beside its other work.
+//! Entries on their way into the histories of locks: collected here, written in batches by the keeper beside its
+//! other work.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,20 +10,20 @@ use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
 use crate::types::sync::{Mutex, MutexGuard};
 
-/// How long entries gather before they are written.
-const GATHER: Duration = Duration::from_millis(100);
-/// How many are written by one call.
+/// How long entries are collected before a batch is written.
+const BATCH_DELAY: Duration = Duration::from_millis(100);
+/// The largest batch.
 const BATCH: usize = 256;
-/// How many may wait to be written; of more, the oldest are forgotten.
+/// How many entries may be pending; of more, the oldest are dropped.
 const MOST_PENDING: usize = 4096;
-/// The pause after a call that failed, and the longest.
+/// The backoff after a failed call: the first pause and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// An entry, and the lock it is about.
+/// An entry and its lock.
 pub(crate) type KeyedEntry = (Key, HistoryEntry);
 
-/// Gathers entries. Nothing here waits for an engine.
+/// Collects entries. It never waits for an engine.
 pub(crate) struct HistoryWriter {
     /// How many entries each lock keeps.
     pub(crate) most: u32,
@@ -34,9 +35,9 @@ struct PendingEntries {
     entries: VecDeque<KeyedEntry>,
     /// When to write next; `None` while there is nothing to write.
     due: Option<Moment>,
-    /// Calls that failed since the last that did not.
+    /// Failed calls since the last success.
     failures: u32,
-    /// The engine has refused something that it never will take.
+    /// Whether the engine has refused an entry for good.
     is_refused: bool,
 }
 
@@ -45,22 +46,22 @@ impl HistoryWriter {
         HistoryWriter { most, pending: Mutex::default() }
     }
 
-    /// Takes an entry. True when the keeper must be told, since it does not know of any.
+    /// Adds an entry. Returns whether the keeper must be woken, because nothing was pending before.
     pub(crate) fn add(&self, key: &Key, entry: HistoryEntry, now: Moment) -> bool {
         let mut pending = self.pending();
         pending.entries.push_back((key.clone(), entry));
         pending.forget_oldest();
         let is_first = pending.due.is_none();
-        pending.due.get_or_insert(now.after(GATHER));
+        pending.due.get_or_insert(now.after(BATCH_DELAY));
         is_first
     }
 
-    /// When there is something to write.
+    /// Returns when the next batch is due.
     pub(crate) fn due(&self) -> Moment {
         self.pending().due.unwrap_or(Moment::NEVER)
     }
 
-    /// What to write at `now`; nothing before its time.
+    /// Takes the batch to write at `now`; empty before it is due.
     pub(crate) fn take(&self, now: Moment) -> Vec<KeyedEntry> {
         let mut pending = self.pending();
         if pending.due.is_none_or(|due| due > now) {
@@ -68,12 +69,13 @@ impl HistoryWriter {
         }
         let count = pending.entries.len().min(BATCH);
         let batch = pending.entries.drain(..count).collect();
-        // The rest at once, when this is written.
+        // The rest is due as soon as this batch is written.
         pending.due = (!pending.entries.is_empty()).then_some(now);
         batch
     }
 
-    /// A call was answered. What the engine could not take now is kept for later, what it never will is forgotten.
+    /// Records the results of a batch. Entries with a retryable error are kept for later, those with a permanent
+    /// error are dropped.
     pub(crate) fn written(&self, batch: Vec<KeyedEntry>, answers: Vec<Result<()>>, now: Moment) {
         let mut pending = self.pending();
         let mut failed = None;
@@ -91,8 +93,8 @@ impl HistoryWriter {
             return;
         };
         if again.is_empty() {
-            // One lock's history may be refused for ever and those of others be written in between: that is told once, and
-            // nobody waits for it. The engine is there.
+            // One lock's history may be refused permanently while others are written. That is logged once and causes
+            // no backoff: the engine is reachable.
             pending.failures = 0;
             if !std::mem::replace(&mut pending.is_refused, true) {
                 tracing::warn!(target: "distlock", { error = %error }, "the history of a lock is refused");
@@ -144,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_gather_and_go_out_together() {
+    fn entries_are_written_in_batches() {
         let history = HistoryWriter::new(10);
         assert!(add(&history, 1, START), "the keeper is told of the first");
-        assert!(!add(&history, 2, START.after(GATHER / 2)), "and not of the second");
+        assert!(!add(&history, 2, START.after(BATCH_DELAY / 2)), "and not of the second");
         assert!(history.take(START).is_empty(), "not yet");
         let due = history.due();
-        assert_eq!(due, START.after(GATHER));
+        assert_eq!(due, START.after(BATCH_DELAY));
         assert_eq!(tokens(&history.take(due)), [1, 2]);
         assert_eq!(history.due(), Moment::NEVER);
         assert!(add(&history, 3, due), "told again");

@@ -1,4 +1,5 @@
-//! Events on their way to an observer, in order. Those of the keeper wait here, so that a slow observer delays no renewal.
+//! Delivers events to the observer, in order. The keeper's events are queued here, so that a slow observer delays no
+//! renewal.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,38 +13,39 @@ use crate::types::key::Key;
 use crate::types::owner::{Holder, OwnerId};
 use crate::types::token::FencingToken;
 
-/// How many events wait for an observer; more are dropped.
+/// The longest queue of events; more are dropped.
 const MOST_PENDING: usize = 16_384;
 /// How long a call waits for an observer that is busy with other events.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Whether an observer is being called on this thread: an event that it brings about cannot be waited for.
+    /// Whether an observer is being called on this thread: waiting for an event that it causes would deadlock.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// When an observer sees what the keeper reports.
+/// How the keeper's events reach the observer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// Soon, on a thread of its own.
+    /// Queued, on a thread of their own.
     Apart,
-    /// At once, on the keeper: where a checker or a simulation decides who goes first.
+    /// At once, on the keeper's thread: for a race checker or a simulation, which decides the order of tasks.
     Inline,
 }
 
-/// Where the core's events go.
+/// Reports the core's events to the log and the observer.
 pub(crate) struct Reporter {
     pub(crate) backend: &'static str,
     queue: Option<ObserverQueue>,
 }
 
 impl Reporter {
-    /// Reports what happens on `backend` to `observer`, as `pace` says.
+    /// Returns a reporter of the events of `backend`.
     pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, pace: Pace) -> Result<Reporter> {
         Ok(Reporter { backend, queue: observer.map(|observer| ObserverQueue::new(observer, pace)).transpose()? })
     }
 
-    /// Reports from a caller's task: when this returns the observer has seen it, unless it is busy for [`LONGEST_WAIT`].
+    /// Reports from a caller's task. The observer has received the event when this returns, unless it is busy for
+    /// [`LONGEST_WAIT`].
     pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
@@ -52,7 +54,7 @@ impl Reporter {
         }
     }
 
-    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    /// Reports without waiting for the observer, for the keeper and for the drop of a guard.
     pub(crate) fn emit_later(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
@@ -61,7 +63,7 @@ impl Reporter {
         }
     }
 
-    /// Returns when the observer has seen everything up to now, at the latest after [`LONGEST_WAIT`].
+    /// Waits until the observer has received all events so far, at most for [`LONGEST_WAIT`].
     pub(crate) fn flush(&self) {
         if let Some(queue) = &self.queue {
             queue.flush();
@@ -69,7 +71,7 @@ impl Reporter {
     }
 }
 
-/// An observer, and what it has not seen yet.
+/// An observer and its queue of events.
 pub(crate) struct ObserverQueue {
     delivery: Arc<Delivery>,
     pace: Pace,
@@ -78,16 +80,16 @@ pub(crate) struct ObserverQueue {
 struct Delivery {
     observer: Arc<dyn Observer>,
     pending: Mutex<PendingEvents>,
-    /// There is more to tell, something was told, or it is over.
+    /// Signals a queued event, a delivered event, or the end.
     changed: Condvar,
-    /// Held while the observer is called: it sees one event at a time.
+    /// Held while the observer is called: it receives one event at a time.
     turn: Mutex<()>,
 }
 
 #[derive(Default)]
 struct PendingEvents {
     events: VecDeque<OwnedEvent>,
-    /// How many were ever queued, and how many of them were told.
+    /// How many events were ever queued, and how many of them were delivered.
     pushed: u64,
     told: u64,
     dropped: u64,
@@ -108,8 +110,8 @@ impl ObserverQueue {
         Ok(ObserverQueue { delivery, pace })
     }
 
-    /// Tells the observer, after everything that waits. Only this event is told on the caller's thread, and only when the
-    /// observer is free; otherwise it is left to the observer's own thread, and awaited for a moment.
+    /// Delivers an event after all queued ones. It is delivered on the caller's thread only if the observer is idle;
+    /// otherwise the observer's thread delivers it, and the caller waits for that at most [`LONGEST_WAIT`].
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if self.pace == Pace::Inline {
             return self.delivery.call(event);
@@ -122,7 +124,7 @@ impl ObserverQueue {
         }
     }
 
-    /// Leaves it to the thread to tell the observer.
+    /// Queues an event for the observer's thread.
     pub(crate) fn tell_later(&self, event: &Event<'_>) {
         match self.pace {
             Pace::Inline => self.delivery.call(event),
@@ -144,7 +146,7 @@ impl Drop for ObserverQueue {
 }
 
 impl Delivery {
-    /// Puts an event into the queue. Returns its number; `None` when it was dropped.
+    /// Queues an event. Returns its number; `None` if it was dropped.
     fn push(&self, event: &Event<'_>) -> Option<u64> {
         let mut pending = self.pending();
         if pending.events.len() >= MOST_PENDING {
@@ -157,7 +159,7 @@ impl Delivery {
         Some(pending.pushed)
     }
 
-    /// Takes the turn, if the observer is not being called and nothing waits for it.
+    /// Takes the turn if the observer is idle and its queue is empty.
     fn free_turn(&self) -> Option<MutexGuard<'_, ()>> {
         if IS_INSIDE.get() {
             return None;
@@ -177,10 +179,10 @@ impl Delivery {
         }
     }
 
-    /// The life of the observer's own thread.
+    /// Runs the observer's thread.
     fn serve(&self) {
         while self.wait_for_note() {
-            // For each one anew: a caller may come in between.
+            // Taken for each event anew, so that a caller can deliver in between.
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let (note, dropped) = {
                 let mut pending = self.pending();
@@ -197,7 +199,7 @@ impl Delivery {
         }
     }
 
-    /// Returns whether there is one; `false` when none can come any more.
+    /// Waits for an event. Returns `false` when none can come any more.
     fn wait_for_note(&self) -> bool {
         let is_idle = |pending: &mut PendingEvents| pending.events.is_empty() && !pending.is_over;
         let waited = self.changed.wait_while(self.pending(), is_idle);
@@ -218,7 +220,7 @@ impl Delivery {
     }
 }
 
-/// An [`Event`] that is kept.
+/// An owned [`Event`].
 struct OwnedEvent {
     key: Key,
     owner: OwnerId,

@@ -1,7 +1,8 @@
-//! The engines. Each implements [`Backend`](crate::backend::Backend) in a folder of its own, whose `open.rs` is its row of
-//! the registry. No engine imports another, except that Redlock uses the connections and scripts of Redis.
+//! The engines. Each implements [`Backend`](crate::backend::Backend) in a folder of its own, whose `open.rs` is its
+//! row of the registry. No engine imports another, except that Redlock uses the connections and scripts of Redis.
 //!
-//! Without its feature an engine is only its `open.rs`: its URLs are still understood, and opening it names the feature.
+//! Without its feature an engine is only its `open.rs`: its URLs are still understood, and opening it names the
+//! feature.
 
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -26,7 +26,8 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine started.
+    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine
+    /// started.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Moment(nanos)
@@ -69,7 +70,8 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// Returns the local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 − drift) − 2 ms`.
+/// Returns the local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 −
+/// drift) − 2 ms`.
 pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
     start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
 }

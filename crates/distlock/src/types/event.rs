@@ -35,10 +35,10 @@ impl fmt::Display for LossReason {
         f.write_str(match self {
             LossReason::Expired => "its lease ended before a renewal was answered",
             LossReason::Revoked => "the engine says that it is not ours any more",
-            LossReason::Broken => "somebody released it by force",
+            LossReason::Broken => "it was released by force",
             LossReason::MaxHold => "it was held for as long as max_hold allows",
             LossReason::Silent => "its watchdog was not fed",
-            LossReason::Adopted => "somebody took it over",
+            LossReason::Adopted => "another process took it over",
             LossReason::Closed => "its locker was closed",
             LossReason::Unlocked => "its owner unlocked it by name",
         })

@@ -105,8 +105,8 @@ impl HistoryEntry {
         serde_json::to_string(self).map_err(|error| Error::invalid("history", error))
     }
 
-    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later version,
-    /// or text with control characters.
+    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later
+    /// version, or text with control characters.
     #[must_use]
     pub fn from_line(line: &[u8]) -> Option<Self> {
         if line.len() > LONGEST_LINE {

@@ -90,7 +90,7 @@ impl Options {
             return Err(Error::invalid("max_hold", "the lock would be lost at once"));
         }
         if self.watchdog.0 == WatchdogKind::Fed(Duration::ZERO) {
-            return Err(Error::invalid("watchdog", "nobody can feed it that often"));
+            return Err(Error::invalid("watchdog", "the work cannot feed it that often"));
         }
         check_range("lock_delay", self.delay, Duration::ZERO, MAX_TTL)?;
         check_range("at_least", self.at_least, Duration::ZERO, MAX_TTL)?;

@@ -12,8 +12,8 @@ use crate::types::finding::Finding;
 
 /// One row of the registry in `config/registry.rs`.
 ///
-/// A row exists for every engine, also for one whose feature is off: its URLs are still parsed and redacted, and opening
-/// it fails with the name of the feature.
+/// A row exists for every engine, also for one whose feature is off: its URLs are still parsed and redacted, and
+/// opening it fails with the name of the feature.
 #[derive(Debug)]
 pub(crate) struct EngineRow {
     /// The engine's name in a configuration, in errors and in metrics.
@@ -76,8 +76,8 @@ pub(crate) trait EngineAddress: Any + fmt::Debug + Send + Sync {
         Err(self.row().not_built_in())
     }
 
-    /// Examines the engine for what makes locks there unsafe, slow or impossible. The default is that of an engine whose
-    /// feature is off.
+    /// Examines the engine for what makes locks there unsafe, slow or impossible. The default is that of an engine
+    /// whose feature is off.
     fn examine<'a>(&'a self, settings: &'a EngineSettings) -> BoxFuture<'a, Result<Vec<Finding>>> {
         let _ = settings;
         Box::pin(async { Err(self.row().not_built_in()) })
