@@ -26,21 +26,30 @@ const BORROWERS: &[(&str, &str)] = &[("redlock", "redis")];
 /// The only file of `config/` that names engines: the table of them.
 const REGISTRY: &str = "registry";
 
-/// What only some files may do: the rule, those files, how it looks, and what to do elsewhere.
-const MONOPOLIES: &[(&str, &[&[&str]], &[&str], &str)] = &[
-    (
-        "clock",
-        &[&["types", "clock"]],
-        &["Instant::now", "SystemTime::now", "clock_gettime"],
-        "only types/clock.rs reads clocks; take a Clock",
-    ),
-    (
-        "spawn",
-        &[&["core", "keeper"], &["core", "reporter"]],
-        &["tokio::spawn", "task::spawn", "thread::spawn", "thread::Builder", ".spawn(", ".spawn_on("],
-        "only core/keeper.rs and core/reporter.rs spawn without a reason; an engine says why its task must not end with \
-         the caller's future: // tidy-allow(spawn): why",
-    ),
+/// What only some files may do.
+struct Monopoly {
+    rule: &'static str,
+    owners: &'static [&'static [&'static str]],
+    /// How it looks in code.
+    patterns: &'static [&'static str],
+    /// What to do elsewhere.
+    advice: &'static str,
+}
+
+const MONOPOLIES: &[Monopoly] = &[
+    Monopoly {
+        rule: "clock",
+        owners: &[&["types", "clock"]],
+        patterns: &["Instant::now", "SystemTime::now", "clock_gettime"],
+        advice: "only types/clock.rs reads clocks; take a Clock",
+    },
+    Monopoly {
+        rule: "spawn",
+        owners: &[&["core", "keeper"], &["core", "reporter"]],
+        patterns: &["tokio::spawn", "task::spawn", "thread::spawn", "thread::Builder", ".spawn(", ".spawn_on("],
+        advice: "only core/keeper.rs and core/reporter.rs spawn without a reason; an engine says why its task must \
+                 not end with the caller's future: // tidy-allow(spawn): why",
+    },
 ];
 
 /// Checks a file of the library; others see its public face only, and the compiler makes sure of that.
@@ -115,10 +124,10 @@ fn list(names: &[&str]) -> String {
 
 fn monopolies(path: &str, module: &[&str], rust: &RustText) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (rule, _, patterns, reason) in MONOPOLIES.iter().filter(|(_, owners, ..)| !owners.contains(&module)) {
+    for Monopoly { rule, patterns, advice, .. } in MONOPOLIES.iter().filter(|row| !row.owners.contains(&module)) {
         let seen = patterns.iter().flat_map(|pattern| occurrences(rust.product(), pattern));
         let lines: std::collections::BTreeSet<usize> = seen.map(|at| rust.line_of(at)).collect();
-        findings.extend(lines.into_iter().map(|line| Finding::new(path, line, rule, *reason)));
+        findings.extend(lines.into_iter().map(|line| Finding::new(path, line, rule, *advice)));
     }
     findings
 }

@@ -103,7 +103,7 @@ impl ObserverQueue {
         if pace == Pace::Apart {
             let serves = delivery.clone();
             let failed = |e| Error::new(ErrorKind::Backend, "cannot start the thread of the observer").with_source(e);
-            // tidy-allow(spawn): observers are the user's code; here they hold up no lock
+            // A thread of their own: observers are the user's code and must delay no lock.
             let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
             thread.map_err(failed)?;
         }
