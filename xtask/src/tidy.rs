@@ -7,11 +7,13 @@ mod assertions;
 mod cycles;
 mod finding;
 mod functions;
+mod glossary;
 mod habits;
 mod imports;
 mod layers;
 mod rust_text;
 mod sizes;
+mod type_names;
 
 use std::fs;
 use std::path::Path;
@@ -27,6 +29,8 @@ pub(crate) fn run() -> bool {
     let mut findings = Vec::new();
     let mut questions = Vec::new();
     findings.extend(cycles::check(&files));
+    findings.extend(glossary::check(&files));
+    questions.extend(type_names::ask(&files));
     for (path, text) in &files {
         findings.extend(check(path, text));
         questions.extend(ask(path, text));
@@ -50,7 +54,7 @@ fn check(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// What somebody should think about in one file.
+/// What a maintainer should think about in one file.
 fn ask(path: &str, text: &str) -> Vec<Finding> {
     if !path.ends_with(".rs") {
         return Vec::new();

@@ -13,20 +13,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Locker`] takes locks; a handle is one owner, a clone another.
-//! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) let several hold it at once.
-//! - [`LockGuard`] is a lock that is held: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and
-//!   [`run`](LockGuard::run) tell that its lease ended before another owner is granted it, and
-//!   [`fencing_token`](LockGuard::fencing_token) is for the resource to refuse what comes late.
+//! - [`Locker`] takes locks; each handle is one owner, and a clone is another.
+//! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) allow several holders at
+//!   once.
+//! - [`LockGuard`] is a held lock: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and [`run`](LockGuard::run)
+//!   report the end of its lease before another owner is granted the lock, and
+//!   [`fencing_token`](LockGuard::fencing_token) lets the resource refuse late writes.
 //! - [`Error`] says what happened, to which lock, held by whom, and what to do next.
-//! - [`fencing`] is what a resource needs for that.
-//! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with faults on order.
+//! - [`fencing`] has what a resource needs to check fencing tokens.
+//! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with scripted faults.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted connections. `metrics`: what is counted and measured, for the
-//! `metrics` facade. `spans`: `tracing` spans around asking, holding and renewing.
+//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted
+//! connections. `metrics`: counters, gauges and histograms for the `metrics` facade. `spans`: `tracing` spans around
+//! acquiring, holding and renewing.
 
-// As races/ compiles it, the library is without its unit tests: they run here.
+// `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 
 mod api;
@@ -39,20 +41,17 @@ mod types;
 pub mod backend {
     //! The contract between a locker and an engine, and the engines.
     //!
-    //! An engine implements [`Backend`]; each "Behaviour" paragraph there is a promise that the conformance suite tests.
+    //! An engine implements [`Backend`]; each "Behaviour" paragraph there is a promise that the conformance suite
+    //! tests.
 
     pub use crate::contract::{
         Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
         Renewal, Scope, Term, Wake,
     };
-    #[cfg(feature = "etcd")]
-    pub use crate::engines::etcd;
-    pub use crate::engines::{file, memory};
-    #[cfg(feature = "redis")]
-    pub use crate::engines::{redis, redlock};
+    pub use crate::engines::*;
 }
 
-/// The pages whose snippets are run.
+/// The pages whose snippets are doc tests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/fencing.md")]
@@ -71,7 +70,10 @@ pub use api::multi::{LockAllRequest, MultiGuard};
 pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use api::semaphore::Semaphore;
 pub use config::connect::examine;
-pub use config::{Config, DEFAULT_DIAL_TIMEOUT, Driver, Secret, redact, without_passwords};
+pub use config::fields::Config;
+pub use config::limits::DEFAULT_DIAL_TIMEOUT;
+pub use config::redact::{redact, without_passwords};
+pub use config::registry::Driver;
 pub use types::clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
 pub use types::error::{Error, ErrorKind, Result};
 pub use types::event::{Event, EventKind, LossReason, Observer};
@@ -84,6 +86,7 @@ pub use types::options::{
     MIN_RETRY_INTERVAL, MIN_TTL,
 };
 pub use types::owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
+pub use types::secret::Secret;
 pub use types::ticket::HoldTicket;
 pub use types::token::{AttemptId, FencingToken};
 pub use types::watchdog::Watchdog;

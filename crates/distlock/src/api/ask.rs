@@ -1,8 +1,8 @@
 //! Asking a holder to release its lock.
 //!
-//! Whoever asks holds a second lock beside the first, with its reason for a label; the holder looks whether there is
-//! one. So it works on every engine that can show locks, and an asker that dies has asked no more. The token is part of
-//! its name: a question is for one hold, and the next holder does not take it for its own.
+//! The asker holds a second lock whose label is the reason; the holder polls for that lock. So asking works on every
+//! engine that can show locks, and the question of an asker that dies expires with its lease. The fencing token is
+//! part of the second lock's name, so that a question concerns one hold and not the next one.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::types::key::Key;
 use crate::types::owner::Holder;
 use crate::types::token::FencingToken;
 
-/// What the second lock's name ends with.
+/// The suffix of the second lock's name.
 const SUFFIX: &str = "?asked";
 /// How often the holder looks whether it was asked.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often the asker looks whether the lock was released.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// The lock that is held by whoever asks for the hold of `key` with `token` to be released.
+/// Returns the key of the second lock, for the hold of `key` with `token`.
 pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
     Key::new(format!("{key}{SUFFIX}:{token}")).map_err(|error| error.with_key(key))
 }
@@ -32,7 +32,7 @@ pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
 /// Asks a holder to release its lock; made by [`Locker::ask`].
 ///
 /// # Cancel safety
-/// Dropping the future takes the question back.
+/// Dropping the future withdraws the question.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct AskRequest {
     locker: Locker,
@@ -41,13 +41,13 @@ pub struct AskRequest {
     wait: Option<Duration>,
 }
 
-/// What became of a question.
+/// The result of asking.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Asked {
-    /// Nobody held the lock.
+    /// The lock had no holder.
     Free,
-    /// The one who held it has released it, or lost it.
+    /// The holder has released the lock or lost it.
     Released(Box<Holder>),
 }
 
@@ -56,7 +56,7 @@ impl AskRequest {
         AskRequest { locker, key, reason, wait: None }
     }
 
-    /// The longest time to wait for the release; then the error is of kind `Timeout` and says who has the lock still.
+    /// Sets the longest time to wait for the release; after it the error is of kind `Timeout` and names the holder.
     ///
     /// # Default
     /// Without limit.
@@ -71,7 +71,7 @@ impl AskRequest {
         let Some(holder) = holder_of(&self.locker, &key).await? else { return Ok(Asked::Free) };
         let mut question: Option<LockGuard> = None;
         while let Some(now) = holder_of(&self.locker, &key).await?.filter(|now| now.token == holder.token) {
-            // Somebody else may be asking already. Should it give up, the question is still ours.
+            // Another asker may hold the second lock already. If it gives up, this claim is next.
             if let Some(token) = holder.token.filter(|_| question.as_ref().is_none_or(LockGuard::is_lost)) {
                 question = self.locker.try_lock(asking_for(&key, token)?).label(self.reason.clone()).await?;
             }

@@ -1,4 +1,4 @@
-//! One leader among many: a lock with a word that everybody can read.
+//! Leader election: a lock whose holder publishes a value.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::types::token::FencingToken;
 
 /// An election; made by [`Locker::election`](crate::Locker::election).
 ///
-/// Whoever holds the lock of that name leads. Candidates wait in order, and everybody can see who leads.
+/// The holder of the lock of that name is the leader. Candidates wait in order, and every client can read who leads.
 ///
 /// ```
 /// # use distlock::Locker;
@@ -24,24 +24,24 @@ use crate::types::token::FencingToken;
 /// let election = locker.election("scheduler");
 ///
 /// let leadership = election.campaign("node-7").await?; // waits for its turn
-/// let leader = election.leader().await?.expect("somebody leads");
+/// let leader = election.leader().await?.expect("the election has a leader");
 /// assert_eq!(leader.value.as_deref(), Some("node-7"));
 /// leadership.resign().await?;
 /// # Ok(()) }
 /// ```
 pub struct Election {
     locker: Locker,
-    /// A bad name is refused when it is used, each time.
+    /// An invalid name is refused at each use.
     key: std::result::Result<Key, (ErrorKind, String)>,
 }
 
-/// Who leads.
+/// The current leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What the leader says of itself.
+    /// The value that the leader published.
     pub value: Option<Arc<str>>,
-    /// Who it is; `None` when it is not one of ours.
+    /// The leader's owner; `None` if its record is of another lock library.
     pub owner: Option<OwnerId>,
     /// Rises with each election.
     pub token: Option<FencingToken>,
@@ -52,7 +52,7 @@ impl Election {
         Election { locker, key: key.map_err(|error| (error.kind(), error.to_string())) }
     }
 
-    /// Stands for election, and waits until it is won. `value` is what everybody can read about the leader.
+    /// Campaigns for leadership and waits until the election is won. Every client can read `value`.
     pub fn campaign(&self, value: impl Into<Arc<str>>) -> CampaignRequest {
         let request = match self.key() {
             Ok(key) => self.locker.lock(key),
@@ -61,14 +61,15 @@ impl Election {
         CampaignRequest(request.label(value))
     }
 
-    /// Leads with `work` again and again: whenever the leadership is lost the work is dropped at its next await, and
-    /// begun anew when the election is won again. Ends with the work, and resigns then.
+    /// Runs `work` as the leader. When the leadership is lost, the work is dropped at its next await, and started
+    /// again when the election is won again. When the work completes, the leader resigns.
     ///
     /// # Errors
-    /// What campaigning or resigning says. A loss while the work runs is none.
+    /// The error of the campaign or of the resignation. A loss of leadership while the work runs is not an error: the
+    /// election is re-entered.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, and the leadership with it.
+    /// Dropping the future drops the work and gives up the leadership.
     pub async fn lead<T>(&self, value: &str, mut work: impl AsyncFnMut(&Leadership) -> T) -> Result<T> {
         loop {
             let leadership = self.campaign(value).await?;
@@ -83,16 +84,16 @@ impl Election {
         }
     }
 
-    /// Who leads now; `None` when nobody does.
+    /// Returns the current leader; `None` if there is none.
     ///
     /// # Errors
-    /// What the engine says; kind `Unsupported` when it cannot tell.
+    /// The engine's error; kind `Unsupported` if it cannot show locks.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let lock = self.locker.inspect().get(self.key()?).await?;
         Ok(lock.and_then(|lock| lock.holder().map(Leader::new)))
     }
 
-    /// Follows who leads, looking every `interval`, at most every 10 ms.
+    /// Observes the leader by polling every `interval`, at most every 10 ms.
     #[must_use]
     pub fn observe(&self, interval: Duration) -> Leaders<'_> {
         Leaders { election: self, interval: interval.max(SHORTEST_INTERVAL), seen: None }
@@ -103,7 +104,7 @@ impl Election {
     }
 }
 
-/// A name that was refused before.
+/// Returns the error of an invalid name again.
 struct Refused(Error);
 
 impl TryFrom<Refused> for Key {
@@ -124,20 +125,21 @@ impl Leader {
     }
 }
 
-/// Stands for election; made by [`Election::campaign`].
+/// A campaign; made by [`Election::campaign`].
 ///
 /// # Cancel safety
-/// Dropping the future gives up the candidacy, or the leadership if it was just won.
+/// Dropping the future withdraws the candidacy, or gives up the leadership if it was just won.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct CampaignRequest(LockRequest);
 
 impl CampaignRequest {
-    /// The length of the lease: how long nobody leads after the leader has died.
+    /// Sets the length of the lease: the time without a leader after the leader has died.
     pub fn ttl(self, ttl: Duration) -> Self {
         CampaignRequest(self.0.ttl(ttl))
     }
 
-    /// The longest time to wait, as [`LockRequest::wait`]; then the error is of kind `Timeout` and says who leads.
+    /// Sets the longest time to wait, as [`LockRequest::wait`]; after it the error is of kind `Timeout` and names the
+    /// leader.
     pub fn wait(self, most: Duration) -> Self {
         CampaignRequest(self.0.wait(most))
     }
@@ -147,7 +149,7 @@ impl CampaignRequest {
         CampaignRequest(self.0.owner(id))
     }
 
-    /// How long nobody is elected after the leadership was lost, as [`LockRequest::lock_delay`].
+    /// Sets the time without an election after the leadership was lost, as [`LockRequest::lock_delay`].
     pub fn lock_delay(self, delay: Duration) -> Self {
         CampaignRequest(self.0.lock_delay(delay))
     }
@@ -162,7 +164,7 @@ impl IntoFuture for CampaignRequest {
     }
 }
 
-/// An election that is won. Dropping it resigns in the background.
+/// The leadership of an election. Dropping it resigns in the background.
 #[derive(Debug)]
 #[must_use = "dropping it resigns"]
 pub struct Leadership {
@@ -170,23 +172,24 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// The lock behind it: its loss is the loss of the leadership, its fencing token the number of this election.
+    /// Returns the guard of the lock behind the election: its loss is the loss of the leadership, its fencing token
+    /// the number of this election.
     pub fn guard(&self) -> &LockGuard {
         &self.guard
     }
 
-    /// Changes what everybody can read about the leader.
+    /// Replaces the value that every client can read.
     ///
     /// # Errors
-    /// Kind `Lost` when it does not lead any more; `Unsupported` where the engine cannot change it.
+    /// Kind `Lost` if the leadership is lost; `Unsupported` if the engine cannot replace a record.
     ///
     /// # Cancel safety
-    /// When the future is dropped it may or may not have been changed.
+    /// If the future is dropped, the value may or may not have been replaced.
     pub async fn proclaim(&self, value: impl Into<Arc<str>>) -> Result<()> {
         self.guard.relabel(value).await
     }
 
-    /// Gives up the leadership, once the work has come to its end.
+    /// Gives up the leadership.
     ///
     /// # Errors
     /// As [`LockGuard::unlock`].
@@ -195,20 +198,20 @@ impl Leadership {
     }
 }
 
-/// Follows who leads; made by [`Election::observe`].
+/// Observes the leader; made by [`Election::observe`].
 pub struct Leaders<'a> {
     election: &'a Election,
     interval: Duration,
-    /// What was told last; `None` before the first look.
+    /// The last leader returned; `None` before the first.
     seen: Option<Option<Leader>>,
 }
 
 impl Leaders<'_> {
-    /// The next change: first who leads now, then each other leader or word of it, `None` when nobody leads. Between
-    /// two looks it may miss a leader; the tokens tell.
+    /// Returns the next change: first the current leader, then each new leader or new value, `None` when there is no
+    /// leader. It may miss a leader between two polls; the tokens show that.
     ///
     /// # Errors
-    /// What the engine says. Asking again after an error goes on where it was.
+    /// The engine's error. The next call continues where this one was.
     ///
     /// # Cancel safety
     /// Dropping the future loses no change.

@@ -26,34 +26,35 @@ use crate::types::span::Span;
 use crate::types::ticket::HoldTicket;
 use crate::types::token::FencingToken;
 
-/// How often to look who got a lock that was handed over, and the pause between two looks.
+/// How many times to poll for the next holder after a handover, and the pause between two polls.
 const HAND_OVER_LOOKS: u32 = 100;
 const HAND_OVER_PAUSE: Duration = Duration::from_millis(10);
 
-/// A lock that is held, and kept by renewal until it is unlocked.
+/// A held lock. The keeper renews it until it is unlocked.
 ///
-/// Dropping the guard releases the lock **in the background**: soon, but not before `drop` returns, and unconfirmed.
-/// Only [`unlock`](LockGuard::unlock) confirms. A process that dies keeps the lock until its lease ends.
+/// Dropping the guard releases the lock **in the background**: soon, but not before `drop` returns, and without
+/// confirmation. Only [`unlock`](LockGuard::unlock) confirms. If the process dies, the lock stays held until its
+/// lease ends.
 ///
-/// A lease can end while the holder believes in it, for no process controls its own pauses. So watch
-/// [`lost`](LockGuard::lost), or let [`run`](LockGuard::run) do it, and give
-/// [`fencing_token`](LockGuard::fencing_token) to whatever the lock protects.
+/// A lease can end while the holder still works, because no process controls its own pauses. So watch
+/// [`lost`](LockGuard::lost), or use [`run`](LockGuard::run), and pass [`fencing_token`](LockGuard::fencing_token) to
+/// the resource that the lock protects.
 #[must_use = "dropping the guard releases the lock"]
 pub struct LockGuard {
     family: Arc<Family>,
     /// `None` only in a guard that was unlocked or detached and is about to be dropped.
     hold: Option<Arc<Hold>>,
-    /// The label that it was given since.
+    /// The label of the last `relabel`.
     label: Mutex<Option<Arc<str>>>,
 }
 
-/// How sure a hold is.
+/// The state of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HoldState {
-    /// The lease is good.
+    /// The lease is valid.
     Held,
-    /// The last renewal failed; the lease is good until the deadline, and renewal is tried again.
+    /// The last renewal failed. The lease is valid until the deadline, and the renewal is retried.
     AtRisk,
     /// The lock is lost. This is final.
     Lost,
@@ -64,39 +65,39 @@ impl LockGuard {
         LockGuard { family, hold: Some(hold), label: Mutex::default() }
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     #[must_use]
     pub fn key(&self) -> &Key {
         self.hold().key()
     }
 
-    /// Who holds it.
+    /// Returns the owner of the hold.
     #[must_use]
     pub fn owner(&self) -> &OwnerId {
         self.hold().owner()
     }
 
-    /// The number of this grant, higher than that of every grant before: for the protected resource to check. Who
-    /// enters again has the number of the first.
+    /// Returns the fencing token of this grant, higher than that of every earlier grant; the protected resource
+    /// checks it. A re-entry has the token of the first grant.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.hold().token
     }
 
-    /// Who may hold it at the same time.
+    /// Returns the mode of the hold.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.hold().claim.mode()
     }
 
-    /// Which slot of the semaphore it is, from 0 on: at most one holder has it at a time, and its tokens rise. `None`
-    /// for everything that is not a semaphore.
+    /// Returns the number of the semaphore slot, from 0 on. At most one holder has a slot at a time, and the tokens
+    /// of a slot rise. `None` if the lock is not a semaphore.
     #[must_use]
     pub fn slot(&self) -> Option<u32> {
         self.hold().slot
     }
 
-    /// How sure the hold is right now.
+    /// Returns the current state of the hold.
     #[must_use]
     pub fn state(&self) -> HoldState {
         if self.is_lost() {
@@ -108,13 +109,14 @@ impl LockGuard {
         }
     }
 
-    /// Whether the lock is lost, by the clock at this moment. In a forked child it always is: the lock is its parent's.
+    /// Returns whether the lock is lost, by the clock at this moment. In a forked child process it always is: the
+    /// lock belongs to the parent.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.family.check_process().is_err() || self.hold().is_lost(self.family.clock.now())
     }
 
-    /// An error of kind `Lost` if the lock is lost: to be asked before each step that must not be done without it.
+    /// Returns an error if the lock is lost. Call it before each step that must not happen without the lock.
     ///
     /// # Errors
     /// Kind `Lost`, with the reason.
@@ -123,38 +125,39 @@ impl LockGuard {
         if self.is_lost() { Err(self.loss()) } else { Ok(()) }
     }
 
-    /// Resolves when the lock is lost, to the reason. In a process that runs, a lease that ends is told before another
-    /// owner can be granted the lock; a process that was stopped or suspended is told when it goes on, so ask
-    /// [`check`](LockGuard::check) before each step that counts. A lock that is taken away before its lease ends, by force or
-    /// by a server that lost its data, is told as soon as the engine says so, at the latest with the next renewal: another
-    /// owner may have it by then.
+    /// Completes with the reason when the lock is lost. In a running process it completes before another owner can be
+    /// granted the lock. A process that was stopped or suspended learns of the loss when it resumes, so call
+    /// [`check`](LockGuard::check) before each critical step. If the lock is taken away before its lease ends, by
+    /// force or because a server lost its data, it completes as soon as the engine reports that, at the latest with
+    /// the next renewal: another owner may hold the lock by then.
     ///
     /// # Cancel safety
-    /// Dropping the future has no effect; it can be asked for again.
+    /// Dropping the future has no effect; the method can be called again.
     pub async fn lost(&self) -> LossReason {
         let mut lost = pin!(self.hold().lost());
         std::future::poll_fn(|context| {
-            // The clock first: a timer may be late, as after a suspend.
+            // Reads the clock first: a timer may be late, for example after a suspend.
             self.hold().is_lost(self.family.clock.now());
             lost.as_mut().poll(context).map(LossReason::clone)
         })
         .await
     }
 
-    /// When the lock counts as lost unless a renewal is answered before; `None` when it does not end by time.
+    /// Returns the moment at which the lock counts as lost unless a renewal succeeds before; `None` if the hold has
+    /// no lease.
     #[must_use]
     pub fn deadline(&self) -> Option<Moment> {
         Some(self.hold().end()).filter(|end| *end != Moment::NEVER)
     }
 
-    /// Time until [`deadline`](LockGuard::deadline); zero when the lock is lost.
+    /// Returns the time until [`deadline`](LockGuard::deadline); zero if the lock is lost.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         let left = self.hold().left(self.family.clock.now());
         if self.is_lost() { left.map(|_| Duration::ZERO) } else { left }
     }
 
-    /// Runs `work` as long as the lock is held. On loss the work is dropped at its next await and not polled again.
+    /// Runs `work` while the lock is held. On loss the work is dropped at its next await and not polled again.
     ///
     /// # Errors
     /// Kind `Lost`, with the reason.
@@ -167,7 +170,8 @@ impl LockGuard {
         let mut work = pin!(span.around(work));
         let mut lost = pin!(hold.lost());
         std::future::poll_fn(|context| {
-            // The clock first: after a pause of the process no step may be taken before it has been looked at.
+            // Reads the clock first: after a pause of the process no step of the work may run before the deadline is
+            // checked.
             if self.is_lost() || lost.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(self.loss()));
             }
@@ -176,23 +180,23 @@ impl LockGuard {
         .await
     }
 
-    /// A descriptor that keeps the lock as long as a copy of it is open, for a child process to inherit; `None` on
-    /// engines that have no such thing. It is closed on exec until the caller says otherwise.
+    /// Returns a file descriptor that keeps the lock while any copy of it is open, for a child process to inherit;
+    /// `None` if the engine has none. It has close-on-exec set until the caller clears it.
     ///
     /// # Errors
-    /// Kind `Unavailable` when no descriptor is left.
+    /// Kind `Unavailable` if the process has no free descriptor.
     pub fn descriptor(&self) -> Result<Option<OwnedFd>> {
         self.family.backend.descriptor(&self.hold().claim)
     }
 
-    /// Makes the lease `ttl` long from now on, and renews it at once. A lease never gets shorter than it is.
+    /// Sets the TTL to `ttl` and renews the lease at once. A lease is never shortened.
     ///
     /// # Errors
-    /// Kind `Lost` when it is not ours any more; `Unknown` or `Unavailable` when the engine did not answer: the old
-    /// deadline stands. `Unsupported` where the engine cannot make it longer: a re-entrant lock on etcd.
+    /// Kind `Lost` if the lock is lost; `Unknown` or `Unavailable` if the engine did not reply: the old deadline
+    /// stays. `Unsupported` if the engine cannot extend the lease: a re-entrant lock on etcd.
     ///
     /// # Cancel safety
-    /// When the future is dropped the lease may or may not have been extended; the deadline counts only an answer.
+    /// If the future is dropped, the lease may or may not have been extended; only a reply moves the deadline.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let hold = self.hold();
         check_ttl(ttl).map_err(|error| error.with_key(hold.key()))?;
@@ -219,13 +223,13 @@ impl LockGuard {
         self.check()
     }
 
-    /// Changes the label that others read about the holder.
+    /// Replaces the label that others read about the holder.
     ///
     /// # Errors
-    /// Kind `Lost` when it is not ours any more; `Unsupported` where the engine cannot change it.
+    /// Kind `Lost` if the lock is lost; `Unsupported` if the engine cannot replace a record.
     ///
     /// # Cancel safety
-    /// When the future is dropped it may or may not have been changed.
+    /// If the future is dropped, the label may or may not have been replaced.
     pub async fn relabel(&self, label: impl Into<Arc<str>>) -> Result<()> {
         let (hold, label) = (self.hold(), label.into());
         check_text("label", &label).map_err(|error| error.with_key(hold.key()))?;
@@ -247,8 +251,8 @@ impl LockGuard {
         }
     }
 
-    /// What another process needs to go on with this hold, such as this one after a restart: see
-    /// [`Locker::adopt`](crate::Locker::adopt). Write it down before it is needed.
+    /// Returns a ticket with which another process can take over this hold, for example this service after a restart:
+    /// see [`Locker::adopt`](crate::Locker::adopt). Store it before it is needed.
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
@@ -266,14 +270,14 @@ impl LockGuard {
         }
     }
 
-    /// Resolves when somebody [asks](crate::Locker::ask) for the lock to be released, to the reason. It is for the
-    /// holder to decide.
+    /// Completes with the reason when another client [asks](crate::Locker::ask) for the lock. The holder decides
+    /// whether to release it.
     ///
     /// # Errors
-    /// What the engine says; kind `Unsupported` where it cannot show locks, `Lost` when the lock is lost before.
+    /// The engine's error; kind `Unsupported` if it cannot show locks, `Lost` if the lock is lost first.
     ///
     /// # Cancel safety
-    /// Dropping the future has no effect; it can be asked for again.
+    /// Dropping the future has no effect; the method can be called again.
     pub async fn asked(&self) -> Result<String> {
         self.family.check_caller()?;
         let question = asking_for(self.key(), self.fencing_token())?;
@@ -288,10 +292,11 @@ impl LockGuard {
         }
     }
 
-    /// Releases the lock once its work has drained, and says who got it: `None` when nobody waited.
+    /// Releases the lock and returns the next holder: `None` if no client waited.
     ///
     /// # Errors
-    /// As [`unlock`](LockGuard::unlock); kind `Unsupported` where the engine cannot show locks: it is released even so.
+    /// As [`unlock`](LockGuard::unlock); kind `Unsupported` if the engine cannot show locks: the lock is released
+    /// nevertheless.
     ///
     /// # Cancel safety
     /// As [`unlock`](LockGuard::unlock).
@@ -305,13 +310,13 @@ impl LockGuard {
             if next.is_some() || !waits {
                 return Ok(next);
             }
-            // An engine that only wakes the next one: it is about to take it.
+            // Some engines only wake the next waiter, which is about to claim.
             family.sleep_until(family.clock.now().after(HAND_OVER_PAUSE)).await?;
         }
         Ok(None)
     }
 
-    /// Says that the work lives, for a [fed](crate::Watchdog::fed) watchdog.
+    /// Feeds a [fed](crate::Watchdog::fed) watchdog: reports that the work is alive.
     pub fn feed(&self) {
         let now = self.family.clock.now();
         if self.hold().feed(now) && self.family.check_process().is_ok() {
@@ -319,21 +324,21 @@ impl LockGuard {
         }
     }
 
-    /// Releases the lock and says what became of it. After a re-entry, only the last unlock releases.
+    /// Releases the lock and confirms it. After a re-entry, only the last unlock releases.
     ///
     /// # Errors
-    /// Kind `Lost`: it was not ours any more. `Unknown`: the reply was lost; releasing goes on in the background until
-    /// the lease is over. `Unavailable`: not released yet; releasing goes on likewise. `Config`: polled outside of a tokio
-    /// runtime, which the engine needs; it is released in the background.
+    /// Kind `Lost`: the lock was lost before. `Unknown`: the reply was lost; the release is retried in the background
+    /// until the lease ends. `Unavailable`: not released yet; the release is retried likewise. `Config`: polled
+    /// outside a tokio runtime that the engine needs; the lock is released in the background.
     ///
     /// # Cancel safety
-    /// Once polled, the release goes on in the background when the future is dropped.
+    /// Once polled, the release continues in the background if the future is dropped.
     pub async fn unlock(mut self) -> Result<()> {
-        // Where nothing can be asked the guard is dropped, which releases in the background.
+        // If the engine cannot be called from here, the guard is dropped, which releases in the background.
         self.family.check_caller().map_err(|error| error.with_key(self.key()))?;
         let Some(hold) = self.hold.take() else { return Ok(()) };
         self.family.check_process()?;
-        // A closed family has released it already, and says so.
+        // A closed family has released it already: `leave` returns `Gone`.
         let _under_way = self.family.holds.begin();
         match self.family.holds.leave(hold.claim.attempt, self.family.clock.now()) {
             Left::Inside if hold.is_lost(self.family.clock.now()) => Err(loss_of(&hold)),
@@ -343,8 +348,9 @@ impl LockGuard {
         }
     }
 
-    /// Gives up the guard but not the lock: it is kept until [`Locker::unlock`](crate::Locker::unlock) is called with
-    /// its name, the locker is closed, or its last clone and guard are gone.
+    /// Consumes the guard without releasing the lock. The lock is held until
+    /// [`Locker::unlock`](crate::Locker::unlock) is called with its name, the locker is closed, or its last clone and
+    /// guard are dropped.
     pub fn detach(mut self) {
         self.hold = None;
     }

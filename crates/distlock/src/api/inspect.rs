@@ -1,4 +1,4 @@
-//! Locks seen from outside: who holds them, who waits, and the way to end a hold that nobody else will end.
+//! Inspection of locks: holders, waiters, history, and force release.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::types::meter;
 use crate::types::owner::{MAX_TEXT_BYTES, OwnerId, Record, check_text};
 use crate::types::token::FencingToken;
 
-/// How often to look at the most.
+/// The shortest interval between two polls.
 pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Looks at locks from outside; made by [`Locker::inspect`](crate::Locker::inspect).
+/// Inspects locks; made by [`Locker::inspect`](crate::Locker::inspect).
 pub struct Inspect {
     family: Arc<Family>,
-    /// Who looks, and breaks.
+    /// The owner that inspects and force-releases.
     owner: OwnerId,
 }
 
@@ -28,16 +28,16 @@ impl Inspect {
         Inspect { family, owner }
     }
 
-    /// The locks whose names begin with `prefix`, in the order of their names; all of them when it is empty.
+    /// Returns the locks whose names begin with `prefix`, in the order of their names; all of them when it is empty.
     ///
     /// # Errors
-    /// What the engine says; kind `Unsupported` when it cannot list.
+    /// The engine's error; kind `Unsupported` if it cannot list locks.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         self.check()?;
         self.family.backend.list(prefix).await
     }
 
-    /// One lock; `None` when nobody holds it or waits for it.
+    /// Returns one lock; `None` if it has neither holder nor waiter.
     ///
     /// # Errors
     /// As [`list`](Inspect::list).
@@ -51,15 +51,15 @@ impl Inspect {
         self.family.backend.get(&key).await.map_err(|error| error.with_key(&key))
     }
 
-    /// Ends the hold of `key` that has `token`, whoever has it. Its holder is told, but may be in the middle of
-    /// something: only a resource that checks fencing tokens is safe from it.
+    /// Ends the hold of `key` that has `token`, whatever its owner. The holder is notified, but may be in the middle
+    /// of its work: only a resource that checks fencing tokens is safe from late writes.
     ///
     /// # Errors
-    /// Kind `InvalidInput` without a reason; `NotHeld` when nobody holds it with that token; `Foreign` when it is not
-    /// ours to end; `Unsupported` when the engine cannot.
+    /// Kind `InvalidInput` without a reason; `NotHeld` if there is no hold with that token; `Foreign` if the data is
+    /// not of this library; `Unsupported` if the engine cannot force-release.
     ///
     /// # Cancel safety
-    /// When the future is dropped the hold may or may not have been ended; not by half.
+    /// If the future is dropped, the hold may or may not have been ended, but never partially.
     pub async fn force_release<K>(&self, key: K, token: FencingToken, reason: &str) -> Result<()>
     where
         K: TryInto<Key>,
@@ -83,14 +83,14 @@ impl Inspect {
         outcome.map_err(|error| error.with_key(&key))
     }
 
-    /// What has happened to `key`: its last entries, at most `most` of them, the oldest first.
+    /// Returns the history of `key`: its last entries, at most `most` of them, the oldest first.
     ///
-    /// Only lockers that [keep a history](crate::LockerBuilder::history) write one, a moment after things happened and as
-    /// well as they can; whoever looks need not be one of them. A holder whose process died has left no entry of its end.
-    /// Of one hold after the other the order is that of their fencing tokens, whatever the clocks of their machines say.
+    /// Only lockers that [keep a history](crate::LockerBuilder::history) write one, asynchronously and on a
+    /// best-effort basis; the reader need not be one of them. A holder whose process died left no entry of its end.
+    /// Holds are ordered by their fencing tokens, whatever the clocks of their machines say.
     ///
     /// # Errors
-    /// What the engine says; kind `Unsupported` where [`Capabilities::history`](crate::backend::Capabilities) says so.
+    /// The engine's error; kind `Unsupported` where [`Capabilities::history`](crate::backend::Capabilities) says so.
     pub async fn history<K>(&self, key: K, most: u32) -> Result<Vec<HistoryEntry>>
     where
         K: TryInto<Key>,
@@ -103,7 +103,7 @@ impl Inspect {
         Ok(in_order(entries))
     }
 
-    /// Follows the locks whose names begin with `prefix`, looking every `interval`, at most every 10 ms.
+    /// Watches the locks whose names begin with `prefix` by polling every `interval`, at most every 10 ms.
     #[must_use]
     pub fn watch(self, prefix: &str, interval: Duration) -> Watch {
         let interval = interval.max(SHORTEST_INTERVAL);
@@ -116,17 +116,17 @@ impl Inspect {
     }
 }
 
-/// A lock that changed hands, as [`Watch`] saw it.
+/// A change of a lock that a [`Watch`] returns.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Change {
-    /// The lock has a holder, a new one, or other waiters than before.
+    /// The lock has new holders or other waiters than before.
     Changed(LockInfo),
-    /// Nobody holds the lock or waits for it any more.
+    /// The lock has neither holder nor waiter any more.
     Freed(Key),
 }
 
-/// Follows locks; made by [`Inspect::watch`].
+/// Watches locks; made by [`Inspect::watch`].
 pub struct Watch {
     inspect: Inspect,
     prefix: String,
@@ -135,14 +135,14 @@ pub struct Watch {
     changes: Vec<Change>,
 }
 
-/// What makes two looks at a lock differ; the time left on its lease does not.
+/// What counts as a change of a lock; the time left on its lease does not.
 type Seen = (Vec<Option<FencingToken>>, Vec<OwnerId>);
 
 impl Watch {
-    /// The next change; the first ones are the locks there are.
+    /// Returns the next change; the first changes are the existing locks.
     ///
     /// # Errors
-    /// What the engine says. Asking again after an error goes on where it was.
+    /// The engine's error. The next call continues where this one was.
     ///
     /// # Cancel safety
     /// Dropping the future loses no change.
@@ -172,7 +172,7 @@ impl Watch {
             }
         }
         self.changes.extend(before.into_keys().map(Change::Freed));
-        // Popped from the end: what was listed first comes first.
+        // Popped from the end, so the first listed comes first.
         self.changes.reverse();
     }
 }

@@ -14,9 +14,9 @@ use crate::api::semaphore::Semaphore;
 use crate::contract::{Backend, Capabilities, DynBackend};
 use crate::core::acquire::adopt;
 use crate::core::family::{Core, Family};
-use crate::core::journal::Journal;
+use crate::core::history::HistoryWriter;
 use crate::core::keeper;
-use crate::core::observed::{Pace, Reporter};
+use crate::core::reporter::{Pace, Reporter};
 use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::Observer;
@@ -27,14 +27,14 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 use crate::types::ticket::HoldTicket;
 
-/// Takes locks. A handle is one owner.
+/// A handle for taking locks. Each handle is one owner.
 ///
-/// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend as they should.
-/// Sharing one handle by reference or [`Arc`] shares the owner: asking for a lock that it has already is an error of
-/// kind `AlreadyHeld`, or enters it once more with `.reentrant()`.
+/// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend with one
+/// another. Sharing one handle by reference or [`Arc`] shares the owner: locking a key that the owner holds already
+/// is an error of kind `AlreadyHeld`, or a re-entry with `.reentrant()`.
 ///
-/// When the last clone and the last guard are gone, whatever is still held is released in the background.
-/// [`close`](Locker::close) does the same and waits for it.
+/// When the last clone and the last guard are dropped, all remaining holds are released in the background.
+/// [`close`](Locker::close) does the same and waits for the releases.
 pub struct Locker {
     family: Arc<Family>,
     owner: OwnerId,
@@ -42,15 +42,15 @@ pub struct Locker {
 }
 
 impl Locker {
-    /// A locker over `backend` with all defaults.
+    /// Returns a locker over `backend` with all defaults.
     ///
     /// # Errors
-    /// Kind `Backend` when the keeper's thread cannot be started.
+    /// Kind `Backend` if the keeper's thread cannot be started.
     pub fn new(backend: impl Backend) -> Result<Locker> {
         Locker::builder().build(backend)
     }
 
-    /// A locker with other defaults.
+    /// Returns a builder for a locker with other defaults.
     pub fn builder() -> LockerBuilder {
         LockerBuilder {
             options: Options::default(),
@@ -61,9 +61,9 @@ impl Locker {
         }
     }
 
-    /// Asks for a lock and waits for it.
+    /// Requests a lock and waits for it.
     ///
-    /// The name is text, a [`Key`], or bytes that are text. See [`LockRequest`] for what can be asked for.
+    /// The name is text, a [`Key`], or bytes that are text. See [`LockRequest`] for the options.
     pub fn lock<K>(&self, key: K) -> LockRequest
     where
         K: TryInto<Key>,
@@ -72,7 +72,7 @@ impl Locker {
         LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
     }
 
-    /// Asks for a lock once: `None` when somebody else has it, an error only for a real failure.
+    /// Requests a lock once, without waiting: `None` if another owner holds it, an error only for a failure.
     pub fn try_lock<K>(&self, key: K) -> TryLockRequest
     where
         K: TryInto<Key>,
@@ -81,7 +81,7 @@ impl Locker {
         TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
     }
 
-    /// Asks for a lock to read under: readers share it, writers exclude them. A reader behind a waiting writer waits.
+    /// Requests a shared lock: readers share it, writers exclude them. A reader behind a waiting writer waits.
     ///
     /// It is the same lock as that of [`lock`](Locker::lock) and [`write`](Locker::write). A resource that checks
     /// fencing tokens keeps those of writes only, and refuses a reader whose token is lower.
@@ -93,7 +93,7 @@ impl Locker {
         LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
     }
 
-    /// Asks once for a lock to read under: `None` when a writer has it or waits for it.
+    /// Requests a shared lock once: `None` if a writer holds it or waits for it.
     pub fn try_read<K>(&self, key: K) -> TryLockRequest
     where
         K: TryInto<Key>,
@@ -102,7 +102,7 @@ impl Locker {
         TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
     }
 
-    /// Asks for a lock to write under: another word for [`lock`](Locker::lock), beside [`read`](Locker::read).
+    /// Requests an exclusive lock: an alias of [`lock`](Locker::lock), to go with [`read`](Locker::read).
     pub fn write<K>(&self, key: K) -> LockRequest
     where
         K: TryInto<Key>,
@@ -111,7 +111,7 @@ impl Locker {
         self.lock(key)
     }
 
-    /// Asks once for a lock to write under: another word for [`try_lock`](Locker::try_lock).
+    /// Requests an exclusive lock once: an alias of [`try_lock`](Locker::try_lock).
     pub fn try_write<K>(&self, key: K) -> TryLockRequest
     where
         K: TryInto<Key>,
@@ -120,10 +120,10 @@ impl Locker {
         self.try_lock(key)
     }
 
-    /// A counting semaphore: at most `slots` holders at a time, first come, first served.
+    /// Returns a counting semaphore: at most `slots` holders at a time, first come, first served.
     ///
-    /// All who use it say the same number, from 1 to [`MAX_SLOTS`](crate::MAX_SLOTS): as long as somebody holds or waits,
-    /// another number is an error of kind `InvalidInput`, and so is a lock of the same name.
+    /// All users give the same number, from 1 to [`MAX_SLOTS`](crate::MAX_SLOTS). While the semaphore has a holder or
+    /// waiter, another number is an error of kind `InvalidInput`, and so is a lock of the same name.
     pub fn semaphore<K>(&self, key: K, slots: u32) -> Semaphore
     where
         K: TryInto<Key>,
@@ -132,7 +132,7 @@ impl Locker {
         Semaphore::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Slot { of: slots }))
     }
 
-    /// Asks for several locks, all or nothing, in an order in which nobody can wait for each other in a circle.
+    /// Requests several locks, all or nothing, in a deadlock-free order.
     pub fn lock_all<K>(&self, keys: impl IntoIterator<Item = K>) -> LockAllRequest
     where
         K: TryInto<Key>,
@@ -141,7 +141,7 @@ impl Locker {
         LockAllRequest::new(self.family.clone(), keys, self.owner.clone(), self.options.clone())
     }
 
-    /// An election: whoever holds the lock of that name leads.
+    /// Returns an election: the holder of the lock of that name is the leader.
     pub fn election<K>(&self, name: K) -> Election
     where
         K: TryInto<Key>,
@@ -150,16 +150,16 @@ impl Locker {
         Election::new(self.same_owner(), checked(name))
     }
 
-    /// Goes on with a hold that another process [exported](crate::LockGuard::export), such as this one before its
-    /// restart, without waiting for its lease to end: owner, fencing token, mode and lock delay stay the same. The old
-    /// guard, if there still is one, is lost.
+    /// Takes over a hold that another process [exported](crate::LockGuard::export), for example this service before
+    /// its restart, without waiting for its lease to end. Owner, fencing token, mode and lock delay stay the same.
+    /// The old guard, if it still exists, is lost.
     ///
     /// # Errors
-    /// Kind `NotHeld` when that hold has ended; `AlreadyHeld` when this owner has the lock here; `Unsupported` where
-    /// [`Capabilities::adopts`] says so.
+    /// Kind `NotHeld` if that hold has ended; `AlreadyHeld` if this owner holds the lock in this process;
+    /// `Unsupported` where [`Capabilities::adopts`] says so.
     ///
     /// # Cancel safety
-    /// A future that is dropped after the hold was taken over releases it.
+    /// If the future is dropped after the takeover, the hold is released.
     pub async fn adopt(&self, ticket: &HoldTicket) -> Result<LockGuard> {
         let options = Options { ttl: ticket.ttl, delay: ticket.delay, mode: ticket.mode, ..self.options.clone() };
         options.check().map_err(|error| error.with_key(&ticket.key))?;
@@ -167,14 +167,14 @@ impl Locker {
         Ok(LockGuard::new(self.family.clone(), hold))
     }
 
-    /// Asks whoever holds `key` to release it, and waits until that is done. Its guard's
-    /// [`asked`](crate::LockGuard::asked) tells it so, with the reason.
+    /// Asks the holder of `key` to release it, and waits until it does. The holder's
+    /// [`asked`](crate::LockGuard::asked) returns the reason.
     pub fn ask<K>(&self, key: K, reason: impl Into<Arc<str>>) -> AskRequest
     where
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        // Of its own owner: the holder may be of ours.
+        // A new owner, because the holder may be this one.
         AskRequest::new(self.clone(), checked(key), reason.into())
     }
 
@@ -194,9 +194,8 @@ impl Locker {
         Options { mode, ..self.options.clone() }
     }
 
-    /// Unlocks by name what this owner holds: the way to end a hold whose guard was
-    /// [detached](crate::LockGuard::detach). Kind `NotHeld` when it does not hold it; otherwise as
-    /// [`LockGuard::unlock`](crate::LockGuard::unlock).
+    /// Unlocks by name, to end a hold whose guard was [detached](crate::LockGuard::detach). Kind `NotHeld` if this
+    /// owner does not hold the lock; otherwise as [`LockGuard::unlock`](crate::LockGuard::unlock).
     pub fn unlock<K>(&self, key: K) -> UnlockRequest
     where
         K: TryInto<Key>,
@@ -205,13 +204,13 @@ impl Locker {
         UnlockRequest::new(self.family.clone(), key, self.owner.clone())
     }
 
-    /// Looks at locks from outside: who holds them, who waits.
+    /// Returns a view of locks, their holders and waiters.
     #[must_use]
     pub fn inspect(&self) -> Inspect {
         Inspect::new(self.family.clone(), self.owner.clone())
     }
 
-    /// What the engine can do.
+    /// Returns what the engine can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.family.backend.capabilities()
@@ -222,7 +221,7 @@ impl Locker {
         self.family.backend.ready().await
     }
 
-    /// The owner that this handle is.
+    /// Returns the owner of this handle.
     #[must_use]
     pub fn owner(&self) -> &OwnerId {
         &self.owner
@@ -230,14 +229,13 @@ impl Locker {
 
     /// Releases all holds of this locker and its clones, stops the keeper and closes the engine's connections.
     ///
-    /// Guards that are still around are told that their lock is lost. Later calls are errors of kind `Closed`; closing
-    /// twice is fine.
+    /// Remaining guards become lost. Later calls are errors of kind `Closed`; closing twice is allowed.
     ///
     /// # Errors
-    /// Kind `Unknown` when the engine did not confirm every release; those locks become free when their leases end.
+    /// Kind `Unknown` if the engine did not confirm every release; those locks become free when their leases end.
     ///
     /// # Cancel safety
-    /// Once polled, closing goes on when the future is dropped.
+    /// Once polled, closing continues in the background if the future is dropped.
     pub async fn close(&self) -> Result<()> {
         self.family.close().await
     }
@@ -252,7 +250,7 @@ where
 }
 
 impl Clone for Locker {
-    /// A **new owner** over the same connections.
+    /// Returns a **new owner** over the same connections.
     fn clone(&self) -> Self {
         Locker { family: self.family.clone(), owner: OwnerId::random(), options: self.options.clone() }
     }
@@ -264,7 +262,7 @@ impl fmt::Debug for Locker {
     }
 }
 
-/// Makes a [`Locker`] with other defaults.
+/// A builder of a [`Locker`] with other defaults.
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockerBuilder {
     options: Options,
@@ -275,53 +273,55 @@ pub struct LockerBuilder {
 }
 
 impl LockerBuilder {
-    /// The lease of locks that do not ask for another. Default: 10 s.
+    /// Sets the TTL of requests that do not set one. Default: 10 s.
     pub fn default_ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// The pause between two claims where the engine does not say when to claim again. Default: 100 ms.
+    /// Sets the pause between two claims if the engine does not say when to claim again. Default: 100 ms.
     pub fn retry_interval(mut self, interval: Duration) -> Self {
         self.options.retry_interval = interval;
         self
     }
 
-    /// How many requests in a row may fail before a wait gives up on the engine. Default: 8, about 20 s of trying.
+    /// Sets how many requests in a row may fail before a wait gives up on the engine. Default: 8, about 20 s of trying.
     pub fn max_retries(mut self, most: u32) -> Self {
         self.options.max_retries = most;
         self
     }
 
-    /// The clock. Default: the machine's CLOCK_BOOTTIME.
+    /// Sets the clock. Default: the machine's CLOCK_BOOTTIME.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// How much the rates of this machine's and the server's clocks may differ. Default: 0.001, one part in a thousand.
+    /// Sets how much the clock rates of this machine and of the server may differ. Default: 0.001, one part in a
+    /// thousand.
     pub fn clock_drift(mut self, part: f64) -> Self {
         self.drift = part;
         self
     }
 
-    /// What locks are counted under that do not say otherwise; one of few words, never a lock's name. Default: `default`.
+    /// Sets the metrics label of requests that do not set one; use few different words, never a lock's name. Default:
+    /// `default`.
     #[cfg(feature = "metrics")]
     pub fn group(mut self, group: &'static str) -> Self {
         self.options.group = crate::types::meter::Group(group);
         self
     }
 
-    /// Who sees every event. Default: nobody.
+    /// Sets the observer of all events. Default: none.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observer = Some(Arc::new(observer));
         self
     }
 
-    /// How many entries each lock keeps about who acquired, released, lost or broke it, for
+    /// Sets how many entries each lock keeps about who acquired, released, lost or broke it, for
     /// [`Inspect::history`]; at most [`MAX_HISTORY`](crate::MAX_HISTORY). Default: 0, none are written.
     ///
-    /// They are written in the background, several at a time: no lock waits for them, and none fails with them.
+    /// Entries are written in the background, in batches: no lock waits for them or fails with them.
     ///
     /// ```
     /// use distlock::{HistoryKind, Locker, backend::memory::{Memory, Store}};
@@ -341,11 +341,11 @@ impl LockerBuilder {
         self
     }
 
-    /// A locker over `backend`.
+    /// Returns a locker over `backend`.
     ///
     /// # Errors
-    /// Kind `Config` when a default is not acceptable, naming it; `Unsupported` when there is to be a history and the
-    /// engine cannot keep one; `Backend` when the keeper cannot be started.
+    /// Kind `Config` if a default is invalid, naming it; `Unsupported` if a history is wanted and the engine cannot
+    /// keep one; `Backend` if the keeper cannot be started.
     pub fn build(self, backend: impl Backend) -> Result<Locker> {
         self.build_boxed(Box::new(backend))
     }
@@ -354,12 +354,12 @@ impl LockerBuilder {
         self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
         let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
         let reporter = Reporter::new(backend.name(), self.observer, pace)?;
-        let journal = (self.history > 0).then(|| Journal::new(self.history));
-        if journal.is_some() && !backend.capabilities().history {
+        let history = (self.history > 0).then(|| HistoryWriter::new(self.history));
+        if history.is_some() && !backend.capabilities().history {
             let message = format!("the {} engine cannot keep a history", backend.name());
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
         }
-        let family = keeper::start(Core::new(backend, self.clock, self.drift, reporter, journal))?;
+        let family = keeper::start(Core::new(backend, self.clock, self.drift, reporter, history))?;
         Ok(Locker { family, owner: OwnerId::random(), options: self.options })
     }
 

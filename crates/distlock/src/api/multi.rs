@@ -1,4 +1,4 @@
-//! Several locks at once: all or nothing, and never a deadlock.
+//! Several locks at once: all or nothing, deadlock-free.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,16 +19,17 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 use crate::types::token::FencingToken;
 
-/// What is left to wait for the next lock when the time is over.
+/// The wait for the next lock when the time is over.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// Asks for several locks; made by [`Locker::lock_all`](crate::Locker::lock_all).
+/// A request for several locks; made by [`Locker::lock_all`](crate::Locker::lock_all).
 ///
-/// Where the engine can, they are taken in one step when all are free. Otherwise one after the other, in the order of their
-/// names, whatever order they are given in: those who do the same cannot wait for each other in a circle.
+/// If all are free and the engine can, they are granted in one step. Otherwise they are taken one after the other in
+/// the order of their names, whatever the order of the arguments. That order makes them deadlock-free among requests
+/// of this kind.
 ///
 /// # Cancel safety
-/// Dropping the future at any point gives up its place in a queue and the locks that it has.
+/// Dropping the future at any point withdraws its claim and releases the locks that it has.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct LockAllRequest {
     family: Arc<Family>,
@@ -52,26 +53,26 @@ impl LockAllRequest {
         LockAllRequest { family, keys, owner, options }
     }
 
-    /// The length of each lease.
+    /// Sets the length of each lease.
     ///
     /// # Default
-    /// 10 s, or what the locker was built with.
+    /// 10 s, or the locker's default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// The longest time to wait for all of them; then the error is of kind `Timeout`, and none is held. An engine that is
-    /// out of reach is told as [`LockRequest::wait`] says.
+    /// Sets the longest time to wait for all of them; after it the error is of kind `Timeout`, and none is held. An
+    /// unreachable engine is reported as by [`LockRequest::wait`].
     ///
     /// # Default
-    /// Without limit. Zero asks once and does not wait.
+    /// No limit. Zero claims once and does not wait.
     pub fn wait(mut self, most: Duration) -> Self {
         self.options.wait = Some(most);
         self
     }
 
-    /// What the locks are for, shown to whoever finds one taken.
+    /// Sets the label: what the locks are for, shown to clients that find one held.
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.options.label = Some(label.into());
         self
@@ -89,15 +90,15 @@ impl LockAllRequest {
         let mut held = MultiGuard { guards: Vec::with_capacity(keys.len()) };
         for key in keys {
             let waited = family.clock.now().since(started);
-            // A wait that is over is not a try: that one has the engine's own bounds, which are longer.
+            // A wait of zero would be a try, whose bounds are the engine's own and longer.
             let wait = options.wait.map(|most| most.saturating_sub(waited).max(SHORTEST_WAIT.min(most)));
             let options = Options { wait, ..options.clone() };
             let request = LockRequest::new(family.clone(), Ok(key), owner.clone(), options);
-            // To wait on after one is lost would be in vain.
+            // Waiting on is useless after the loss of one lock.
             match held.run(request.into_future()).await.and_then(|granted| granted) {
                 Ok(guard) => held.guards.push(guard),
                 Err(error) => {
-                    // Before the error is told, so that who tries again does not find its own locks.
+                    // Released before the error is returned, so that a retry does not find its own locks held.
                     held.release().await;
                     return Err(error);
                 }
@@ -107,7 +108,7 @@ impl LockAllRequest {
     }
 }
 
-/// Without doubles: two claims of one name would wait for each other.
+/// Removes duplicates: two claims of one key would deadlock.
 fn in_order(keys: Vec<Key>) -> Result<BTreeSet<Key>> {
     let mut ordered = BTreeSet::new();
     for key in keys {
@@ -127,9 +128,9 @@ impl IntoFuture for LockAllRequest {
     }
 }
 
-/// Several locks that are held together: the loss of one is the loss of all.
+/// Several held locks: the loss of one is the loss of all.
 ///
-/// Dropping it releases them in the background.
+/// Dropping the guard releases them in the background, without confirmation.
 #[must_use = "dropping the guard releases the locks"]
 pub struct MultiGuard {
     /// In the order of their names.
@@ -137,24 +138,24 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// The guards, in the order of their names.
+    /// Returns the guards, in the order of their names.
     pub fn guards(&self) -> &[LockGuard] {
         &self.guards
     }
 
-    /// The fencing token of one of the locks; `None` when it is not among them.
+    /// Returns the fencing token of one of the locks; `None` if `key` is not among them.
     #[must_use]
     pub fn fencing_token(&self, key: &str) -> Option<FencingToken> {
         self.guards.iter().find(|guard| guard.key().as_str() == key).map(LockGuard::fencing_token)
     }
 
-    /// Whether one of the locks is lost.
+    /// Returns whether one of the locks is lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.guards.iter().any(LockGuard::is_lost)
     }
 
-    /// An error if one of the locks is lost: to be asked before each step that must not be done without them.
+    /// Returns an error if one of the locks is lost. Call it before each step that must not happen without the locks.
     ///
     /// # Errors
     /// Kind `Lost`, with the lock and the reason.
@@ -162,10 +163,10 @@ impl MultiGuard {
         self.guards.iter().try_for_each(LockGuard::check)
     }
 
-    /// Resolves when one of the locks is lost, to that lock and the reason.
+    /// Completes with the lock and the reason when one of the locks is lost.
     ///
     /// # Cancel safety
-    /// Dropping the future has no effect; it can be asked for again.
+    /// Dropping the future has no effect; the method can be called again.
     pub async fn lost(&self) -> (&Key, LossReason) {
         let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
         std::future::poll_fn(|context| {
@@ -178,7 +179,7 @@ impl MultiGuard {
         .await
     }
 
-    /// Runs `work` as long as all locks are held. On the loss of one the work is dropped at its next await.
+    /// Runs `work` while all locks are held. On the loss of one the work is dropped at its next await.
     ///
     /// # Errors
     /// Kind `Lost`, with the lock and the reason.
@@ -188,7 +189,8 @@ impl MultiGuard {
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
         std::future::poll_fn(|context| {
-            // The clock first: after a pause of the process no step may be taken before it has been looked at.
+            // Reads the clock first: after a pause of the process no step of the work may run before the deadlines
+            // are checked.
             if let Err(error) = self.check() {
                 return Poll::Ready(Err(error));
             }
@@ -200,13 +202,13 @@ impl MultiGuard {
         .await
     }
 
-    /// Releases all of them, the last one first, and says what became of it.
+    /// Releases all locks, the last one first, and confirms it.
     ///
     /// # Errors
-    /// What the first that failed said, as [`LockGuard::unlock`]; the others are released all the same.
+    /// The first error, as of [`LockGuard::unlock`]; the other locks are released nevertheless.
     ///
     /// # Cancel safety
-    /// What has not been released when the future is dropped is released in the background.
+    /// Locks that are not released when the future is dropped are released in the background.
     pub async fn unlock(self) -> Result<()> {
         self.release().await.map_or(Ok(()), Err)
     }

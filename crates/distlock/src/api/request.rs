@@ -1,4 +1,4 @@
-//! Builders that become a lock when awaited.
+//! Requests: builders that are awaited.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -16,20 +16,20 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 use crate::types::watchdog::Watchdog;
 
-/// A boxed future, what the builders turn into.
+/// The boxed future of a request.
 pub type RequestFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// What every request carries: the first bad argument is kept until it is awaited, and then refused before any I/O.
-struct Asked {
+/// The parts of every request. An invalid argument is kept, and refused before any I/O when the request is awaited.
+struct RequestParts {
     family: Arc<Family>,
     key: Result<Key>,
     owner: Result<OwnerId>,
     options: Options,
 }
 
-impl Asked {
+impl RequestParts {
     fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
-        Asked { family, key, owner: Ok(owner), options }
+        RequestParts { family, key, owner: Ok(owner), options }
     }
 
     async fn acquire(self) -> Result<Option<LockGuard>> {
@@ -41,13 +41,13 @@ impl Asked {
     }
 }
 
-/// The options that waiting and trying share.
+/// The options of both `lock` and `try_lock`.
 macro_rules! common_options {
     () => {
-        /// The length of the lease.
+        /// Sets the length of the lease.
         ///
         /// # Default
-        /// 10 s, or what the locker was built with. From 100 ms to 24 h. It is renewed long before it ends, so it only
+        /// 10 s, or the locker's default. From 100 ms to 24 h. The lease is renewed long before it ends, so it only
         /// bounds how long others wait after this process has died.
         pub fn ttl(mut self, ttl: Duration) -> Self {
             self.0.options.ttl = ttl;
@@ -57,43 +57,43 @@ macro_rules! common_options {
         /// Names the owner: a trace id, a request id, a business id.
         ///
         /// # Default
-        /// The locker's own: each clone is an owner.
+        /// The locker's owner: each clone has its own.
         pub fn owner(mut self, id: impl AsRef<str>) -> Self {
             self.0.owner = OwnerId::new(id);
             self
         }
 
-        /// What the lock is for, shown to whoever finds it taken.
+        /// Sets the label: what the lock is for, shown to clients that find it held.
         pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
             self.0.options.label = Some(label.into());
             self
         }
 
-        /// What the lock is counted under; one of few words, never its name. Default: what the locker says.
+        /// Sets the metrics label; use few different words, never the lock's name. Default: the locker's.
         #[cfg(feature = "metrics")]
         pub fn group(mut self, group: &'static str) -> Self {
             self.0.options.group = crate::types::meter::Group(group);
             self
         }
 
-        /// Lets the owner enter a lock that it has already: the hold is counted, the fencing token stays the same, and
-        /// the last unlock releases it.
+        /// Lets the owner re-enter a lock that it holds already: holds are counted, the fencing token stays the same,
+        /// and the last unlock releases.
         pub fn reentrant(mut self) -> Self {
             self.0.options.reentrant = true;
             self
         }
 
-        /// Whether the lease is renewed until it is unlocked.
+        /// Sets whether the lease is renewed until the lock is unlocked.
         ///
         /// # Default
-        /// `true`. Without it the lock is lost when the lease ends, unless [`LockGuard::extend`] is called.
-        /// [`Watchdog::fed`] renews only as long as the work says that it lives.
+        /// `true`. With `false` the lock is lost when the lease ends, unless [`LockGuard::extend`] is called.
+        /// [`Watchdog::fed`] renews only while the work feeds it.
         pub fn watchdog(mut self, watchdog: impl Into<Watchdog>) -> Self {
             self.0.options.watchdog = watchdog.into();
             self
         }
 
-        /// The part of the lease after which it is renewed.
+        /// Sets the part of the lease after which it is renewed.
         ///
         /// # Default
         /// One third. From 0.05 to 0.8.
@@ -102,16 +102,16 @@ macro_rules! common_options {
             self
         }
 
-        /// The shortest time to hold the lock: one that is unlocked or dropped before becomes free only then, so that
-        /// nobody else does the same work once more. Should the locker be closed or the process end before, it becomes
-        /// free when its lease ends.
+        /// Sets the shortest time to hold the lock. A lock that is unlocked or dropped earlier becomes free only
+        /// then, so that no other client repeats the same work. If the locker is closed or the process ends earlier,
+        /// the lock becomes free when its lease ends.
         pub fn at_least(mut self, least: Duration) -> Self {
             self.0.options.at_least = least;
             self
         }
 
-        /// How long nobody is granted the lock after it was lost: time for what the holder had under way to end. An
-        /// unlock or a drop frees it at once.
+        /// Sets the lock delay: how long after a loss the lock is granted to no one, so that operations of the lost
+        /// holder can end. An unlock or a drop frees the lock at once.
         ///
         /// # Default
         /// None. Kind `Unsupported` where [`Capabilities::delays`](crate::backend::Capabilities) says so.
@@ -120,7 +120,8 @@ macro_rules! common_options {
             self
         }
 
-        /// The longest time to hold the lock: then it is lost with reason `MaxHold`, whatever the holder does.
+        /// Sets the longest time to hold the lock; after it the lock is lost with reason `MaxHold`, whatever the
+        /// holder does.
         pub fn max_hold(mut self, most: Duration) -> Self {
             self.0.options.max_hold = Some(most);
             self
@@ -128,46 +129,47 @@ macro_rules! common_options {
     };
 }
 
-/// Asks for a lock and waits for it; made by [`Locker::lock`](crate::Locker::lock).
+/// A request for a lock that waits for it; made by [`Locker::lock`](crate::Locker::lock).
 ///
 /// # Cancel safety
-/// Dropping the future at any point gives up the place in the queue, or the lock if it was just granted.
+/// Dropping the future at any point withdraws the claim from the queue, or releases the lock if it was just granted.
 #[must_use = "a request does nothing until it is awaited"]
-pub struct LockRequest(Asked);
+pub struct LockRequest(RequestParts);
 
 impl LockRequest {
     pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
-        LockRequest(Asked::new(family, key, owner, options))
+        LockRequest(RequestParts::new(family, key, owner, options))
     }
 
     common_options!();
 
-    /// The longest time to wait; then the error is of kind `Timeout` and says who has the lock.
+    /// Sets the longest time to wait; after it the error is of kind `Timeout` and names the holder.
     ///
-    /// When the time is over the engine is asked once more, so the holder is that of the end. Its reply is awaited for
-    /// 250 ms, or for twice as long as the one before took, at most 1 s. Without it, and without one from the last second,
-    /// the engine counts as out of reach: kind `Unavailable`, or `Unknown` when a claim may have been carried out.
+    /// At the end of the wait the request claims once more, so that the error names the holder at that time. It waits
+    /// for this last reply for 250 ms, or for twice the time of the reply before, at most 1 s. Without that reply and
+    /// without a reply of the last second the engine counts as unreachable: kind `Unavailable`, or `Unknown` if a
+    /// claim may have been applied.
     ///
     /// # Default
-    /// Without limit. Zero asks once and does not wait.
+    /// No limit. Zero claims once and does not wait.
     pub fn wait(mut self, most: Duration) -> Self {
         self.0.options.wait = Some(most);
         self
     }
 
-    /// How often to ask the engine; then the error is of kind `Timeout`.
+    /// Sets the number of claims; after them the error is of kind `Timeout`.
     ///
     /// # Default
-    /// Without limit.
+    /// No limit.
     pub fn max_attempts(mut self, most: u32) -> Self {
         self.0.options.max_attempts = Some(most);
         self
     }
 
-    /// The pause between two claims where the engine does not say when it makes sense to claim again.
+    /// Sets the pause between two claims if the engine does not say when to claim again.
     ///
     /// # Default
-    /// 100 ms, or what the locker was built with.
+    /// 100 ms, or the locker's default.
     pub fn retry_interval(mut self, interval: Duration) -> Self {
         self.0.options.retry_interval = interval;
         self
@@ -186,17 +188,17 @@ impl IntoFuture for LockRequest {
     }
 }
 
-/// Asks for a lock once, without waiting; made by [`Locker::try_lock`](crate::Locker::try_lock).
+/// A request for a lock that does not wait; made by [`Locker::try_lock`](crate::Locker::try_lock).
 ///
 /// # Cancel safety
 /// Dropping the future at any point releases the lock if it was just granted.
 #[must_use = "a request does nothing until it is awaited"]
-pub struct TryLockRequest(Asked);
+pub struct TryLockRequest(RequestParts);
 
 impl TryLockRequest {
     pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
         let options = Options { wait: Some(Duration::ZERO), once: true, ..options };
-        TryLockRequest(Asked::new(family, key, owner, options))
+        TryLockRequest(RequestParts::new(family, key, owner, options))
     }
 
     common_options!();
@@ -211,10 +213,10 @@ impl IntoFuture for TryLockRequest {
     }
 }
 
-/// Unlocks by name; made by [`Locker::unlock`](crate::Locker::unlock).
+/// A request to unlock by name; made by [`Locker::unlock`](crate::Locker::unlock).
 ///
 /// # Cancel safety
-/// Once polled, the release goes on in the background when the future is dropped.
+/// Once polled, the release continues in the background if the future is dropped.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct UnlockRequest {
     family: Arc<Family>,
@@ -231,10 +233,10 @@ impl UnlockRequest {
         UnlockRequest { family, key: key.try_into().map_err(Into::into), owner: Ok(owner) }
     }
 
-    /// Names the owner that the lock was taken for.
+    /// Sets the owner of the hold.
     ///
     /// # Default
-    /// The locker's own.
+    /// The locker's owner.
     pub fn owner(mut self, id: impl AsRef<str>) -> Self {
         self.owner = OwnerId::new(id);
         self
@@ -252,7 +254,7 @@ impl UnlockRequest {
         match family.holds.leave(hold.claim.attempt, family.clock.now()) {
             Left::Inside | Left::Parked => Ok(()),
             Left::Last(hold) => release_now(&family, hold).await,
-            // Between the two looks the keeper saw it lost, or another task unlocked it.
+            // Between the two lookups the keeper found it lost, or another task unlocked it.
             Left::Gone => Err(Error::new(ErrorKind::NotHeld, "it has just ended").with_key(&key)),
         }
     }

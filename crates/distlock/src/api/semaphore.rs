@@ -11,8 +11,8 @@ use crate::types::owner::OwnerId;
 
 /// A counting semaphore; made by [`Locker::semaphore`](crate::Locker::semaphore).
 ///
-/// Each permit is a [`LockGuard`](crate::LockGuard) of its own, with its own lease, loss signal and fencing token, and
-/// with the number of its [slot](crate::LockGuard::slot). One owner may have several.
+/// Each permit is a [`LockGuard`](crate::LockGuard) with its own lease, loss signal and fencing token, and with the
+/// number of its [slot](crate::LockGuard::slot). One owner may hold several permits.
 ///
 /// ```
 /// # use distlock::Locker;
@@ -27,7 +27,7 @@ use crate::types::owner::OwnerId;
 #[derive(Clone)]
 pub struct Semaphore {
     family: Arc<Family>,
-    /// A bad name is refused when a permit is asked for, each time.
+    /// An invalid name is refused at each request.
     key: std::result::Result<Key, (ErrorKind, String)>,
     owner: OwnerId,
     options: Options,
@@ -39,12 +39,12 @@ impl Semaphore {
         Semaphore { family, key, owner, options }
     }
 
-    /// Asks for a permit and waits for it.
+    /// Requests a permit and waits for it.
     pub fn acquire(&self) -> LockRequest {
         LockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }
 
-    /// Asks for a permit once: `None` when all are taken.
+    /// Requests a permit once: `None` if all are taken.
     pub fn try_acquire(&self) -> TryLockRequest {
         TryLockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }

@@ -1,14 +1,39 @@
-//! A configuration in any format of serde.
+//! Deserializing a configuration with serde.
 //!
-//! By hand, since the errors of a derived reader repeat values, and those of a format may print the line: so reading does
-//! not fail, and what is wrong is reported when the configuration is used.
+//! Written by hand: the errors of a derived implementation repeat values, and those of a format may print the line.
+//! So deserializing does not fail, and the error is reported when the configuration is used.
 
 use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::value::Value;
-use super::{Config, is_plain_name};
+use crate::config::fields::Config;
+use crate::config::value::Value;
+use crate::engines::shared::host::is_plain_name;
+#[cfg(feature = "config")]
+use crate::types::error::{Error, ErrorKind};
+
+#[cfg(feature = "config")]
+impl Config {
+    /// Reads TOML: the fields of this type by their names, and nothing else.
+    ///
+    /// # Errors
+    /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
+    pub fn from_toml(text: &str) -> crate::types::error::Result<Config> {
+        toml::from_str(text).map(|Strict(config)| config).map_err(|error| {
+            // Neither its `Display` nor the error as the source: both print the line, which may contain a password.
+            let problem = error.message();
+            match error.span().and_then(|span| text.get(..span.start)) {
+                Some(before) => {
+                    let line = before.matches('\n').count() + 1;
+                    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+                    Error::new(ErrorKind::Config, format!("line {line}, column {column}: {problem}"))
+                }
+                None => Error::new(ErrorKind::Config, problem.to_owned()),
+            }
+        })
+    }
+}
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
@@ -16,9 +41,10 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// A configuration that is read where the format's errors are not shown: what is wrong is an error there, with its place.
+/// A configuration whose errors are returned while it is read, with their place. For callers that do not show the
+/// format's own error.
 #[cfg(feature = "config")]
-pub(super) struct Strict(pub(super) Config);
+struct Strict(Config);
 
 #[cfg(feature = "config")]
 impl<'de> Deserialize<'de> for Strict {
@@ -31,7 +57,7 @@ struct Fields {
     is_strict: bool,
 }
 
-/// What is no table at all may be the password, too.
+/// Returns the configuration for a value that is not a table. It is not repeated: it may be the password.
 fn no_fields() -> Config {
     Config { fault: Some("not the fields of a configuration".into()), ..Config::default() }
 }
@@ -95,7 +121,7 @@ impl<'de> Visitor<'de> for Fields {
     }
 }
 
-/// One field; its value is judged while the format's reader still knows where it stands.
+/// One field; its value is checked while the format's reader still knows its place.
 struct Field<'a> {
     config: &'a mut Config,
     name: &'a str,
@@ -122,6 +148,7 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
 #[cfg(all(test, feature = "config"))]
 mod tests {
     use super::*;
+    use crate::config::fields::FIELDS;
 
     const PASSWORD: &str = "hunter2-s3cret";
 
@@ -147,7 +174,7 @@ mod tests {
         for value in
             ["'V'", "12", "['V']", "{ V = 1 }", "true", "1979-05-27", "[{ x = 'V' }]", "'redis://u:V@'", "\"V\""]
         {
-            for field in super::super::FIELDS.map(|(name, _)| name).into_iter().chain(["pasword", "V", "url2"]) {
+            for field in FIELDS.map(|(name, _)| name).into_iter().chain(["pasword", "V", "url2"]) {
                 let broken = format!("{field} = {value}").replace('V', PASSWORD);
                 bodies.push(vec![broken.clone(), format!("password = '{PASSWORD}'")]);
                 bodies.push(vec![format!("password = '{PASSWORD}'"), "default_ttl = 'x'".into(), broken]);

@@ -1,44 +1,44 @@
-//! A configuration that was checked: nothing in it is absent that has a default, and nothing contradicts.
+//! A checked configuration: every default is filled in, and nothing contradicts.
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use crate::config::url::{self, Credentials, Parsed, Target};
-use crate::config::{Config, Driver, Secret, duration, refuse};
+use crate::config::fields::{Config, refuse};
+use crate::config::limits::{self, check_history};
+use crate::config::registry::{Driver, ROWS};
+use crate::config::url::{self, ParsedUrl};
+use crate::engines::shared::host::Credentials;
+use crate::engines::shared::row::{EngineAddress, WithoutUrl};
+use crate::engines::shared::settings::{EngineSettings, TlsFiles, check_prefix};
 use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::history::MAX_HISTORY;
 use crate::types::options::DEFAULT_MAX_RETRIES;
-use crate::types::owner::MAX_TEXT_BYTES;
+use crate::types::secret::Secret;
 
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 
-/// What the core needs to open an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A checked configuration.
+#[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) target: Target,
-    pub(crate) prefix: String,
-    pub(crate) default_ttl: Duration,
+    /// The engine and where its locks live.
+    pub(crate) address: Box<dyn EngineAddress>,
+    /// What the engine is opened with.
+    pub(crate) engine: EngineSettings,
     pub(crate) retry_interval: Duration,
     pub(crate) max_retries: u32,
-    /// 0: none.
-    pub(crate) history: u32,
-    pub(crate) dial_timeout: Duration,
-    pub(crate) tls: TlsFiles,
-}
-
-/// PEM files for connections with TLS.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct TlsFiles {
-    /// `None`: the system's own certificates.
-    pub(crate) ca: Option<PathBuf>,
-    /// Our certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Config {
-    /// Checks every field and puts defaults in. `password_file` is read, and last.
+    /// Checks everything that can be checked without reaching a server. Reads `password_file`, if there is one.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the field and what is accepted.
+    pub fn check(&self) -> Result<()> {
+        self.validate().map(drop)
+    }
+
+    /// Checks every field and fills in defaults. Reads `password_file` last.
     ///
     /// # Errors
     /// Kind `Config`, naming the field and what is accepted.
@@ -46,68 +46,68 @@ impl Config {
         if let Some(fault) = &self.fault {
             return Err(Error::new(ErrorKind::Config, fault.clone()));
         }
-        let Parsed { mut target, prefix, ttl, history } = self.place()?;
+        let ParsedUrl { mut address, prefix, ttl, history } = self.address()?;
         let prefix = self.prefix.clone().or(prefix).unwrap_or_default();
         check_prefix(&prefix).map_err(|fault| refuse("prefix", fault))?;
-        let resolve = |field: &str, bounds: duration::Bounds, length: Option<Duration>| {
+        let resolve = |field: &str, bounds: limits::Bounds, length: Option<Duration>| {
             bounds.resolve(length).map_err(|fault| refuse(field, fault))
         };
-        let default_ttl = resolve("default_ttl", duration::TTL, self.default_ttl.or(ttl))?;
-        let retry_interval = resolve("retry_interval", duration::RETRY_INTERVAL, self.retry_interval)?;
-        let dial_timeout = resolve("dial_timeout", duration::DIAL_TIMEOUT, self.dial_timeout)?;
+        let default_ttl = resolve("default_ttl", limits::TTL, self.default_ttl.or(ttl))?;
+        let retry_interval = resolve("retry_interval", limits::RETRY_INTERVAL, self.retry_interval)?;
+        let dial_timeout = resolve("dial_timeout", limits::DIAL_TIMEOUT, self.dial_timeout)?;
         let history = check_history(self.history.or(history).unwrap_or_default());
         let history = history.map_err(|fault| refuse("history", fault))?;
-        let tls = self.tls_files(&target)?;
-        self.fill_credentials(&mut target)?;
+        let tls = self.tls_files(&*address)?;
+        self.fill_credentials(&mut *address)?;
         let max_retries = self.max_retries.unwrap_or(DEFAULT_MAX_RETRIES);
-        Ok(Settings { target, prefix, default_ttl, retry_interval, max_retries, history, dial_timeout, tls })
+        let engine = EngineSettings { prefix, default_ttl, history, dial_timeout, tls };
+        Ok(Settings { address, engine, retry_interval, max_retries })
     }
 
-    /// The engine, from `url` or from `driver` and `endpoints`.
-    fn place(&self) -> Result<Parsed> {
+    /// Returns the engine's address, from `url` or from `driver` and `endpoints`.
+    fn address(&self) -> Result<ParsedUrl> {
         match (&self.url, self.driver, self.endpoints.as_slice()) {
             (Some(_), _, [_, ..]) => Err(refuse("endpoints", "given together with url; one of them is enough")),
             (Some(url), driver, []) => {
                 let parsed = url::parse(url).map_err(|fault| refuse("url", fault))?;
+                let engine = parsed.address.row().name;
                 match driver {
-                    Some(driver) if driver != parsed.target.driver() => {
-                        let engine = parsed.target.driver();
+                    Some(driver) if driver.as_str() != engine => {
                         Err(refuse("driver", format_args!("{driver}, but the scheme of url means {engine}")))
                     }
                     _ => Ok(parsed),
                 }
             }
-            (None, Some(driver), endpoints) => self.place_of(driver, endpoints),
+            (None, Some(driver), endpoints) => self.address_of(driver, endpoints),
             (None, None, [_, ..]) => Err(refuse("driver", "missing; endpoints do not say what they are")),
             (None, None, []) => Err(refuse("url", "missing; set url, or driver and endpoints")
                 .with_help("for locks inside this process: mem://")),
         }
     }
 
-    fn place_of(&self, driver: Driver, endpoints: &[String]) -> Result<Parsed> {
-        let local = |target| match endpoints {
-            [] => Ok(Parsed { target, prefix: None, ttl: None, history: None }),
-            [_, ..] => Err(refuse("endpoints", format_args!("the {driver} driver has none"))),
-        };
-        match driver {
-            Driver::Memory => return local(Target::Memory { name: None }),
-            Driver::File => return local(Target::File { dir: None }),
-            Driver::Redis | Driver::Redlock | Driver::Etcd => {}
+    fn address_of(&self, driver: Driver, endpoints: &[String]) -> Result<ParsedUrl> {
+        match (&driver.row().without_url, endpoints) {
+            (WithoutUrl::Default(address), []) => {
+                Ok(ParsedUrl { address: address(), prefix: None, ttl: None, history: None })
+            }
+            (WithoutUrl::Default(_), _) => Err(refuse("endpoints", format_args!("the {driver} driver has none"))),
+            (WithoutUrl::Endpoints { .. }, []) => {
+                Err(refuse("endpoints", format_args!("missing; the {driver} driver needs them")))
+            }
+            (WithoutUrl::Endpoints { plain, tls }, endpoints) => {
+                let url = url_of([plain, tls], endpoints, self.tls_field().is_some());
+                url.and_then(|url| url::parse(&url)).map_err(|fault| refuse("endpoints", fault))
+            }
         }
-        if endpoints.is_empty() {
-            return Err(refuse("endpoints", format_args!("missing; the {driver} driver needs them")));
-        }
-        let url = url_of(driver, endpoints, self.tls_field().is_some()).and_then(|url| url::parse(&url));
-        url.map_err(|fault| refuse("endpoints", fault))
     }
 
-    /// The first TLS field that is set.
+    /// Returns the first TLS field that is set.
     fn tls_field(&self) -> Option<&'static str> {
         let fields = [("tls_ca", &self.tls_ca), ("tls_cert", &self.tls_cert), ("tls_key", &self.tls_key)];
         fields.into_iter().find(|(_, file)| file.is_some()).map(|(name, _)| name)
     }
 
-    fn tls_files(&self, target: &Target) -> Result<TlsFiles> {
+    fn tls_files(&self, address: &dyn EngineAddress) -> Result<TlsFiles> {
         for (field, file) in [("tls_ca", &self.tls_ca), ("tls_cert", &self.tls_cert), ("tls_key", &self.tls_key)] {
             if file.as_deref() == Some(Path::new("")) {
                 return Err(refuse(field, "the file name is empty"));
@@ -119,23 +119,24 @@ impl Config {
             (None, Some(_)) => return Err(refuse("tls_cert", "missing; tls_key needs it")),
             (None, None) => None,
         };
-        match (self.tls_field(), target.tls()) {
-            // Whoever names these files believes that the connection is encrypted.
+        match (self.tls_field(), address.tls()) {
+            // A user who names these files believes that the connection is encrypted.
             (Some(field), Some(false)) => {
-                Err(refuse(field, "given, but the connection is not encrypted; use rediss://, redlocks:// or etcds://"))
+                let encrypted = encrypted_schemes();
+                Err(refuse(field, format_args!("given, but the connection is not encrypted; use {encrypted}")))
             }
             _ => Ok(TlsFiles { ca: self.tls_ca.clone(), identity }),
         }
     }
 
-    /// Gives `username` and `password` to each server that has none of its own, and never mixes two users.
-    fn fill_credentials(&self, target: &mut Target) -> Result<()> {
+    /// Completes the credentials of each server with `username` and `password`, and never mixes two users.
+    fn fill_credentials(&self, address: &mut dyn EngineAddress) -> Result<()> {
         if self.username.as_deref() == Some("") {
             return Err(refuse("username", "empty; leave it out for no user name"));
         }
         let password = self.read_password()?;
-        let needs_a_name = target.driver() == Driver::Etcd;
-        for credentials in target.credentials_mut() {
+        let row = address.row();
+        for credentials in address.credentials_mut() {
             if credentials.password.is_none() {
                 self.complete(credentials, password.as_ref())?;
             }
@@ -143,11 +144,9 @@ impl Config {
                 Credentials { username: Some(_), password: None } => {
                     return Err(refuse("password", "missing; a user name is given"));
                 }
-                Credentials { username: None, password: Some(_) } if needs_a_name => {
-                    return Err(refuse(
-                        "username",
-                        "missing; a password is given, and etcd knows no user without a name",
-                    ));
+                Credentials { username: None, password: Some(_) } if row.needs_username => {
+                    let fault = format!("missing; a password is given, and {} knows no user without a name", row.name);
+                    return Err(refuse("username", fault));
                 }
                 _ => {}
             }
@@ -180,13 +179,18 @@ impl Config {
     }
 }
 
-/// Endpoints as the URL that means the same.
-fn url_of(driver: Driver, endpoints: &[String], tls_files: bool) -> Result<String, String> {
-    let schemes: [&[&str]; 2] = match driver {
-        Driver::Etcd => [&["etcd", "http"], &["etcds", "https"]],
-        Driver::Redlock => [&["redlock", "redis"], &["redlocks", "rediss"]],
-        _ => [&["redis"], &["rediss"]],
-    };
+/// Returns the encrypted scheme of each engine that has one, as a list in words.
+fn encrypted_schemes() -> String {
+    let schemes = ROWS.iter().filter_map(|row| match row.without_url {
+        WithoutUrl::Endpoints { tls: [first, ..], .. } => Some(format!("{first}://")),
+        _ => None,
+    });
+    let schemes: Vec<_> = schemes.collect();
+    schemes.split_last().map_or_else(String::new, |(last, others)| format!("{} or {last}", others.join(", ")))
+}
+
+/// Returns the URL that means the same as `endpoints`. `schemes` are those of plain and of encrypted connections.
+fn url_of(schemes: [&[&str]; 2], endpoints: &[String], tls_files: bool) -> Result<String, String> {
     let mut hosts = Vec::new();
     let mut encrypted = None;
     for (i, endpoint) in endpoints.iter().enumerate() {
@@ -212,7 +216,7 @@ fn url_of(driver: Driver, endpoints: &[String], tls_files: bool) -> Result<Strin
     Ok(format!("{scheme}://{}", hosts.join(",")))
 }
 
-/// Reads a password. No fault repeats what is in the file, nor its name: some put the password itself there.
+/// Reads a password. No fault repeats the content or the name of the file: some users put the password itself there.
 fn password_in(file: &Path) -> Result<Secret, String> {
     let mut bytes = Vec::new();
     File::open(file)
@@ -225,20 +229,4 @@ fn password_in(file: &Path) -> Result<Secret, String> {
     // Editors and `echo` put one there.
     let text = text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
     if text.is_empty() { Err("the file is empty".into()) } else { Ok(text.into()) }
-}
-
-/// Refuses more entries of history than any engine should keep.
-pub(crate) fn check_history(most: u32) -> Result<u32, String> {
-    if most <= MAX_HISTORY { Ok(most) } else { Err(format!("{most} is not from 0 to {MAX_HISTORY}")) }
-}
-
-/// Braces would break the one tag that a key may have for Redis Cluster.
-pub(crate) fn check_prefix(prefix: &str) -> Result<(), String> {
-    if prefix.len() > MAX_TEXT_BYTES {
-        return Err(format!("{} bytes, at most {MAX_TEXT_BYTES} are accepted", prefix.len()));
-    }
-    match prefix.find(|c: char| c.is_control() || matches!(c, '{' | '}')) {
-        Some(at) => Err(format!("a control character or a brace at byte {at}")),
-        None => Ok(()),
-    }
 }

@@ -1,9 +1,20 @@
+use std::any::Any;
 use std::error::Error as _;
+use std::ffi::OsString;
 use std::path::Path;
+use std::time::Duration;
 
-use super::settings::TlsFiles;
-use super::*;
-use crate::config::url::{Credentials, RedisServers, Target};
+use super::fields::{Config, FIELDS};
+use super::limits::DEFAULT_DIAL_TIMEOUT;
+use super::registry::Driver;
+use super::settings::Settings;
+use crate::engines::file::open::FileAddress;
+use crate::engines::memory::open::MemoryAddress;
+use crate::engines::redis::open::{RedisAddress, RedisServers};
+use crate::engines::redlock::open::RedlockAddress;
+use crate::engines::shared::host::Credentials;
+use crate::engines::shared::settings::TlsFiles;
+use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::options::{DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL};
 
 const SENTINEL: &str = "hunter2-s3cret";
@@ -45,6 +56,18 @@ fn full() -> Config {
         tls_key: Some("/key.pem".into()),
         fault: None,
     }
+}
+
+/// The address of checked settings, as the type that its engine has for it.
+fn address<T: 'static>(settings: Settings) -> T {
+    let address: Box<dyn Any> = settings.address;
+    *address.downcast().expect("the address is of another engine")
+}
+
+/// Everything in settings, with the passwords that `Debug` hides.
+fn contents(mut settings: Settings) -> (String, Vec<Credentials>) {
+    let shown = format!("{settings:?}");
+    (shown, settings.address.credentials_mut().into_iter().map(|credentials| credentials.clone()).collect())
 }
 
 /// All that an error says to anybody.
@@ -240,12 +263,16 @@ fn a_url_counts_for_its_own_source_and_fields_win_inside_one() {
     let flags = url("redis://db?ttl=20s&prefix=url:");
     let file = Config { default_ttl: Some(Duration::from_secs(50)), prefix: Some("file:".into()), ..Config::default() };
     let settings = flags.clone().or(file.clone()).validate().unwrap();
-    assert_eq!((settings.default_ttl.as_secs(), settings.prefix.as_str()), (20, "url:"), "the upper URL");
+    assert_eq!((settings.engine.default_ttl.as_secs(), settings.engine.prefix.as_str()), (20, "url:"), "the upper URL");
     let settings = file.or(flags.clone()).validate().unwrap();
-    assert_eq!((settings.default_ttl.as_secs(), settings.prefix.as_str()), (50, "file:"), "the upper fields");
+    assert_eq!(
+        (settings.engine.default_ttl.as_secs(), settings.engine.prefix.as_str()),
+        (50, "file:"),
+        "the upper fields"
+    );
     let mut same = flags;
     same.default_ttl = Some(Duration::from_secs(5));
-    assert_eq!(same.validate().unwrap().default_ttl.as_secs(), 5);
+    assert_eq!(same.validate().unwrap().engine.default_ttl.as_secs(), 5);
 }
 
 #[test]
@@ -255,17 +282,17 @@ fn settings_have_every_default() {
         config.retry_interval = Some(Duration::ZERO);
     });
     for settings in [url("redis://db").validate().unwrap(), settings.validate().unwrap()] {
-        assert_eq!(settings.default_ttl, DEFAULT_TTL);
+        assert_eq!(settings.engine.default_ttl, DEFAULT_TTL);
         assert_eq!(settings.retry_interval, DEFAULT_RETRY_INTERVAL);
-        assert_eq!(settings.dial_timeout, DEFAULT_DIAL_TIMEOUT);
-        assert_eq!((settings.max_retries, settings.prefix.as_str()), (DEFAULT_MAX_RETRIES, ""));
-        assert_eq!(settings.tls, TlsFiles::default());
+        assert_eq!(settings.engine.dial_timeout, DEFAULT_DIAL_TIMEOUT);
+        assert_eq!((settings.max_retries, settings.engine.prefix.as_str()), (DEFAULT_MAX_RETRIES, ""));
+        assert_eq!(settings.engine.tls, TlsFiles::default());
     }
     let settings = full().validate().unwrap();
     assert_eq!(settings.max_retries, 7);
-    assert_eq!(settings.dial_timeout, Duration::from_millis(1500));
+    assert_eq!(settings.engine.dial_timeout, Duration::from_millis(1500));
     let tls = TlsFiles { ca: Some("/ca.pem".into()), identity: Some(("/cert.pem".into(), "/key.pem".into())) };
-    assert_eq!(settings.tls, tls);
+    assert_eq!(settings.engine.tls, tls);
 }
 
 #[test]
@@ -324,14 +351,17 @@ fn endpoints_mean_what_a_url_means() {
     ];
     for (driver, endpoints, same) in cases {
         let config = Config { driver: Some(driver), endpoints: hosts(endpoints), ..Config::default() };
-        assert_eq!(config.validate().unwrap(), url(same).validate().unwrap(), "{endpoints:?}");
+        let [found, same] = [config, url(same)].map(|config| contents(config.validate().unwrap()));
+        assert_eq!(found, same, "{endpoints:?}");
     }
     let mut encrypted = Config { driver: Some(Driver::Etcd), endpoints: hosts(&["a"]), ..Config::default() };
     encrypted.tls_ca = Some("/ca".into());
-    assert_eq!(encrypted.validate().unwrap().target, url("etcds://a").validate().unwrap().target);
-    let local = |driver| Config { driver: Some(driver), ..Config::default() }.validate().unwrap().target;
-    assert_eq!(local(Driver::Memory), Target::Memory { name: None });
-    assert_eq!(local(Driver::File), Target::File { dir: None });
+    let mut same = url("etcds://a");
+    same.tls_ca = Some("/ca".into());
+    assert_eq!(contents(encrypted.validate().unwrap()), contents(same.validate().unwrap()));
+    let local = |driver| Config { driver: Some(driver), ..Config::default() }.validate().unwrap();
+    assert_eq!(address::<MemoryAddress>(local(Driver::Memory)), MemoryAddress { name: None });
+    assert_eq!(address::<FileAddress>(local(Driver::File)), FileAddress { dir: None });
 }
 
 #[test]
@@ -371,11 +401,10 @@ fn fields_fill_credentials_that_the_url_leaves_open_and_never_mix_users() {
         let mut config = url(text);
         config.username = username.map(Into::into);
         config.password = Some("field".into());
-        let found = config.validate().map(|settings| match settings.target {
-            Target::Redis {
-                servers: RedisServers::One(_), credentials: Credentials { username, password }, ..
-            } => (username.unwrap_or_default(), password.unwrap().expose().to_owned()),
-            other => panic!("{other:?}"),
+        let found = config.validate().map(|settings| {
+            let RedisAddress { servers, credentials: Credentials { username, password }, .. } = address(settings);
+            assert!(matches!(servers, RedisServers::One(_)), "{servers:?}");
+            (username.unwrap_or_default(), password.unwrap().expose().to_owned())
         });
         match expected {
             Some((username, password)) => assert_eq!(found.unwrap(), (username.into(), password.into()), "{text}"),
@@ -384,7 +413,7 @@ fn fields_fill_credentials_that_the_url_leaves_open_and_never_mix_users() {
     }
     let mut config = url("redlock://a:x@h1,h2,h3");
     config.password = Some("field".into());
-    let Target::Redlock { nodes, .. } = config.validate().unwrap().target else { panic!("not redlock") };
+    let RedlockAddress { nodes, .. } = address(config.validate().unwrap());
     let passwords: Vec<_> = nodes.iter().map(|node| node.credentials.password.as_ref().unwrap().expose()).collect();
     assert_eq!(passwords, ["x", "field", "field"]);
 }
@@ -408,10 +437,10 @@ fn a_password_file_is_read_without_its_line_end() {
         std::fs::write(&file, content).unwrap();
         let found = with(|config| config.password_file = Some(file)).validate();
         match expected {
-            Ok(password) => match found.unwrap().target {
-                Target::Redis { credentials, .. } => assert_eq!(credentials.password, Some(password.into())),
-                other => panic!("{other:?}"),
-            },
+            Ok(password) => {
+                let RedisAddress { credentials, .. } = address(found.unwrap());
+                assert_eq!(credentials.password, Some(password.into()));
+            }
             Err(part) => {
                 let error = found.unwrap_err();
                 assert_eq!(error.to_string(), format!("password_file: {part}"));

@@ -1,16 +1,16 @@
-//! A value as any source gives it.
+//! A value of any source.
 
 use std::ffi::OsString;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// A value before it is known what field it is for.
+/// A value before its field is known.
 ///
-/// serde's own complaint about a wrong type repeats the value (`invalid type: string "…"`), and the value may be a
-/// password. So every type is taken here, and whoever wants another complains without repeating anything.
+/// serde's own error about a wrong type repeats the value (`invalid type: string "…"`), and the value may be a
+/// password. So every type is accepted here, and the accessors return faults that do not repeat the value.
 pub(crate) enum Value {
-    /// `null` and the like: as if the field were not there.
+    /// `null` and the like: the field counts as absent.
     Absent,
     Text(OsString),
     Number(f64),
@@ -33,7 +33,7 @@ impl Value {
         }
     }
 
-    /// A list, or text with commas.
+    /// Returns a list, or text with commas.
     pub(crate) fn list(self) -> Result<Vec<String>, String> {
         match self {
             Value::List(items) => items.into_iter().map(Value::text).collect(),

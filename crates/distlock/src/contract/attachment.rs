@@ -7,18 +7,18 @@ use crate::types::clock::{Clock, DEFAULT_DRIFT};
 use crate::types::event::LossReason;
 use crate::types::token::AttemptId;
 
-/// Where an engine says that a hold is gone before anybody asked: a watch saw it, or the server said so.
+/// The channel for losses that an engine learns of between two requests, from a watch or from the server.
 #[derive(Debug, Clone)]
 pub struct Losses(mpsc::UnboundedSender<(AttemptId, LossReason)>);
 
 impl Losses {
-    // Unbounded, yet never longer than the holds: an engine tells each loss once.
+    // Unbounded, but never longer than the number of holds: an engine reports each loss once.
     pub(crate) fn channel() -> (Losses, mpsc::UnboundedReceiver<(AttemptId, LossReason)>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Losses(sender), receiver)
     }
 
-    /// The hold of `attempt` is gone.
+    /// Reports that the hold of `attempt` is gone.
     pub fn push(&self, attempt: AttemptId, reason: LossReason) {
         // Without a keeper there is no guard left to tell.
         let _ = self.0.send((attempt, reason));
@@ -31,10 +31,11 @@ impl Losses {
 pub struct Attachment {
     /// Takes losses that the engine learns of by itself.
     pub losses: Losses,
-    /// The keeper's runtime: for what must go on while the application blocks its own, or has shut it down.
+    /// The keeper's runtime, for tasks that must go on while the application blocks its own runtime or has shut it
+    /// down.
     pub keeper_runtime: Handle,
-    /// The runtime in which the locker was made, if it was in one. Whatever is closer to the callers runs faster there,
-    /// but it may block or end at any time.
+    /// The runtime in which the locker was made, if it was in one. Tasks that serve callers run faster there, but
+    /// that runtime may block or end at any time.
     pub caller_runtime: Option<Handle>,
     /// The family's clock, which [`Term::start`](crate::backend::Term::start) is read from.
     pub clock: Clock,
@@ -43,7 +44,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// For an engine that is used without a locker, as in its own tests: nobody hears of pushed losses.
+    /// Returns an attachment for an engine without a locker, as in its own tests. Pushed losses are dropped.
     #[must_use]
     pub fn standalone(runtime: &Handle) -> Self {
         let (losses, _) = Losses::channel();

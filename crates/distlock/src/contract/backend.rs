@@ -17,14 +17,14 @@ use crate::types::token::{AttemptId, FencingToken};
 
 /// An engine.
 ///
-/// An `Err` of kind `Unknown` means that the request may have been carried out; any other kind that it was not. The two
-/// never mix. No call waits for ever: an engine bounds each of its requests. Every future may be dropped at any await;
-/// the request then counts as unknown, and the core withdraws it with [`release`](Backend::release).
+/// An `Err` of kind `Unknown` means that the request may have been applied; any other kind means that it was not.
+/// Every call returns in bounded time: an engine puts a timeout on each of its requests. Every future may be dropped
+/// at any await. The request then counts as unknown, and the core withdraws it with [`release`](Backend::release).
 pub trait Backend: Send + Sync + 'static {
-    /// The engine's name in logs and metrics.
+    /// Returns the engine's name in logs and metrics.
     fn name(&self) -> &'static str;
 
-    /// What the engine can do.
+    /// Returns what the engine can do.
     fn capabilities(&self) -> Capabilities;
 
     /// Joins the engine to a locker family.
@@ -38,73 +38,74 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns once the engine can be used.
     ///
     /// # Behaviour
-    /// Called when a locker is made from a URL or a configuration, so that a server that is not there is an error then
-    /// and not at the first lock. Bounded by the engine's dial timeout: kind `Unavailable`, `Auth` or `Config`.
+    /// Called when a locker is made from a URL or a configuration, so that an unreachable server is an error at that
+    /// point and not at the first lock. Returns within the engine's dial timeout, with kind `Unavailable`, `Auth` or
+    /// `Config`.
     fn ready(&self) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }
 
-    /// Asks for the lock.
+    /// Claims the lock.
     ///
     /// # Behaviour
-    /// Free, and no live waiter before this claim: granted, with a token higher than all before. Ours by this attempt
-    /// already: granted again with the **same** token and a fresh lease. Otherwise busy; with `claim.queue` the attempt
-    /// has a place in the queue from then on, and claiming again keeps that place and shows that the waiter lives.
-    /// What is not in the engine's own format is never touched. Nothing is left behind when `queue` is false and the
-    /// answer is busy.
+    /// If the lock is free and no live waiter is before this claim, it is granted with a token higher than all
+    /// earlier ones. If this attempt holds it already, it is granted again with the **same** token and a fresh lease.
+    /// Otherwise the claim is busy. With `claim.queue` the attempt then has a place in the queue; claiming again
+    /// keeps that place and is the waiter's heartbeat. Without `claim.queue` a busy claim stores nothing. Data that
+    /// is not in the engine's own format is never changed.
     ///
-    /// When the lock is free for a claim depends on [`Claim::mode`], which is one that
+    /// Whether the lock is free for a claim depends on [`Claim::mode`]. The core sends only modes that
     /// [`capabilities`](Backend::capabilities) allow:
-    /// - `Exclusive`: nobody holds it.
-    /// - `Shared`: whoever holds it shares it too. A reader behind a waiting writer waits; readers that stand in the
-    ///   queue one behind the other enter together. Its token lies between those of the exclusive holds before it and
-    ///   after it.
-    /// - `Slot { of }`: fewer than `of` hold it. The grant says which slot it is: the lowest that is free. A claim that
-    ///   does not [agree](crate::Mode::agrees_with) with those who hold or wait is refused, kind `InvalidInput`
-    ///   ([`Mode::disagrees`](crate::Mode::disagrees)).
-    /// - `Reentrant`: nobody holds it, or claims of the same owner in this mode do. Those that enter get the **token of
-    ///   the first**, and pass by the queue: its head waits for them. Each has a lease of its own; the lock is free when
-    ///   the last is released or over.
+    /// - `Exclusive`: the lock has no holder.
+    /// - `Shared`: all holders are shared. A reader behind a waiting writer waits; adjacent readers at the head of
+    ///   the queue enter together. Its token lies between those of the exclusive holds before it and after it.
+    /// - `Slot { of }`: the lock has fewer than `of` holders. The grant has the number of the lowest free slot. A
+    ///   claim that does not [agree](crate::Mode::agrees_with) with the holders and waiters is refused with kind
+    ///   `InvalidInput` ([`Mode::disagrees`](crate::Mode::disagrees)).
+    /// - `Reentrant`: the lock has no holder, or all holders are claims of the same owner in this mode. A re-entry
+    ///   gets the **token of the first** claim and does not queue. Each claim has its own lease; the lock is free
+    ///   when the last of them is released or expired.
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed>> + Send;
 
-    /// Asks for several locks in one step.
+    /// Claims several locks in one step.
     ///
     /// # Behaviour
-    /// Each of them is free, as for [`claim`](Backend::claim), or its claim's own already: all are granted. Otherwise
-    /// busy, and nothing is changed: nobody ever sees some of them granted and others not, and nothing is queued. The
-    /// claims are exclusive and about different locks. Kind `Unsupported` where these locks cannot be had in one step,
-    /// as when they are on different servers.
+    /// If each lock is free, as for [`claim`](Backend::claim), or held by its claim's attempt already, all are
+    /// granted. Otherwise the reply is busy and nothing is changed or queued: no client ever sees some of them
+    /// granted and others not. The claims are exclusive and have different keys. Kind `Unsupported` if these locks
+    /// cannot be granted in one step, for example because they are on different servers.
     fn claim_all(&self, claims: &[Claim]) -> impl Future<Output = Result<ClaimedAll>> + Send {
         let _ = claims;
         async { Err(unsupported(self.name(), "take several locks in one step")) }
     }
 
-    /// Waits until it makes sense to claim again.
+    /// Waits until the claim may succeed.
     ///
     /// # Behaviour
-    /// Called after [`claim`](Backend::claim) answered busy to a queued claim. A grant or a change that came after that
-    /// answer, also before this call, ends the wait at once. It is a hint: the core claims again after
-    /// [`Busy::poll_after`](crate::backend::Busy::poll_after) in any case, so an engine that cannot tell may wait for ever. Dropping it loses nothing: a
-    /// grant that was on its way is found by the next claim.
+    /// Called after [`claim`](Backend::claim) returned busy for a queued claim. A grant or a change after that reply
+    /// ends the wait at once, even if it came before this call. It is a hint: the core claims again after
+    /// [`Busy::poll_after`](crate::backend::Busy::poll_after) in any case, so an engine without notifications may
+    /// wait forever. Dropping the future loses nothing: the next claim returns a grant that was in flight.
     ///
-    /// Called as well in the pause after a queued claim failed, for its place may still be there: then only a grant ends
-    /// the pause.
+    /// Also called in the pause after a queued claim failed, because its place may still exist. Then only a grant
+    /// ends the pause.
     fn wait(&self, claim: &Claim) -> impl Future<Output = Wake> + Send {
         let _ = claim;
         std::future::pending()
     }
 
-    /// Whether its calls must be made inside of a tokio runtime, for its sockets and timers. Calls from elsewhere are
-    /// refused then, before they reach the engine.
+    /// Returns whether the engine's calls must be made inside a tokio runtime, for its sockets and timers. If so, the
+    /// core refuses calls from outside a runtime before they reach the engine.
     fn needs_runtime(&self) -> bool {
         false
     }
 
-    /// Returns a number for the server that serves a lock, as far as is known now; where there is only one, 0.
+    /// Returns the number of the server that stores a lock, as far as the engine knows; 0 if there is only one
+    /// server.
     ///
     /// # Behaviour
-    /// The core never puts locks with different numbers into one call of [`renew`](Backend::renew), and renews and
-    /// releases those of each number beside the others: a server that does not answer delays only its own locks.
+    /// The core never puts locks with different numbers into one call of [`renew`](Backend::renew), and handles each
+    /// number concurrently: a server that does not reply delays only its own locks.
     fn shard(&self, key: &Key) -> u64 {
         let _ = key;
         0
@@ -113,19 +114,20 @@ pub trait Backend: Send + Sync + 'static {
     /// Renews holds.
     ///
     /// # Behaviour
-    /// One answer for each lease, in their order. Ours: kept for at least [`Claim::lease`] from [`Term::start`](crate::backend::Term::start) on; a
-    /// renewal that arrives late never shortens a lease. Not ours, or gone: lost, and nothing was changed. An `Err` says
-    /// nothing about the hold. Where leases are on several servers, one that does not answer delays the others' answers
-    /// by the engine's request timeout at the most.
+    /// Returns one result per lease, in their order. A lease of a hold that exists is kept for at least
+    /// [`Claim::lease`] from [`Term::start`](crate::backend::Term::start) on; a renewal that arrives late never
+    /// shortens a lease. If the hold is gone or another attempt's, the result is `Lost` and nothing is changed. An
+    /// `Err` says nothing about the hold. If leases are on several servers, a server that does not reply delays the
+    /// results of the others by at most the engine's request timeout.
     fn renew(&self, leases: &[Lease]) -> impl Future<Output = Vec<Result<Renewal>>> + Send;
 
-    /// Ends a hold, or gives up a place in the queue.
+    /// Ends a hold, or withdraws a queued claim.
     ///
     /// # Behaviour
-    /// Ours: released, and the next live waiter gets the lock or a wake-up, exactly one of them. Not ours: nothing but
-    /// the attempt's own place in the queue is touched. A claim of the same attempt that arrives later on the same
-    /// connection cannot be ruled out, so the core never claims again with an attempt that it has released, nor with one
-    /// that the engine has: see [`Error::with_attempt_over`].
+    /// If the attempt holds the lock, it is released, and exactly one live waiter, the next, gets the lock or a
+    /// wake-up. If not, only the attempt's own place in the queue is removed. A claim of the same attempt may still
+    /// arrive later, so the core never claims again with an attempt that it has released, nor with one that the
+    /// engine has released: see [`Error::with_attempt_over`].
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
 
     /// Returns until when a request of a released attempt may still be carried out; `None` when none can.
@@ -139,10 +141,11 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Replaces what is stored about the holder: its record becomes `lease.claim.record`.
+    /// Replaces the stored record of a holder by `lease.claim.record`.
     ///
     /// # Behaviour
-    /// Ours: answers `true`; lease, token, owner and mode stay as they are. Not ours: `false`, and nothing is changed.
+    /// Returns `true` if the attempt holds the lock; lease, token, owner and mode stay as they are. Otherwise returns
+    /// `false` and changes nothing.
     fn amend(&self, lease: &Lease) -> impl Future<Output = Result<bool>> + Send {
         let _ = lease;
         async { Err(unsupported(self.name(), "change what is known about a holder")) }
@@ -151,41 +154,41 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes over the hold that the attempt `from` has with `token`.
     ///
     /// # Behaviour
-    /// If it has: the hold is `claim`'s from then on, in the same mode and with the same token and slot, a lease of its
-    /// own and its record. Whoever still believes in `from` is told that the hold is not its any more, by a pushed loss
-    /// or at its next renewal, and can neither renew nor release it. If `claim` has it already: the same answer again.
-    /// Otherwise kind `NotHeld`, and nothing is changed.
+    /// If `from` holds the lock with `token`, the hold becomes `claim`'s: same mode, token and slot, with `claim`'s
+    /// lease and record. The client of `from` learns of it by a pushed loss or at its next renewal, and can neither
+    /// renew nor release the hold. If `claim` has the hold already, the result is the same again. Otherwise kind
+    /// `NotHeld`, and nothing is changed.
     fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> impl Future<Output = Result<Grant>> + Send {
         let _ = (from, token, claim);
         async { Err(unsupported(self.name(), "take a hold over")) }
     }
 
-    /// What a child process can inherit to keep the hold of `claim` alive when this process dies.
+    /// Returns a descriptor that a child process can inherit to keep the hold of `claim` when this process dies.
     ///
     /// # Behaviour
-    /// `None` where there is no such thing. From this call on the lock is free only when every copy is closed.
+    /// `None` if the engine has none. From this call on the lock is free only when every copy is closed.
     fn descriptor(&self, claim: &Claim) -> Result<Option<OwnedFd>> {
         let _ = claim;
         Ok(None)
     }
 
-    /// The locks whose names begin with `prefix`, in the order of their names.
+    /// Returns the locks whose names begin with `prefix`, in the order of their names.
     fn list(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockInfo>>> + Send {
         let _ = prefix;
         async { Err(unsupported(self.name(), "list locks")) }
     }
 
-    /// One lock; `None` when nobody holds it or waits for it.
+    /// Returns one lock; `None` if it has neither holder nor waiter.
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<LockInfo>>> + Send {
         let _ = key;
         async { Err(unsupported(self.name(), "show a lock")) }
     }
 
-    /// Ends somebody else's hold.
+    /// Ends another owner's hold.
     ///
     /// # Behaviour
-    /// Only holds with `token` at that moment; without any, kind `NotHeld` and nothing is changed. The next waiter
-    /// follows as after a release. What is not ours: kind `Foreign`.
+    /// Ends only holds that have `token` at that moment; if there is none, kind `NotHeld` and nothing is changed. The
+    /// next waiter follows as after a release. Kind `Foreign` if the data is not in the engine's own format.
     fn force_release(&self, key: &Key, token: FencingToken, reason: &str) -> impl Future<Output = Result<()>> + Send {
         let _ = (key, token, reason);
         async { Err(unsupported(self.name(), "release a lock by force")) }
@@ -194,8 +197,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Adds entries to the histories of their locks.
     ///
     /// # Behaviour
-    /// One answer for each entry, in their order. Each lock keeps its last `most` entries; more may stay for a while, at
-    /// most four times as many and 128. Locks themselves are never touched, and a history is none: it is not listed. An
+    /// Returns one result per entry, in their order. Each lock keeps its last `most` entries; for a while it may keep
+    /// up to four times as many plus 128. Writing never changes a lock, and a history is not listed as a lock. An
     /// entry may be written twice.
     fn write_history(
         &self,
@@ -207,16 +210,16 @@ pub trait Backend: Send + Sync + 'static {
         async { refused }
     }
 
-    /// The last `most` entries of a lock's history, in any order; none where nobody has written any.
+    /// Returns the last `most` entries of a lock's history, in any order; empty if it has none.
     fn history(&self, key: &Key, most: u32) -> impl Future<Output = Result<Vec<HistoryEntry>>> + Send {
         let _ = (key, most);
         async { Err(unsupported(self.name(), "keep a history")) }
     }
 
-    /// Closes connections and sessions. Called once, after the last release.
+    /// Closes all connections. Called once, after the last release.
     ///
     /// # Behaviour
-    /// What is still held is left to its lease: it was kept on purpose, or its release was not answered.
+    /// Remaining holds are left to their leases: they were kept on purpose, or their release had no reply.
     fn close(&self) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }

@@ -19,36 +19,36 @@ pub enum Scope {
 pub struct Capabilities {
     /// How far its locks reach.
     pub scope: Scope,
-    /// Waiters are served in the order in which they came.
+    /// Waiters are served in the order of their first claims.
     pub fair: bool,
     /// A hold ends by itself when it is not renewed.
     pub leases: bool,
-    /// A waiter is told when it is its turn, not only by polling.
+    /// A waiter is notified when it may claim; it does not only poll.
     pub wakes: bool,
     /// Holders and waiters can be listed.
     pub inspects: bool,
-    /// A hold can be ended by somebody else.
+    /// A hold can be force-released.
     pub breaks: bool,
     /// Locks can be shared by readers: [`Mode::Shared`].
     pub shares: bool,
-    /// There are semaphores: [`Mode::Slot`].
+    /// Locks can be counting semaphores: [`Mode::Slot`].
     pub slots: bool,
-    /// An owner can enter its lock again from another process: [`Mode::Reentrant`].
+    /// An owner can re-enter its lock, also from another process: [`Mode::Reentrant`].
     pub reenters: bool,
-    /// A lock can be kept for a while after its lease has run out: [`crate::backend::Claim::delay`].
+    /// A lock can have a delay after its lease has expired: [`crate::backend::Claim::delay`].
     pub delays: bool,
-    /// What is stored about a holder can be changed: [`crate::backend::Backend::amend`].
+    /// The stored record of a holder can be replaced: [`crate::backend::Backend::amend`].
     pub amends: bool,
-    /// A hold can be taken over by who knows its attempt id: [`crate::backend::Backend::adopt`].
+    /// A hold can be taken over with its attempt id: [`crate::backend::Backend::adopt`].
     pub adopts: bool,
-    /// Several locks can be taken in one step: [`crate::backend::Backend::claim_all`].
+    /// Several locks can be claimed in one step: [`crate::backend::Backend::claim_all`].
     pub claim_all: bool,
-    /// What happens to locks can be kept with them: [`crate::backend::Backend::write_history`].
+    /// Locks can have a history: [`crate::backend::Backend::write_history`].
     pub history: bool,
 }
 
 impl Capabilities {
-    /// Locks of this reach, and nothing more.
+    /// Returns the capabilities of an engine with locks of this scope and nothing more.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
         Capabilities {
@@ -69,7 +69,7 @@ impl Capabilities {
         }
     }
 
-    /// Whether locks can be asked for in `mode`.
+    /// Returns whether the engine grants locks in `mode`.
     #[must_use]
     pub fn allows(&self, mode: Mode) -> bool {
         match mode {

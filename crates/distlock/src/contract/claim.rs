@@ -1,4 +1,4 @@
-//! A claim, and what became of it.
+//! A claim and its result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
 use crate::types::token::AttemptId;
 
-/// For how long at least an engine may keep the place of a waiter that gives no sign of life, however short its lease is.
+/// The shortest time for which an engine keeps the place of a waiter without a heartbeat, however short its lease is.
 pub(crate) const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
 
 /// One attempt to take a lock.
@@ -20,61 +20,61 @@ pub struct Claim {
     pub key: Key,
     /// Names this attempt, and the hold it may become.
     pub attempt: AttemptId,
-    /// The lease that is asked for.
+    /// The requested length of the lease.
     pub ttl: Duration,
-    /// For how long after a lease has run out nobody is granted the lock: the engine keeps it for
+    /// The lock delay: how long after the end of a lease the lock is granted to no one. The engine keeps it for
     /// [`lease`](Claim::lease), while its holder counts on `ttl` alone.
     pub delay: Duration,
     /// Whether to take a place in the queue when the lock is not free.
     pub queue: bool,
-    /// What others may read about the one who asks.
+    /// What others can read about the claimant.
     pub record: Arc<Record>,
 }
 
 impl Claim {
-    /// A claim with a fresh attempt id.
+    /// Returns a claim with a fresh attempt id.
     #[must_use]
     pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
         Claim { key, attempt: AttemptId::random(), ttl, delay: Duration::ZERO, queue, record }
     }
 
-    /// How long the engine keeps the lock when it hears nothing more: the lease and the delay after it.
+    /// Returns how long the engine keeps the lock without a renewal: the TTL plus the lock delay.
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.ttl.saturating_add(self.delay)
     }
 
-    /// Who may hold the lock beside this claim.
+    /// Returns who may hold the lock beside this claim.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.record.mode
     }
 }
 
-/// What became of a [`Claim`].
+/// The result of a [`Claim`].
 #[derive(Debug)]
 pub enum Claimed {
-    /// The lock is ours.
+    /// The claim holds the lock.
     Granted(Grant),
-    /// Somebody else has it, or is before us in the queue.
+    /// Another owner holds the lock, or a waiter is before this claim in the queue.
     Busy(Busy),
 }
 
-/// What became of several claims at once.
+/// The result of several claims in one step.
 #[derive(Debug)]
 pub enum ClaimedAll {
-    /// All locks are ours; in the order of the claims.
+    /// All locks are granted, in the order of the claims.
     Granted(Vec<Grant>),
-    /// Somebody else has this one, or waits for it; none was granted.
+    /// Another owner holds this lock or waits for it; none was granted.
     Busy(Key, Option<Holder>),
 }
 
-/// The lock is not ours.
+/// The reply to a claim that was not granted.
 #[derive(Debug, Clone, Default)]
 pub struct Busy {
-    /// Who has it, where that is known.
+    /// The holder, if known.
     pub holder: Option<Holder>,
-    /// When to claim again at the latest; `None`: after the caller's retry interval.
+    /// The time after which to claim again at the latest; `None`: the caller's retry interval.
     pub poll_after: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! A hold as its engine is asked to renew and end it.
+//! A hold as the engine renews and releases it.
 
 use crate::contract::claim::Claim;
 use crate::contract::grant::Term;
@@ -9,34 +9,34 @@ use crate::types::token::FencingToken;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Lease {
-    /// The claim that was granted, with the lease that is asked for now.
+    /// The claim that was granted, with the requested lease.
     pub claim: Claim,
     /// The token it was granted with.
     pub token: FencingToken,
 }
 
 impl Lease {
-    /// The hold that `claim` became.
+    /// Returns the hold of a granted claim.
     #[must_use]
     pub fn new(claim: Claim, token: FencingToken) -> Self {
         Lease { claim, token }
     }
 }
 
-/// What became of a renewal.
+/// The result of a renewal.
 #[derive(Debug, Clone)]
 pub enum Renewal {
-    /// The lease was renewed; `None`: it needs no renewing.
+    /// The lease was renewed; `None`: the hold needs no renewal.
     Renewed(Option<Term>),
-    /// The hold is not ours any more.
+    /// The attempt no longer holds the lock.
     Lost(LossReason),
 }
 
-/// What became of a release.
+/// The result of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
-    /// It was ours and now is not.
+    /// The attempt held the lock, and it is released.
     Released,
-    /// It was not ours. A place in the queue, if there was one, is given up.
+    /// The attempt did not hold the lock. Its place in the queue, if it had one, is removed.
     NotOurs,
 }

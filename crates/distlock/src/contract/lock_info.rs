@@ -11,20 +11,20 @@ use crate::types::owner::{Holder, Record};
 pub struct LockInfo {
     /// The lock.
     pub key: Key,
-    /// Who has it, the one that got it first first; empty when it is free and somebody is about to get it.
+    /// The holders in the order of their grants; empty while the lock is between two holders.
     pub holders: Vec<Holder>,
-    /// Who waits for it, the next one first.
+    /// The waiters in the order of the queue.
     pub waiters: Vec<Arc<Record>>,
 }
 
 impl LockInfo {
-    /// What is known about `key`.
+    /// Returns the description of `key`.
     #[must_use]
     pub fn new(key: Key, holders: impl IntoIterator<Item = Holder>, waiters: Vec<Arc<Record>>) -> Self {
         LockInfo { key, holders: holders.into_iter().collect(), waiters }
     }
 
-    /// Who has it; of several, the one that got it first.
+    /// Returns the holder; of several, the first.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.holders.first()

@@ -7,10 +7,10 @@ use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 
 use crate::contract::DynBackend;
+use crate::core::history::HistoryWriter;
 use crate::core::hold::Hold;
 use crate::core::holds::Holds;
-use crate::core::journal::Journal;
-use crate::core::observed::Reporter;
+use crate::core::reporter::Reporter;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::EventKind;
@@ -28,7 +28,7 @@ pub(crate) struct Core {
     pub(crate) drift: f64,
     pub(crate) reporter: Reporter,
     /// Collects entries for the histories of locks; `None` when no history is kept.
-    pub(crate) journal: Option<Journal>,
+    pub(crate) history: Option<HistoryWriter>,
     pub(crate) holds: Holds,
     /// Set when the family closes: waiters give up.
     pub(crate) closing: SetOnce<()>,
@@ -87,14 +87,14 @@ impl Core {
         clock: Clock,
         drift: f64,
         reporter: Reporter,
-        journal: Option<Journal>,
+        history: Option<HistoryWriter>,
     ) -> Core {
         Core {
             backend,
             clock,
             drift,
             reporter,
-            journal,
+            history,
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
@@ -154,7 +154,7 @@ impl Core {
 
     fn record(&self, hold: &Hold, kind: &EventKind<'_>) {
         hold.meter.saw(self.reporter.backend, kind);
-        if self.journal.is_some()
+        if self.history.is_some()
             && let Some(entry) = HistoryEntry::of(kind, hold.token, &hold.claim.record, self.wall_ms())
         {
             self.write_down(hold.key(), entry);
@@ -163,8 +163,8 @@ impl Core {
 
     /// Queues an entry for a lock's history. The keeper writes it later, as far as it can.
     pub(crate) fn write_down(&self, key: &Key, entry: HistoryEntry) {
-        if let Some(journal) = &self.journal
-            && journal.add(key, entry, self.clock.now())
+        if let Some(history) = &self.history
+            && history.add(key, entry, self.clock.now())
         {
             self.holds.wake.notify_one();
         }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::core::acquire::acquire;
     use crate::core::keeper;
-    use crate::core::observed::Pace;
+    use crate::core::reporter::Pace;
     use crate::engines::memory::{Memory, Store};
     use crate::types::clock::DEFAULT_DRIFT;
     use crate::types::options::Options;

@@ -14,7 +14,7 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::FencingToken;
-use crate::types::watchdog::{Kind, Watchdog};
+use crate::types::watchdog::{Watchdog, WatchdogKind};
 
 /// The bounds of how long to wait for the reply to a renewal before another one is sent beside it.
 const SHORTEST_REPLY_WAIT: Duration = Duration::from_millis(20);
@@ -192,11 +192,11 @@ impl Hold {
     /// Returns whether the hold is to be renewed at `now`.
     pub(crate) fn is_kept(&self, now: Moment) -> bool {
         let state = self.state();
-        state.parked || state.handed || self.watchdog.0 != Kind::Off && !self.is_silent(&state, now)
+        state.parked || state.handed || self.watchdog.0 != WatchdogKind::Off && !self.is_silent(&state, now)
     }
 
     fn is_silent(&self, state: &State, now: Moment) -> bool {
-        matches!(self.watchdog.0, Kind::Fed(most) if now >= state.fed.after(most)) && !state.parked
+        matches!(self.watchdog.0, WatchdogKind::Fed(most) if now >= state.fed.after(most)) && !state.parked
     }
 
     /// Counts a renewal that begins. Returns how many before it have no reply.
@@ -273,7 +273,7 @@ impl Hold {
     pub(crate) fn next_look(&self, now: Moment) -> Moment {
         let state = self.state();
         let end = self.end_of(&state);
-        if self.watchdog.0 == Kind::Off && !state.handed && !state.parked {
+        if self.watchdog.0 == WatchdogKind::Off && !state.handed && !state.parked {
             return end;
         }
         // Up to a tenth earlier, so that locks taken together are not renewed together.
@@ -289,7 +289,9 @@ impl Hold {
         let end = state.deadline.min(state.max_end);
         match self.watchdog.0 {
             // Without a lease, silence itself ends the hold.
-            Kind::Fed(most) if state.deadline == Moment::NEVER && !state.parked => end.min(state.fed.after(most)),
+            WatchdogKind::Fed(most) if state.deadline == Moment::NEVER && !state.parked => {
+                end.min(state.fed.after(most))
+            }
             _ => end,
         }
     }

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use crate::contract::{Attachment, Lease, Losses, Release, Renewal};
 use crate::core::family::{Core, Family};
+use crate::core::history::KeyedEntry;
 use crate::core::hold::Hold;
 use crate::core::holds::Due;
-use crate::core::journal::Noted;
 use crate::core::pending_release::PendingRelease;
 use crate::core::release;
 use crate::core::shards::Shards;
@@ -261,8 +261,8 @@ impl Keeper {
     }
 
     fn start_writing(&mut self, now: Moment) {
-        let Some(journal) = self.core.journal.as_ref().filter(|_| self.writing.is_empty()) else { return };
-        let batch = journal.take(now);
+        let Some(history) = self.core.history.as_ref().filter(|_| self.writing.is_empty()) else { return };
+        let batch = history.take(now);
         if !batch.is_empty() {
             self.writing.spawn(write(self.core.clone(), batch));
         }
@@ -270,20 +270,20 @@ impl Keeper {
 
     /// Returns when to write histories next; never while a write is in flight, whose end wakes the loop.
     fn next_writing(&self) -> Moment {
-        let journal = self.core.journal.as_ref().filter(|_| self.writing.is_empty());
-        journal.map_or(Moment::NEVER, |journal| journal.due())
+        let history = self.core.history.as_ref().filter(|_| self.writing.is_empty());
+        history.map_or(Moment::NEVER, |history| history.due())
     }
 
     /// Writes the histories that are left when the family closes.
     async fn write_the_rest(&mut self) {
         while self.writing.join_next().await.is_some() {}
-        let Some(journal) = &self.core.journal else { return };
+        let Some(history) = &self.core.history else { return };
         loop {
-            let batch = journal.take(Moment::NEVER);
+            let batch = history.take(Moment::NEVER);
             if batch.is_empty() {
                 return;
             }
-            self.core.backend.write_history(&batch, journal.most).await;
+            self.core.backend.write_history(&batch, history.most).await;
         }
     }
 
@@ -440,12 +440,12 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
 }
 
 /// Writes a batch of histories.
-async fn write(core: Arc<Core>, batch: Vec<Noted>) {
-    let Some(journal) = &core.journal else { return };
-    let call = core.backend.write_history(&batch, journal.most);
+async fn write(core: Arc<Core>, batch: Vec<KeyedEntry>) {
+    let Some(history) = &core.history else { return };
+    let call = core.backend.write_history(&batch, history.most);
     let unanswered = |_| batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
     let answers = timeout(HISTORY_TIMEOUT, call).await.unwrap_or_else(unanswered);
-    journal.written(batch, answers, core.clock.now());
+    history.written(batch, answers, core.clock.now());
 }
 
 /// Reports the end of a hold that its owner left before it was lost: `lost` says how it was lost since, `None` that it was

@@ -1,12 +1,27 @@
-//! The engines. Each implements [`Backend`](crate::backend::Backend); none knows another, except that Redlock uses Redis's
-//! connections.
+//! The engines. Each implements [`Backend`](crate::backend::Backend) in a folder of its own, whose `open.rs` is its
+//! row of the registry. No engine imports another, except that Redlock uses the connections and scripts of Redis.
+//!
+//! Without its feature an engine is only its `open.rs`: its URLs are still understood, and opening it names the
+//! feature.
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(not(feature = "etcd"))]
+pub(crate) mod etcd {
+    pub(crate) mod open;
+}
 pub mod file;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(not(feature = "redis"))]
+pub(crate) mod redis {
+    pub(crate) mod open;
+}
 #[cfg(feature = "redis")]
 pub mod redlock;
+#[cfg(not(feature = "redis"))]
+pub(crate) mod redlock {
+    pub(crate) mod open;
+}
 pub(crate) mod shared;

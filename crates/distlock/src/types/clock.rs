@@ -1,6 +1,6 @@
-//! Time as a lock must see it: CLOCK_BOOTTIME, which goes on while the machine is suspended.
+//! The clock of leases: CLOCK_BOOTTIME, which continues while the machine is suspended.
 //!
-//! This is the only file that reads clocks.
+//! This is the only file that reads clocks; `cargo xtask tidy` checks that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-/// The bound on how much two clocks' rates may differ that deadlines allow for: one part in a thousand.
+/// The default drift between the rates of two clocks that deadlines allow for: one part in a thousand.
 pub const DEFAULT_DRIFT: f64 = 0.001;
 
-/// What a deadline keeps in reserve for the granularity of the server's expiry.
+/// The reserve of a deadline for the granularity of the server's expiry.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// The longest sleep before the clock is read again: tokio's timers stand still in a suspend, CLOCK_BOOTTIME does not.
+/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, CLOCK_BOOTTIME does not.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// A point on a [`Clock`]'s time line.
@@ -26,37 +26,38 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// The moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine started.
+    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine
+    /// started.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Moment(nanos)
     }
 
-    /// Nanoseconds since the clock's zero: the way to tell another process of this machine.
+    /// Returns the nanoseconds since the clock's zero, to pass the moment to another process of this machine.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The moment `by` later; [`Moment::NEVER`] when that cannot be represented.
+    /// Returns the moment `by` later; [`Moment::NEVER`] when that cannot be represented.
     #[must_use]
     pub fn after(self, by: Duration) -> Moment {
         Moment(self.0.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The moment `by` earlier, at the earliest the clock's zero.
+    /// Returns the moment `by` earlier, at the earliest the clock's zero.
     #[must_use]
     pub fn before(self, by: Duration) -> Moment {
         Moment(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The last moment up to this one that is a whole number of `step`s after the clock's zero.
+    /// Returns the last moment up to this one that is a whole number of `step`s after the clock's zero.
     pub(crate) fn down_to(self, step: Duration) -> Moment {
         let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX);
         Moment(self.0 - self.0.checked_rem(step).unwrap_or(0))
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// Returns how long after `earlier` this is; zero when it is not after it.
     #[must_use]
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -69,68 +70,69 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// The local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 − drift) − 2 ms`.
+/// Returns the local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 −
+/// drift) − 2 ms`.
 pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
     start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
 }
 
-/// Where time comes from.
+/// A source of time.
 ///
 /// # Default
 /// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
 #[derive(Clone)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone)]
-enum Source {
+enum ClockSource {
     Boottime,
     Manual(Arc<watch::Sender<Moment>>),
     #[cfg(feature = "simulation")]
     Runtime(RuntimeTime),
 }
 
-/// Time as a simulated machine's clock shows it.
+/// The clock of a simulated machine.
 #[cfg(feature = "simulation")]
 #[derive(Clone, Copy)]
 struct RuntimeTime {
     began: tokio::time::Instant,
     first: Moment,
-    /// How much of its time passes while a second of the runtime's does.
+    /// The rate of this clock against the runtime's.
     rate: f64,
 }
 
 impl Clock {
-    /// The machine's CLOCK_BOOTTIME.
+    /// Returns the machine's clock, CLOCK_BOOTTIME.
     #[must_use]
     pub fn system() -> Clock {
-        Clock(Source::Boottime)
+        Clock(ClockSource::Boottime)
     }
 
-    /// A clock that stands still until its [`ManualClock`] moves it.
+    /// Returns a clock that stops until its [`ManualClock`] advances it.
     #[must_use]
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
         let now = Arc::new(watch::Sender::new(Moment::from_nanos(1_000_000_000_000)));
-        (Clock(Source::Manual(now.clone())), ManualClock(now))
+        (Clock(ClockSource::Manual(now.clone())), ManualClock(now))
     }
 
-    /// For simulations: a clock that shows `first` now and goes on with the paused or advanced time of the tokio runtime it
-    /// is made in, faster by `drift` (slower, if negative). Its wall shows the same, as a time since the Unix epoch. The
-    /// keeper of a locker with such a clock is a task of the runtime in which the locker is made, where that time passes, and
-    /// not a thread of its own.
+    /// For simulations: returns a clock that shows `first` now and advances with the paused or advanced time of the
+    /// tokio runtime it is made in, faster by `drift` (slower, if negative). Its wall shows the same, as a time since
+    /// the Unix epoch. The keeper of a locker with such a clock is a task of the runtime in which the locker is made,
+    /// where that time passes, and not a thread of its own.
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn of_runtime(first: Moment, drift: f64) -> Clock {
-        Clock(Source::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
+        Clock(ClockSource::Runtime(RuntimeTime { began: tokio::time::Instant::now(), first, rate: 1.0 + drift }))
     }
 
-    /// Whether time passes only where the runtime runs that this clock was made in.
+    /// Returns whether time advances only inside the runtime that this clock was made in.
     #[cfg(feature = "simulation")]
     pub(crate) fn is_of_runtime(&self) -> bool {
-        matches!(self.0, Source::Runtime(_))
+        matches!(self.0, ClockSource::Runtime(_))
     }
 
-    /// Whether something else decides who goes first: a simulation, or a checker of races.
+    /// Returns whether a simulation or a race checker decides the order of tasks.
     pub(crate) fn is_in_order(&self) -> bool {
         #[cfg(feature = "simulation")]
         if self.is_of_runtime() {
@@ -139,22 +141,22 @@ impl Clock {
         cfg!(shuttle)
     }
 
-    /// Whether sleeping by this clock needs the timers of a tokio runtime.
+    /// Returns whether sleeping by this clock needs the timers of a tokio runtime.
     pub(crate) fn needs_runtime(&self) -> bool {
-        !matches!(self.0, Source::Manual(_))
+        !matches!(self.0, ClockSource::Manual(_))
     }
 
-    /// The current moment.
+    /// Returns the current moment.
     #[must_use]
     pub fn now(&self) -> Moment {
         match &self.0 {
-            Source::Boottime => {
+            ClockSource::Boottime => {
                 let t = clock_gettime(ClockId::Boottime);
                 Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
             }
-            Source::Manual(now) => *now.borrow(),
+            ClockSource::Manual(now) => *now.borrow(),
             #[cfg(feature = "simulation")]
-            Source::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
+            ClockSource::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
         }
     }
 
@@ -165,21 +167,21 @@ impl Clock {
     pub async fn sleep_until(&self, moment: Moment) {
         match &self.0 {
             _ if moment == Moment::NEVER => std::future::pending().await,
-            Source::Boottime => loop {
+            ClockSource::Boottime => loop {
                 let left = moment.since(self.now());
                 if left.is_zero() {
                     return;
                 }
                 tokio::time::sleep(left.min(LONGEST_NAP)).await;
             },
-            Source::Manual(now) => {
-                // The sender lives in self, so waiting cannot fail.
+            ClockSource::Manual(now) => {
+                // `self` owns the sender, so waiting cannot fail.
                 let _ = now.subscribe().wait_for(|now| *now >= moment).await;
             }
             #[cfg(feature = "simulation")]
-            Source::Runtime(time) => {
+            ClockSource::Runtime(time) => {
                 while self.now() < moment {
-                    // Never for nothing, however short the rest is: that would not let time pass.
+                    // Never zero, however short the rest is: a sleep of zero would not advance time.
                     let left = moment.since(self.now()).div_f64(time.rate).max(Duration::from_nanos(1));
                     tokio::time::sleep(left).await;
                 }
@@ -187,7 +189,7 @@ impl Clock {
         }
     }
 
-    /// The wall clock, for records that people read; never for a decision.
+    /// Returns the wall clock time, for records that people read; never for a decision.
     #[must_use]
     pub fn wall(&self) -> SystemTime {
         #[cfg(feature = "simulation")]
@@ -201,20 +203,20 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Source::Boottime => f.write_str("Clock::system"),
-            Source::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
+            ClockSource::Boottime => f.write_str("Clock::system"),
+            ClockSource::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
             #[cfg(feature = "simulation")]
-            Source::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
+            ClockSource::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
         }
     }
 }
 
-/// The hand on a manual [`Clock`].
+/// The control of a manual [`Clock`].
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<watch::Sender<Moment>>);
 
 impl ManualClock {
-    /// Moves the clock on and wakes whoever sleeps until a moment that is now past.
+    /// Advances the clock and wakes the sleepers whose moment has passed.
     pub fn advance(&self, by: Duration) {
         self.0.send_modify(|now| *now = now.after(by));
     }

@@ -15,30 +15,30 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What kind of failure an [`Error`] is.
 ///
-/// Only [`ErrorKind::Unknown`] leaves open whether the request was carried out; every other kind is definite.
+/// Only [`ErrorKind::Unknown`] leaves open whether the request was applied; every other kind is definite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// This owner holds the lock already and did not ask for re-entry.
+    /// This owner holds the lock already, and the request is not re-entrant.
     AlreadyHeld,
     /// This owner does not hold the lock.
     NotHeld,
-    /// The wait was over before the lock was free: another owner has it, by the engine's own word, or the
-    /// grant came too late to be used.
+    /// The wait ended before the lock was free: the engine reported another holder, or the grant came too late to be
+    /// used.
     Timeout,
-    /// The lock was held and is not any more.
+    /// The lock was lost.
     Lost,
-    /// The engine's reply never came: the request may or may not have been carried out.
+    /// The engine did not reply: the request may or may not have been applied.
     Unknown,
-    /// The engine cannot be reached, or refuses for now; the request was not carried out.
+    /// The engine cannot be reached or refuses for now; the request was not applied.
     Unavailable,
     /// The engine cannot do this.
     Unsupported,
-    /// An argument is not acceptable; nothing was changed.
+    /// An argument is invalid; nothing was changed.
     InvalidInput,
-    /// Something that is not ours lies where the lock's data belongs; it was left alone.
+    /// Data of another program is stored at the lock's place; it was not changed.
     Foreign,
-    /// The configuration is not acceptable; nothing was sent.
+    /// The configuration is invalid; nothing was sent.
     Config,
     /// The engine refused the credentials or the right to do this.
     Auth,
@@ -65,24 +65,24 @@ struct Details {
 }
 
 impl Error {
-    /// An error of `kind`. The message says what happened, in the words of whoever was asked.
+    /// Returns an error of `kind`. The message says what happened.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let (message, is_attempt_over) = (message.into(), false);
         let (key, holder, loss, help, source) = (None, None, None, None, None);
         Error(Box::new(Details { kind, message, key, holder, loss, help, source, is_attempt_over }))
     }
 
-    /// The request was not carried out and may be tried again.
+    /// Returns an error of a request that was not applied and may be retried.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Unavailable, message)
     }
 
-    /// The request may or may not have been carried out.
+    /// Returns an error of a request that may or may not have been applied.
     pub fn unknown(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Unknown, message)
     }
 
-    /// An argument or a configuration field named `field` is not acceptable.
+    /// Returns the error of an invalid argument or configuration field.
     pub(crate) fn invalid(field: &str, problem: impl fmt::Display) -> Self {
         Error::new(ErrorKind::InvalidInput, format!("{field}: {problem}"))
     }
@@ -98,79 +98,79 @@ impl Error {
         error
     }
 
-    /// Says which lock the error is about, unless it says so already.
+    /// Sets the lock that the error is about, unless it is set already.
     #[must_use]
     pub fn with_key(mut self, key: &Key) -> Self {
         self.0.key.get_or_insert_with(|| key.clone());
         self
     }
 
-    /// Says who holds the lock.
+    /// Sets the holder of the lock.
     #[must_use]
     pub fn with_holder(mut self, holder: Option<Holder>) -> Self {
         self.0.holder = holder;
         self
     }
 
-    /// Says what to do next.
+    /// Sets the advice what to do next.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<Cow<'static, str>>) -> Self {
         self.0.help = Some(help.into());
         self
     }
 
-    /// Keeps the cause.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(Arc::from(source.into()));
         self
     }
 
-    /// Says that the engine has sent a release of the attempt by itself, as of a grant that did not count. That may still
-    /// come to the lock, so no later claim is this attempt's.
+    /// Marks the attempt as released by the engine itself, for example because its grant came too late. That release
+    /// may still arrive, so the core claims with a new attempt.
     #[must_use]
     pub fn with_attempt_over(mut self) -> Self {
         self.0.is_attempt_over = true;
         self
     }
 
-    /// Whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
+    /// Returns whether the engine has ended the attempt: see [`with_attempt_over`](Error::with_attempt_over).
     #[must_use]
     pub fn is_attempt_over(&self) -> bool {
         self.0.is_attempt_over
     }
 
-    /// The same once more, for observers.
+    /// Returns a copy for observers.
     pub(crate) fn duplicate(&self) -> Error {
         Error(self.0.clone())
     }
 
-    /// What kind of failure this is.
+    /// Returns what kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The lock the error is about.
+    /// Returns the lock the error is about.
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()
     }
 
-    /// Who held the lock when the engine was last heard, where that is known: at most a second before the
-    /// error was made. How long it was held and is kept are as of the error.
+    /// Returns the holder at the engine's last reply, if known: at most a second before the error. The times in it
+    /// are as of the error.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.0.holder.as_ref()
     }
 
-    /// Why the lock was lost, for [`ErrorKind::Lost`].
+    /// Returns why the lock was lost, for [`ErrorKind::Lost`].
     #[must_use]
     pub fn loss_reason(&self) -> Option<&LossReason> {
         self.0.loss.as_ref()
     }
 
-    /// Whether the same call may succeed later without any change by the caller.
+    /// Returns whether the same call may succeed later without any change by the caller.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.kind {
@@ -188,7 +188,7 @@ impl Error {
         }
     }
 
-    /// Whether the request behind this error may have been carried out.
+    /// Returns whether the request behind this error may have been applied.
     #[must_use]
     pub fn may_be_applied(&self) -> bool {
         self.0.kind == ErrorKind::Unknown
@@ -214,7 +214,7 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Error({:?}: {self}", self.0.kind)?;
-        // Most messages quote their cause: it is not said twice.
+        // Most messages quote their cause; it is not repeated.
         if let Some(source) = self.0.source.as_ref().map(ToString::to_string).filter(|it| !self.0.message.contains(it))
         {
             write!(f, ": {source}")?;

@@ -1,4 +1,4 @@
-//! What happens to a lock, told to whoever observes it and to `tracing`.
+//! Events of locks, for observers and for `tracing`.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::types::token::FencingToken;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// Its lease ended before a renewal was answered.
+    /// Its lease ended before a renewal succeeded.
     Expired,
-    /// The engine says that it is not ours any more.
+    /// The engine reported that the attempt no longer holds it.
     Revoked,
-    /// Somebody released it by force.
+    /// It was force-released.
     Broken,
     /// It was held for as long as [`max_hold`](crate::LockRequest::max_hold) allows.
     MaxHold,
     /// Its watchdog was not [fed](crate::LockGuard::feed) for too long.
     Silent,
-    /// Somebody [took it over](crate::Locker::adopt).
+    /// Another process [took it over](crate::Locker::adopt).
     Adopted,
     /// Its locker was closed.
     Closed,
@@ -35,10 +35,10 @@ impl fmt::Display for LossReason {
         f.write_str(match self {
             LossReason::Expired => "its lease ended before a renewal was answered",
             LossReason::Revoked => "the engine says that it is not ours any more",
-            LossReason::Broken => "somebody released it by force",
+            LossReason::Broken => "it was released by force",
             LossReason::MaxHold => "it was held for as long as max_hold allows",
             LossReason::Silent => "its watchdog was not fed",
-            LossReason::Adopted => "somebody took it over",
+            LossReason::Adopted => "another process took it over",
             LossReason::Closed => "its locker was closed",
             LossReason::Unlocked => "its owner unlocked it by name",
         })
@@ -65,40 +65,40 @@ pub struct Event<'a> {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum EventKind<'a> {
-    /// Somebody else has the lock; the owner waits.
+    /// Another owner holds the lock; this owner waits.
     Waiting {
-        /// Who has it.
+        /// The holder, if known.
         holder: Option<&'a Holder>,
     },
     /// The lock was granted.
     Acquired {
-        /// Time since it was asked for.
+        /// Time since the request.
         waited: Duration,
     },
-    /// The wait was over before the lock was free.
+    /// The wait ended before the lock was free.
     TimedOut {
-        /// Time since it was asked for.
+        /// Time since the request.
         waited: Duration,
     },
-    /// Asking for the lock ended because the engine could not be reached: whether another owner has it is not known.
+    /// The request ended because the engine could not be reached; whether another owner holds the lock is unknown.
     Failed {
-        /// What the caller is told: kind `Unavailable`, or `Unknown` when a claim may have been carried out.
+        /// The caller's error: kind `Unavailable`, or `Unknown` if a claim may have been applied.
         error: &'a Error,
-        /// Time since it was asked for.
+        /// Time since the request.
         waited: Duration,
     },
     /// The lease was renewed.
     Renewed {
-        /// How much of the old lease was left, the leading signal of trouble; `None` without a lease.
+        /// Time that was left of the old lease, the leading signal of trouble; `None` without a lease.
         margin: Option<Duration>,
     },
-    /// A renewal failed; it is tried again until the lease ends.
+    /// A renewal failed; it is retried until the lease ends.
     RenewalFailed {
         /// Why.
         error: &'a Error,
         /// Time until the lock counts as lost; `None` without a lease.
         left: Option<Duration>,
-        /// How many renewals have failed since the last that did not.
+        /// The number of failed renewals since the last success.
         failures: u32,
     },
     /// The lock was released.
@@ -115,14 +115,14 @@ pub enum EventKind<'a> {
     },
 }
 
-/// Sees the events of a locker and its clones, one at a time, in the order in which they were reported.
+/// Receives the events of a locker and its clones, one at a time, in the order in which they were reported.
 ///
-/// What a caller's own call brings about is seen before that call returns, unless the observer is busy with other events for
-/// 100 ms: return at once, or the caller waits. What the keeper finds (a renewal, a loss) is seen on a thread of its own, so
-/// that a slow observer delays no renewal. As many as 16 384 events wait for it; more are dropped, and a line of log says how
-/// many. A panic is caught and logged.
+/// Events of a caller's own call are delivered before that call returns, unless the observer is busy with other
+/// events for 100 ms: return quickly, or the caller waits. The keeper's events (a renewal, a loss) are delivered on a
+/// thread of their own, so that a slow observer delays no renewal. Up to 16 384 events are queued; more are dropped,
+/// and their number is logged. A panic is caught and logged.
 pub trait Observer: Send + Sync + 'static {
-    /// Something happened.
+    /// Receives an event.
     fn on_event(&self, event: &Event<'_>);
 }
 
@@ -132,7 +132,7 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
     }
 }
 
-/// One line of log with the fields that every message has.
+/// Logs one line with the fields that every message has.
 macro_rules! log {
     ($level:ident, $event:expr, $message:literal $(, $field:literal = $value:expr)*) => {
         tracing::event!(
@@ -148,7 +148,7 @@ macro_rules! log {
     };
 }
 
-/// Tells `tracing`.
+/// Logs the event.
 pub(crate) fn trace(event: &Event<'_>) {
     match event.kind {
         EventKind::Waiting { holder } => {
@@ -177,7 +177,8 @@ pub(crate) fn trace(event: &Event<'_>) {
         }
         EventKind::RenewalFailed { error, left, failures } => {
             let left = left.map(|left| left.as_secs_f64());
-            // Thousands of locks are tried again several times a second while an engine is away: once is enough to warn.
+            // Thousands of locks are retried several times a second while an engine is unreachable: one warning is
+            // enough.
             if failures == 1 {
                 log!(
                     WARN,

@@ -1,4 +1,4 @@
-//! What an examination of an engine found.
+//! Findings of an examination of an engine.
 
 use std::fmt;
 #[cfg(any(feature = "etcd", feature = "redis"))]
@@ -6,17 +6,17 @@ use std::net::IpAddr;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 use std::time::Duration;
 
-/// How much a [`Finding`] matters.
+/// The severity of a [`Finding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
     /// As it should be.
     Fine,
-    /// Something that could not be looked at, or is good to know.
+    /// Something that could not be examined, or that is good to know.
     Note,
-    /// Locks work; some event that must be expected costs them, or makes them slow.
+    /// Locks work, but an expected event loses them or makes them slow.
     Warning,
-    /// Two may hold one lock, or nobody can.
+    /// Two owners may hold one lock, or no owner can.
     Unsafe,
 }
 
@@ -43,9 +43,9 @@ impl fmt::Display for Severity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What was looked at, in one word that stays the same.
+    /// The subject, in one stable word.
     pub check: &'static str,
     /// Where: a server, or what several servers have in common. Never with credentials.
     pub place: String,
@@ -92,7 +92,7 @@ impl Finding {
     }
 }
 
-/// What was found about one place.
+/// The findings about one place.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 #[derive(Debug)]
 pub(crate) struct Findings<'a> {
@@ -122,7 +122,7 @@ impl Findings<'_> {
         self.all.push(Finding::not_safe(check, self.place, found).because(why).fix(fix));
     }
 
-    /// Whether answers come fast enough for leases of this length; the slowest of several counts.
+    /// Judges whether replies are fast enough for leases of this length; the slowest of several counts.
     pub(crate) fn round_trips(&mut self, times: &[Duration], ttl: Duration, most: Duration) {
         let Some(slowest) = times.iter().max() else { return };
         let found = format!("the slowest of {} answers took {slowest:.1?}; leases last {ttl:?}", times.len());
@@ -138,7 +138,7 @@ impl Findings<'_> {
         self.warning("latency", found, why, &fix);
     }
 
-    /// Whether anybody on the way can read what is sent.
+    /// Judges whether a third party on the network can read the traffic.
     pub(crate) fn encryption(&mut self, encrypted: bool) {
         if encrypted {
             return self.fine("tls", "connections are encrypted");
@@ -156,7 +156,7 @@ impl Findings<'_> {
     }
 }
 
-/// Whether `place`, a path or `host:port`, is on this machine for certain.
+/// Returns whether `place`, a path or `host:port`, is on this machine for certain.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn is_of_this_machine(place: &str) -> bool {
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
@@ -164,7 +164,7 @@ pub(crate) fn is_of_this_machine(place: &str) -> bool {
     place.starts_with('/') || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
+/// Returns the numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn version(text: &str) -> [u32; 3] {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));

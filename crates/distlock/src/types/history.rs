@@ -1,4 +1,4 @@
-//! What has happened to a lock: an entry for each time it was acquired, released, lost or broken.
+//! The history of a lock: an entry for each time it was acquired, released, lost or broken.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use crate::types::key::Key;
 use crate::types::owner::{Record, read_optional_text};
 use crate::types::token::FencingToken;
 
-/// The most entries that can be kept of each lock.
+/// The largest number of entries that each lock can keep.
 pub const MAX_HISTORY: u32 = 10_000;
 
-/// No entry is longer: it has five texts of at most 256 bytes each, twice that when escaped.
+/// The longest entry: it has five texts of at most 256 bytes each, twice that when escaped.
 pub(crate) const LONGEST_LINE: usize = 4096;
 
-/// How long a history that nobody adds to is kept by engines that forget.
+/// How long an engine with expiry keeps a history without new entries.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) const HISTORY_TTL: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
 
@@ -30,7 +30,7 @@ pub enum HistoryKind {
     Acquired,
     /// A hold of it was ended by force.
     Broken,
-    /// Its holder lost it, and knows.
+    /// Its holder lost it and recorded that.
     Lost,
     /// Its holder released it.
     Released,
@@ -55,7 +55,7 @@ impl fmt::Display for HistoryKind {
     }
 }
 
-/// Something that happened to a lock, as whoever did it or suffered it wrote it down.
+/// One event of a lock, as the client that caused or suffered it recorded it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HistoryEntry {
@@ -67,25 +67,25 @@ pub struct HistoryEntry {
     /// Which hold it is about.
     #[serde(serialize_with = "write_token", deserialize_with = "read_token")]
     pub token: FencingToken,
-    /// How long the lock was waited for, when it was acquired; otherwise how long it was held, where that is known.
+    /// For an acquisition, how long it waited; otherwise how long the lock was held, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// Why it was lost or broken.
     #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whose hold it is; of a break, who broke it.
+    /// The owner of the hold; of a break, the owner that broke it.
     #[serde(flatten)]
     pub record: Record,
 }
 
 impl HistoryEntry {
-    /// An entry without further details.
+    /// Returns an entry without further details.
     #[must_use]
     pub fn new(at_ms: u64, kind: HistoryKind, token: FencingToken, record: Record) -> Self {
         HistoryEntry { at_ms, kind, token, took_ms: None, reason: None, record }
     }
 
-    /// What is written down of an event; `None` when that is nothing.
+    /// Returns the entry of an event; `None` if the event has none.
     pub(crate) fn of(event: &EventKind<'_>, token: FencingToken, record: &Record, at_ms: u64) -> Option<Self> {
         let (kind, took, reason) = match event {
             EventKind::Acquired { waited } => (HistoryKind::Acquired, waited, None),
@@ -97,16 +97,16 @@ impl HistoryEntry {
         Some(HistoryEntry { took_ms, reason, ..HistoryEntry::new(at_ms, kind, token, record.clone()) })
     }
 
-    /// The entry as one line of JSON, as engines store it.
+    /// Returns the entry as one line of JSON, as engines store it.
     ///
     /// # Errors
-    /// None that is known: everything in it is text and numbers.
+    /// None in practice: an entry has only text and numbers.
     pub fn to_line(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::invalid("history", error))
     }
 
-    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later version,
-    /// or text with control characters.
+    /// Reads what [`to_line`](HistoryEntry::to_line) wrote; `None` for anything else, such as a kind of a later
+    /// version, or text with control characters.
     #[must_use]
     pub fn from_line(line: &[u8]) -> Option<Self> {
         if line.len() > LONGEST_LINE {
@@ -118,15 +118,15 @@ impl HistoryEntry {
 
 /// Puts entries into the order in which things happened.
 ///
-/// They were written a little later, by several processes whose clocks differ. What is certain is the order of fencing
-/// tokens, and that nothing happens to a hold before it was acquired. What was written twice counts once.
+/// Several processes with different clocks wrote them, a little later. The order of fencing tokens is certain, and a
+/// hold's acquisition comes before its other entries. Duplicates are removed.
 pub(crate) fn in_order(mut entries: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
     entries.sort_by_key(|entry| (entry.token, entry.kind, entry.at_ms));
     entries.dedup();
     entries
 }
 
-/// The same answer for each of several requests that were carried out together.
+/// Returns the result of a batch for each of its requests.
 pub(crate) fn answer_all(outcome: &Result<()>, count: usize) -> Vec<Result<()>> {
     let answer = || match outcome {
         Ok(()) => Ok(()),
@@ -135,7 +135,7 @@ pub(crate) fn answer_all(outcome: &Result<()>, count: usize) -> Vec<Result<()>> 
     (0..count).map(|_| answer()).collect()
 }
 
-/// The places of the entries of each lock.
+/// Returns the indexes of the entries of each lock.
 pub(crate) fn by_lock(entries: &[(Key, HistoryEntry)]) -> BTreeMap<&Key, Vec<usize>> {
     let mut locks: BTreeMap<&Key, Vec<usize>> = BTreeMap::new();
     entries.iter().enumerate().for_each(|(place, (key, _))| locks.entry(key).or_default().push(place));

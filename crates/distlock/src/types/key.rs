@@ -42,9 +42,9 @@ impl Key {
         }
     }
 
-    /// Makes a name of any bytes: control characters, braces, `%` and what is not UTF-8 become `%XX`.
+    /// Makes a name of any bytes: control characters, braces, `%` and bytes that are not UTF-8 become `%XX`.
     ///
-    /// Different bytes give different names, and [`Key::unescape`] gives the bytes back.
+    /// Different bytes give different names, and [`Key::unescape`] returns the bytes.
     ///
     /// # Errors
     /// Kind `InvalidInput` when `bytes` is empty or its escaped form is longer than 512 bytes.
@@ -63,7 +63,7 @@ impl Key {
         Key::new(name)
     }
 
-    /// The bytes that [`Key::escape`] was given. What is not an escape stays as it is.
+    /// Returns the bytes that [`Key::escape`] was given. Text that is not an escape stays as it is.
     #[must_use]
     pub fn unescape(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.0.len());
@@ -76,7 +76,7 @@ impl Key {
         bytes
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,4 +1,4 @@
-//! The values that every ring uses. They know only each other.
+//! The leaves: values that every ring uses. They import only each other. This list is the one list of them.
 
 pub(crate) mod clock;
 pub(crate) mod error;
@@ -10,6 +10,7 @@ pub(crate) mod meter;
 pub(crate) mod mode;
 pub(crate) mod options;
 pub(crate) mod owner;
+pub(crate) mod secret;
 pub(crate) mod span;
 pub(crate) mod sync;
 pub(crate) mod ticket;

@@ -14,23 +14,23 @@ pub const MAX_SLOTS: u32 = 1024;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Mode {
-    /// Nobody else.
+    /// One holder.
     #[default]
     Exclusive,
-    /// Everybody who shares it: readers.
+    /// Any number of shared holders: readers.
     Shared,
-    /// Claims of the same owner, from whatever process.
+    /// Claims of the same owner, from any process.
     Reentrant,
     /// As many as there are slots: a semaphore.
     Slot {
-        /// How many slots there are. All who use the semaphore say the same.
+        /// The number of slots. All users of the semaphore give the same.
         of: u32,
     },
 }
 
 impl Mode {
-    /// Whether claims in the two modes can meet on one lock. A semaphore is one for everybody, with the same number of
-    /// slots, as long as somebody holds or waits.
+    /// Returns whether claims in the two modes can meet on one lock. While a semaphore has a holder or waiter, all
+    /// claims must be for a semaphore with the same number of slots.
     #[must_use]
     pub fn agrees_with(self, other: Mode) -> bool {
         match (self, other) {
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// How many may hold it at once.
+    /// Returns how many holders the lock may have at once.
     #[must_use]
     pub fn most_holders(self) -> usize {
         match self {
@@ -54,7 +54,7 @@ impl Mode {
         *self == Mode::Exclusive
     }
 
-    /// Refuses what no engine could do, before anything is sent.
+    /// Refuses a mode that no engine supports, before anything is sent.
     pub(crate) fn check(self) -> Result<()> {
         match self {
             Mode::Slot { of } if !(1..=MAX_SLOTS).contains(&of) => {
@@ -64,7 +64,7 @@ impl Mode {
         }
     }
 
-    /// The error of a claim that [does not agree](Mode::agrees_with) with what the lock is.
+    /// Returns the error of a claim that [does not agree](Mode::agrees_with) with what the lock is.
     #[must_use]
     pub fn disagrees(self, lock: Mode) -> Error {
         Error::invalid("mode", format_args!("asked for {self}, but as long as it is in use it is {lock}"))

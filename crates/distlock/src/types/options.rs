@@ -1,4 +1,4 @@
-//! How a lock is asked for, and the defaults.
+//! The options of a request, and their defaults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use crate::types::error::{Error, Result};
 use crate::types::meter::Group;
 use crate::types::mode::Mode;
 use crate::types::owner::check_text;
-use crate::types::watchdog::{Kind, Watchdog};
+use crate::types::watchdog::{Watchdog, WatchdogKind};
 
-/// The lease of a lock that does not ask for another: 10 s.
+/// The default TTL: 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
 /// The shortest lease: 100 ms.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest lease: 24 h.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// The pause between two claims where the engine does not say when to claim again: 100 ms.
+/// The default pause between two claims if the engine does not say when to claim again: 100 ms.
 pub const DEFAULT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest retry interval: 1 ms.
 pub const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -23,18 +23,18 @@ pub const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 pub const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How many requests in a row may fail before a wait gives up on the engine.
 pub const DEFAULT_MAX_RETRIES: u32 = 8;
-/// The longest wait that can be asked for: 10 years. Without a bound a wait has no limit at all.
+/// The longest wait that can be set: 10 years. A wait that is not set has no limit.
 pub const MAX_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A lease is renewed when this part of it has passed.
 const DEFAULT_RENEW_AT: f64 = 1.0 / 3.0;
 
-/// What a request asks for besides the lock's name.
+/// The options of a request besides the lock's name.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) ttl: Duration,
     pub(crate) wait: Option<Duration>,
-    /// Whether not getting the lock is an answer and not an error.
+    /// Whether a held lock is a result (`None`) and not an error.
     pub(crate) once: bool,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) retry_interval: Duration,
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     pub(crate) mode: Mode,
     pub(crate) reentrant: bool,
     pub(crate) label: Option<Arc<str>>,
-    /// What the lock is counted under.
+    /// The metrics label.
     pub(crate) group: Group,
 }
 
@@ -74,7 +74,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what no engine could do, before anything is sent.
+    /// Refuses options that no engine supports, before anything is sent.
     pub(crate) fn check(&self) -> Result<()> {
         self.mode.check()?;
         check_ttl(self.ttl)?;
@@ -89,8 +89,8 @@ impl Options {
         if self.max_hold == Some(Duration::ZERO) {
             return Err(Error::invalid("max_hold", "the lock would be lost at once"));
         }
-        if self.watchdog.0 == Kind::Fed(Duration::ZERO) {
-            return Err(Error::invalid("watchdog", "nobody can feed it that often"));
+        if self.watchdog.0 == WatchdogKind::Fed(Duration::ZERO) {
+            return Err(Error::invalid("watchdog", "the work cannot feed it that often"));
         }
         check_range("lock_delay", self.delay, Duration::ZERO, MAX_TTL)?;
         check_range("at_least", self.at_least, Duration::ZERO, MAX_TTL)?;
@@ -103,9 +103,9 @@ impl Options {
         self.label.as_deref().map_or(Ok(()), |label| check_text("label", label))
     }
 
-    /// Whether the lease may run out while the process lives.
+    /// Returns whether the lease may run out while the process lives.
     pub(crate) fn lapses(&self) -> bool {
-        self.watchdog.0 != Kind::On || self.max_hold.is_some()
+        self.watchdog.0 != WatchdogKind::On || self.max_hold.is_some()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who asks for a lock, and what others are told about the one who has it.
+//! Owners, and the records that others read about holders and waiters.
 
 use std::fmt;
 use std::fs::File;
@@ -16,13 +16,13 @@ use crate::types::token::{AttemptId, FencingToken};
 /// The longest owner id, label or reason in bytes.
 pub const MAX_TEXT_BYTES: usize = 256;
 
-/// Names one owner: whoever has the same id is the same owner.
+/// The id of an owner: the same id is the same owner.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct OwnerId(Arc<str>);
 
 impl OwnerId {
-    /// An owner named by the application: a trace id, a request id, a business id.
+    /// Returns an owner named by the application: a trace id, a request id, a business id.
     ///
     /// # Errors
     /// Kind `InvalidInput` when the text is empty, longer than 256 bytes or has control characters.
@@ -35,13 +35,13 @@ impl OwnerId {
         Ok(OwnerId(id.into()))
     }
 
-    /// An owner unlike any other.
+    /// Returns a new unique owner.
     #[must_use]
     pub fn random() -> Self {
         OwnerId(AttemptId::random().to_string().into())
     }
 
-    /// The id.
+    /// Returns the id.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -78,15 +78,15 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
     }
 }
 
-/// Reads text that anybody may have written. What [`check_text`] refuses is no record of ours, on any engine: it would
-/// reach the terminals and logs of those who look.
+/// Reads text that any client may have written. Text that [`check_text`] refuses is not a record of this library: it
+/// would reach terminals and logs.
 pub(crate) fn read_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     check_text("text", &text).map_err(D::Error::custom)?;
     Ok(text)
 }
 
-/// The same where there may be none.
+/// Reads an optional text likewise.
 pub(crate) fn read_optional_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -114,7 +114,7 @@ impl Process {
     /// This process.
     #[must_use]
     pub fn current() -> Arc<Process> {
-        // The kernel takes any bytes for a name; a record with control characters would be no record to others.
+        // The kernel accepts any bytes for a name; other clients would refuse a record with control characters.
         let host = rustix::system::uname().nodename().to_string_lossy().replace(char::is_control, "?");
         let user = std::env::var("USER").ok().filter(|user| is_name(user)).unwrap_or_else(user_of_uid);
         Arc::new(Process { host, pid: std::process::id(), user })
@@ -125,8 +125,8 @@ fn is_name(user: &str) -> bool {
     !user.is_empty() && check_text("user", user).is_ok()
 }
 
-/// The name of the user that this process runs as, or its number where `/etc/passwd` has no name for it: directories of
-/// users elsewhere are reached through the C library alone, which is unsafe code.
+/// Returns the name of the user that this process runs as, or its number where `/etc/passwd` has no name for it:
+/// other user directories need the C library, which is unsafe code.
 fn user_of_uid() -> String {
     static FOUND: OnceLock<(u32, String)> = OnceLock::new();
     let uid = rustix::process::getuid().as_raw();
@@ -136,12 +136,12 @@ fn user_of_uid() -> String {
     };
     match FOUND.get_or_init(|| (uid, find())) {
         (of, user) if *of == uid => user.clone(),
-        // A process that has become another user since.
+        // The process has changed its user since.
         _ => find(),
     }
 }
 
-/// The name of `uid` in the lines `name:password:uid:…`.
+/// Returns the name of `uid` in the lines `name:password:uid:…`.
 fn name_in(passwd: impl BufRead, uid: u32) -> Option<String> {
     let mut names = passwd.lines().map_while(Result::ok).filter_map(|line| {
         let mut fields = line.split(':');
@@ -151,7 +151,7 @@ fn name_in(passwd: impl BufRead, uid: u32) -> Option<String> {
     names.next()
 }
 
-/// What an engine stores next to a lock about the one who has it, or waits for it.
+/// What an engine stores about a holder or waiter of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Record {
@@ -160,13 +160,13 @@ pub struct Record {
     /// Where the owner runs.
     #[serde(flatten)]
     pub process: Arc<Process>,
-    /// What the owner says the lock is for.
+    /// The label: what the lock is for.
     #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub label: Option<Arc<str>>,
-    /// How the owner asks for it.
+    /// The mode of the claim.
     #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
     pub mode: Mode,
-    /// Whether its lease may run out while its process lives: the keeper does not renew it, or not for ever.
+    /// Whether the lease may expire while the process lives: the keeper does not renew it, or not forever.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lapses: bool,
     /// When the request was made, in milliseconds of the Unix epoch by the owner's wall clock.
@@ -180,7 +180,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl Record {
-    /// What `owner` in `process` says about itself at `now`, by its wall clock.
+    /// Returns the record of `owner` in `process` at `now`, by its wall clock.
     #[must_use]
     pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -188,14 +188,14 @@ impl Record {
         Record { owner, process, label, mode: Mode::Exclusive, lapses: false, since_ms }
     }
 
-    /// The same, asking in `mode`.
+    /// Sets the mode.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// How long ago the request was made, if wall clocks can be believed.
+    /// Returns how long ago the request was made, as far as wall clocks agree.
     #[must_use]
     pub fn age(&self, now: SystemTime) -> Duration {
         let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
@@ -217,11 +217,11 @@ impl fmt::Display for Record {
     }
 }
 
-/// Who has a lock, as far as the engine can tell.
+/// A holder of a lock, as far as the engine knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The holder's own words; `None` when it is not one of ours.
+    /// The holder's record; `None` if it is not a client of this library.
     pub record: Option<Arc<Record>>,
     /// Its fencing token, if it has one.
     pub token: Option<FencingToken>,
@@ -232,20 +232,20 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// A holder of which nothing is known but what follows.
+    /// Returns a holder with this record and token only.
     #[must_use]
     pub fn new(record: Option<Arc<Record>>, token: Option<FencingToken>) -> Self {
         Holder { record, token, ttl_left: None, held_for: None }
     }
 
-    /// Says when the engine frees the lock by itself.
+    /// Sets the time until the engine frees the lock by itself.
     #[must_use]
     pub fn with_ttl_left(mut self, left: Option<Duration>) -> Self {
         self.ttl_left = left;
         self
     }
 
-    /// Says how long it has been held.
+    /// Sets how long the lock has been held.
     #[must_use]
     pub fn with_held_for(mut self, held: Option<Duration>) -> Self {
         self.held_for = held;

@@ -1,4 +1,4 @@
-//! The primitives of threads, so that the same code runs where a checker decides who goes first: see `races/`.
+//! Mutexes, atomics and threads, replaceable so that the race checker of `races/` can schedule them.
 
 #[cfg(shuttle)]
 use shuttle::sync as imp;

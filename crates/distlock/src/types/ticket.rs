@@ -1,4 +1,4 @@
-//! What a process needs to go on with a hold of another, such as itself before a restart.
+//! Tickets, with which a process takes over a hold of another process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use crate::types::mode::Mode;
 use crate::types::owner::{OwnerId, read_optional_text};
 use crate::types::token::{AttemptId, FencingToken};
 
-/// What a process needs to go on with a hold of another; made by [`LockGuard::export`](crate::LockGuard::export).
+/// A ticket with which another process can take over a hold; made by [`LockGuard::export`](crate::LockGuard::export).
 ///
-/// Keep it where only its owner can read it: whoever has it can [take the hold over](crate::Locker::adopt).
+/// Store it where only its owner can read it: every process that has it can [take over the
+/// hold](crate::Locker::adopt).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HoldTicket {
     /// The lock.
     #[serde(with = "as_text")]
     pub key: Key,
-    /// Who has it.
+    /// The owner of the hold.
     pub owner: OwnerId,
     /// The fencing token, which stays the same.
     #[serde(with = "as_text")]

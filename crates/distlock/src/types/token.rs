@@ -5,20 +5,20 @@ use std::str::FromStr;
 
 use crate::types::error::{Error, Result};
 
-/// A number that rises with every grant of a lock, for the resource to refuse what comes late.
+/// A number that rises with every grant of a lock, so that the resource can refuse late writes.
 ///
-/// Give it along with each write; the resource keeps the highest it has seen and refuses lower ones.
+/// Pass it with each write; the resource stores the highest token so far and refuses lower ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// The token with this number.
+    /// Returns the token with this number.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         FencingToken(number)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -43,10 +43,10 @@ impl FromStr for FencingToken {
 pub struct AttemptId(u128);
 
 impl AttemptId {
-    /// A new random id, straight from the kernel, so that a forked or cloned process never repeats one.
+    /// Returns a new random id, straight from the kernel, so that a forked or cloned process never repeats one.
     ///
     /// # Panics
-    /// When the kernel has no random numbers to give; there is no safe lock without them.
+    /// If the kernel has no random numbers; there is no safe lock without them.
     #[must_use]
     pub fn random() -> Self {
         #[cfg(feature = "simulation")]
@@ -58,20 +58,20 @@ impl AttemptId {
         AttemptId(u128::from_ne_bytes(bytes))
     }
 
-    /// For simulations: from now on the ids that this thread makes, and all jitter with them, are those of `seed`; with
-    /// `None` they are random again.
+    /// For simulations: from now on the ids that this thread makes, and the jitter derived from them, come from
+    /// `seed`; with `None` they are random again.
     #[cfg(feature = "simulation")]
     pub fn seed(seed: Option<u64>) {
         seeded::SEED.set(seed);
     }
 
-    /// A number from 0 to 1 that is this attempt's own: jitter that needs no further random numbers.
+    /// Returns a number from 0 to 1 that is derived from this id: jitter without further random numbers.
     pub(crate) fn fraction(self) -> f64 {
         f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
     }
 }
 
-/// Ids that a seed decides.
+/// Ids from a seed.
 #[cfg(feature = "simulation")]
 mod seeded {
     use std::cell::Cell;

@@ -1,13 +1,13 @@
-//! What keeps a hold alive.
+//! The watchdog of a hold.
 
 use std::time::Duration;
 
-/// What keeps a hold alive until it is unlocked.
+/// The rule by which a hold is renewed until it is unlocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Watchdog(pub(crate) Kind);
+pub struct Watchdog(pub(crate) WatchdogKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Kind {
+pub(crate) enum WatchdogKind {
     #[default]
     On,
     Off,
@@ -15,23 +15,23 @@ pub(crate) enum Kind {
 }
 
 impl Watchdog {
-    /// The lease is renewed as long as the process lives.
+    /// Renews the lease while the process lives.
     #[must_use]
     pub const fn on() -> Self {
-        Watchdog(Kind::On)
+        Watchdog(WatchdogKind::On)
     }
 
-    /// Nobody renews the lease but [`LockGuard::extend`](crate::LockGuard::extend).
+    /// Does not renew the lease; only [`LockGuard::extend`](crate::LockGuard::extend) does.
     #[must_use]
     pub const fn off() -> Self {
-        Watchdog(Kind::Off)
+        Watchdog(WatchdogKind::Off)
     }
 
-    /// The lease is renewed as long as the work says that it lives, by [`LockGuard::feed`](crate::LockGuard::feed), at
-    /// least every `max_silence`. A process that hangs then loses its locks although it has not died.
+    /// Renews the lease while the work calls [`LockGuard::feed`](crate::LockGuard::feed), at least every
+    /// `max_silence`. So a process that hangs loses its locks.
     #[must_use]
     pub const fn fed(max_silence: Duration) -> Self {
-        Watchdog(Kind::Fed(max_silence))
+        Watchdog(WatchdogKind::Fed(max_silence))
     }
 }
 

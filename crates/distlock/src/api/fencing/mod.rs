@@ -1,9 +1,9 @@
-//! Fencing where it counts: the resource refuses what comes late.
+//! Fencing at the resource: it refuses late writes.
 //!
-//! A lease can end while its holder believes in it. What a lock protects is safe only if it compares the
-//! [fencing token](crate::LockGuard::fencing_token) of each write with the highest it has seen, in one step with the
-//! write, and refuses a lower one. How to do that in SQL, Redis, etcd, behind HTTP and in an object store is in
-//! `docs/fencing.md`; here is what those recipes need.
+//! A lease can end while its holder still works. The protected resource is safe only if it compares the [fencing
+//! token](crate::LockGuard::fencing_token) of each write with the highest token so far, in one step with the write,
+//! and refuses a lower one. `docs/fencing.md` has recipes for SQL, Redis, etcd, HTTP and object stores; this module
+//! has what they need.
 //!
 //! ```
 //! use distlock::fencing::Fence;
@@ -37,12 +37,12 @@ pub const REDIS_WRITE: &str = include_str!("write.lua");
 /// Reads the [header](HEADER)'s value, which is the token in decimal digits, as its `Display` writes it.
 ///
 /// # Errors
-/// Kind `InvalidInput` when it is anything else: refuse such a request.
+/// Kind `InvalidInput` if it is anything else: refuse such a request.
 pub fn from_header(value: &str) -> Result<FencingToken> {
     value.trim_matches([' ', '\t']).parse()
 }
 
-/// Lets writes pass whose token is not lower than one that has passed before: for a resource in this process.
+/// A fence for a resource in this process: refuses writes whose token is lower than that of an earlier write.
 ///
 /// # Default
 /// Every token passes at first.
@@ -50,25 +50,25 @@ pub fn from_header(value: &str) -> Result<FencingToken> {
 pub struct Fence(Mutex<Option<FencingToken>>);
 
 impl Fence {
-    /// A fence that nothing has passed.
+    /// Returns a fence that nothing has passed.
     #[must_use]
     pub fn new() -> Self {
         Fence::default()
     }
 
-    /// A fence that remembers the token of the last write from elsewhere, such as a file that it protects.
+    /// Returns a fence that starts with the token of the last write, for example from the file that it protects.
     #[must_use]
     pub fn since(last: FencingToken) -> Self {
         Fence(Mutex::new(Some(last)))
     }
 
-    /// Does `write` unless a higher token has passed. One at a time: a write that has begun ends before the next is
-    /// looked at, so no later one is overtaken by it.
+    /// Calls `write` unless a higher token has passed. Writes are serialized: one ends before the next token is
+    /// compared, so no write overtakes a later one.
     ///
     /// # Errors
-    /// When the token is stale; `write` is not called.
+    /// If the token is stale; `write` is not called.
     pub fn pass<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> std::result::Result<T, Stale> {
-        // A write that panicked may have been half done; its token counts.
+        // A write that panicked may be partly done; its token counts.
         let mut last = self.0.lock();
         check(token, *last)?;
         *last = Some(token);
@@ -76,11 +76,11 @@ impl Fence {
     }
 }
 
-/// Whether a write with `token` may follow one with `last`: for resources that keep the last token themselves and can
+/// Checks whether a write with `token` may follow one with `last`, for resources that store the last token and can
 /// compare and write in one step.
 ///
 /// # Errors
-/// When `token` is lower.
+/// If `token` is lower than `last`.
 pub fn check(token: FencingToken, last: Option<FencingToken>) -> std::result::Result<(), Stale> {
     match last {
         Some(last) if token < last => Err(Stale { token, last }),
@@ -88,13 +88,13 @@ pub fn check(token: FencingToken, last: Option<FencingToken>) -> std::result::Re
     }
 }
 
-/// A write that came too late: its lock has been granted again since.
+/// A late write: its lock has been granted again since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stale {
     /// The token of the write.
     pub token: FencingToken,
-    /// The higher one that has passed.
+    /// The higher token that has passed.
     pub last: FencingToken,
 }
 

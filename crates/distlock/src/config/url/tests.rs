@@ -1,8 +1,26 @@
-use super::*;
-use crate::config::{Config, Secret, redact};
+use std::any::Any;
 
-fn target(url: &str) -> Target {
-    parse(url).unwrap_or_else(|fault| panic!("{url}: {fault}")).target
+use super::*;
+use crate::config::fields::Config;
+use crate::config::redact::{redact, without_passwords};
+use crate::engines::etcd::open::EtcdAddress;
+use crate::engines::file::open::FileAddress;
+use crate::engines::memory::open::MemoryAddress;
+use crate::engines::redis::open::{RedisAddress, RedisOptions, RedisServers};
+use crate::engines::redlock::open::RedlockAddress;
+use crate::engines::shared::host::{Credentials, Host, ServerAddress};
+use crate::types::secret::Secret;
+
+/// The address of a URL, as the type that its engine has for it.
+fn target<T: 'static>(url: &str) -> T {
+    let parsed = parse(url).unwrap_or_else(|fault| panic!("{url}: {fault}"));
+    let address: Box<dyn Any> = parsed.address;
+    *address.downcast().unwrap_or_else(|_| panic!("{url} is of another engine"))
+}
+
+#[track_caller]
+fn assert_target<T: std::fmt::Debug + PartialEq + 'static>(url: &str, expected: &T) {
+    assert_eq!(&target::<T>(url), expected, "{url}");
 }
 
 fn host(name: &str, port: u16) -> Host {
@@ -18,101 +36,105 @@ fn plain(db: u32) -> RedisOptions {
     RedisOptions { tls: false, db, protocol: None, restart_guard: None, wait_replicas: 0 }
 }
 
-fn one(name: &str, port: u16, who: Credentials, options: RedisOptions) -> Target {
-    Target::Redis { servers: RedisServers::One(host(name, port)), credentials: who, options }
+fn one(name: &str, port: u16, who: Credentials, options: RedisOptions) -> RedisAddress {
+    RedisAddress { servers: RedisServers::One(host(name, port)), credentials: who, options }
 }
 
 #[test]
 fn local_engines_have_a_name_or_a_directory() {
-    assert_eq!(target("mem://"), Target::Memory { name: None });
-    assert_eq!(target("mem://orders-1"), Target::Memory { name: Some("orders-1".into()) });
-    assert_eq!(target("file:///var/lock/app"), Target::File { dir: Some("/var/lock/app".into()) });
-    assert_eq!(target("file:///a%20b@c"), Target::File { dir: Some("/a b@c".into()) });
+    assert_target("mem://", &MemoryAddress { name: None });
+    assert_target("mem://orders-1", &MemoryAddress { name: Some("orders-1".into()) });
+    assert_target("file:///var/lock/app", &FileAddress { dir: Some("/var/lock/app".into()) });
+    assert_target("file:///a%20b@c", &FileAddress { dir: Some("/a b@c".into()) });
 }
 
 #[test]
 fn a_single_redis_has_a_host_credentials_and_a_database() {
     let nobody = Credentials::default;
-    assert_eq!(target("redis://db"), one("db", 6379, nobody(), plain(0)));
-    assert_eq!(target("REDIS://db/"), one("db", 6379, nobody(), plain(0)));
-    assert_eq!(target("valkey://db:7/3"), one("db", 7, nobody(), plain(3)));
-    assert_eq!(target("redis://db?db=4"), one("db", 6379, nobody(), plain(4)));
-    assert_eq!(target("redis://[::1]:7000/1"), one("::1", 7000, nobody(), plain(1)));
-    assert_eq!(target("redis://app:p%2F%40ss@db"), one("db", 6379, credentials("app", "p/@ss"), plain(0)));
-    assert_eq!(target("redis://:pw@db/2"), one("db", 6379, credentials("", "pw"), plain(2)));
+    assert_target("redis://db", &one("db", 6379, nobody(), plain(0)));
+    assert_target("REDIS://db/", &one("db", 6379, nobody(), plain(0)));
+    assert_target("valkey://db:7/3", &one("db", 7, nobody(), plain(3)));
+    assert_target("redis://db?db=4", &one("db", 6379, nobody(), plain(4)));
+    assert_target("redis://[::1]:7000/1", &one("::1", 7000, nobody(), plain(1)));
+    assert_target("redis://app:p%2F%40ss@db", &one("db", 6379, credentials("app", "p/@ss"), plain(0)));
+    assert_target("redis://:pw@db/2", &one("db", 6379, credentials("", "pw"), plain(2)));
     for url in ["rediss://db/1", "valkeys://db/1"] {
-        assert_eq!(target(url), one("db", 6379, nobody(), RedisOptions { tls: true, ..plain(1) }));
+        assert_target(url, &one("db", 6379, nobody(), RedisOptions { tls: true, ..plain(1) }));
     }
-    let tuned = RedisOptions { protocol: Some(Protocol::Resp2), restart_guard: Some(true), ..plain(0) };
-    assert_eq!(target("redis://db?protocol=2&restart_guard=on"), one("db", 6379, nobody(), tuned));
-    let tuned = RedisOptions { protocol: Some(Protocol::Resp3), restart_guard: Some(false), ..plain(0) };
-    assert_eq!(target("redis://db/?restart_guard=off&protocol=3"), one("db", 6379, nobody(), tuned));
+    let tuned = RedisOptions { protocol: Some(2), restart_guard: Some(true), ..plain(0) };
+    assert_target("redis://db?protocol=2&restart_guard=on", &one("db", 6379, nobody(), tuned));
+    let tuned = RedisOptions { protocol: Some(3), restart_guard: Some(false), ..plain(0) };
+    assert_target("redis://db/?restart_guard=off&protocol=3", &one("db", 6379, nobody(), tuned));
     let tuned = RedisOptions { wait_replicas: 2, ..plain(0) };
-    assert_eq!(target("redis://db?wait_replicas=2"), one("db", 6379, nobody(), tuned));
+    assert_target("redis://db?wait_replicas=2", &one("db", 6379, nobody(), tuned));
 }
 
 #[test]
 fn a_redis_may_be_a_socket_a_sentinel_service_or_a_cluster() {
-    let redis = |servers, who, options| Target::Redis { servers, credentials: who, options };
+    let redis = |servers, who, options| RedisAddress { servers, credentials: who, options };
     let nobody = Credentials::default;
     let socket = RedisServers::Unix("/run/redis 1.sock".into());
-    assert_eq!(target("redis+unix:///run/redis%201.sock?db=2"), redis(socket, nobody(), plain(2)));
+    assert_target("redis+unix:///run/redis%201.sock?db=2", &redis(socket, nobody(), plain(2)));
 
     let hosts = || vec![host("h1", 26379), host("h2", 5000)];
     let service = || RedisServers::Sentinel { sentinels: hosts(), service: "my/main".into() };
     let who = || credentials("app", "pw");
-    assert_eq!(target("redis+sentinel://app:pw@h1,h2:5000/my%2Fmain/3"), redis(service(), who(), plain(3)));
-    assert_eq!(target("redis+sentinel://app:pw@h1,h2:5000/my%2Fmain?db=3"), redis(service(), who(), plain(3)));
-    let tls = RedisOptions { tls: true, ..plain(0) };
-    assert_eq!(target("rediss+sentinel://h1,h2:5000/my%2Fmain"), redis(service(), nobody(), tls.clone()));
+    assert_target("redis+sentinel://app:pw@h1,h2:5000/my%2Fmain/3", &redis(service(), who(), plain(3)));
+    assert_target("redis+sentinel://app:pw@h1,h2:5000/my%2Fmain?db=3", &redis(service(), who(), plain(3)));
+    let tls = || RedisOptions { tls: true, ..plain(0) };
+    assert_target("rediss+sentinel://h1,h2:5000/my%2Fmain", &redis(service(), nobody(), tls()));
 
     let cluster = || RedisServers::Cluster(vec![host("h1", 6379), host("::2", 7001)]);
-    assert_eq!(target("redis+cluster://app:pw@h1,[::2]:7001"), redis(cluster(), who(), plain(0)));
-    assert_eq!(target("rediss+cluster://h1,[::2]:7001/0"), redis(cluster(), nobody(), tls));
+    assert_target("redis+cluster://app:pw@h1,[::2]:7001", &redis(cluster(), who(), plain(0)));
+    assert_target("rediss+cluster://h1,[::2]:7001/0", &redis(cluster(), nobody(), tls()));
 }
 
 #[test]
 fn redlock_nodes_have_their_own_credentials() {
-    let node = |name: &str, who| Node { host: host(name, 6379), credentials: who };
+    let node = |name: &str, who| ServerAddress { host: host(name, 6379), credentials: who };
     let nodes =
-        vec![node("h1", credentials("a", "x")), node("h2", credentials("", "y")), node("h3", credentials("", ""))];
-    assert_eq!(target("redlock://a:x@h1,:y@h2,h3/2"), Target::Redlock { nodes: nodes.clone(), options: plain(2) });
+        || vec![node("h1", credentials("a", "x")), node("h2", credentials("", "y")), node("h3", credentials("", ""))];
+    assert_target("redlock://a:x@h1,:y@h2,h3/2", &RedlockAddress { nodes: nodes(), options: plain(2) });
     let options = RedisOptions { tls: true, ..plain(0) };
-    assert_eq!(target("redlocks://a:x@h1,:y@h2,h3"), Target::Redlock { nodes, options });
+    assert_target("redlocks://a:x@h1,:y@h2,h3", &RedlockAddress { nodes: nodes(), options });
     for count in [3, 5, 7, 9] {
         let hosts: Vec<_> = (0..count).map(|i| format!("h{i}")).collect();
-        assert!(
-            matches!(target(&format!("redlock://{}", hosts.join(","))), Target::Redlock { nodes, .. } if nodes.len() == count)
-        );
+        let address: RedlockAddress = target(&format!("redlock://{}", hosts.join(",")));
+        assert_eq!(address.nodes.len(), count);
     }
 }
 
 #[test]
 fn an_etcd_cluster_has_its_prefix_in_the_path() {
-    let hosts = vec![host("h1", 2379), host("h2", 99)];
-    let parsed = parse("etcd://root:pw@h1,h2:99/team%20a/locks/").unwrap();
-    let plain =
-        Target::Etcd { hosts: hosts.clone(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
-    assert_eq!(parsed, Parsed { target: plain, prefix: Some("team a/locks/".into()), ttl: None, history: None });
-    let parsed = parse("etcds://h1,h2:99?prefix=/locks/").unwrap();
-    let tls = Target::Etcd { hosts, credentials: Credentials::default(), tls: true, verbatim: false };
-    assert_eq!(parsed, Parsed { target: tls, prefix: Some("/locks/".into()), ttl: None, history: None });
+    let hosts = || vec![host("h1", 2379), host("h2", 99)];
+    let rest = |url: &str| {
+        let ParsedUrl { prefix, ttl, history, .. } = parse(url).unwrap();
+        (prefix, ttl, history)
+    };
+    let url = "etcd://root:pw@h1,h2:99/team%20a/locks/";
+    let plain = EtcdAddress { hosts: hosts(), credentials: credentials("root", "pw"), tls: false, verbatim: false };
+    assert_target(url, &plain);
+    assert_eq!(rest(url), (Some("team a/locks/".into()), None, None));
+    let url = "etcds://h1,h2:99?prefix=/locks/";
+    let tls = EtcdAddress { hosts: hosts(), credentials: Credentials::default(), tls: true, verbatim: false };
+    assert_target(url, &tls);
+    assert_eq!(rest(url), (Some("/locks/".into()), None, None));
     assert_eq!(parse("etcd://h1/").unwrap().prefix, None);
     for (names, is_verbatim) in [("", false), ("?names=escaped", false), ("?names=verbatim", true)] {
-        let found = target(&format!("etcd://h1/p{names}"));
-        assert!(matches!(found, Target::Etcd { verbatim, .. } if verbatim == is_verbatim), "{names}");
+        let found: EtcdAddress = target(&format!("etcd://h1/p{names}"));
+        assert_eq!(found.verbatim, is_verbatim, "{names}");
     }
 }
 
 #[test]
 fn every_scheme_takes_a_prefix_and_a_ttl() {
-    for (scheme, shape, _) in SCHEMES {
-        let rest = match shape {
-            Shape::Memory => "",
-            Shape::File | Shape::Unix => "/dir",
-            Shape::Sentinel => "h1/main",
-            Shape::Redlock => "h1,h2,h3",
-            Shape::Redis | Shape::Cluster | Shape::Etcd => "h1",
+    for Scheme { name: scheme, .. } in schemes() {
+        let rest = match *scheme {
+            "mem" => "",
+            "file" | "redis+unix" => "/dir",
+            "redis+sentinel" | "rediss+sentinel" => "h1/main",
+            "redlock" | "redlocks" => "h1,h2,h3",
+            _ => "h1",
         };
         let parsed = parse(&format!("{scheme}://{rest}?ttl=1.5s&prefix=a%26b")).unwrap();
         assert_eq!(parsed.prefix.as_deref(), Some("a&b"), "{scheme}");
@@ -222,8 +244,8 @@ fn random_bytes_never_panic_the_parser() {
     for _ in 0..20_000 {
         let bytes: Vec<u8> = (0..random.below(40)).map(|_| random.below(256) as u8).collect();
         let text = String::from_utf8_lossy(&bytes);
-        for (scheme, ..) in SCHEMES {
-            let url = format!("{scheme}://{text}");
+        for Scheme { name, .. } in schemes() {
+            let url = format!("{name}://{text}");
             refused += usize::from(parse(&url).is_err());
             assert!(!redact(&url).is_empty());
         }
@@ -239,9 +261,10 @@ fn random_urls_around_a_password_never_show_it() {
         "", "/", "?", "#", "@", ":", ",", "%", "%zz", "%40", "[", "]", "&", "=", " ", "\n", "é", "h", "1", "://", "db=",
     ];
     let mut random = Random(88_172_645_463_325_252);
+    let all: Vec<&Scheme> = schemes().collect();
     let (mut taken, mut refused) = (0, 0);
     for _ in 0..60_000 {
-        let (scheme, ..) = SCHEMES[random.below(SCHEMES.len())];
+        let Scheme { name: scheme, .. } = all[random.below(all.len())];
         let mut password = String::from("hunter2-");
         (0..random.below(3)).for_each(|_| password += random.pick(&junk));
         password += "s3cret";
@@ -261,7 +284,7 @@ fn random_urls_around_a_password_never_show_it() {
         for shown in [shown, redact(&url)] {
             // A file has no credentials, so its path is just a path.
             let hidden = !shown.contains("hunter2") && !shown.contains("s3cret");
-            assert!(hidden || (scheme == "file" && shown.contains("dir: ")), "{url:?}: {shown}");
+            assert!(hidden || (*scheme == "file" && shown.contains("dir: ")), "{url:?}: {shown}");
         }
     }
     assert!(taken > 100 && refused > 10_000, "{taken} taken, {refused} refused");
@@ -272,11 +295,11 @@ fn fuzz_urls() {
     distlock_testkit::fuzz("url.txt", |input| {
         let url = String::from_utf8_lossy(input);
         let parsed = parse(&url);
-        let handed_on = crate::config::without_passwords(&url);
+        let handed_on = without_passwords(&url);
         if let Ok(parsed) = parsed {
-            distlock_testkit::assert_in_proportion(input, &parsed.target);
+            distlock_testkit::assert_in_proportion(input, &parsed.address);
             assert!(parse(&handed_on).is_ok(), "it is one without its passwords too: {handed_on}");
-            assert_eq!(crate::config::without_passwords(&handed_on), handed_on);
+            assert_eq!(without_passwords(&handed_on), handed_on);
         }
         distlock_testkit::assert_in_proportion(input, &redact(&url));
         if let Ok(config) = Config::from_url(&url) {

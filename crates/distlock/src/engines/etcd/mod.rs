@@ -24,6 +24,7 @@ mod keys_only;
 mod loss;
 mod messages;
 mod names;
+pub(crate) mod open;
 mod pages;
 mod queue;
 mod reentry;

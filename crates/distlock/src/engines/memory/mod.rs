@@ -23,6 +23,7 @@
 mod client;
 mod faults;
 mod history;
+pub(crate) mod open;
 mod state;
 mod store;
 

@@ -22,6 +22,7 @@ mod link;
 mod link_state;
 mod names;
 pub(in crate::engines) mod node;
+pub(crate) mod open;
 mod options;
 mod outcome;
 mod pair;

@@ -120,7 +120,7 @@ fn is_all_tag(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check_prefix;
+    use crate::engines::shared::settings::check_prefix;
     use crate::types::error::ErrorKind;
 
     fn names(prefix: &str, key: &str) -> Names {

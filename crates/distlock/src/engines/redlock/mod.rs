@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod heal;
 mod inspect;
+pub(crate) mod open;
 mod options;
 mod protocol;
 mod quarantine;

@@ -2,7 +2,11 @@
 
 pub(crate) mod admission;
 pub(crate) mod history;
+pub(crate) mod host;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) mod listing;
+pub(crate) mod row;
+pub(crate) mod settings;
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) mod tls;
+pub(crate) mod url_parts;

@@ -1,6 +1,6 @@
-//! What is counted and measured, told to the `metrics` facade. Without the feature nothing of it is in the program.
+//! Metrics, recorded through the `metrics` facade. Without the feature everything here is compiled away.
 //!
-//! The names are in docs/metrics.md, which a test compares with what is really recorded.
+//! The names are in docs/metrics.md, which a test compares with the recorded ones.
 
 #[cfg(not(feature = "metrics"))]
 mod off;
@@ -14,7 +14,7 @@ pub(crate) use self::on::{AcquireMeter, Group, HoldMeter, forced, operation};
 
 use crate::types::error::{ErrorKind, Result};
 
-/// How asking for a lock ended, as a label and in traces.
+/// Returns how an acquisition ended, as a label and in traces.
 #[cfg_attr(not(any(feature = "metrics", feature = "spans")), allow(dead_code))]
 pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
     match end {
@@ -29,14 +29,14 @@ pub(crate) fn asked<T>(end: &Result<Option<T>>) -> &'static str {
     }
 }
 
-/// How a call ended, as a label. Only these words, so that a dashboard can name them.
-pub(crate) trait Outcome {
-    /// The word.
+/// The outcome of a call as a label. The set of words is fixed, so that dashboards can name them.
+pub(crate) trait MeteredResult {
+    /// Returns the label.
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     fn outcome(&self) -> &'static str;
 }
 
-impl<T> Outcome for Result<T> {
+impl<T> MeteredResult for Result<T> {
     fn outcome(&self) -> &'static str {
         match self {
             Ok(_) => "ok",
@@ -50,9 +50,9 @@ impl<T> Outcome for Result<T> {
     }
 }
 
-/// One request for many locks: it went well if it did for all.
-impl<T> Outcome for Vec<Result<T>> {
+/// The outcome of a batch: `ok` only if all of it is.
+impl<T> MeteredResult for Vec<Result<T>> {
     fn outcome(&self) -> &'static str {
-        self.iter().map(Outcome::outcome).find(|outcome| *outcome != "ok").unwrap_or("ok")
+        self.iter().map(MeteredResult::outcome).find(|outcome| *outcome != "ok").unwrap_or("ok")
     }
 }

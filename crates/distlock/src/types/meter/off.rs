@@ -1,6 +1,6 @@
-//! Nothing is counted: everything here is empty and compiled away.
+//! The metrics without the feature: everything here is empty and compiled away.
 
-use super::Outcome;
+use super::MeteredResult;
 use crate::types::clock::Clock;
 use crate::types::error::Result;
 use crate::types::event::EventKind;
@@ -34,8 +34,12 @@ impl AcquireMeter {
     pub(crate) fn ends<T>(&mut self, _end: &Result<Option<T>>) {}
 }
 
-pub(crate) fn forced(_backend: &'static str, _outcome: &impl Outcome) {}
+pub(crate) fn forced(_backend: &'static str, _outcome: &impl MeteredResult) {}
 
-pub(crate) fn operation<F: Future<Output: Outcome>>(_backend: &'static str, _operation: &'static str, call: F) -> F {
+pub(crate) fn operation<F: Future<Output: MeteredResult>>(
+    _backend: &'static str,
+    _operation: &'static str,
+    call: F,
+) -> F {
     call
 }

@@ -1,16 +1,17 @@
-//! What is counted and measured.
+//! The metrics with the feature.
 
 use crate::types::sync::Mutex;
 
 use metrics::{Gauge, counter, gauge, histogram};
 
-use super::Outcome;
+use super::MeteredResult;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::event::{EventKind, LossReason};
 
-/// What locks are counted under: a word of the program's source, so that there are few of them.
+/// The label of a group of locks: `'static`, so that there are few different ones.
 #[derive(Debug, Clone, Copy)]
+// tidy-allow(name): the same type without the feature
 pub(crate) struct Group(pub(crate) &'static str);
 
 impl Default for Group {
@@ -42,7 +43,8 @@ impl Drop for Counted {
     }
 }
 
-/// Follows one hold.
+/// Records one hold.
+// tidy-allow(name): the same type without the feature
 pub(crate) struct HoldMeter {
     group: &'static str,
     active: Counted,
@@ -53,7 +55,7 @@ impl HoldMeter {
         HoldMeter { group: group.0, active: Counted::default() }
     }
 
-    /// Something happened to the hold.
+    /// Records an event of the hold.
     pub(crate) fn saw(&self, backend: &'static str, kind: &EventKind<'_>) {
         let group = self.group;
         match kind {
@@ -99,7 +101,8 @@ fn word_for(reason: &LossReason) -> &'static str {
     }
 }
 
-/// Follows one acquisition; a dropped one is recorded too.
+/// Records one acquisition, also if it is dropped.
+// tidy-allow(name): the same type without the feature
 pub(crate) struct AcquireMeter {
     clock: Clock,
     started: Moment,
@@ -116,7 +119,7 @@ impl AcquireMeter {
         AcquireMeter { clock, started, backend, group: group.0, outcome: Some("dropped"), waiting: Counted::default() }
     }
 
-    /// Somebody else has the lock.
+    /// Another owner holds the lock: the acquisition waits.
     pub(crate) fn waits(&self) {
         self.waiting.begin(gauge!("distlock_waiting", "group" => self.group, "backend" => self.backend));
     }
@@ -125,7 +128,7 @@ impl AcquireMeter {
         self.outcome = Some(super::asked(end));
     }
 
-    /// It goes on as another.
+    /// Records nothing: another meter continues.
     pub(crate) fn forget(&mut self) {
         self.outcome = None;
     }
@@ -145,13 +148,13 @@ impl Drop for AcquireMeter {
     }
 }
 
-/// Somebody tried to release another's lock by force.
-pub(crate) fn forced(backend: &'static str, outcome: &impl Outcome) {
+/// Records a force release.
+pub(crate) fn forced(backend: &'static str, outcome: &impl MeteredResult) {
     counter!("distlock_forced_releases_total", "backend" => backend, "outcome" => outcome.outcome()).increment(1);
 }
 
-/// Measures one call of an engine. One that is dropped is not recorded: it has no outcome.
-pub(crate) async fn operation<F: Future<Output: Outcome>>(
+/// Measures one call of an engine. A dropped call has no outcome and is not recorded.
+pub(crate) async fn operation<F: Future<Output: MeteredResult>>(
     backend: &'static str,
     operation: &'static str,
     call: F,

@@ -1,62 +1,23 @@
-//! What must not be printed, and how to print what it stands in.
+//! Removing passwords from text that is printed or passed to other programs.
 
-use std::fmt;
+use crate::config::url;
+use crate::engines::shared::host::{Host, ServerAddress, is_plain_name};
 
-use crate::config::url::{self, Host, Node};
-
-/// A password: its `Debug` is `***`, it has no `Display`, and only [`Secret::expose`] gives it away.
-///
-/// ```
-/// use distlock::Secret;
-///
-/// let password = Secret::from("open sesame");
-/// assert_eq!(format!("{password:?}"), "***");
-/// assert_eq!(password.expose(), "open sesame");
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// The text itself, for whoever sends it to the server. Never log it.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Self {
-        Secret(text)
-    }
-}
-
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Secret(text.into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-/// Where in the value of a field a password may stand.
+/// Where in the value of a field a password may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hides {
-    /// Nowhere: it is no secret, or the name of a file.
+    /// Nowhere: the field has no secret, or it is a file name.
     Nothing,
     /// Before the hosts of a URL.
     Url,
     /// Before the host of each item of a list.
     Endpoints,
-    /// It is one.
+    /// The value is a password.
     Password,
 }
 
 impl Hides {
-    /// What of `value` may be handed on to another program.
+    /// Returns the part of `value` that may be passed to another program.
     pub(crate) fn rest_of(self, value: &str) -> Option<String> {
         match self {
             Hides::Nothing => Some(value.into()),
@@ -67,12 +28,12 @@ impl Hides {
     }
 }
 
-/// A URL as it may be printed, with its credentials as `***`.
+/// Returns a URL for printing, with its credentials as `***`.
 ///
-/// It also takes what is no URL of ours, or no URL at all, and then rather hides too much: all that stands before the
-/// last `@`, since a password may have any character in it; the path and the values of options; and everything, when
-/// what should be hosts does not look like hosts. A user name and a password of digits without a host
-/// (`redis://user:1234`) cannot be told from a host and its port.
+/// It accepts any text. Of text that is not a valid URL of this library it hides too much rather than too little:
+/// everything before the last `@`, because a password may contain any character; the path and the values of options;
+/// and everything if the hosts do not look like hosts. A user name and a password of digits without a host
+/// (`redis://user:1234`) cannot be distinguished from a host and its port.
 ///
 /// ```
 /// assert_eq!(distlock::redact("redis://app:secret@db:6379/2?ttl=30s"), "redis://***@db:6379/2?ttl=30s");
@@ -82,21 +43,21 @@ pub fn redact(url: &str) -> String {
     written(url, |rest| rest.rsplit_once('@').map_or(rest.into(), |(_, tail)| format!("***@{tail}")))
 }
 
-/// A URL to hand on to another program: as it is, but without its passwords. User names stay, so that whoever has the
-/// password from elsewhere reaches the same engine, and whoever has not is refused there.
+/// Returns a URL without its passwords, to pass it to another program. User names stay, so that a program with the
+/// password from elsewhere reaches the same engine, and one without it is refused.
 ///
-/// What is no URL of ours is of no use to anybody, and comes out as [`redact`] prints it.
+/// Text that is not a valid URL is returned as [`redact`] prints it.
 ///
 /// ```
 /// assert_eq!(distlock::without_passwords("redis://app:secret@db:6379/2?ttl=30s"), "redis://app@db:6379/2?ttl=30s");
 /// ```
 #[must_use]
 pub fn without_passwords(url: &str) -> String {
-    // Nothing is hidden in nothing, and an empty variable is one that is not set.
+    // An empty variable has no secret, and stays empty.
     if url.is_empty() { String::new() } else { written(url, with_users_only) }
 }
 
-/// The URL with `known` of what stands behind its scheme, if it is one of ours; else as little of it as is safe.
+/// Returns the scheme and, for a valid URL, `known` of the rest; otherwise as much of the rest as is safe.
 fn written(url: &str, known: fn(&str) -> String) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) if url::parse(url).is_ok() => format!("{scheme}://{}", known(rest)),
@@ -106,7 +67,7 @@ fn written(url: &str, known: fn(&str) -> String) -> String {
     }
 }
 
-/// In a URL that was understood, credentials stand before a host and nowhere else, and a comma is never part of them.
+/// In a valid URL, credentials are only before hosts and contain no comma.
 fn with_users_only(rest: &str) -> String {
     let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let nodes: Vec<String> = hosts.split(',').map(with_user_only).collect();
@@ -123,30 +84,25 @@ fn with_user_only(node: &str) -> String {
     }
 }
 
-/// `endpoints` with commas between them, to hand on; what is not understood, as it may be printed.
+/// Returns a list of endpoints without passwords; redacted if the list is invalid.
 fn endpoints_without_passwords(list: &str) -> String {
     let handed_on = |endpoint: &str| {
         let (scheme, rest) = endpoint.split_at(endpoint.find("://").map_or(0, |at| at + 3));
         let (node, slash) = rest.split_at(rest.strip_suffix('/').unwrap_or(rest).len());
         let is_plain = scheme.is_empty() || is_plain_name(&scheme[..scheme.len() - 3]);
-        let is_node = is_plain && !node.contains(['/', '?', '#']) && Node::parse_list(node, 1).is_ok();
+        let is_node = is_plain && !node.contains(['/', '?', '#']) && ServerAddress::parse_list(node, 1).is_ok();
         is_node.then(|| format!("{scheme}{}{slash}", with_user_only(node)))
     };
     let endpoints: Option<Vec<String>> = list.split(',').map(handed_on).collect();
     endpoints.map_or_else(|| redact_rest(list), |endpoints| endpoints.join(","))
 }
 
-/// An item of `endpoints`, which needs no scheme, as it may be printed.
+/// Returns an item of `endpoints`, which needs no scheme, for printing.
 pub(crate) fn redact_endpoint(endpoint: &str) -> String {
     if endpoint.contains("://") { redact(endpoint) } else { redact_rest(endpoint) }
 }
 
-/// Whether a name from outside may be repeated in a message: none of the usual passwords looks like that.
-pub(crate) fn is_plain_name(name: &str) -> bool {
-    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
-}
-
-/// What stands behind the scheme of a URL that was not understood.
+/// Redacts the part after the scheme of an invalid URL.
 fn redact_rest(rest: &str) -> String {
     match rest.rsplit_once('@') {
         Some((_, tail)) => format!("***@{}", redact_tail(tail)),

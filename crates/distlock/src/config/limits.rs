@@ -1,12 +1,13 @@
-//! Lengths of time: how they are written, and which are accepted.
+//! Which values are accepted, and how lengths of time are written.
 
 use std::time::Duration;
 
+use crate::types::history::MAX_HISTORY;
 use crate::types::options::{
     DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MIN_RETRY_INTERVAL, MIN_TTL,
 };
 
-/// How long to try to reach a server: 5 seconds.
+/// The default timeout of a connection attempt: 5 seconds.
 pub const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The accepted values of one setting.
@@ -59,7 +60,7 @@ impl Bounds {
         Err(format!("{} is not accepted; {}", humantime::format_duration(length), self.accepted()))
     }
 
-    /// What an absent value or a 0 stands for, and any other checked.
+    /// Returns the checked value; the default if it is absent or 0.
     pub(crate) fn resolve(&self, length: Option<Duration>) -> Result<Duration, String> {
         let length = self.check(length.unwrap_or(self.default))?;
         Ok(if length.is_zero() { self.default } else { length })
@@ -74,6 +75,11 @@ impl Bounds {
         let absent = if self.zero == Zero::Default { "absent or 0" } else { "absent" };
         format!("accepted is {min} to {max}, {absent} means {default}")
     }
+}
+
+/// Checks how many entries of history each lock is to keep.
+pub(crate) fn check_history(most: u32) -> Result<u32, String> {
+    if most <= MAX_HISTORY { Ok(most) } else { Err(format!("{most} is not from 0 to {MAX_HISTORY}")) }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Events on their way to an observer, in order. Those of the keeper wait here, so that a slow observer delays no renewal.
+//! Delivers events to the observer, in order. The keeper's events are queued here, so that a slow observer delays no
+//! renewal.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,152 +13,153 @@ use crate::types::key::Key;
 use crate::types::owner::{Holder, OwnerId};
 use crate::types::token::FencingToken;
 
-/// How many events wait for an observer; more are dropped.
+/// The longest queue of events; more are dropped.
 const MOST_PENDING: usize = 16_384;
 /// How long a call waits for an observer that is busy with other events.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Whether an observer is being called on this thread: an event that it brings about cannot be waited for.
+    /// Whether an observer is being called on this thread: waiting for an event that it causes would deadlock.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// When an observer sees what the keeper reports.
+/// How the keeper's events reach the observer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// Soon, on a thread of its own.
+    /// Queued, on a thread of their own.
     Apart,
-    /// At once, on the keeper: where a checker or a simulation decides who goes first.
+    /// At once, on the keeper's thread: for a race checker or a simulation, which decides the order of tasks.
     Inline,
 }
 
-/// Where the core's events go.
+/// Reports the core's events to the log and the observer.
 pub(crate) struct Reporter {
     pub(crate) backend: &'static str,
-    observed: Option<Observed>,
+    queue: Option<ObserverQueue>,
 }
 
 impl Reporter {
-    /// Reports what happens on `backend` to `observer`, as `pace` says.
+    /// Returns a reporter of the events of `backend`.
     pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, pace: Pace) -> Result<Reporter> {
-        Ok(Reporter { backend, observed: observer.map(|observer| Observed::new(observer, pace)).transpose()? })
+        Ok(Reporter { backend, queue: observer.map(|observer| ObserverQueue::new(observer, pace)).transpose()? })
     }
 
-    /// Reports from a caller's task: when this returns the observer has seen it, unless it is busy for [`LONGEST_WAIT`].
+    /// Reports from a caller's task. The observer has received the event when this returns, unless it is busy for
+    /// [`LONGEST_WAIT`].
     pub(crate) fn emit(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
-        if let Some(observed) = &self.observed {
-            observed.tell(&event);
+        if let Some(queue) = &self.queue {
+            queue.tell(&event);
         }
     }
 
-    /// Reports from where nothing may wait for an observer: the keeper, and a guard that is dropped.
+    /// Reports without waiting for the observer, for the keeper and for the drop of a guard.
     pub(crate) fn emit_later(&self, key: &Key, owner: &OwnerId, token: Option<FencingToken>, kind: EventKind<'_>) {
         let event = Event { key, owner, token, backend: self.backend, kind };
         trace(&event);
-        if let Some(observed) = &self.observed {
-            observed.tell_later(&event);
+        if let Some(queue) = &self.queue {
+            queue.tell_later(&event);
         }
     }
 
-    /// Returns when the observer has seen everything up to now, at the latest after [`LONGEST_WAIT`].
+    /// Waits until the observer has received all events so far, at most for [`LONGEST_WAIT`].
     pub(crate) fn flush(&self) {
-        if let Some(observed) = &self.observed {
-            observed.flush();
+        if let Some(queue) = &self.queue {
+            queue.flush();
         }
     }
 }
 
-/// An observer, and what it has not seen yet.
-pub(crate) struct Observed {
-    line: Arc<Line>,
+/// An observer and its queue of events.
+pub(crate) struct ObserverQueue {
+    delivery: Arc<Delivery>,
     pace: Pace,
 }
 
-struct Line {
+struct Delivery {
     observer: Arc<dyn Observer>,
-    pending: Mutex<Pending>,
-    /// There is more to tell, something was told, or it is over.
+    pending: Mutex<PendingEvents>,
+    /// Signals a queued event, a delivered event, or the end.
     changed: Condvar,
-    /// Held while the observer is called: it sees one event at a time.
+    /// Held while the observer is called: it receives one event at a time.
     turn: Mutex<()>,
 }
 
 #[derive(Default)]
-struct Pending {
-    notes: VecDeque<Note>,
-    /// How many were ever put in line, and how many of them were told.
+struct PendingEvents {
+    events: VecDeque<OwnedEvent>,
+    /// How many events were ever queued, and how many of them were delivered.
     pushed: u64,
     told: u64,
     dropped: u64,
     is_over: bool,
 }
 
-impl Observed {
-    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<Observed> {
+impl ObserverQueue {
+    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<ObserverQueue> {
         let (pending, changed, turn) = (Mutex::default(), Condvar::new(), Mutex::default());
-        let line = Arc::new(Line { observer, pending, changed, turn });
+        let delivery = Arc::new(Delivery { observer, pending, changed, turn });
         if pace == Pace::Apart {
-            let serves = line.clone();
+            let serves = delivery.clone();
             let failed = |e| Error::new(ErrorKind::Backend, "cannot start the thread of the observer").with_source(e);
-            // tidy-allow(spawn): observers are the user's code; here they hold up no lock
+            // A thread of their own: observers are the user's code and must delay no lock.
             let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
             thread.map_err(failed)?;
         }
-        Ok(Observed { line, pace })
+        Ok(ObserverQueue { delivery, pace })
     }
 
-    /// Tells the observer, after everything that waits. Only this event is told on the caller's thread, and only when the
-    /// observer is free; otherwise it is left to the observer's own thread, and awaited for a moment.
+    /// Delivers an event after all queued ones. It is delivered on the caller's thread only if the observer is idle;
+    /// otherwise the observer's thread delivers it, and the caller waits for that at most [`LONGEST_WAIT`].
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if self.pace == Pace::Inline {
-            return self.line.call(event);
+            return self.delivery.call(event);
         }
-        if let Some(_turn) = self.line.free_turn() {
-            return self.line.call(event);
+        if let Some(_turn) = self.delivery.free_turn() {
+            return self.delivery.call(event);
         }
-        if let Some(number) = self.line.push(event) {
-            self.line.wait_until_told(number);
+        if let Some(number) = self.delivery.push(event) {
+            self.delivery.wait_until_told(number);
         }
     }
 
-    /// Leaves it to the thread to tell the observer.
+    /// Queues an event for the observer's thread.
     pub(crate) fn tell_later(&self, event: &Event<'_>) {
         match self.pace {
-            Pace::Inline => self.line.call(event),
-            Pace::Apart => drop(self.line.push(event)),
+            Pace::Inline => self.delivery.call(event),
+            Pace::Apart => drop(self.delivery.push(event)),
         }
     }
 
     pub(crate) fn flush(&self) {
-        let last = self.line.pending().pushed;
-        self.line.wait_until_told(last);
+        let last = self.delivery.pending().pushed;
+        self.delivery.wait_until_told(last);
     }
 }
 
-impl Drop for Observed {
+impl Drop for ObserverQueue {
     fn drop(&mut self) {
-        self.line.pending().is_over = true;
-        self.line.changed.notify_all();
+        self.delivery.pending().is_over = true;
+        self.delivery.changed.notify_all();
     }
 }
 
-impl Line {
-    /// Puts an event in line. Returns its number; `None` when it was dropped.
+impl Delivery {
+    /// Queues an event. Returns its number; `None` if it was dropped.
     fn push(&self, event: &Event<'_>) -> Option<u64> {
         let mut pending = self.pending();
-        if pending.notes.len() >= MOST_PENDING {
+        if pending.events.len() >= MOST_PENDING {
             pending.dropped += 1;
             return None;
         }
-        pending.notes.push_back(Note::of(event));
+        pending.events.push_back(OwnedEvent::of(event));
         pending.pushed += 1;
         self.changed.notify_all();
         Some(pending.pushed)
     }
 
-    /// Takes the turn, if the observer is not being called and nothing waits for it.
+    /// Takes the turn if the observer is idle and its queue is empty.
     fn free_turn(&self) -> Option<MutexGuard<'_, ()>> {
         if IS_INSIDE.get() {
             return None;
@@ -167,24 +169,24 @@ impl Line {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        self.pending().notes.is_empty().then_some(turn)
+        self.pending().events.is_empty().then_some(turn)
     }
 
     fn wait_until_told(&self, number: u64) {
         if !IS_INSIDE.get() {
-            let is_open = |pending: &mut Pending| pending.told < number;
+            let is_open = |pending: &mut PendingEvents| pending.told < number;
             drop(self.changed.wait_timeout_while(self.pending(), LONGEST_WAIT, is_open));
         }
     }
 
-    /// The life of the observer's own thread.
+    /// Runs the observer's thread.
     fn serve(&self) {
         while self.wait_for_note() {
-            // For each one anew: a caller may come in between.
+            // Taken for each event anew, so that a caller can deliver in between.
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let (note, dropped) = {
                 let mut pending = self.pending();
-                (pending.notes.pop_front(), std::mem::take(&mut pending.dropped))
+                (pending.events.pop_front(), std::mem::take(&mut pending.dropped))
             };
             if dropped > 0 {
                 tracing::warn!(target: "distlock", { events = dropped }, "an observer is too slow: events were dropped");
@@ -197,11 +199,11 @@ impl Line {
         }
     }
 
-    /// Returns whether there is one; `false` when none can come any more.
+    /// Waits for an event. Returns `false` when none can come any more.
     fn wait_for_note(&self) -> bool {
-        let is_idle = |pending: &mut Pending| pending.notes.is_empty() && !pending.is_over;
+        let is_idle = |pending: &mut PendingEvents| pending.events.is_empty() && !pending.is_over;
         let waited = self.changed.wait_while(self.pending(), is_idle);
-        !waited.unwrap_or_else(PoisonError::into_inner).notes.is_empty()
+        !waited.unwrap_or_else(PoisonError::into_inner).events.is_empty()
     }
 
     fn call(&self, event: &Event<'_>) {
@@ -213,13 +215,13 @@ impl Line {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn pending(&self) -> MutexGuard<'_, PendingEvents> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An [`Event`] that is kept.
-struct Note {
+/// An owned [`Event`].
+struct OwnedEvent {
     key: Key,
     owner: OwnerId,
     token: Option<FencingToken>,
@@ -238,8 +240,8 @@ enum NoteKind {
     Lost(LossReason, Duration),
 }
 
-impl Note {
-    fn of(event: &Event<'_>) -> Note {
+impl OwnedEvent {
+    fn of(event: &Event<'_>) -> OwnedEvent {
         let kind = match event.kind {
             EventKind::Waiting { holder } => NoteKind::Waiting(holder.cloned()),
             EventKind::Acquired { waited } => NoteKind::Acquired(waited),
@@ -252,7 +254,13 @@ impl Note {
             EventKind::Released { held } => NoteKind::Released(held),
             EventKind::Lost { reason, held } => NoteKind::Lost(reason.clone(), held),
         };
-        Note { key: event.key.clone(), owner: event.owner.clone(), token: event.token, backend: event.backend, kind }
+        OwnedEvent {
+            key: event.key.clone(),
+            owner: event.owner.clone(),
+            token: event.token,
+            backend: event.backend,
+            kind,
+        }
     }
 
     fn with(&self, tell: impl FnOnce(&Event<'_>)) {
@@ -268,7 +276,7 @@ impl Note {
             NoteKind::Released(held) => EventKind::Released { held: *held },
             NoteKind::Lost(reason, held) => EventKind::Lost { reason, held: *held },
         };
-        let Note { key, owner, token, backend, .. } = self;
+        let OwnedEvent { key, owner, token, backend, .. } = self;
         tell(&Event { key, owner, token: *token, backend, kind });
     }
 }

@@ -1,4 +1,5 @@
-//! What happens to locks on its way into their histories: gathered here, written by the keeper beside its other work.
+//! Entries on their way into the histories of locks: collected here, written in batches by the keeper beside its
+//! other work.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,79 +10,80 @@ use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
 use crate::types::sync::{Mutex, MutexGuard};
 
-/// How long entries gather before they are written.
-const GATHER: Duration = Duration::from_millis(100);
-/// How many are written by one call.
+/// How long entries are collected before a batch is written.
+const BATCH_DELAY: Duration = Duration::from_millis(100);
+/// The largest batch.
 const BATCH: usize = 256;
-/// How many may wait to be written; of more, the oldest are forgotten.
+/// How many entries may be pending; of more, the oldest are dropped.
 const MOST_PENDING: usize = 4096;
-/// The pause after a call that failed, and the longest.
+/// The backoff after a failed call: the first pause and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// An entry, and the lock it is about.
-pub(crate) type Noted = (Key, HistoryEntry);
+/// An entry and its lock.
+pub(crate) type KeyedEntry = (Key, HistoryEntry);
 
-/// Gathers entries. Nothing here waits for an engine.
-pub(crate) struct Journal {
+/// Collects entries. It never waits for an engine.
+pub(crate) struct HistoryWriter {
     /// How many entries each lock keeps.
     pub(crate) most: u32,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingEntries>,
 }
 
 #[derive(Default)]
-struct Pending {
-    entries: VecDeque<Noted>,
+struct PendingEntries {
+    entries: VecDeque<KeyedEntry>,
     /// When to write next; `None` while there is nothing to write.
     due: Option<Moment>,
-    /// Calls that failed since the last that did not.
+    /// Failed calls since the last success.
     failures: u32,
-    /// The engine has refused something that it never will take.
+    /// Whether the engine has refused an entry for good.
     is_refused: bool,
 }
 
-impl Journal {
-    pub(crate) fn new(most: u32) -> Journal {
-        Journal { most, pending: Mutex::default() }
+impl HistoryWriter {
+    pub(crate) fn new(most: u32) -> HistoryWriter {
+        HistoryWriter { most, pending: Mutex::default() }
     }
 
-    /// Takes an entry. True when the keeper must be told, since it does not know of any.
+    /// Adds an entry. Returns whether the keeper must be woken, because nothing was pending before.
     pub(crate) fn add(&self, key: &Key, entry: HistoryEntry, now: Moment) -> bool {
         let mut pending = self.pending();
         pending.entries.push_back((key.clone(), entry));
         pending.forget_oldest();
         let is_first = pending.due.is_none();
-        pending.due.get_or_insert(now.after(GATHER));
+        pending.due.get_or_insert(now.after(BATCH_DELAY));
         is_first
     }
 
-    /// When there is something to write.
+    /// Returns when the next batch is due.
     pub(crate) fn due(&self) -> Moment {
         self.pending().due.unwrap_or(Moment::NEVER)
     }
 
-    /// What to write at `now`; nothing before its time.
-    pub(crate) fn take(&self, now: Moment) -> Vec<Noted> {
+    /// Takes the batch to write at `now`; empty before it is due.
+    pub(crate) fn take(&self, now: Moment) -> Vec<KeyedEntry> {
         let mut pending = self.pending();
         if pending.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
         let count = pending.entries.len().min(BATCH);
         let batch = pending.entries.drain(..count).collect();
-        // The rest at once, when this is written.
+        // The rest is due as soon as this batch is written.
         pending.due = (!pending.entries.is_empty()).then_some(now);
         batch
     }
 
-    /// A call was answered. What the engine could not take now is kept for later, what it never will is forgotten.
-    pub(crate) fn written(&self, batch: Vec<Noted>, answers: Vec<Result<()>>, now: Moment) {
+    /// Records the results of a batch. Entries with a retryable error are kept for later, those with a permanent
+    /// error are dropped.
+    pub(crate) fn written(&self, batch: Vec<KeyedEntry>, answers: Vec<Result<()>>, now: Moment) {
         let mut pending = self.pending();
         let mut failed = None;
         let mut again = Vec::new();
-        for (noted, answer) in batch.into_iter().zip(answers) {
+        for (entry, answer) in batch.into_iter().zip(answers) {
             if let Err(error) = answer {
                 if error.is_retryable() || error.may_be_applied() {
-                    again.push(noted);
+                    again.push(entry);
                 }
                 failed = Some(error);
             }
@@ -91,8 +93,8 @@ impl Journal {
             return;
         };
         if again.is_empty() {
-            // One lock's history may be refused for ever and those of others be written in between: that is told once, and
-            // nobody waits for it. The engine is there.
+            // One lock's history may be refused permanently while others are written. That is logged once and causes
+            // no backoff: the engine is reachable.
             pending.failures = 0;
             if !std::mem::replace(&mut pending.is_refused, true) {
                 tracing::warn!(target: "distlock", { error = %error }, "the history of a lock is refused");
@@ -103,18 +105,18 @@ impl Journal {
         if pending.failures == 1 {
             tracing::warn!(target: "distlock", { error = %error }, "the history of locks is not written");
         }
-        again.into_iter().rev().for_each(|noted| pending.entries.push_front(noted));
+        again.into_iter().rev().for_each(|entry| pending.entries.push_front(entry));
         pending.forget_oldest();
         let pause = FIRST_PAUSE.saturating_mul(1 << (pending.failures - 1).min(5)).min(LONGEST_PAUSE);
         pending.due = (!pending.entries.is_empty()).then(|| now.after(pause));
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn pending(&self) -> MutexGuard<'_, PendingEntries> {
         self.pending.lock()
     }
 }
 
-impl Pending {
+impl PendingEntries {
     fn forget_oldest(&mut self) {
         let over = self.entries.len().saturating_sub(MOST_PENDING);
         self.entries.drain(..over);
@@ -133,79 +135,79 @@ mod tests {
 
     const START: Moment = Moment::from_nanos(1_000_000_000_000);
 
-    fn add(journal: &Journal, token: u64, now: Moment) -> bool {
+    fn add(history: &HistoryWriter, token: u64, now: Moment) -> bool {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
         let entry = HistoryEntry::new(0, HistoryKind::Acquired, FencingToken::new(token), record);
-        journal.add(&Key::new("k").unwrap(), entry, now)
+        history.add(&Key::new("k").unwrap(), entry, now)
     }
 
-    fn tokens(batch: &[Noted]) -> Vec<u64> {
+    fn tokens(batch: &[KeyedEntry]) -> Vec<u64> {
         batch.iter().map(|(_, entry)| entry.token.get()).collect()
     }
 
     #[test]
-    fn entries_gather_and_go_out_together() {
-        let journal = Journal::new(10);
-        assert!(add(&journal, 1, START), "the keeper is told of the first");
-        assert!(!add(&journal, 2, START.after(GATHER / 2)), "and not of the second");
-        assert!(journal.take(START).is_empty(), "not yet");
-        let due = journal.due();
-        assert_eq!(due, START.after(GATHER));
-        assert_eq!(tokens(&journal.take(due)), [1, 2]);
-        assert_eq!(journal.due(), Moment::NEVER);
-        assert!(add(&journal, 3, due), "told again");
+    fn entries_are_written_in_batches() {
+        let history = HistoryWriter::new(10);
+        assert!(add(&history, 1, START), "the keeper is told of the first");
+        assert!(!add(&history, 2, START.after(BATCH_DELAY / 2)), "and not of the second");
+        assert!(history.take(START).is_empty(), "not yet");
+        let due = history.due();
+        assert_eq!(due, START.after(BATCH_DELAY));
+        assert_eq!(tokens(&history.take(due)), [1, 2]);
+        assert_eq!(history.due(), Moment::NEVER);
+        assert!(add(&history, 3, due), "told again");
     }
 
     #[test]
     fn what_could_not_be_written_comes_first_the_next_time_unless_it_never_can_be() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         for token in 1..=3 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
-        add(&journal, 4, now);
+        let now = history.due();
+        let batch = history.take(now);
+        add(&history, 4, now);
         let never = Err(Error::new(ErrorKind::Auth, "no"));
-        journal.written(batch, vec![Err(Error::unavailable("away")), Ok(()), never], now);
-        assert!(journal.take(now).is_empty(), "after a pause");
-        let later = journal.due();
+        history.written(batch, vec![Err(Error::unavailable("away")), Ok(()), never], now);
+        assert!(history.take(now).is_empty(), "after a pause");
+        let later = history.due();
         assert_eq!(later.since(now), FIRST_PAUSE);
-        let batch = journal.take(later);
+        let batch = history.take(later);
         assert_eq!(tokens(&batch), [1, 4]);
-        journal.written(batch, vec![Ok(()), Ok(())], later);
-        assert_eq!(journal.due(), Moment::NEVER);
+        history.written(batch, vec![Ok(()), Ok(())], later);
+        assert_eq!(history.due(), Moment::NEVER);
     }
 
     #[test]
     fn what_is_refused_holds_up_nobody_else() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         for token in 0..=BATCH as u64 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
-        journal.pending().failures = 3;
+        let now = history.due();
+        let batch = history.take(now);
+        history.pending().failures = 3;
         let answers = batch.iter().map(|_| Err(Error::new(ErrorKind::Foreign, "not ours"))).collect();
-        journal.written(batch, answers, now);
-        assert_eq!(tokens(&journal.take(now)), [BATCH as u64], "the rest at once");
-        assert!(journal.pending().is_refused && journal.pending().failures == 0, "told, and not as an absence");
+        history.written(batch, answers, now);
+        assert_eq!(tokens(&history.take(now)), [BATCH as u64], "the rest at once");
+        assert!(history.pending().is_refused && history.pending().failures == 0, "told, and not as an absence");
     }
 
     #[test]
     fn memory_is_bounded_while_the_engine_is_away() {
-        let journal = Journal::new(10);
+        let history = HistoryWriter::new(10);
         let most = MOST_PENDING as u64;
         for token in 0..most + 10 {
-            add(&journal, token, START);
+            add(&history, token, START);
         }
-        let now = journal.due();
-        let batch = journal.take(now);
+        let now = history.due();
+        let batch = history.take(now);
         assert_eq!((batch.len(), tokens(&batch)[0]), (BATCH, 10), "the oldest are forgotten");
         for token in 0..20 {
-            add(&journal, token, now);
+            add(&history, token, now);
         }
         let away = batch.iter().map(|_| Err(Error::unavailable("away"))).collect();
-        journal.written(batch, away, now);
-        assert_eq!(journal.pending().entries.len(), MOST_PENDING);
+        history.written(batch, away, now);
+        assert_eq!(history.pending().entries.len(), MOST_PENDING);
     }
 }

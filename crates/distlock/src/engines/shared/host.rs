@@ -3,12 +3,11 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use crate::config::Secret;
-use crate::config::url::percent_decode;
 use crate::types::error::Result;
+use crate::types::secret::Secret;
 
-/// A server's name or address, and its port. Names are in lower case and IPv6 addresses in one form, so that the same
-/// host is equal however it is spelt.
+/// A server's name or address, and its port. Names are in lower case and IPv6 addresses in canonical form, so that
+/// two spellings of one host are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// A name, an IPv4 address, or an IPv6 address without its brackets.
@@ -17,8 +16,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Reads `name`, `name:port`, `[v6]` or `[v6]:port`. No fault repeats the text: where a host is expected, a
-    /// misplaced password may stand.
+    /// Reads `name`, `name:port`, `[v6]` or `[v6]:port`. No fault repeats the text: a misplaced password may be where
+    /// a host is expected.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Host, String> {
         let (name, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -62,7 +61,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Who we are to a server. Both are `None` where the server asks nobody.
+/// The credentials for a server. Both are `None` if the server needs none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) username: Option<String>,
@@ -88,27 +87,52 @@ impl Credentials {
 
 /// A server with its own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct ServerAddress {
     pub(crate) host: Host,
     pub(crate) credentials: Credentials,
 }
 
-impl Node {
-    fn parse(text: &str, default_port: u16) -> Result<Node, String> {
+impl ServerAddress {
+    fn parse(text: &str, default_port: u16) -> Result<ServerAddress, String> {
         let (credentials, host) = match text.rsplit_once('@') {
             Some((credentials, host)) => (Credentials::parse(credentials)?, host),
             None => (Credentials::default(), text),
         };
-        Ok(Node { host: Host::parse(host, default_port)?, credentials })
+        Ok(ServerAddress { host: Host::parse(host, default_port)?, credentials })
     }
 
     /// Reads servers with commas between them.
-    pub(crate) fn parse_list(text: &str, default_port: u16) -> Result<Vec<Node>, String> {
+    pub(crate) fn parse_list(text: &str, default_port: u16) -> Result<Vec<ServerAddress>, String> {
         let nodes = text.split(',').enumerate();
         nodes
-            .map(|(i, node)| Node::parse(node, default_port).map_err(|fault| format!("host {}: {fault}", i + 1)))
+            .map(|(i, node)| {
+                ServerAddress::parse(node, default_port).map_err(|fault| format!("host {}: {fault}", i + 1))
+            })
             .collect()
     }
+}
+
+/// Returns whether a name from outside may be repeated in a message: it does not look like a password.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphabetic() || matches!(b, b'_' | b'+'))
+}
+
+/// Decodes `%XX` in a part of a URL.
+pub(crate) fn percent_decode(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digit = |at: usize| tail.get(at).and_then(|d| char::from(*d).to_digit(16));
+        let escaped = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        bytes.push(escaped.ok_or("a '%' without two hexadecimal digits; write %25 for '%'")?);
+        rest = &tail[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| "not UTF-8 after decoding".into())
 }
 
 #[cfg(test)]
@@ -157,8 +181,8 @@ mod tests {
 
     #[test]
     fn each_node_has_its_own_decoded_credentials() {
-        let nodes = Node::parse_list("a:p%40%2C%3A@h1,:x@h2,b@h3,:@h4,h5", 1).unwrap();
-        let read = |node: &Node| {
+        let nodes = ServerAddress::parse_list("a:p%40%2C%3A@h1,:x@h2,b@h3,:@h4,h5", 1).unwrap();
+        let read = |node: &ServerAddress| {
             let Credentials { username, password } = node.credentials.clone();
             (username, password.map(|password| password.expose().to_owned()))
         };
@@ -179,7 +203,7 @@ mod tests {
             ("u:p@q@h1", "host 1: an '@' in the user name or password; write %40"),
         ];
         for (text, part) in cases {
-            let fault = Node::parse_list(text, 1).expect_err(text);
+            let fault = ServerAddress::parse_list(text, 1).expect_err(text);
             assert!(fault.starts_with(part), "{text:?}: {fault}");
         }
     }
