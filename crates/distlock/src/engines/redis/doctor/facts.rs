@@ -7,11 +7,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult, Value};
 
-use crate::engines::redis::dial::Dialer;
-use crate::engines::redis::fault::{Stage, classify};
-use crate::engines::redis::names::JOURNAL_SUFFIX;
-use crate::engines::redis::options::{Options, Protocol};
-use crate::engines::redis::session::{dial, login, read_time};
+use crate::engines::redis::error::{Stage, classify};
+use crate::engines::redis::protocol::names::HISTORY_SUFFIX;
+use crate::engines::redis::protocol::script::read_time;
+use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -73,7 +73,7 @@ impl Facts {
     /// Asks the server at `server` everything. `lock` is the key of a lock that nobody uses; `history` says whether what a
     /// history needs is tried too.
     pub(super) async fn gather(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
-        let ours = login(options, Protocol::Resp2);
+        let ours = options.login(Protocol::Resp2);
         let facts = with_connection(options, server, &ours, async |connection| {
             let mut facts = Facts { place: server.place.clone(), ..Facts::default() };
             facts.keep_time(connection).await?;
@@ -140,7 +140,7 @@ impl Facts {
         history: bool,
     ) -> Result<()> {
         let fence = format!("{{{lock}}}:f");
-        let journal = history.then(|| format!("{{{lock}}}{JOURNAL_SUFFIX}"));
+        let journal = history.then(|| format!("{{{lock}}}{HISTORY_SUFFIX}"));
         let (word, channel) = match options.is_cluster {
             true => ("SPUBLISH", options.sharded_channel(&fence)),
             false => ("PUBLISH", options.channel()),
@@ -176,7 +176,7 @@ impl Facts {
 
     async fn try_listening(&mut self, options: &Options, server: &Dialer, login: &RedisConnectionInfo) {
         let listening = async {
-            let stream = dial(server).await?;
+            let stream = server.open().await?;
             let mut listener = PubSub::new(login, stream).await.map_err(|error| failed(&error))?;
             listener.subscribe(options.channel()).await.map_err(|error| failed(&error))
         };
@@ -207,7 +207,7 @@ pub(super) async fn with_connection<T>(
     let silent = || Error::unavailable(format!("redis: {} does not answer", server.place));
     let opening = async {
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(options.dial_timeout));
-        let opened = MultiplexedConnection::new_with_config(login, dial(server).await?, config).await;
+        let opened = MultiplexedConnection::new_with_config(login, server.open().await?, config).await;
         opened.map_err(|error| failed(&error))
     };
     let opened = tokio::time::timeout(options.dial_timeout, opening).await;

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::facts::Facts;
-use crate::types::finding::{Findings, is_of_this_machine, version};
+use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::options::Options;
+use crate::types::error::{Error, ErrorKind};
+use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 
 /// A connection whose server takes longer to answer is given up; see `link.rs`.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
@@ -27,6 +30,31 @@ pub(in crate::engines) struct Expectations {
     pub(in crate::engines) fails_over: bool,
     /// Whether histories are kept.
     pub(in crate::engines) history: bool,
+}
+
+pub(super) async fn examine_server(
+    options: &Options,
+    server: &Dialer,
+    expected: &Expectations,
+    lock: &str,
+) -> Vec<Finding> {
+    match Facts::gather(options, server, lock, expected.history).await {
+        Err(error) => vec![unreachable(&server.place, &error)],
+        Ok(facts) => {
+            let mut findings = Findings::about(&facts.place);
+            check(&facts, expected, &mut findings);
+            findings.all
+        }
+    }
+}
+
+/// A server that cannot be asked.
+pub(in crate::engines) fn unreachable(place: &str, error: &Error) -> Finding {
+    let fix = match error.kind() {
+        ErrorKind::Auth => "check the user and the password",
+        _ => "check that it runs, the address, the firewall, and whether it expects TLS",
+    };
+    Finding::not_safe("reach", place, error.to_string()).because("no lock can be taken on it").fix(fix)
 }
 
 /// Looks at everything that `facts` tell.
