@@ -1,29 +1,60 @@
--- KEYS: lock, queue, waiters, fence, holders, leases of each claim; ARGV: nonce, wake, then attempt, lease_ms, not_after_us, how, record of each; reply: nonce, now_us, then of each its token or an outcome (claim.lua)
--- How: the word (group.lua), heartbeat_ms (0: no queue), and delay_ms (a part of lease_ms), with spaces between.
-local reply = { ARGV[1], now }
-for i = 1, #KEYS / 6 do
-  local k, a = 6 * i - 6, 5 * i - 3
-  local lock, queue, fence = KEYS[k + 1], KEYS[k + 2], KEYS[k + 4]
-  local attempt, lease_ms, how, record = ARGV[a + 1], ARGV[a + 2], ARGV[a + 4], ARGV[a + 5]
-  local outcome
-  if now > tonumber(ARGV[a + 3]) then
-    -- Its sender has given up on it, and perhaps released it already by another way.
-    outcome = { 'late' }
-  elseif string.sub(how, 1, 2) == 'x ' and redis.pcall('EXISTS', lock, queue) == 0 then
-    -- It is free, and nobody waits.
-    local is_done, token, digits = pcall(next_token, fence)
-    if is_done and token then
-      local value = attempt .. ' ' .. digits .. ' ' .. wake .. ' ' .. record
-      local set = redis.pcall('SET', lock, value, 'PX', lease_ms)
-      outcome = set.err and set or token
-    else
-      outcome = is_done and (digits or { 'fence' }) or failure(token)
-    end
-  else
-    local is_done, answer =
-      pcall(claim, lock, queue, KEYS[k + 3], fence, KEYS[k + 5], KEYS[k + 6], attempt, lease_ms, how, record)
-    outcome = is_done and answer or failure(answer)
-  end
-  reply[i + 2] = outcome
+-- Claims all locks, or none. KEYS: lock, queue, waiters, fence, holders, leases of each; ARGV: nonce, wake, not_after_us, then attempt, lease_ms, record of each; reply: nonce, now_us, outcome, ...
+-- Outcomes: 'granted', token of each | 'busy', which (from 1) | 'late' | 'fence' | 'quarantined', left_ms.
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local now_digits = clock[1] .. string.rep('0', 6 - #clock[2]) .. clock[2]
+local nonce, wake = ARGV[1], ARGV[2]
+local count = #KEYS / 6
+-- Its sender has given up on it, and perhaps released the locks already over another connection.
+if now > tonumber(ARGV[3]) then
+  return { nonce, now, 'late' }
 end
-return reply
+
+-- First reads all of them: nothing is written when one is held or has waiters.
+local tokens = {}
+for i = 1, count do
+  local lock, queue, attempt = KEYS[6 * i - 5], KEYS[6 * i - 4], ARGV[3 * i + 1]
+  if redis.call('EXISTS', lock, queue) > 0 then
+    local held = read('GETRANGE', lock, 0, 127)
+    local holder, token = string.match(type(held) == 'string' and held or '', '^(%x+)[ +](%d+) ')
+    if holder ~= attempt then
+      return { nonce, now, 'busy', i }
+    end
+    tokens[i] = tonumber(token)
+  end
+end
+
+-- The tokens before the locks: a fence that is not ours, or a server that must not write, shows before a lock is written.
+local values = {}
+for i = 1, count do
+  if not tokens[i] then
+    local token, digits = next_token(KEYS[6 * i - 2], now, now_digits)
+    if not token then
+      local problem = digits or { 'fence' }
+      return problem.err and problem or { nonce, now, unpack(problem) }
+    end
+    tokens[i] = token
+    values[i] = ARGV[3 * i + 1] .. ' ' .. digits .. ' ' .. wake .. ' ' .. ARGV[3 * i + 3]
+  end
+end
+for i = 1, count do
+  local lock, lease_ms = KEYS[6 * i - 5], ARGV[3 * i + 2]
+  if values[i] then
+    local set = redis.pcall('SET', lock, values[i], 'PX', lease_ms)
+    if set.err then
+      for j = 1, i - 1 do
+        if values[j] then
+          redis.call('DEL', KEYS[6 * j - 5])
+        end
+      end
+      return set
+    end
+  elseif redis.call('PTTL', lock) < tonumber(lease_ms) then
+    -- A repeat. A lease is never made shorter.
+    if guard then
+      guard().note_leases(now / 1000)
+    end
+    redis.call('PEXPIRE', lock, lease_ms)
+  end
+end
+return { nonce, now, 'granted', unpack(tokens) }

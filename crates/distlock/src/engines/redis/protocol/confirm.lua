@@ -1,5 +1,5 @@
 -- KEYS: lock, leases; ARGV: nonce, attempt; reply: nonce, 1 (written) or 0 (not ours)
--- Writes something of a hold that changes nothing, so that replicas that acknowledge it have the hold as well.
+-- Writes to a hold without changing it, so that replicas that acknowledge this write have the hold as well.
 local key
 if read('GETRANGE', KEYS[1], '0', '31') == ARGV[2] then
   key = KEYS[1]

@@ -1,4 +1,7 @@
 -- KEYS: lock, holders and leases of each lock; ARGV: nonce, then attempt and lease_ms of each; reply: nonce, then 1 (renewed) or 0 (not ours any more) of each
+if guard then
+  guard().note_renewal()
+end
 local clock = redis.call('TIME')
 local now_ms = math.floor((clock[1] * 1000000 + clock[2]) / 1000)
 local reply = { ARGV[1] }

@@ -1,6 +1,5 @@
 //! The scripts: their text, their hashes, and the nonce that ties an answer to its question.
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,194 +10,110 @@ use crate::types::error::{Error, Result};
 /// A script that the server runs in one go.
 #[derive(Debug)]
 pub(in crate::engines) struct Script {
-    pub(in crate::engines::redis) name: &'static str,
+    pub(in crate::engines) name: &'static str,
     pub(in crate::engines) text: &'static str,
+    beside: Beside,
     /// By dialect.
-    wordings: [OnceLock<Wording>; 3],
+    assembled: [OnceLock<Assembled>; 3],
 }
 
-/// What the servers of an engine need to be told beyond the plain scripts.
+/// What stands before a script's own text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engines::redis) enum Dialect {
+enum Beside {
+    Nothing,
+    /// The dialect.
+    Dialect,
+    /// The dialect and `shared.lua`.
+    Shared,
+}
+
+/// What differs between servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engines) enum Dialect {
     Plain,
     /// With the restart guard.
     Guarded,
-    /// Messages go over channels that have slots.
+    /// Messages go over channels that have hash slots.
     Sharded,
 }
 
-/// A script in a dialect.
+/// A script as a server gets it.
 #[derive(Debug)]
-struct Wording {
-    text: Cow<'static, str>,
-    /// Our own: what one server says that it is would be run by all the others.
+struct Assembled {
+    text: String,
+    /// Our own: a wrong hash from one server would be run by all the others.
     sha: String,
 }
 
-const FENCE: &str = include_str!("fence.lua");
-const GUARD: &str = concat!(include_str!("guard_leases.lua"), include_str!("guard.lua"));
-const GUARD_RENEWAL: &str = concat!(include_str!("guard_leases.lua"), include_str!("guard_renewal.lua"));
+const SHARED: &str = include_str!("shared.lua");
 
-pub(in crate::engines::redis) static CLAIM: Script = Script::new(
-    "claim",
-    concat!(
-        include_str!("clock.lua"),
-        include_str!("failure.lua"),
-        include_str!("fence.lua"),
-        "local wake = ARGV[2]\n",
-        include_str!("read.lua"),
-        include_str!("budget.lua"),
-        "local function claim(lock, queue, waiters, fence, holders, leases, attempt, lease_ms, how, record)\n",
-        include_str!("set_lock.lua"),
-        include_str!("queue.lua"),
-        include_str!("enqueue.lua"),
-        include_str!("group.lua"),
-        include_str!("handoff.lua"),
-        include_str!("claim_group.lua"),
-        include_str!("claim.lua"),
-        "end\n",
-        include_str!("claim_all.lua")
-    ),
-);
-pub(in crate::engines::redis) static RELEASE: Script = Script::new(
-    "release",
-    concat!(
-        include_str!("failure.lua"),
-        include_str!("read.lua"),
-        include_str!("budget.lua"),
-        "local function release(lock, queue, waiters, fence, holders, leases, attempt, held)\n",
-        include_str!("clock.lua"),
-        include_str!("fence.lua"),
-        include_str!("set_lock.lua"),
-        include_str!("queue.lua"),
-        include_str!("group.lua"),
-        include_str!("handoff.lua"),
-        include_str!("release.lua"),
-        "end\n",
-        include_str!("release_all.lua")
-    ),
-);
-pub(in crate::engines::redis) static BREAK: Script = Script::new(
-    "break",
-    concat!(
-        include_str!("clock.lua"),
-        include_str!("read.lua"),
-        include_str!("budget.lua"),
-        include_str!("head.lua"),
-        include_str!("fence.lua"),
-        include_str!("set_lock.lua"),
-        include_str!("queue.lua"),
-        include_str!("group.lua"),
-        include_str!("handoff.lua"),
-        include_str!("break.lua")
-    ),
-);
-pub(in crate::engines::redis) static AMEND: Script = Script::new(
-    "amend",
-    concat!(
-        include_str!("clock.lua"),
-        include_str!("read.lua"),
-        include_str!("budget.lua"),
-        include_str!("head.lua"),
-        include_str!("set_lock.lua"),
-        include_str!("queue.lua"),
-        include_str!("group.lua"),
-        include_str!("amend.lua")
-    ),
-);
-pub(in crate::engines::redis) static ADOPT: Script = Script::new(
-    "adopt",
-    concat!(
-        include_str!("clock.lua"),
-        include_str!("read.lua"),
-        include_str!("budget.lua"),
-        include_str!("head.lua"),
-        include_str!("set_lock.lua"),
-        include_str!("queue.lua"),
-        include_str!("group.lua"),
-        include_str!("adopt.lua")
-    ),
-);
-pub(in crate::engines::redis) static CLAIM_ALL: Script = Script::new(
-    "claim",
-    concat!(include_str!("clock.lua"), include_str!("fence.lua"), include_str!("read.lua"), include_str!("gather.lua")),
-);
-pub(in crate::engines::redis) static RENEW: Script =
-    Script::new("renew", concat!(include_str!("read.lua"), include_str!("renew.lua")));
-pub(in crate::engines::redis) static RENEW_GROUP: Script =
-    Script::new("renew", concat!(include_str!("read.lua"), include_str!("renew_group.lua")));
-pub(in crate::engines::redis) static CONFIRM: Script =
-    Script::new("confirm", concat!(include_str!("read.lua"), include_str!("confirm.lua")));
-pub(in crate::engines::redis) static SHOW: Script =
-    Script::new("show", concat!(include_str!("read.lua"), include_str!("show.lua")));
-pub(in crate::engines::redis) static HISTORY_WRITE: Script = Script::new("history", include_str!("journal.lua"));
-pub(in crate::engines::redis) static HISTORY_READ: Script = Script::new("history", include_str!("journal_read.lua"));
-
-#[cfg(test)]
-static ALL: [&Script; 12] = [
-    &CONFIRM,
-    &CLAIM,
-    &CLAIM_ALL,
-    &RELEASE,
-    &BREAK,
-    &AMEND,
-    &ADOPT,
-    &RENEW,
-    &RENEW_GROUP,
-    &SHOW,
-    &HISTORY_WRITE,
-    &HISTORY_READ,
-];
+pub(in crate::engines) static CLAIM: Script = Script::with_shared("claim", include_str!("claim.lua"));
+pub(in crate::engines) static CLAIM_ALL: Script = Script::with_shared("claim", include_str!("claim_all.lua"));
+pub(in crate::engines) static RELEASE: Script = Script::with_shared("release", include_str!("release.lua"));
+pub(in crate::engines) static BREAK: Script = Script::with_shared("break", include_str!("break.lua"));
+pub(in crate::engines) static AMEND: Script = Script::with_shared("amend", include_str!("amend.lua"));
+pub(in crate::engines) static ADOPT: Script = Script::with_shared("adopt", include_str!("adopt.lua"));
+/// The most frequent script: it inlines the one shared function that it needs.
+pub(in crate::engines) static RENEW: Script = Script::beside(Beside::Dialect, "renew", include_str!("renew.lua"));
+pub(in crate::engines) static RENEW_GROUP: Script = Script::with_shared("renew", include_str!("renew_group.lua"));
+pub(in crate::engines) static CONFIRM: Script = Script::with_shared("confirm", include_str!("confirm.lua"));
+pub(in crate::engines) static SHOW: Script = Script::with_shared("show", include_str!("show.lua"));
+pub(in crate::engines) static HISTORY_WRITE: Script = Script::new("history", include_str!("history_write.lua"));
+pub(in crate::engines) static HISTORY_READ: Script = Script::new("history", include_str!("history_read.lua"));
 
 impl Script {
+    /// A script that is the same on every server and needs no other text.
     pub(in crate::engines) const fn new(name: &'static str, text: &'static str) -> Script {
-        Script { name, text, wordings: [const { OnceLock::new() }; 3] }
+        Script::beside(Beside::Nothing, name, text)
     }
 
-    /// The call by hash; a server that does not know it is given the text next.
-    pub(in crate::engines::redis) fn by_hash(&self, dialect: Dialect) -> Cmd {
+    const fn with_shared(name: &'static str, text: &'static str) -> Script {
+        Script::beside(Beside::Shared, name, text)
+    }
+
+    const fn beside(beside: Beside, name: &'static str, text: &'static str) -> Script {
+        Script { name, text, beside, assembled: [const { OnceLock::new() }; 3] }
+    }
+
+    /// Returns the call by hash; a server that does not know it is given the text next.
+    pub(in crate::engines) fn by_hash(&self, dialect: Dialect) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.wording(dialect).sha);
+        command.arg(&self.assembled(dialect).sha);
         command
     }
 
-    pub(in crate::engines::redis) fn by_text(&self, dialect: Dialect) -> Cmd {
+    pub(in crate::engines) fn by_text(&self, dialect: Dialect) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(&*self.wording(dialect).text);
+        command.arg(&self.assembled(dialect).text);
         command
     }
 
-    fn wording(&self, dialect: Dialect) -> &Wording {
-        self.wordings[dialect as usize].get_or_init(|| {
-            let text = dialect.reword(self);
+    fn assembled(&self, dialect: Dialect) -> &Assembled {
+        self.assembled[dialect as usize].get_or_init(|| {
+            let text = match self.beside {
+                Beside::Nothing => self.text.to_owned(),
+                Beside::Dialect => [dialect.text(), self.text].concat(),
+                Beside::Shared => [dialect.text(), SHARED, self.text].concat(),
+            };
             let sha = redis::Script::new(&text).get_hash().to_owned();
-            Wording { text, sha }
+            Assembled { text, sha }
         })
     }
 }
 
 impl Dialect {
-    fn reword(self, script: &Script) -> Cow<'static, str> {
+    /// Returns the text that defines `guard` and `is_sharded` for the scripts.
+    fn text(self) -> &'static str {
         match self {
-            Dialect::Plain => script.text.into(),
-            // Every grant needs a token, so that is where the guard stands.
-            Dialect::Guarded if script.text.contains(FENCE) => {
-                script.text.replace(FENCE, &[FENCE, GUARD].concat()).into()
-            }
-            Dialect::Guarded if [RENEW.name, ADOPT.name].contains(&script.name) => {
-                [GUARD_RENEWAL, script.text].concat().into()
-            }
-            Dialect::Guarded => script.text.into(),
-            Dialect::Sharded => script.text.replace("'PUBLISH', 'distlock:wake:' ..", SHARDED_PUBLISH).into(),
+            Dialect::Plain => "local guard, is_sharded = nil, false\n",
+            Dialect::Sharded => "local guard, is_sharded = nil, true\n",
+            Dialect::Guarded => include_str!("guard.lua"),
         }
     }
 }
 
-/// The fence's key has the tag of the lock, so the channel has its slot.
-const SHARDED_PUBLISH: &str = "'SPUBLISH', 'distlock:wake:' .. fence .. ':' ..";
-
 /// A number that no other request of this process has.
-pub(in crate::engines::redis) fn nonce() -> u64 {
+pub(in crate::engines) fn nonce() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -212,7 +127,7 @@ impl Reply {
     ///
     /// # Errors
     /// Kind `Unknown`: it is somebody else's answer, and what became of ours nobody knows.
-    pub(in crate::engines::redis) fn check(answer: Value, nonce: u64) -> Result<Reply> {
+    pub(in crate::engines) fn check(answer: Value, nonce: u64) -> Result<Reply> {
         let Value::Array(parts) = answer else { return Err(garbled()) };
         let mut reply = Reply(parts.into_iter());
         let echoed = reply.bytes()?;
@@ -223,12 +138,12 @@ impl Reply {
     }
 
     /// What was not read yet.
-    pub(in crate::engines::redis) fn rest(self) -> Vec<Value> {
+    pub(in crate::engines) fn rest(self) -> Vec<Value> {
         self.0.collect()
     }
 
     /// Reads parts that were checked as a whole.
-    pub(in crate::engines::redis) fn of(parts: Vec<Value>) -> Reply {
+    pub(in crate::engines) fn of(parts: Vec<Value>) -> Reply {
         Reply(parts.into_iter())
     }
 
@@ -267,7 +182,7 @@ impl Reply {
     }
 
     /// How many bytes of text it has.
-    pub(in crate::engines::redis) fn length(&self) -> usize {
+    pub(in crate::engines) fn length(&self) -> usize {
         let length = |part: &Value| if let Value::BulkString(text) = part { text.len() } else { 0 };
         self.0.as_slice().iter().map(length).sum()
     }
@@ -279,7 +194,7 @@ impl Reply {
 }
 
 /// Reads the reply to `TIME` in microseconds.
-pub(in crate::engines::redis) fn read_time(time: Value) -> Result<u64> {
+pub(in crate::engines) fn read_time(time: Value) -> Result<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time)
         .map_err(|error| Error::unavailable(format!("redis: its clock cannot be read: {error}")))?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
@@ -304,27 +219,46 @@ mod tests {
         }
     }
 
+    static ALL: [&Script; 12] = [
+        &CLAIM,
+        &CLAIM_ALL,
+        &RELEASE,
+        &BREAK,
+        &AMEND,
+        &ADOPT,
+        &RENEW,
+        &RENEW_GROUP,
+        &CONFIRM,
+        &SHOW,
+        &HISTORY_WRITE,
+        &HISTORY_READ,
+    ];
+
     #[test]
     fn every_grant_passes_the_guard_and_every_message_its_slot() {
-        for script in [&CLAIM, &RELEASE, &BREAK] {
-            assert!(script.wording(Dialect::Guarded).text.contains(GUARD), "{}", script.name);
-            assert!(script.wording(Dialect::Sharded).text.contains("'SPUBLISH'"), "{}", script.name);
+        for dialect in [Dialect::Plain, Dialect::Guarded, Dialect::Sharded] {
+            for script in ALL.iter().filter(|script| script.beside != Beside::Nothing) {
+                assert!(script.assembled(dialect).text.starts_with(dialect.text()), "{}", script.name);
+            }
         }
-        assert!(CLAIM_ALL.wording(Dialect::Guarded).text.contains(GUARD));
+        // Every grant needs a token.
+        let token = &SHARED[SHARED.find("local function next_token").unwrap()..];
+        assert!(token.find("guard().quarantine").unwrap() < token.find("redis.pcall").unwrap());
         for script in [&RENEW, &RENEW_GROUP, &ADOPT] {
-            assert!(script.wording(Dialect::Guarded).text.contains(GUARD_RENEWAL), "{}", script.name);
+            assert!(script.text.contains("guard().note_renewal()"), "{}", script.name);
         }
         for script in ALL {
-            assert!(!script.wording(Dialect::Sharded).text.contains("'PUBLISH'"), "{}", script.name);
-            assert_eq!(script.wording(Dialect::Plain).text, script.text);
+            assert!(!script.text.contains("PUBLISH"), "{}: `publish` knows the channel", script.name);
         }
+        assert_eq!(SHARED.matches("'PUBLISH'").count(), 1);
     }
 
     #[test]
     fn scripts_have_no_shebang_and_never_print_numbers_by_tostring() {
         for script in ALL {
-            assert!(!script.text.contains("#!"), "{}: such a script is refused when memory is short", script.name);
-            assert!(!script.text.contains("tostring("), "{}", script.name);
+            let text = &script.assembled(Dialect::Guarded).text;
+            assert!(!text.contains("#!"), "{}: such a script is refused when memory is short", script.name);
+            assert!(!text.contains("tostring("), "{}", script.name);
         }
     }
 }

@@ -2,7 +2,7 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local held_type = redis.call('TYPE', KEYS[1]).ok
--- Not all of anything: somebody may keep a film there. What is ours is shorter.
+-- Not all of it: a foreign key may hold megabytes. A value of ours is shorter.
 local MOST_BYTES = 4096
 local value = held_type == 'string' and redis.call('GETRANGE', KEYS[1], 0, MOST_BYTES - 1) or ''
 local reply = { ARGV[1], now, held_type, value, redis.call('PTTL', KEYS[1]), 0 }

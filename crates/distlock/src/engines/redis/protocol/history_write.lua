@@ -1,4 +1,4 @@
--- KEYS: journal; ARGV: nonce, most entries, ttl_ms, number of entries, the entries; reply: nonce, 1, or 0 and the type when the key is not ours
+-- KEYS: history; ARGV: nonce, most entries, ttl_ms, number of entries, the entries; reply: nonce, 1, or 0 and the type when the key is not ours
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'none' and kind ~= 'stream' then
   return { ARGV[1], 0, kind }
