@@ -127,7 +127,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Who we are to the sentinels; the user may be left out. Default: nobody, whatever the user of the servers is.
+    /// The log-in for the sentinels; the user may be left out. Default: none, whatever the user of the servers is.
     pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Self {
         if let Servers::Sentinel(sentinels) = &mut self.servers {
             let login = sentinels.login.clone().set_password(password);
@@ -164,7 +164,7 @@ impl RedisBuilder {
 
     /// Whether a server that was restarted, promoted or emptied grants nothing until every lease from before is over.
     /// Then a claim fails with kind `Unavailable`, and says how long that takes; so it does on a server that is used for
-    /// the first time. Everybody who locks there must have it on. Default: off.
+    /// the first time. Every client that locks there must have it on. Default: off.
     pub fn restart_guard(mut self, on: bool) -> Self {
         self.restart_guard = on;
         self
@@ -172,7 +172,7 @@ impl RedisBuilder {
 
     /// How many replicas must have acknowledged a grant before it counts (`WAIT`). When fewer do within 250 ms, the lock is
     /// given back and the claim fails with kind `Unavailable`. It makes it less likely that a failover forgets the lock,
-    /// not impossible: renewals are not waited for, and nobody is kept from promoting a replica that lags. Default: 0.
+    /// not impossible: renewals are not waited for, and a replica that lags may still be promoted. Default: 0.
     pub fn wait_replicas(mut self, count: u32) -> Self {
         self.options.wait_replicas = count;
         self
@@ -238,7 +238,7 @@ impl RedisBuilder {
     }
 }
 
-/// Stands for a server that is looked up whenever it is dialled.
+/// Returns a dialer for a server that is looked up whenever it is dialled.
 fn unknown_yet(place: &str) -> Dialer {
     Dialer::new(place, || std::future::ready(Err::<tokio::net::TcpStream, _>(io::Error::other("it is not known yet"))))
 }

@@ -43,7 +43,7 @@ fn kind_of(error: &RedisError, stage: Stage) -> ErrorKind {
         redis::ErrorKind::Client => ErrorKind::Backend,
         // The same "broken pipe" stands for never written and for written and unanswered.
         redis::ErrorKind::Io => ErrorKind::Unknown,
-        // Not understood: the answer may be somebody else's.
+        // Not understood: it may be the reply to another request.
         redis::ErrorKind::Parse | redis::ErrorKind::UnexpectedReturnType => ErrorKind::Unknown,
         // Kinds of parts of the crate that are not used here, and those to come.
         _ => ErrorKind::Unknown,

@@ -85,7 +85,7 @@ impl Connection {
     }
 }
 
-/// The locks whose names begin with `start`. A key of somebody else that only looks like a lock's name is not listed.
+/// Returns the locks whose names begin with `start`. A foreign key that only looks like a lock's name is not listed.
 async fn list(connection: &Connection, prefix: &str, start: &str, allowance: &mut Allowance) -> Result<Vec<LockInfo>> {
     let ask = |scan: redis::Cmd| async move { connection.send(&scan).await };
     let look = |key: Key| async move { look(connection, prefix, &key).await };
@@ -138,7 +138,7 @@ where
 
 /// One lock, and how long the text was that tells of it.
 async fn look(connection: &Connection, prefix: &str, key: &Key) -> Result<(Option<LockInfo>, usize)> {
-    // A name that cannot be a lock here is nobody's.
+    // A name that cannot be a lock here is no lock.
     let Ok(names) = Names::new(prefix, key) else { return Ok((None, 0)) };
     let fill = |command: &mut redis::Cmd, nonce| {
         command.arg(5).arg(&names.lock).arg(names.queue()).arg(names.waiters());
@@ -169,7 +169,7 @@ fn read_left(reply: &mut Reply) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
 }
 
-/// Those who are inside together, the one that entered first first.
+/// Reads the holders of a group, the one that entered first first.
 fn read_group(reply: &mut Reply, now_us: u64) -> Result<Vec<Holder>> {
     let mut inside = Vec::new();
     for _ in 0..reply.unsigned()? {

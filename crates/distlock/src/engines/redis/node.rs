@@ -88,19 +88,19 @@ impl Node {
         self.options.place()
     }
 
-    /// The connection, if it is open now.
+    /// Returns the connection if it is open now.
     pub(in crate::engines) fn now(&self, lane: Lane) -> Option<Connection> {
         self.link(lane).now()
     }
 
-    /// The connection, once it is open; waits for `patience` at the longest.
-    pub(in crate::engines) async fn connection(&self, lane: Lane, patience: Duration) -> Result<Connection> {
-        self.link(lane).connection(patience).await
+    /// Returns the connection when it is open; waits at most `wait`.
+    pub(in crate::engines) async fn connection(&self, lane: Lane, wait: Duration) -> Result<Connection> {
+        self.link(lane).connection(wait).await
     }
 
     /// Returns when the connection is open or the first attempt to open it has failed.
-    pub(in crate::engines) async fn first(&self, lane: Lane, patience: Duration) -> Result<()> {
-        self.link(lane).first(patience).await
+    pub(in crate::engines) async fn first(&self, lane: Lane, wait: Duration) -> Result<()> {
+        self.link(lane).first(wait).await
     }
 
     /// Messages for `attempt` are kept from now on; those that came before are not.
@@ -113,7 +113,7 @@ impl Node {
         self.waiting.forget(attempt);
     }
 
-    /// Returns when the node has sent a message for `attempt`; never when nobody listens for it.
+    /// Returns when the node has sent a message for `attempt`; never when it is not listened for.
     pub(in crate::engines) async fn hint(&self, attempt: AttemptId) {
         if self.waiting.is_enlisted(attempt) {
             self.waiting.notified(attempt).await;
@@ -122,7 +122,7 @@ impl Node {
         }
     }
 
-    /// Returns when the node's clock was seen to leap forward, and nobody has dealt with it.
+    /// Returns when the node's clock was seen to leap forward, and that is not dealt with yet.
     pub(in crate::engines) async fn leapt(&self) -> LeapForward {
         self.main.clock().leapt().await
     }

@@ -44,7 +44,7 @@ pub(in crate::engines) struct Facts {
     pub(super) info: Option<HashMap<String, String>>,
     /// What CONFIG GET says; `None` without the right to ask.
     pub(super) config: Option<HashMap<String, String>>,
-    /// Whether it takes commands of somebody who does not log in.
+    /// Whether it takes commands without a log-in.
     pub(super) is_open: bool,
     /// What it refuses to do for us, each with the reason.
     pub(super) refused: Vec<(String, String)>,
@@ -70,9 +70,9 @@ impl Facts {
         Some((least.min(most), most.max(least)))
     }
 
-    /// Asks the server at `server` everything. `lock` is the key of a lock that nobody uses; `history` says whether what a
+    /// Asks the server at `server` everything. `lock` is the key of an unused lock; `history` says whether what a
     /// history needs is tried too.
-    pub(super) async fn gather(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
+    pub(super) async fn collect(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
         let ours = options.login(Protocol::Resp2);
         let facts = with_connection(options, server, &ours, async |connection| {
             let mut facts = Facts { place: server.place.clone(), ..Facts::default() };
@@ -131,7 +131,7 @@ impl Facts {
         Ok(())
     }
 
-    /// Does everything once that locking needs, on keys that nobody uses: an access list may be asked only by few.
+    /// Does everything once that locking needs, on unused keys: an access list may be asked only by few.
     async fn try_rights(
         &mut self,
         connection: &mut MultiplexedConnection,
@@ -140,18 +140,18 @@ impl Facts {
         history: bool,
     ) -> Result<()> {
         let fence = format!("{{{lock}}}:f");
-        let journal = history.then(|| format!("{{{lock}}}{HISTORY_SUFFIX}"));
-        let (word, channel) = match options.is_cluster {
+        let history_key = history.then(|| format!("{{{lock}}}{HISTORY_SUFFIX}"));
+        let (publish, channel) = match options.is_cluster {
             true => ("SPUBLISH", options.sharded_channel(&fence)),
             false => ("PUBLISH", options.channel()),
         };
         let mut script = redis::cmd("EVAL");
-        let keys = [lock, &fence].into_iter().chain(journal.as_deref());
+        let keys = [lock, &fence].into_iter().chain(history_key.as_deref());
         script.arg(RIGHTS).arg(keys.clone().count());
         for key in keys {
             script.arg(key);
         }
-        script.arg(word).arg(channel);
+        script.arg(publish).arg(channel);
         let unknown = "0".repeat(40);
         let alone = [
             script,
@@ -188,7 +188,7 @@ impl Facts {
     }
 }
 
-/// Whether anybody may ask, without a password.
+/// Returns whether the server takes commands without a password.
 async fn is_open(options: &Options, server: &Dialer) -> bool {
     let nobody = RedisConnectionInfo::default().set_skip_set_lib_name();
     let asked = with_connection(options, server, &nobody, async |connection| {

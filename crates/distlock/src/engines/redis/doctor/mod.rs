@@ -16,7 +16,7 @@ use crate::engines::redis::wire::options::Options;
 use crate::types::error::Result;
 use crate::types::finding::Finding;
 
-/// The name of the lock that is tried; nobody uses it.
+/// The name of the lock that is tried; no application uses it.
 const LOCK: &str = "distlock-doctor";
 
 impl Redis {
@@ -37,7 +37,7 @@ impl NodeOptions {
     /// What the node says about itself.
     pub(in crate::engines) async fn facts(&self) -> Result<Facts> {
         let options = self.options();
-        Facts::gather(options, &options.dialer, &format!("{}{LOCK}", options.prefix), false).await
+        Facts::collect(options, &options.dialer, &format!("{}{LOCK}", options.prefix), false).await
     }
 
     /// What to expect of one of several.

@@ -10,7 +10,7 @@ use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 
 /// A connection whose server takes longer to answer is given up; see `link.rs`.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
-/// How far clocks may be apart before somebody should look at them, in seconds.
+/// How far clocks may be apart before it is worth a warning, in seconds.
 pub(in crate::engines) const CLOCKS_APART: f64 = 1.0;
 /// Connections that should be left for new clients.
 const SPARE_CONNECTIONS: u64 = 10;
@@ -19,7 +19,7 @@ const SPARE_CONNECTIONS: u64 = 10;
 const OLDEST: [u32; 3] = [5, 0, 0];
 const TESTED: [u32; 3] = [7, 0, 0];
 
-/// What matters about a server, whoever it is.
+/// What is expected of a server.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engines) struct Expectations {
     pub(in crate::engines) ttl: Duration,
@@ -38,7 +38,7 @@ pub(super) async fn examine_server(
     expected: &Expectations,
     lock: &str,
 ) -> Vec<Finding> {
-    match Facts::gather(options, server, lock, expected.history).await {
+    match Facts::collect(options, server, lock, expected.history).await {
         Err(error) => vec![unreachable(&server.place, &error)],
         Ok(facts) => {
             let mut findings = Findings::about(&facts.place);

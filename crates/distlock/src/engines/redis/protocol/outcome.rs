@@ -1,4 +1,4 @@
-//! What a claim's answer says.
+//! The outcomes of claims that are not granted.
 
 use std::time::Duration;
 

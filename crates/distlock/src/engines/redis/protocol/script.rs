@@ -1,4 +1,4 @@
-//! The scripts: their text, their hashes, and the nonce that ties an answer to its question.
+//! The scripts: their text, their hashes, and the nonce that ties a reply to its request.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,21 +112,21 @@ impl Dialect {
     }
 }
 
-/// A number that no other request of this process has.
+/// Returns a number that no other request of this process has.
 pub(in crate::engines) fn nonce() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The parts of a script's answer, behind the nonce.
+/// The parts of a script's reply, behind the nonce.
 #[derive(Debug)]
 pub(in crate::engines) struct Reply(std::vec::IntoIter<Value>);
 
 impl Reply {
-    /// Checks that the answer is to the question with `nonce`.
+    /// Checks that the reply is to the request with `nonce`.
     ///
     /// # Errors
-    /// Kind `Unknown`: it is somebody else's answer, and what became of ours nobody knows.
+    /// Kind `Unknown`: it is the reply to another request, and the outcome of ours is unknown.
     pub(in crate::engines) fn check(answer: Value, nonce: u64) -> Result<Reply> {
         let Value::Array(parts) = answer else { return Err(garbled()) };
         let mut reply = Reply(parts.into_iter());
@@ -137,7 +137,7 @@ impl Reply {
         Ok(reply)
     }
 
-    /// What was not read yet.
+    /// Returns the parts that were not read yet.
     pub(in crate::engines) fn rest(self) -> Vec<Value> {
         self.0.collect()
     }
@@ -200,7 +200,7 @@ pub(in crate::engines) fn read_time(time: Value) -> Result<u64> {
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
-/// The script ran, and its answer makes no sense.
+/// Returns the error of a script that ran and whose reply cannot be parsed.
 pub(in crate::engines) fn garbled() -> Error {
     Error::unknown("redis: a script's answer is not understood")
 }

@@ -11,7 +11,7 @@ use crate::types::token::{AttemptId, FencingToken};
 /// The longest record in bytes; the scripts read a little more than that of a key.
 const MAX_RECORD_BYTES: usize = 3 * 1024;
 
-/// The record as it is stored: JSON on one line.
+/// Returns the record as it is stored: JSON on one line.
 pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
     let failed = |problem: String| Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"));
     let text = serde_json::to_string(record).map_err(|error| failed(error.to_string()))?;
@@ -21,7 +21,7 @@ pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
     Ok(text)
 }
 
-/// Who has a lock, from its value and what is left of its lease. A value that is not ours names nobody.
+/// Returns the holder of a lock, from its value and what is left of its lease. A value that is not ours has no record.
 pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Holder {
     match read_value(value) {
         Some((token, record)) => {
@@ -33,21 +33,21 @@ pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_u
     }
 }
 
-/// How a claim asks for a lock, as the scripts know it: claims with the same word may be inside together, unless it is
-/// that of a lock for one.
+/// Returns the mode of a claim as the scripts write it. Claims with the same text may hold the lock together, unless it is
+/// `x`.
 pub(in crate::engines) fn mode_text(record: &Record) -> String {
     match record.mode {
         Mode::Exclusive => "x".into(),
         Mode::Shared => "s".into(),
         Mode::Slot { of } => format!("p{of}"),
         // In hex: a name may have spaces.
-        Mode::Reentrant => record.owner.as_str().bytes().fold("r".into(), |word, byte| format!("{word}{byte:02x}")),
+        Mode::Reentrant => record.owner.as_str().bytes().fold("r".into(), |mode, byte| format!("{mode}{byte:02x}")),
     }
 }
 
 /// The mode that a [`mode_text`] means.
-pub(in crate::engines) fn mode_of(word: &str) -> Option<Mode> {
-    match word.split_at_checked(1)? {
+pub(in crate::engines) fn mode_of(text: &str) -> Option<Mode> {
+    match text.split_at_checked(1)? {
         ("x", "") => Some(Mode::Exclusive),
         ("s", "") => Some(Mode::Shared),
         ("p", of) => Some(Mode::Slot { of: of.parse().ok()? }),
@@ -56,7 +56,7 @@ pub(in crate::engines) fn mode_of(word: &str) -> Option<Mode> {
     }
 }
 
-/// Whether a value says that several are inside; who they are stands elsewhere.
+/// Returns whether a value says that a group holds the lock. Its holders stand in another key.
 pub(in crate::engines) fn is_group(value: &[u8]) -> bool {
     value.starts_with(b"distlock group ")
 }
@@ -73,7 +73,7 @@ pub(in crate::engines) fn group_holder(entry: &[u8], ttl_left: Option<Duration>,
 }
 
 /// `attempt token wake record`, strictly: whatever else stands there may be anything. The byte behind the attempt is
-/// `+` when somebody waits.
+/// `+` when the lock has waiters.
 fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
     let text = std::str::from_utf8(value).ok()?;
     let (attempt, rest) = text.split_once([' ', '+'])?;
@@ -87,7 +87,7 @@ fn read_value(value: &[u8]) -> Option<(FencingToken, Record)> {
     Some((token, read_record(parts.next()?)?))
 }
 
-/// `ttl alive_until wake delay word record` of a waiter.
+/// `ttl alive_until wake delay mode record` of a waiter.
 pub(in crate::engines) fn waiter(entry: &[u8]) -> Option<Record> {
     let text = std::str::from_utf8(entry).ok()?;
     // What stands before it has no brace, and is shorter where there are no modes.

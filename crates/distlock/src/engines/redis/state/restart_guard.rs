@@ -104,7 +104,7 @@ impl RestartGuard {
 }
 
 impl Known {
-    /// `longest[:length:left]…`, as guard_leases.lua reads it.
+    /// `longest[:length:left]…`, as guard.lua reads it.
     fn describe(&mut self, now: Moment) -> String {
         let seen = self.seen.alive(now).map(|(length_ms, _)| length_ms).max();
         let mut text = self.longest_ms.max(seen.unwrap_or(0)).to_string();

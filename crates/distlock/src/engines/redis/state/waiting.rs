@@ -14,30 +14,30 @@ use crate::types::clock::{Clock, Moment};
 use crate::types::event::LossReason;
 use crate::types::token::{AttemptId, FencingToken};
 
-/// Everybody of one engine who waits.
+/// The waiting attempts of one engine.
 #[derive(Debug)]
 pub(in crate::engines) struct Waiting {
     clock: Clock,
     drift: f64,
     losses: Losses,
     table: Mutex<BTreeMap<AttemptId, Place>>,
-    /// How often everybody had to claim again, perhaps from another server with another clock.
+    /// How often all attempts had to claim again, perhaps from another server with another clock.
     era: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Place {
-    turn: Arc<Notify>,
+    message: Arc<Notify>,
     /// The era of the last claim.
     era: u64,
     /// The last claim that was answered.
-    asked: Option<Asked>,
+    claimed: Option<SentClaim>,
     handed: Option<Handed>,
 }
 
 /// A claim as both clocks saw it.
 #[derive(Debug, Clone, Copy)]
-struct Asked {
+struct SentClaim {
     sent: Moment,
     server_us: u64,
 }
@@ -58,9 +58,9 @@ impl Waiting {
         Waiting { clock, drift, losses, table: Mutex::default(), era: AtomicU64::new(0) }
     }
 
-    /// From now on messages for `attempt` are kept. Before its claim is sent: the grant may overtake the answer.
+    /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
     pub(in crate::engines) fn enlist(&self, attempt: AttemptId) {
-        let place = || Place { turn: Arc::new(Notify::new()), era: 0, asked: None, handed: None };
+        let place = || Place { message: Arc::new(Notify::new()), era: 0, claimed: None, handed: None };
         self.table().entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
     }
 
@@ -68,7 +68,7 @@ impl Waiting {
     pub(in crate::engines) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
         let era = self.era.load(Ordering::Acquire);
         if let Some(place) = self.table().get_mut(&attempt).filter(|place| place.era == era) {
-            place.asked = Some(Asked { sent, server_us });
+            place.claimed = Some(SentClaim { sent, server_us });
         }
     }
 
@@ -86,12 +86,12 @@ impl Waiting {
 
     /// Returns when there is a message for `attempt`, with the grant if it was one that can be believed.
     pub(in crate::engines) async fn notified(&self, attempt: AttemptId) -> Option<Grant> {
-        let turn = self.table().get(&attempt)?.turn.clone();
-        turn.notified().await;
+        let message = self.table().get(&attempt)?.message.clone();
+        message.notified().await;
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
-        let told = place.get_mut().handed.take().zip(place.get().asked);
-        let grant = told.and_then(|(handed, asked)| handed.grant(asked, self.drift));
+        let told = place.get_mut().handed.take().zip(place.get().claimed);
+        let grant = told.and_then(|(handed, claimed)| handed.grant(claimed, self.drift));
         if grant.is_some() {
             place.remove();
         }
@@ -102,29 +102,29 @@ impl Waiting {
     pub(in crate::engines) async fn overhear(&self, attempt: AttemptId) {
         self.enlist(attempt);
         let _enlisted = Enlisted(self, attempt);
-        let Some(turn) = self.table().get(&attempt).map(|place| place.turn.clone()) else { return };
+        let Some(message) = self.table().get(&attempt).map(|place| place.message.clone()) else { return };
         while self.table().get(&attempt).is_none_or(|place| place.handed.is_none()) {
-            turn.notified().await;
+            message.notified().await;
         }
     }
 
     /// `attempt` claims again, if it is one of ours.
     pub(in crate::engines) fn wake(&self, attempt: AttemptId) {
         if let Some(place) = self.table().get(&attempt) {
-            place.turn.notify_one();
+            place.message.notify_one();
         }
     }
 
-    /// Everybody claims again: after a reconnect nobody knows what was said in between, nor whose clock the last answer
-    /// was by.
+    /// All attempts claim again: after a reconnect it is unknown which messages were missed, and by which clock the last
+    /// reply was.
     pub(in crate::engines) fn wake_all(&self) {
         let mut table = self.table();
         self.era.fetch_add(1, Ordering::AcqRel);
         for place in table.values_mut() {
-            place.asked = None;
+            place.claimed = None;
             // If the grant still stands, the claim finds it.
             place.handed = None;
-            place.turn.notify_one();
+            place.message.notify_one();
         }
     }
 
@@ -139,13 +139,13 @@ impl Waiting {
                     && let Some(place) = self.table().get_mut(&attempt)
                 {
                     place.handed = Some(handed);
-                    place.turn.notify_one();
+                    place.message.notify_one();
                 }
             }
             Some("retry") => {
                 let table = self.table();
                 let told = words.filter_map(|word| table.get(&word.parse().ok()?));
-                told.for_each(|place| place.turn.notify_one());
+                told.for_each(|place| place.message.notify_one());
             }
             Some("lost") => {
                 if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
@@ -166,7 +166,7 @@ impl Waiting {
     }
 }
 
-/// An attempt that is forgotten when nobody listens for it any more.
+/// An attempt that is forgotten when this is dropped.
 struct Enlisted<'a>(&'a Waiting, AttemptId);
 
 impl Drop for Enlisted<'_> {
@@ -192,9 +192,10 @@ impl Handed {
     ///
     /// Nothing when it cannot have been so: a grant from before that claim, which was answered busy, is over by then; and
     /// one that came before it was given is by a clock that was set. The attempt claims again, and finds what it has.
-    fn grant(self, asked: Asked, drift: f64) -> Option<Grant> {
-        let passed = Duration::from_micros(self.granted_us.checked_sub(asked.server_us).filter(|passed| *passed > 0)?);
-        let start = asked.sent.after(passed.mul_f64(1.0 - drift));
+    fn grant(self, claimed: SentClaim, drift: f64) -> Option<Grant> {
+        let passed =
+            Duration::from_micros(self.granted_us.checked_sub(claimed.server_us).filter(|passed| *passed > 0)?);
+        let start = claimed.sent.after(passed.mul_f64(1.0 - drift));
         let term = Some(Term { start, ttl: self.lease });
         (start <= self.received).then_some(Grant { token: self.token, term, slot: self.slot })
     }

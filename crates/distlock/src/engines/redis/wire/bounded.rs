@@ -6,11 +6,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How much may come between two of our requests. The longest answers are lists of locks with all who wait for them; the
+/// How much may come between two of our requests. The longest replies are lists of locks with all their waiters; the
 /// client crate keeps an answer until it is complete, so a hostile server could have it keep everything.
 const MOST_UNASKED: usize = 128 << 20;
 
-/// A stream that breaks when more comes than anybody can have asked for.
+/// A stream that breaks when more comes than any request can have asked for.
 pub(in crate::engines) struct Bounded<S> {
     stream: S,
     /// Received since the last request.

@@ -1,4 +1,4 @@
-//! Several masters that share the locks by their slots.
+//! A cluster: several masters that share the locks by their hash slots.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -23,26 +23,26 @@ use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 
-/// How long one node may take to say who serves what.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a node may take before the next one is asked beside it.
-const PROMPT_ANSWER: Duration = Duration::from_millis(50);
-/// The shortest time between two such questions.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// How long a request is sent again while its slot moves, and how often.
-const MOVING: Duration = Duration::from_millis(1500);
-const MOVING_PAUSE: Duration = Duration::from_millis(20);
+/// How long one node may take to say which node serves which hash slot.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a node may take before the next one is asked at the same time.
+const PROMPT_REPLY: Duration = Duration::from_millis(50);
+/// The shortest time between two `CLUSTER SLOTS`.
+const LEARN_SPACING: Duration = Duration::from_millis(200);
+/// How long a request is retried while its hash slot moves, and the pause between retries.
+const RETRY_FOR: Duration = Duration::from_millis(1500);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How many redirections in a row are followed.
 const MOST_REDIRECTIONS: u32 = 8;
 
-/// The masters, each with connections from the first time that it is needed.
+/// The masters. Each is connected to when it is first needed.
 pub(in crate::engines) struct Cluster {
     seeds: Vec<Address>,
     options: Arc<Options>,
     waiting: Arc<Waiting>,
     attachment: Attachment,
     known: Mutex<Known>,
-    /// One question at a time; when the last one ended, and how.
+    /// One `CLUSTER SLOTS` at a time; when the last one ended, and how.
     asking: tokio::sync::Mutex<Option<(Moment, std::result::Result<(), Trouble>)>>,
 }
 
@@ -67,7 +67,7 @@ impl Cluster {
         self.known.lock()
     }
 
-    /// The connections to the node at `address`.
+    /// Returns the connections to the node at `address`.
     fn server_at(&self, address: &Address) -> Arc<ServerConnections> {
         let start = || {
             let dialer = Dialer::tcp(address, self.options.encryption.as_ref());
@@ -77,7 +77,7 @@ impl Cluster {
         self.known().servers.entry(address.clone()).or_insert_with(start).clone()
     }
 
-    /// Who serves `slot`.
+    /// Returns the node that serves `slot`.
     async fn owner(&self, slot: u16) -> Result<Address> {
         if let Some(owner) = self.known().slots.owner(slot) {
             return Ok(owner.clone());
@@ -94,11 +94,11 @@ impl Cluster {
         hasher.finish()
     }
 
-    /// Asks the nodes who serves what, unless they have just been asked.
+    /// Asks the nodes which of them serves which hash slot, unless they have just been asked.
     pub(in crate::engines) async fn learn(&self) -> Result<()> {
         let mut asking = self.asking.lock().await;
         let now = self.attachment.clock.now();
-        if let Some((_, outcome)) = asking.as_ref().filter(|(last, _)| now.since(*last) < ASK_AGAIN) {
+        if let Some((_, outcome)) = asking.as_ref().filter(|(last, _)| now.since(*last) < LEARN_SPACING) {
             return outcome.as_ref().copied().map_err(Trouble::error);
         }
         let mut nodes: Vec<Address> = self.known().slots.owners().into_iter().collect();
@@ -109,15 +109,15 @@ impl Cluster {
         answer
     }
 
-    /// Returns the first answer of a node. One that hangs holds up no other: the next is asked beside it.
+    /// Returns the first reply of a node. While a node hangs, the next one is asked at the same time.
     async fn ask_any(&self, nodes: &[Address]) -> Result<SlotMap> {
         let mut trouble = Error::unavailable("redis: no node of the cluster is known");
         let (mut nodes, mut asked) = (nodes.iter(), Vec::new());
         loop {
             let next = nodes.next();
             asked.extend(next.map(|node| Box::pin(self.ask_in_time(node))));
-            let patience = if next.is_some() { PROMPT_ANSWER } else { ANSWER_TIMEOUT };
-            match tokio::time::timeout(patience, first_of(&mut asked)).await {
+            let wait = if next.is_some() { PROMPT_REPLY } else { REPLY_TIMEOUT };
+            match tokio::time::timeout(wait, first_of(&mut asked)).await {
                 Ok(Some(Ok(slots))) => return Ok(slots),
                 Ok(Some(Err(error))) => trouble = error,
                 Ok(None) if next.is_none() => return Err(trouble),
@@ -128,12 +128,12 @@ impl Cluster {
 
     async fn ask_in_time(&self, node: &Address) -> Result<SlotMap> {
         let late = |_| Err(Error::unavailable(format!("redis: {node} does not answer")));
-        tokio::time::timeout(ANSWER_TIMEOUT, self.ask(node)).await.unwrap_or_else(late)
+        tokio::time::timeout(REPLY_TIMEOUT, self.ask(node)).await.unwrap_or_else(late)
     }
 
     async fn ask(&self, node: &Address) -> Result<SlotMap> {
         let stream = Dialer::tcp(node, self.options.encryption.as_ref()).open().await?;
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(REPLY_TIMEOUT));
         let login = self.options.login(Protocol::Resp2);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
         let (mut connection, driver) =
@@ -149,7 +149,7 @@ impl Cluster {
             .ok_or_else(|| Error::unavailable(format!("redis: {node} does not say who serves which slot")))
     }
 
-    /// Nodes that serve nothing any more are left.
+    /// Takes a new map, and disconnects from nodes that serve no hash slot any more.
     fn take(&self, slots: SlotMap) {
         let mut known = self.known();
         let owners = slots.owners();
@@ -157,7 +157,7 @@ impl Cluster {
         known.slots = slots;
     }
 
-    /// Every master that serves a slot.
+    /// Returns every master that serves a hash slot.
     pub(in crate::engines) async fn all(&self) -> Result<Vec<Arc<ServerConnections>>> {
         self.learn().await?;
         let owners = self.known().slots.owners();
@@ -165,7 +165,7 @@ impl Cluster {
     }
 
     pub(in crate::engines) fn route(&self, key: &str) -> Route<'_> {
-        let until = self.attachment.clock.now().after(MOVING);
+        let until = self.attachment.clock.now().after(RETRY_FOR);
         Route { cluster: self, slot: hash_slot(key), at: None, asks: false, followed: 0, until }
     }
 
@@ -174,7 +174,7 @@ impl Cluster {
     }
 }
 
-/// Returns the first result of some futures, which is taken out; `None` when there are none.
+/// Returns the first result of some futures and removes that future; `None` when there are none.
 async fn first_of<F: Future + Unpin>(open: &mut Vec<F>) -> Option<F::Output> {
     poll_fn(|context| {
         let is_ready = |future: &mut F| match Pin::new(future).poll(context) {
@@ -194,20 +194,20 @@ async fn first_of<F: Future + Unpin>(open: &mut Vec<F>) -> Option<F::Output> {
     .await
 }
 
-/// One request on its way to the node that serves its slot.
+/// The route of one request to the node that serves its hash slot.
 pub(in crate::engines) struct Route<'a> {
     cluster: &'a Cluster,
     slot: u16,
-    /// Where it goes next, when a node said so, and where it went last.
+    /// The node that a redirection named, or that the request went to last.
     at: Option<Address>,
-    /// Whether it goes there by an ASK.
+    /// Whether the redirection was an ASK.
     asks: bool,
     followed: u32,
     until: Moment,
 }
 
 impl Route<'_> {
-    /// The connections to use, and whether the node must be told that it was asked for.
+    /// Returns the connections to use, and whether the request must announce itself with ASKING.
     pub(in crate::engines) async fn next(&mut self) -> Result<(Arc<ServerConnections>, bool)> {
         if !self.asks {
             self.at = Some(self.cluster.owner(self.slot).await?);
@@ -216,13 +216,12 @@ impl Route<'_> {
         Ok((self.cluster.server_at(at), self.asks))
     }
 
-    /// Whether to send the request again after it failed: only when it certainly was not carried out, and because its
-    /// slot is elsewhere or moving. `follows_ask`: an ASK is of use to a request with one key; the new node refuses one
-    /// with several until all of them are there.
+    /// Returns whether to retry a request that failed: only when it certainly was not carried out, and because its hash
+    /// slot is elsewhere or moving. `follows_ask`: see [`Moving::FollowAsk`](super::servers::Moving).
     pub(in crate::engines) async fn again(&mut self, error: &Error, follows_ask: bool) -> bool {
         let asked = std::mem::take(&mut self.asks);
         let Some(redirection) = Redirection::of(error) else {
-            // It may have failed since the node is no master any more.
+            // Perhaps it failed because the node is no master any more.
             if error.kind() == ErrorKind::Unavailable {
                 let _ = self.cluster.learn().await;
             }
@@ -243,14 +242,14 @@ impl Route<'_> {
         }
     }
 
-    /// Waits a little for a slot to arrive.
+    /// Waits a little for the hash slot to arrive. Returns false when the time for that is over.
     async fn pause(&self) -> bool {
-        tokio::time::sleep(MOVING_PAUSE).await;
+        tokio::time::sleep(RETRY_PAUSE).await;
         self.cluster.attachment.clock.now() < self.until
     }
 }
 
-/// Whether the slot of a request is on its way to another node.
+/// Returns whether the request failed because its hash slot is moving to another node.
 pub(in crate::engines) fn is_moving(error: &Error) -> bool {
     matches!(Redirection::of(error), Some(Redirection { kind: Kind::Ask | Kind::TryAgain, .. }))
 }

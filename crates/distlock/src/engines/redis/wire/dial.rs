@@ -38,12 +38,12 @@ type Dialled = Pin<Box<dyn Future<Output = io::Result<BoxStream>> + Send>>;
 #[derive(Clone)]
 pub(in crate::engines) struct Dialer {
     dial: Arc<dyn Fn() -> Dialled + Send + Sync>,
-    /// For messages.
+    /// The server's address, for messages.
     pub(in crate::engines) place: Arc<str>,
 }
 
 impl Dialer {
-    /// Whatever `dial` opens.
+    /// Opens streams with `dial`.
     pub(in crate::engines) fn new<F, Fut, S>(place: &str, dial: F) -> Dialer
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -57,7 +57,7 @@ impl Dialer {
         Dialer { dial: Arc::new(dial), place: place.into() }
     }
 
-    /// A server by its name or address, over an encrypted stream if need be.
+    /// Opens TCP streams to an address, encrypted where `encryption` is given.
     pub(in crate::engines) fn tcp(address: &Address, encryption: Option<&Encryption>) -> Dialer {
         let (place, address) = (address.to_string(), address.clone());
         match encryption.cloned() {

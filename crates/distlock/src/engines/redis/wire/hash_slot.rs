@@ -1,4 +1,4 @@
-//! The slots of a cluster: which one a key has, and who serves it.
+//! The hash slots of a cluster: which one a key has, and which node serves it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,10 +6,10 @@ use redis::Value;
 
 use crate::engines::redis::wire::dial::Address;
 
-/// How many slots a cluster has.
+/// How many hash slots a cluster has.
 pub(in crate::engines) const HASH_SLOTS: u16 = 16_384;
 
-/// The slot of a key: of its tag, if it has one that is not empty.
+/// Returns the hash slot of a key: of its tag, if it has one that is not empty.
 pub(in crate::engines) fn hash_slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % HASH_SLOTS
@@ -23,7 +23,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Who serves which slots, as far as we have been told.
+/// Which node serves which hash slots, as far as is known.
 #[derive(Debug, Default)]
 pub(in crate::engines) struct SlotMap {
     ranges: Vec<(u16, u16, Address)>,
@@ -32,7 +32,7 @@ pub(in crate::engines) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads the answer to `CLUSTER SLOTS` of the node at `teller`.
+    /// Reads the reply to `CLUSTER SLOTS` of the node at `teller`.
     pub(in crate::engines) fn read(answer: &Value, teller: &Address) -> Option<SlotMap> {
         let Value::Array(ranges) = answer else { return None };
         let ranges = ranges.iter().map(|range| read_range(range, teller)).collect::<Option<_>>()?;
@@ -48,7 +48,7 @@ impl SlotMap {
         self.moved.insert(slot, owner);
     }
 
-    /// Everybody who serves a slot.
+    /// Returns every node that serves a hash slot.
     pub(in crate::engines) fn owners(&self) -> BTreeSet<Address> {
         self.ranges.iter().map(|(_, _, owner)| owner).chain(self.moved.values()).cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! A connection that is always there: opened, watched, and opened again when it dies.
+//! A supervised connection: opened, watched, and opened again when it dies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use crate::engines::redis::wire::sentinels::Sentinels;
 use crate::engines::redis::wire::server_clock::ServerClock;
 use crate::types::error::{Error, ErrorKind, Result};
 
-/// How often the connection is looked at.
+/// How often the supervisor looks at the connection.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the server may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
 /// How long the callers' runtime may take to run a task that does nothing.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(50);
-/// Ticks between two pings while somebody waits for a message, and while nobody does.
+/// Ticks between two pings while there are waiters, and while there are none.
 const PING_WHEN_WAITING: u32 = 3;
 const PING_WHEN_IDLE: u32 = 10;
-/// Ticks between two looks at the restart guard's canary.
+/// Ticks between two reads of the restart guard's canary.
 const CANARY_EVERY: u32 = 10;
-/// The pause before dialling again: doubles from the first to the last.
+/// The backoff before dialling again: doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(400);
 
@@ -37,13 +37,13 @@ pub(in crate::engines) struct Link {
     state: Arc<LinkState>,
     supervisor: JoinHandle<()>,
     clock: Arc<ServerClock>,
-    /// Which server it is, as far as that is known before it is dialled.
+    /// The server's address, as far as it is known before it is dialled.
     place: Arc<str>,
 }
 
 impl Link {
-    /// Begins to connect. The keeper's runtime runs the supervision; the connection itself runs on `runtime` as long as that is well:
-    /// where the callers are, a request needs no change of threads.
+    /// Begins to connect. The supervisor runs on the keeper's runtime. The connection itself runs on `runtime` while that
+    /// works: on the callers' runtime a request needs no change of threads.
     pub(in crate::engines) fn start(
         options: Arc<Options>,
         waiting: Option<Arc<Waiting>>,
@@ -64,12 +64,12 @@ impl Link {
         Link { state, supervisor: attachment.keeper_runtime.spawn(supervisor.run()), clock, place }
     }
 
-    /// What is known of the server's clock, over all connections so far.
+    /// Returns what is known of the server's clock from all connections so far.
     pub(in crate::engines) fn clock(&self) -> &ServerClock {
         &self.clock
     }
 
-    /// The connection, if it is open now.
+    /// Returns the connection if it is open now.
     pub(in crate::engines) fn now(&self) -> Option<Arc<Connection>> {
         match self.state.now() {
             State::Up(connection) if !connection.is_dead() => Some(connection),
@@ -77,8 +77,8 @@ impl Link {
         }
     }
 
-    /// The connection, once it is open; waits for `patience` at the longest. Nothing was sent when this fails.
-    pub(in crate::engines) async fn connection(&self, patience: Duration) -> Result<Arc<Connection>> {
+    /// Returns the connection when it is open; waits at most `wait`. Nothing was sent when this fails.
+    pub(in crate::engines) async fn connection(&self, wait: Duration) -> Result<Arc<Connection>> {
         if let Some(connection) = self.now() {
             return Ok(connection);
         }
@@ -88,7 +88,7 @@ impl Link {
             State::Down(trouble) => trouble.is_final(),
             State::Closed => true,
         });
-        match tokio::time::timeout(patience, settled).await {
+        match tokio::time::timeout(wait, settled).await {
             Ok(State::Up(connection)) => Ok(connection),
             Ok(State::Down(trouble)) => Err(trouble.error()),
             Ok(_) => Err(Error::closed()),
@@ -97,9 +97,9 @@ impl Link {
     }
 
     /// Returns when the connection is open or the first attempt to open it has failed.
-    pub(in crate::engines) async fn first(&self, patience: Duration) -> Result<()> {
+    pub(in crate::engines) async fn first(&self, wait: Duration) -> Result<()> {
         let settled = self.state.wait_for(|state| !matches!(state, State::New));
-        match tokio::time::timeout(patience, settled).await {
+        match tokio::time::timeout(wait, settled).await {
             Ok(State::Down(trouble)) => Err(trouble.error()),
             Ok(State::Closed) => Err(Error::closed()),
             Ok(_) => Ok(()),
@@ -130,16 +130,16 @@ impl Drop for Link {
 
 struct Supervisor {
     options: Arc<Options>,
-    /// Who hears the messages of this connection.
+    /// The waiters that the messages of this connection are for.
     waiting: Option<Arc<Waiting>>,
     clock: Arc<ServerClock>,
     runtime: Handle,
-    /// The runtime that is there when `runtime` is not.
+    /// Takes over when `runtime` does not run.
     keeper_runtime: Handle,
     state: Supervised,
 }
 
-/// A state that is closed when nobody supervises the connection any more.
+/// A state that is closed when its supervisor ends.
 struct Supervised(Arc<LinkState>);
 
 impl Drop for Supervised {
@@ -148,7 +148,7 @@ impl Drop for Supervised {
     }
 }
 
-/// How a connection came to its end.
+/// Why a connection ended.
 enum End {
     NeverOpen(Trouble),
     /// Its runtime is gone or does not run.
@@ -177,20 +177,20 @@ impl Supervisor {
         }
     }
 
-    /// Opens a connection, serves with it, and sees it die.
+    /// Opens a connection, and returns when it has died.
     async fn serve_once(&self) -> End {
         let (opened, opening) = oneshot::channel();
         let life = live(self.options.clone(), self.waiting.clone(), self.clock.clone(), opened);
         // tidy-allow(spawn): drives the connection where its callers are; the supervisor aborts it
         let mut task = Running(self.runtime.spawn(life));
-        // A little more than the dialling itself may take: who exceeds that has no runtime to run on.
+        // A little more than the dialling itself may take: when that is exceeded, the runtime does not run.
         let limit = self.options.dial_timeout + PING_TIMEOUT;
         let connection = match tokio::time::timeout(limit, opening).await {
             Ok(Ok(Ok(connection))) => connection,
             Ok(Ok(Err(trouble))) => return End::NeverOpen(trouble),
             Ok(Err(_)) | Err(_) => return End::RuntimeGone,
         };
-        // First, so that only those are woken whose claims went over an earlier connection.
+        // First, so that only waiters whose claims went over an earlier connection are woken.
         if let Some(waiting) = &self.waiting {
             waiting.wake_all();
         }
@@ -202,7 +202,7 @@ impl Supervisor {
         end
     }
 
-    /// Returns when the connection is of no more use.
+    /// Returns when the connection cannot be used any more.
     async fn watch(&self, connection: &Connection, task: &mut JoinHandle<()>) -> End {
         let mut seen = connection.replies();
         let (mut quiet, mut ticks) = (0, 0_u32);
@@ -223,34 +223,34 @@ impl Supervisor {
             if ticks.is_multiple_of(CANARY_EVERY) {
                 let _ = tokio::time::timeout(PING_TIMEOUT, connection.watch_canary()).await;
             }
-            let answers = connection.replies();
-            quiet = if std::mem::replace(&mut seen, answers) == answers { quiet + 1 } else { 0 };
-            // Not every answer tells the time.
+            let replies = connection.replies();
+            quiet = if std::mem::replace(&mut seen, replies) == replies { quiet + 1 } else { 0 };
+            // Not every reply tells the time.
             let readings = self.clock.readings();
             unread = if std::mem::replace(&mut read, readings) == readings { unread + 1 } else { 0 };
             let waits = self.waiting.as_ref().is_some_and(|waiting| !waiting.is_empty());
             let due = match connection.in_flight() {
                 0 => quiet >= if waits { PING_WHEN_WAITING } else { PING_WHEN_IDLE },
-                // Somebody waits for an answer, and for a whole tick none came.
+                // A request is unanswered, and no reply came for a whole tick.
                 _ => quiet > 0,
             };
             if due || unread >= PING_WHEN_IDLE {
                 unread = 0;
-                let answers = matches!(tokio::time::timeout(PING_TIMEOUT, connection.ping()).await, Ok(true));
-                // A server that answers others in time is busy, and not away.
-                if due && !answers {
+                let is_alive = matches!(tokio::time::timeout(PING_TIMEOUT, connection.ping()).await, Ok(true));
+                // A server that replies to other requests in time is busy, not gone.
+                if due && !is_alive {
                     return if self.runtime_runs().await { End::Died } else { End::RuntimeGone };
                 }
             }
         }
     }
 
-    /// Whether somebody else is the master now.
+    /// Returns whether another server is the master now.
     async fn has_moved(&self, connection: &Connection) -> bool {
         self.options.find().await.is_ok_and(|server| server.place != connection.place)
     }
 
-    /// Whether the runtime that drives the connection runs at all, or a task of the application blocks it.
+    /// Returns whether the runtime that drives the connection runs, or a task of the application blocks it.
     async fn runtime_runs(&self) -> bool {
         // tidy-allow(spawn): a probe that ends at once
         let mut probe = Running(self.runtime.spawn(async {}));

@@ -1,4 +1,4 @@
-//! Whether a connection is open, and those who wait for it.
+//! Whether a connection is open, and the callers that wait for it.
 
 use crate::types::sync::Mutex;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(in crate::engines) enum State {
     New,
     Up(Arc<Connection>),
     Down(Trouble),
-    /// Never to be opened again.
+    /// It is never opened again.
     Closed,
 }
 
@@ -30,16 +30,15 @@ impl Trouble {
         Error::new(self.kind, self.text.clone())
     }
 
-    /// Whether waiting a little makes no sense.
+    /// Returns whether a retry cannot help.
     pub(in crate::engines) fn is_final(&self) -> bool {
         !self.error().is_retryable()
     }
 }
 
-/// The state of a connection as everybody sees it.
+/// The state of a connection, shared by its supervisor and its callers.
 ///
-/// Whoever waits for another one is woken in the order in which they began to wait, so that what was asked for first is
-/// sent first.
+/// Callers are woken in the order in which they began to wait, so that the first request is sent first.
 pub(in crate::engines) struct LinkState {
     state: Mutex<State>,
     changed: Notify,
@@ -59,10 +58,10 @@ impl LinkState {
         self.changed.notify_waiters();
     }
 
-    /// The state, once it is such a one or closed.
+    /// Returns the state when `is_such` accepts it or it is closed.
     pub(in crate::engines) async fn wait_for(&self, is_such: impl Fn(&State) -> bool) -> State {
         loop {
-            // Before the look: a change after it is not missed.
+            // Before the state is read: a later change is not missed.
             let changed = self.changed.notified();
             let state = self.now();
             if matches!(state, State::Closed) || is_such(&state) {
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_wait_are_woken_in_their_order() {
+    async fn callers_are_woken_in_their_order() {
         let state = Arc::new(LinkState::new());
         let woken = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = Vec::new();

@@ -29,9 +29,9 @@ pub enum Protocol {
 pub(in crate::engines) struct Options {
     /// How the server is reached.
     pub(in crate::engines) dialer: Dialer,
-    /// Who knows which server it is, if that changes.
+    /// The sentinels that name the server, if there are any.
     pub(in crate::engines) sentinels: Option<Sentinels>,
-    /// Whether it is one of several that share the locks.
+    /// Whether it is a cluster.
     pub(in crate::engines) is_cluster: bool,
     /// For servers that are only known by their addresses.
     pub(in crate::engines) encryption: Option<Encryption>,
@@ -46,12 +46,12 @@ pub(in crate::engines) struct Options {
     pub(in crate::engines) wait_replicas: u32,
     /// Holds grants back after the server may have forgotten leases.
     pub(in crate::engines) guard: Option<Arc<RestartGuard>>,
-    /// Names the channel on which this engine hears of its turns.
+    /// Names the channel for messages to this engine's waiters.
     pub(in crate::engines) wake: AttemptId,
 }
 
 impl Options {
-    /// The server to connect to now.
+    /// Returns the server to connect to now.
     pub(in crate::engines) async fn find(&self) -> Result<Dialer> {
         match &self.sentinels {
             None => Ok(self.dialer.clone()),
@@ -86,7 +86,7 @@ impl Options {
         }
     }
 
-    /// The channel for the lock with this fence, in the slot of both.
+    /// Returns the channel for the lock with this fence, in the hash slot of both.
     pub(in crate::engines) fn sharded_channel(&self, fence: &str) -> String {
         format!("distlock:wake:{fence}:{}", self.wake)
     }

@@ -14,7 +14,7 @@ use crate::types::error::{Error, Result};
 /// How long replicas have to acknowledge a grant. Short enough that a connection that waits does not seem dead.
 const ACKNOWLEDGE_WAIT: Duration = Duration::from_millis(250);
 
-/// A connection of its own to wait on: whoever waits there holds nobody else up.
+/// A connection of its own: WAIT blocks every other request of a connection.
 pub(in crate::engines) struct Replicas {
     needed: u32,
     link: Link,
@@ -52,8 +52,8 @@ impl Replicas {
         }
     }
 
-    pub(in crate::engines) async fn first(&self, patience: Duration) -> Result<()> {
-        self.link.first(patience).await
+    pub(in crate::engines) async fn first(&self, wait: Duration) -> Result<()> {
+        self.link.first(wait).await
     }
 
     pub(in crate::engines) fn close(&self) {

@@ -1,4 +1,4 @@
-//! Servers of which one is the master, and the sentinels that say which.
+//! The sentinels of a service, and which server they call its master.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::engines::redis::wire::dial::{Address, BoxStream, Dialer};
 use crate::engines::redis::wire::tls::Encryption;
 use crate::types::error::{Error, Result};
 
-/// How long one sentinel may take to say who is master.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one sentinel may take to name the master.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a sentinel is listened to again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
@@ -27,7 +27,7 @@ const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 pub(in crate::engines) struct Sentinels {
     pub(in crate::engines) addresses: Vec<Address>,
     pub(in crate::engines) service: Arc<str>,
-    /// Who we are to the sentinels.
+    /// The log-in for the sentinels.
     pub(in crate::engines) login: RedisConnectionInfo,
     pub(in crate::engines) encryption: Option<Encryption>,
     /// Changes when the master may have.
@@ -41,12 +41,12 @@ impl Sentinels {
         Sentinels { addresses, service: service.into(), login, encryption: None, switched }
     }
 
-    /// Whether the master may have changed since it was looked up.
+    /// Returns a receiver that changes when the master may have changed.
     pub(in crate::engines) fn switches(&self) -> watch::Receiver<()> {
         self.switched.subscribe()
     }
 
-    /// The server that most of the sentinels call the master. One of them alone may be cut off from the others and name
+    /// Returns the server that most of the sentinels call the master. One of them alone may be cut off from the others and name
     /// the old one, so it takes more than half of all, whether they answer or not.
     pub(in crate::engines) async fn master(&self) -> Result<Address> {
         let mut asked = JoinSet::new();
@@ -54,7 +54,7 @@ impl Sentinels {
             let this = self.clone();
             // tidy-allow(spawn): asks them side by side; they end with the set
             asked.spawn(async move {
-                let answer = tokio::time::timeout(ANSWER_TIMEOUT, this.ask(&sentinel)).await;
+                let answer = tokio::time::timeout(REPLY_TIMEOUT, this.ask(&sentinel)).await;
                 let answer = answer.unwrap_or_else(|_| Err(Error::unavailable("it does not answer")));
                 (sentinel, answer)
             });
@@ -81,7 +81,7 @@ impl Sentinels {
 
     async fn ask(&self, sentinel: &Address) -> Result<Address> {
         let stream = self.dial(sentinel).await?;
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(REPLY_TIMEOUT));
         let opened = MultiplexedConnection::new_with_config(&self.login, stream, config).await;
         let (mut connection, driver) = opened.map_err(|error| classify(&error, Stage::Opening))?;
         let mut question = redis::cmd("SENTINEL");
@@ -129,9 +129,9 @@ impl Sentinels {
             Ok(listener)
         };
         let late = |_| Err(Error::unavailable("it does not answer"));
-        let listener = tokio::time::timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(late)?;
+        let listener = tokio::time::timeout(REPLY_TIMEOUT, opening).await.unwrap_or_else(late)?;
         let mut messages = listener.into_on_message();
-        // What was said before nobody heard.
+        // A switch before the subscription was missed.
         self.switched.send_replace(());
         let next = |stream: &mut redis::aio::PubSubStream, context: &mut std::task::Context<'_>| {
             futures_core::Stream::poll_next(Pin::new(stream), context)

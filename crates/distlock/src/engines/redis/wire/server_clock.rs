@@ -12,7 +12,7 @@ use crate::types::clock::{Clock, Moment};
 
 /// What is no leap yet: as much as a well-kept clock is slewed rather than set.
 const UNREMARKABLE: Duration = Duration::from_millis(50);
-/// Whoever is connected notices a leap within this: a clock that nobody reads is looked at every second.
+/// A connected client notices a leap within this: an idle connection reads the clock every second.
 const NOTICED: Duration = Duration::from_secs(2);
 
 /// The server's clock as the connections to it saw it, one after the other.
@@ -28,9 +28,9 @@ pub(in crate::engines) struct ServerClock {
 struct State {
     known: Option<Known>,
     readings: u64,
-    /// A leap forward that somebody has to deal with.
+    /// A leap forward that is not dealt with yet.
     leap: Option<LeapForward>,
-    /// What was answered before this, by the server's clock, may rest on leases that ended early.
+    /// A reply from before this, by the server's clock, may rest on leases that ended early.
     trusted_from_us: u64,
 }
 
@@ -85,7 +85,7 @@ pub(in crate::engines) enum Leap {
     Back(Duration),
 }
 
-/// What whoever deals with a leap forward must know of it.
+/// A leap forward, for the code that deals with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engines) struct LeapForward {
     /// By how much the clock was set at the most.
@@ -100,7 +100,7 @@ pub(in crate::engines) enum Trust {
     Full,
     /// Its clock may have leapt unseen a moment ago.
     Young,
-    /// Its clock leapt, and nobody has dealt with that yet.
+    /// Its clock leapt, and that is not dealt with yet.
     None,
 }
 

@@ -13,20 +13,20 @@ use crate::engines::redis::wire::replicas::Replicas;
 use crate::engines::redis::wire::subscriber::Subscriber;
 use crate::types::error::Result;
 
-/// One connection for claims and releases, one for renewals, and others for messages and for replicas where they need one.
+/// One connection for claims and releases, one for renewals, and others for messages and replicas where these need one.
 pub(in crate::engines) struct ServerConnections {
-    /// Claims, releases, and messages unless there are subscriber.
+    /// Claims, releases, and messages unless there is a subscriber.
     pub(in crate::engines) main: Link,
     /// Renewals, and releases when the other one is down: they never wait behind claims, unless this one is down.
     pub(in crate::engines) reserved: Link,
-    /// For messages over channels that have slots.
+    /// For messages over channels that have hash slots.
     subscriber: Option<Subscriber>,
-    /// Where replicas must have a grant before it counts.
+    /// There when replicas must have a grant before it counts.
     pub(in crate::engines) replicas: Option<Replicas>,
 }
 
 impl ServerConnections {
-    /// To a server that does not share its locks with others.
+    /// Connects to a server that has all locks.
     pub(in crate::engines) fn alone(
         options: &Arc<Options>,
         waiting: &Arc<Waiting>,
@@ -35,7 +35,7 @@ impl ServerConnections {
         ServerConnections::start(options, Some(waiting.clone()), None, attachment)
     }
 
-    /// To one master of a cluster.
+    /// Connects to one master of a cluster.
     pub(in crate::engines) fn of_cluster(
         options: &Arc<Options>,
         waiting: &Arc<Waiting>,
@@ -61,7 +61,7 @@ impl ServerConnections {
         ServerConnections { main, reserved, subscriber, replicas }
     }
 
-    /// Whether messages about a lock come in now.
+    /// Returns whether messages about a lock come in now.
     pub(in crate::engines) fn hears(&self, connection: &Connection, names: &Names) -> bool {
         match &self.subscriber {
             None => connection.hears(),
@@ -69,7 +69,7 @@ impl ServerConnections {
         }
     }
 
-    /// Makes sure that messages about a lock come in, if that is possible and was not so before.
+    /// Subscribes to messages about a lock where that needs a subscription. Returns whether they come in.
     pub(in crate::engines) async fn begin_to_hear(&self, names: &Names) -> bool {
         match &self.subscriber {
             None => false,
@@ -77,29 +77,29 @@ impl ServerConnections {
         }
     }
 
-    /// The connection for a release: the one its claim went over, so that it comes after it; the reserved one when that
-    /// is not there.
-    pub(in crate::engines) async fn for_release(&self, patience: Duration) -> Result<Arc<Connection>> {
+    /// Returns the connection for a release: that of its claim, so that it arrives after the claim; the reserved one
+    /// while that is closed.
+    pub(in crate::engines) async fn for_release(&self, wait: Duration) -> Result<Arc<Connection>> {
         match self.main.now().or_else(|| self.reserved.now()) {
             Some(connection) => Ok(connection),
-            None => self.main.connection(patience).await,
+            None => self.main.connection(wait).await,
         }
     }
 
-    /// The connection for a renewal: its own, or the other one while that is being opened again.
-    pub(in crate::engines) async fn for_renewal(&self, patience: Duration) -> Result<Arc<Connection>> {
+    /// Returns the connection for a renewal: the reserved one, or the main one while that is closed.
+    pub(in crate::engines) async fn for_renewal(&self, wait: Duration) -> Result<Arc<Connection>> {
         match self.reserved.now().or_else(|| self.main.now()) {
             Some(connection) => Ok(connection),
-            None => self.reserved.connection(patience).await,
+            None => self.reserved.connection(wait).await,
         }
     }
 
     /// Returns when both are open or could not be opened.
-    pub(in crate::engines) async fn first(&self, patience: Duration) -> Result<()> {
-        self.main.first(patience).await?;
-        self.reserved.first(patience).await?;
+    pub(in crate::engines) async fn first(&self, wait: Duration) -> Result<()> {
+        self.main.first(wait).await?;
+        self.reserved.first(wait).await?;
         match &self.replicas {
-            Some(replicas) => replicas.first(patience).await,
+            Some(replicas) => replicas.first(wait).await,
             None => Ok(()),
         }
     }

@@ -80,17 +80,17 @@ impl Servers {
     }
 
     /// Returns when they can be used or could not be reached.
-    pub(in crate::engines) async fn first(&self, patience: Duration) -> Result<()> {
+    pub(in crate::engines) async fn first(&self, wait: Duration) -> Result<()> {
         match self {
-            Servers::One(server) => server.first(patience).await,
+            Servers::One(server) => server.first(wait).await,
             Servers::Cluster(cluster) => {
                 let late = |_| Err(Error::unavailable("redis: the cluster does not answer"));
-                tokio::time::timeout(patience, cluster.learn()).await.unwrap_or_else(late)
+                tokio::time::timeout(wait, cluster.learn()).await.unwrap_or_else(late)
             }
         }
     }
 
-    /// Whether messages come in, as far as is known.
+    /// Returns whether messages come in, as far as is known.
     pub(in crate::engines) fn hears(&self) -> bool {
         match self {
             Servers::One(server) => server.main.now().is_none_or(|connection| connection.hears()),

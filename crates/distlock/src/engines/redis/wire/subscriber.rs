@@ -1,7 +1,7 @@
-//! Hears the messages of one master of a cluster.
+//! Receives the messages of one master of a cluster.
 //!
-//! On a connection of its own: when a slot moves, the server ends its subscriptions unasked, which a connection with
-//! other traffic would take for an answer. So this one interprets no answers, and is opened anew when that happens.
+//! On a connection of its own: when a hash slot moves, the server ends its subscriptions unasked. A connection with other
+//! traffic would take that for a reply. So this one interprets no replies, and is opened again when that happens.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -24,20 +24,20 @@ use crate::types::error::{Error, Result};
 
 /// How long a claim waits for its subscription; without one it polls.
 const SUBSCRIBE_WAIT: Duration = Duration::from_millis(500);
-/// How long a channel is kept that nobody asks for. Waiters ask three times in a heartbeat, which is 30 s at most.
+/// How long an unused subscription is kept. Waiters use it three times in a heartbeat, which is 30 s at most.
 const LINGER: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_millis(500);
 /// The pause before dialling again.
 const DIAL_AGAIN: Duration = Duration::from_millis(100);
 
-/// Messages about locks, each lock by a channel of its own.
+/// Receives messages about locks: each lock has a channel of its own.
 pub(in crate::engines) struct Subscriber {
     subscriptions: Arc<Subscriptions>,
     task: JoinHandle<()>,
 }
 
-/// What is to be heard, and what is.
+/// The channels that are wanted, and whether the subscription to each stands.
 struct Subscriptions {
     options: Arc<Options>,
     waiting: Arc<Waiting>,
@@ -73,7 +73,7 @@ impl Subscriber {
         Subscriber { subscriptions, task }
     }
 
-    /// Whether messages about the lock with this fence come in now.
+    /// Returns whether messages about the lock with this fence come in now.
     pub(in crate::engines) fn hears(&self, fence: &str) -> bool {
         let now = self.subscriptions.clock.now();
         let mut channels = self.subscriptions.channels();
@@ -82,7 +82,7 @@ impl Subscriber {
         channel.stands
     }
 
-    /// Subscribes, and tells whether messages come in.
+    /// Subscribes. Returns whether messages come in.
     pub(in crate::engines) async fn listen(&self, fence: &str) -> bool {
         let name = self.subscriptions.options.sharded_channel(fence);
         let mut settled = self.subscriptions.settled.subscribe();
@@ -119,7 +119,7 @@ impl Subscriptions {
 
     async fn run(self: Arc<Self>) {
         loop {
-            // Nobody waits here as long as nothing is contended.
+            // Without contention no claim waits, and no connection is needed.
             while self.channels().is_empty() {
                 self.wanted.notified().await;
             }
@@ -131,7 +131,7 @@ impl Subscriptions {
         }
     }
 
-    /// Hears until the connection is of no more use.
+    /// Receives messages until the connection cannot be used any more.
     async fn listen_once(self: &Arc<Self>) -> Result<()> {
         let over = Arc::new(Notify::new());
         let (mut connection, mut driver) = self.open(over.clone()).await?;
@@ -183,7 +183,7 @@ impl Subscriptions {
         opened.unwrap_or_else(|_| Err(Error::unavailable(format!("redis: {place} does not answer"))))
     }
 
-    /// Takes a push; false when a subscription ended that is still wanted.
+    /// Takes a push. Returns false when a subscription ended that is still wanted.
     fn heard(&self, push: &PushInfo) -> bool {
         let name = |at: usize| match push.data.get(at) {
             Some(Value::BulkString(name)) => std::str::from_utf8(name).ok(),
@@ -206,7 +206,7 @@ impl Subscriptions {
             (PushKind::SUnsubscribe, Some(name)) => {
                 let is_wanted = self.channels().remove(name).is_some();
                 if is_wanted {
-                    // The slot has moved: its waiters ask again, and are sent where it is now.
+                    // The hash slot has moved: its waiters claim again, and are redirected.
                     self.waiting.wake_all();
                 }
                 !is_wanted
@@ -219,7 +219,7 @@ impl Subscriptions {
         }
     }
 
-    /// Subscribes to what is new; false when the connection is of no more use.
+    /// Subscribes to new channels. Returns false when the connection cannot be used any more.
     async fn subscribe(&self, connection: &mut MultiplexedConnection, subscribed: &mut Vec<String>) -> bool {
         let is_new = |name: &&String| !subscribed.contains(name);
         let new: Vec<String> = self.channels().keys().filter(is_new).cloned().collect();

@@ -1,4 +1,4 @@
-//! Streams that nobody on the way can read.
+//! Encrypted streams.
 
 use std::io;
 
@@ -27,7 +27,7 @@ impl Encryption {
         Ok(Encryption { connector: tls.client()?.into(), server_name })
     }
 
-    /// The stream to `host`, encrypted.
+    /// Encrypts the stream to `host`.
     pub(in crate::engines) async fn over(
         &self,
         host: &str,
@@ -41,7 +41,7 @@ impl Encryption {
     }
 }
 
-/// There is none in a build without the feature.
+/// Does not exist in a build without the feature.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone)]
 pub(in crate::engines) enum Encryption {}
