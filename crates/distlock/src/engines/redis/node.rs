@@ -12,6 +12,7 @@ use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::garbled;
 use crate::engines::redis::protocol::{time, value};
 use crate::engines::redis::state::waiting::Waiting;
+use crate::engines::redis::wait::notified;
 use crate::engines::redis::wire::link::Link;
 use crate::engines::redis::wire::options::Options;
 pub(in crate::engines) use crate::engines::redis::wire::server_clock::{LeapForward, Trust};
@@ -116,7 +117,7 @@ impl Node {
     /// Returns when the node has sent a message for `attempt`; never when it is not listened for.
     pub(in crate::engines) async fn hint(&self, attempt: AttemptId) {
         if self.waiting.is_enlisted(attempt) {
-            self.waiting.notified(attempt).await;
+            notified(&self.waiting, attempt).await;
         } else {
             std::future::pending::<()>().await;
         }

@@ -10,14 +10,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::contract::{Attachment, Grant, Losses, Term};
-use crate::types::clock::{Clock, Moment};
+use crate::types::clock::Moment;
 use crate::types::event::LossReason;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// The waiting attempts of one engine.
 #[derive(Debug)]
 pub(in crate::engines) struct Waiting {
-    clock: Clock,
     drift: f64,
     losses: Losses,
     table: Mutex<BTreeMap<AttemptId, Place>>,
@@ -54,8 +53,8 @@ struct Handed {
 
 impl Waiting {
     pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
-        let Attachment { clock, drift, losses, .. } = attachment.clone();
-        Waiting { clock, drift, losses, table: Mutex::default(), era: AtomicU64::new(0) }
+        let Attachment { drift, losses, .. } = attachment.clone();
+        Waiting { drift, losses, table: Mutex::default(), era: AtomicU64::new(0) }
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
@@ -84,10 +83,18 @@ impl Waiting {
         self.table().is_empty()
     }
 
-    /// Returns when there is a message for `attempt`, with the grant if it was one that can be believed.
-    pub(in crate::engines) async fn notified(&self, attempt: AttemptId) -> Option<Grant> {
-        let message = self.table().get(&attempt)?.message.clone();
-        message.notified().await;
+    /// Returns what is notified when a message for `attempt` comes; `None` when it is not enlisted.
+    pub(in crate::engines) fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
+        self.table().get(&attempt).map(|place| place.message.clone())
+    }
+
+    /// Returns whether a grant for `attempt` came as a message.
+    pub(in crate::engines) fn is_handed(&self, attempt: AttemptId) -> bool {
+        self.table().get(&attempt).is_some_and(|place| place.handed.is_some())
+    }
+
+    /// Takes the grant that came as a message for `attempt`, if it can be believed. Its attempt waits no more.
+    pub(in crate::engines) fn take_grant(&self, attempt: AttemptId) -> Option<Grant> {
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
         let told = place.get_mut().handed.take().zip(place.get().claimed);
@@ -96,16 +103,6 @@ impl Waiting {
             place.remove();
         }
         grant
-    }
-
-    /// Returns when `attempt`, whose last claim failed, was given the lock all the same.
-    pub(in crate::engines) async fn overhear(&self, attempt: AttemptId) {
-        self.enlist(attempt);
-        let _enlisted = Enlisted(self, attempt);
-        let Some(message) = self.table().get(&attempt).map(|place| place.message.clone()) else { return };
-        while self.table().get(&attempt).is_none_or(|place| place.handed.is_none()) {
-            message.notified().await;
-        }
     }
 
     /// `attempt` claims again, if it is one of ours.
@@ -128,9 +125,8 @@ impl Waiting {
         }
     }
 
-    /// Takes a message of our channel; what is not understood is nothing, for the slow poll stands behind it.
-    pub(in crate::engines) fn hear(&self, message: &[u8]) {
-        let received = self.clock.now();
+    /// Takes a message of our channel. One that is not understood is ignored: the waiter's slow poll stands behind it.
+    pub(in crate::engines) fn hear(&self, message: &[u8], received: Moment) {
         let Ok(text) = std::str::from_utf8(message) else { return };
         let mut words = text.split(' ');
         match words.next() {
@@ -166,15 +162,6 @@ impl Waiting {
     }
 }
 
-/// An attempt that is forgotten when this is dropped.
-struct Enlisted<'a>(&'a Waiting, AttemptId);
-
-impl Drop for Enlisted<'_> {
-    fn drop(&mut self) {
-        self.0.forget(self.1);
-    }
-}
-
 /// `attempt token granted_us lease_ms`, and the slot of a semaphore.
 fn read_grant<'a>(words: &mut impl Iterator<Item = &'a str>, received: Moment) -> Option<(AttemptId, Handed)> {
     let attempt = words.next()?.parse().ok()?;
@@ -206,13 +193,13 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::engines::redis::wait::{notified, overhear};
+    use crate::types::clock::Clock;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn waiting_by(clock: &Clock) -> Waiting {
-        let mut attachment = Attachment::standalone(&tokio::runtime::Handle::current());
-        attachment.clock = clock.clone();
-        Waiting::new(&attachment)
+    fn waiting() -> Waiting {
+        Waiting::new(&Attachment::standalone(&tokio::runtime::Handle::current()))
     }
 
     fn message(attempt: AttemptId, granted_us: u64) -> String {
@@ -222,14 +209,14 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_lay_in_a_buffer_does_not_begin_a_lease_anew() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         let sent = clock.now();
         waiting.enlist(attempt);
         waiting.answered(attempt, sent, 5_000_000);
         hand.advance(SECOND * 60);
         // Granted one second after the claim, read a minute after it.
-        waiting.hear(message(attempt, 6_000_000).as_bytes());
-        let grant = waiting.notified(attempt).await.expect("a grant");
+        waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
+        let grant = notified(&waiting, attempt).await.expect("a grant");
         let term = grant.term.expect("a lease");
         assert_eq!(term.ttl, SECOND);
         assert_eq!(term.start.since(sent), Duration::from_millis(999));
@@ -239,7 +226,7 @@ mod tests {
     #[tokio::test]
     async fn a_grant_from_before_a_claim_that_was_answered_busy_is_over() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         // Stopped: the grant lies in a buffer until it is over. Going on, the claim is quicker than the message.
@@ -247,75 +234,75 @@ mod tests {
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 8_000_000);
         hand.advance(Duration::from_millis(1));
-        waiting.hear(message(attempt, 6_000_000).as_bytes());
-        assert!(waiting.notified(attempt).await.is_none(), "claims again");
-        waiting.hear(message(attempt, 8_000_500).as_bytes());
-        assert!(waiting.notified(attempt).await.is_some(), "the next one is good");
+        waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_none(), "claims again");
+        waiting.hear(message(attempt, 8_000_500).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_some(), "the next one is good");
     }
 
     #[tokio::test]
     async fn a_grant_by_a_clock_that_was_set_is_not_believed() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
-        waiting.hear(message(attempt, 3_600_000_000).as_bytes());
-        assert!(waiting.notified(attempt).await.is_none(), "it would begin in the future");
+        waiting.hear(message(attempt, 3_600_000_000).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_none(), "it would begin in the future");
     }
 
     #[tokio::test]
     async fn a_message_before_the_wait_is_not_lost_and_one_for_nobody_is_nothing() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
-        waiting.hear(message(attempt, 1).as_bytes());
-        assert!(waiting.notified(attempt).await.is_none(), "nobody waits: claim again");
+        let (waiting, attempt) = (waiting(), AttemptId::random());
+        waiting.hear(message(attempt, 1).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
         let sent = clock.now();
         hand.advance(SECOND);
-        waiting.hear(message(attempt, 7).as_bytes());
+        waiting.hear(message(attempt, 7).as_bytes(), clock.now());
         waiting.answered(attempt, sent, 5);
-        assert_eq!(waiting.notified(attempt).await.expect("a grant").token, FencingToken::new(42));
+        assert_eq!(notified(&waiting, attempt).await.expect("a grant").token, FencingToken::new(42));
     }
 
     #[tokio::test]
     async fn an_answer_by_the_clock_of_an_earlier_server_counts_for_no_grant() {
         let (clock, hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         waiting.wake_all();
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
-        waiting.hear(message(attempt, 6_000_000).as_bytes());
-        assert!(waiting.notified(attempt).await.is_none(), "claims again");
+        waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_none(), "claims again");
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.advance(SECOND);
-        waiting.hear(message(attempt, 6_000_000).as_bytes());
-        assert!(waiting.notified(attempt).await.is_some());
+        waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_some());
     }
 
     #[tokio::test]
     async fn who_only_overhears_is_told_of_a_grant_and_of_nothing_else() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         {
-            let mut overheard = std::pin::pin!(waiting.overhear(attempt));
+            let mut overheard = std::pin::pin!(overhear(&waiting, attempt));
             assert!(timeout(Duration::ZERO, overheard.as_mut()).await.is_err());
-            waiting.hear(format!("retry {attempt}").as_bytes());
+            waiting.hear(format!("retry {attempt}").as_bytes(), clock.now());
             waiting.wake_all();
             assert!(timeout(Duration::ZERO, overheard.as_mut()).await.is_err(), "that is what its pause is for");
-            waiting.hear(message(attempt, 1).as_bytes());
+            waiting.hear(message(attempt, 1).as_bytes(), clock.now());
             overheard.await;
         }
-        assert!(timeout(Duration::ZERO, waiting.overhear(attempt)).await.is_err(), "told once");
+        assert!(timeout(Duration::ZERO, overhear(&waiting, attempt)).await.is_err(), "told once");
         assert!(waiting.is_empty(), "nobody listens any more");
     }
 
     #[tokio::test]
     async fn what_is_not_understood_is_ignored() {
         let (clock, _hand) = Clock::manual();
-        let (waiting, attempt) = (waiting_by(&clock), AttemptId::random());
+        let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         let garbage = [
             "".into(),
@@ -329,11 +316,11 @@ mod tests {
             "lost".into(),
         ];
         for message in garbage {
-            waiting.hear(message.as_bytes());
+            waiting.hear(message.as_bytes(), clock.now());
         }
-        waiting.hear(b"\xff\xff");
-        waiting.hear(format!("retry {} {attempt}", AttemptId::random()).as_bytes());
-        assert!(waiting.notified(attempt).await.is_none(), "told to claim again");
+        waiting.hear(b"\xff\xff", clock.now());
+        waiting.hear(format!("retry {} {attempt}", AttemptId::random()).as_bytes(), clock.now());
+        assert!(notified(&waiting, attempt).await.is_none(), "told to claim again");
     }
 
     #[test]
@@ -343,12 +330,12 @@ mod tests {
         distlock_testkit::fuzz("redis_message.txt", |input| {
             runtime.block_on(async {
                 let (clock, _hand) = Clock::manual();
-                let waiting = waiting_by(&clock);
+                let waiting = waiting();
                 waiting.enlist(attempt);
                 waiting.answered(attempt, clock.now(), 5_000_000);
-                waiting.hear(input);
+                waiting.hear(input, clock.now());
                 waiting.wake(attempt);
-                if let Some(term) = waiting.notified(attempt).await.and_then(|grant| grant.term) {
+                if let Some(term) = notified(&waiting, attempt).await.and_then(|grant| grant.term) {
                     assert!(term.start <= clock.now(), "a lease that begins in the future");
                     let _ = crate::types::clock::deadline(term.start, term.ttl, waiting.drift);
                 }

@@ -15,6 +15,7 @@ use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::dial::{Dialer, Driver};
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
+use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// How many requests wait to be written before the next one waits for them.
@@ -50,8 +51,9 @@ async fn open_as(
     let mut config =
         AsyncConnectionConfig::new().set_response_timeout(Some(COMMAND_TIMEOUT)).set_pipeline_buffer_size(PIPELINE);
     if let (Protocol::Resp3, Some(waiting)) = (protocol, waiting.clone()) {
+        let clock = server_clock.clone();
         config = config.set_push_sender(move |push: PushInfo| -> std::result::Result<(), ()> {
-            hear_push(&waiting, &push);
+            hear_push(&waiting, &push, clock.now());
             Ok(())
         });
     }
@@ -125,7 +127,7 @@ async fn prepare(
             if may_listen(second.subscribe(options.channel()).await, server)? {
                 let (sink, stream) = second.split();
                 listening = Listening::Beside(tokio::sync::Mutex::new(sink));
-                listener = Some(Box::pin(listen(stream, waiting)) as Driver);
+                listener = Some(Box::pin(listen(stream, waiting, server_clock.clone())) as Driver);
             }
         }
     }
@@ -173,17 +175,17 @@ fn opening_failed(server: &Dialer, error: &RedisError) -> Error {
     classify_at(&server.place, error, Stage::Opening)
 }
 
-fn hear_push(waiting: &Waiting, push: &PushInfo) {
+fn hear_push(waiting: &Waiting, push: &PushInfo, received: Moment) {
     if let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) {
-        waiting.hear(message);
+        waiting.hear(message, received);
     }
 }
 
-async fn listen(mut stream: PubSubStream, waiting: Arc<Waiting>) {
+async fn listen(mut stream: PubSubStream, waiting: Arc<Waiting>, clock: Arc<ServerClock>) {
     let next = |stream: &mut PubSubStream, context: &mut std::task::Context<'_>| {
         futures_core::Stream::poll_next(Pin::new(stream), context)
     };
     while let Some(message) = std::future::poll_fn(|context| next(&mut stream, context)).await {
-        waiting.hear(message.get_payload_bytes());
+        waiting.hear(message.get_payload_bytes(), clock.now());
     }
 }

@@ -192,7 +192,7 @@ impl Subscriptions {
         match (&push.kind, name(0)) {
             (PushKind::SMessage, Some(_)) => {
                 if let Some(Value::BulkString(message)) = push.data.get(1) {
-                    self.waiting.hear(message);
+                    self.waiting.hear(message, self.clock.now());
                 }
                 true
             }
