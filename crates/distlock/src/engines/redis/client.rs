@@ -55,7 +55,7 @@ pub(super) struct Client {
     pub(super) late_claims: LateClaims,
     /// Releases of attempts whose claims may still arrive.
     pub(super) late_releases: Mutex<JoinSet<()>>,
-    /// When the last call that renews was answered. One call at a time: a server works on one at a time.
+    /// When the last small renewal call began or the last large one ended.
     pub(super) last_renewal: tokio::sync::Mutex<Moment>,
     pub(super) keeper_runtime: Handle,
     /// Listens to the sentinels, if there are any.

@@ -46,16 +46,7 @@ impl Client {
         match (items, &*self.servers) {
             (Err(error), _) => leases.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),
             (Ok(items), Servers::Cluster(_)) => self.renew_by_slot(&items).await,
-            (Ok(items), Servers::One(_)) => {
-                let mut last = self.last_renewal.lock().await;
-                if items.len() < LARGE {
-                    let shortest = items.iter().map(|item| item.ttl).min().unwrap_or_default();
-                    self.clock.sleep_until(last.after(SPACING.min(shortest / SPACING_PART))).await;
-                }
-                let renewals = self.renew_by_slot(&items).await;
-                *last = self.clock.now();
-                renewals
-            }
+            (Ok(items), Servers::One(_)) => self.renew_spaced(&items).await,
         }
     }
 
@@ -68,6 +59,22 @@ impl Client {
             lease: claim.lease(),
             is_shared: !claim.mode().is_exclusive(),
         })
+    }
+
+    /// Renews on one server: large batches one after the other, because the server works on one at a time; small ones with
+    /// a pause between their starts, so that one that hangs does not delay the next by more than that.
+    async fn renew_spaced(&self, items: &[Item]) -> Vec<Result<Renewal>> {
+        let mut last = self.last_renewal.lock().await;
+        if items.len() < LARGE {
+            let shortest = items.iter().map(|item| item.ttl).min().unwrap_or_default();
+            self.clock.sleep_until(last.after(SPACING.min(shortest / SPACING_PART))).await;
+            *last = self.clock.now();
+            drop(last);
+            return self.renew_by_slot(items).await;
+        }
+        let renewals = self.renew_by_slot(items).await;
+        *last = self.clock.now();
+        renewals
     }
 
     /// Renews the locks of one hash slot in one call, and all hash slots at the same time.
