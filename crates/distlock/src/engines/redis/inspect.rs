@@ -1,19 +1,19 @@
 //! Locks seen from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use redis::Value;
 
 use crate::contract::LockInfo;
-use crate::engines::redis::names::Names;
-use crate::engines::redis::script::{BREAK, Reply, SHOW, garbled};
-use crate::engines::redis::session::Session;
-use crate::engines::redis::value;
-use crate::engines::shared::listing::Allowance;
+use crate::engines::redis::client::{CONNECT_WAIT, Client};
+use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::protocol::script::{BREAK, Reply, SHOW, garbled};
+use crate::engines::redis::protocol::value;
+use crate::engines::redis::wire::connection::Connection;
+use crate::engines::redis::wire::join_all::join_all;
+use crate::engines::shared::listing::{self, Allowance};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::owner::Holder;
@@ -26,15 +26,69 @@ pub(super) const AT_ONCE: usize = 64;
 /// How many holders and waiters of one lock are shown.
 const MOST_SHOWN: usize = 1000;
 
-/// The locks whose names begin with `start`. A key of somebody else that only looks like a lock's name is not listed.
-pub(super) async fn list(
-    session: &Session,
-    prefix: &str,
-    start: &str,
-    allowance: &mut Allowance,
-) -> Result<Vec<LockInfo>> {
-    let ask = |scan: redis::Cmd| async move { session.send(&scan).await };
-    let look = |key: Key| async move { look(session, prefix, &key).await };
+impl Client {
+    pub(super) async fn list(&self, start: &str) -> Result<Vec<LockInfo>> {
+        let (mut locks, mut allowance) = (Vec::new(), Allowance::new());
+        listing::in_time(async {
+            for server in self.servers.all().await? {
+                let connection = server.main.connection(CONNECT_WAIT).await?;
+                locks.extend(list(&connection, &self.options.prefix, start, &mut allowance).await?);
+            }
+            Ok(())
+        })
+        .await?;
+        locks.sort_by(|one: &LockInfo, other| one.key.cmp(&other.key));
+        Ok(locks)
+    }
+
+    /// Returns one lock; `None` when it has neither holder nor waiter.
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        // A name that cannot be a lock here is no lock.
+        let Ok(names) = self.names(key) else { return Ok(None) };
+        let get = |_, connection: Arc<Connection>| async move { connection.get(&self.options.prefix, key).await };
+        self.on_main(&names, get).await
+    }
+
+    /// Ends the hold with `token`.
+    pub(super) async fn force_release(&self, key: &Key, token: FencingToken) -> Result<()> {
+        let names = self.names(key)?;
+        let fill = |command: &mut redis::Cmd, nonce| {
+            names.fill(command);
+            command.arg(nonce).arg(token.get());
+        };
+        let force_release = |_, connection: Arc<Connection>| async move {
+            let mut reply = connection.run(&BREAK, fill).await?;
+            match reply.word()?.as_str() {
+                "broken" => Ok(()),
+                "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+                "foreign" => {
+                    let kind = reply.word()?;
+                    let message = format!("redis: the key holds a {kind} that is not ours");
+                    Err(Error::new(ErrorKind::Foreign, message).with_help("whoever made it must end it"))
+                }
+                _ => Err(garbled()),
+            }
+        };
+        self.on_main(&names, force_release).await
+    }
+}
+
+impl Connection {
+    /// Returns the locks of this server whose names begin with `start`.
+    pub(in crate::engines) async fn list(&self, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
+        list(self, prefix, start, &mut Allowance::new()).await
+    }
+
+    /// Returns one lock as this server sees it.
+    pub(in crate::engines) async fn get(&self, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
+        look(self, prefix, key).await.map(|(found, _)| found)
+    }
+}
+
+/// Returns the locks whose names begin with `start`. A foreign key that only looks like a lock's name is not listed.
+async fn list(connection: &Connection, prefix: &str, start: &str, allowance: &mut Allowance) -> Result<Vec<LockInfo>> {
+    let ask = |scan: redis::Cmd| async move { connection.send(&scan).await };
+    let look = |key: Key| async move { look(connection, prefix, &key).await };
     scan(prefix, start, allowance, ask, look).await
 }
 
@@ -66,7 +120,7 @@ where
         let is_new = |key: &Key| key.as_str().starts_with(start) && !locks.contains_key(key);
         let names: Vec<Key> = names.filter(is_new).collect::<BTreeSet<_>>().into_iter().collect();
         for some in names.chunks(AT_ONCE) {
-            for found in together(some.iter().cloned().map(&look)).await {
+            for found in join_all(some.iter().cloned().map(&look)).await {
                 let (found, length) = found?;
                 if let Some(lock) = found.filter(is_ours) {
                     let parts = 1 + lock.holders.len() + lock.waiters.len();
@@ -82,35 +136,15 @@ where
     }
 }
 
-/// Asks all of it at once; the answers are in the order of the questions.
-pub(super) async fn together<F: Future>(questions: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut open: Vec<_> = questions.map(|question| (Box::pin(question), None)).collect();
-    poll_fn(|context| {
-        for (question, answer) in open.iter_mut().filter(|(_, answer)| answer.is_none()) {
-            if let Poll::Ready(ready) = question.as_mut().poll(context) {
-                *answer = Some(ready);
-            }
-        }
-        if open.iter().all(|(_, answer)| answer.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    open.into_iter().filter_map(|(_, answer)| answer).collect()
-}
-
-/// One lock; `None` when nobody holds it or waits for it.
-pub(super) async fn get(session: &Session, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
-    look(session, prefix, key).await.map(|(found, _)| found)
-}
-
 /// One lock, and how long the text was that tells of it.
-async fn look(session: &Session, prefix: &str, key: &Key) -> Result<(Option<LockInfo>, usize)> {
-    // A name that cannot be a lock here is nobody's.
+async fn look(connection: &Connection, prefix: &str, key: &Key) -> Result<(Option<LockInfo>, usize)> {
+    // A name that cannot be a lock here is no lock.
     let Ok(names) = Names::new(prefix, key) else { return Ok((None, 0)) };
     let fill = |command: &mut redis::Cmd, nonce| {
         command.arg(5).arg(&names.lock).arg(names.queue()).arg(names.waiters());
         command.arg(names.holders()).arg(names.leases()).arg(nonce).arg(MOST_SHOWN);
     };
-    let mut reply = session.run(&SHOW, fill).await?;
+    let mut reply = connection.run(&SHOW, fill).await?;
     let length = reply.length();
     let now_us = reply.unsigned()?;
     let is_held = reply.word()? != "none";
@@ -135,7 +169,7 @@ fn read_left(reply: &mut Reply) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply.int()?).ok().map(Duration::from_millis))
 }
 
-/// Those who are inside together, the one that entered first first.
+/// Reads the holders of a group, the one that entered first first.
 fn read_group(reply: &mut Reply, now_us: u64) -> Result<Vec<Holder>> {
     let mut inside = Vec::new();
     for _ in 0..reply.unsigned()? {
@@ -145,25 +179,6 @@ fn read_group(reply: &mut Reply, now_us: u64) -> Result<Vec<Holder>> {
     }
     inside.sort_by_key(|holder| (std::cmp::Reverse(holder.held_for), holder.token));
     Ok(inside)
-}
-
-/// Ends the hold with `token`.
-pub(super) async fn force_release(session: &Session, names: &Names, token: FencingToken) -> Result<()> {
-    let fill = |command: &mut redis::Cmd, nonce| {
-        names.fill(command);
-        command.arg(nonce).arg(token.get());
-    };
-    let mut reply = session.run(&BREAK, fill).await?;
-    match reply.word()?.as_str() {
-        "broken" => Ok(()),
-        "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
-        "foreign" => {
-            let kind = reply.word()?;
-            let message = format!("redis: the key holds a {kind} that is not ours");
-            Err(Error::new(ErrorKind::Foreign, message).with_help("whoever made it must end it"))
-        }
-        _ => Err(garbled()),
-    }
 }
 
 fn read_page(page: Value) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {

@@ -5,22 +5,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
-
-use crate::contract::{Attachment, LockInfo};
-use crate::engines::redis::builder::RedisBuilder;
-use crate::engines::redis::fault::{Stage, classify};
-use crate::engines::redis::inspect;
-use crate::engines::redis::link::Link;
-use crate::engines::redis::names::Names;
-use crate::engines::redis::options::Options;
-use crate::engines::redis::script::{Reply, Script, garbled};
-pub(in crate::engines) use crate::engines::redis::server_clock::{LeapForward, Trust};
-use crate::engines::redis::session::Session;
-use crate::engines::redis::value;
-use crate::engines::redis::waiting::Waiting;
-use crate::engines::shared::listing::Allowance;
-use crate::types::clock::Moment;
+use crate::contract::Attachment;
+use crate::engines::redis::config::RedisBuilder;
+use crate::engines::redis::error::{Stage, classify};
+use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::protocol::script::garbled;
+use crate::engines::redis::protocol::{time, value};
+use crate::engines::redis::state::waiting::Waiting;
+use crate::engines::redis::wait::notified;
+use crate::engines::redis::wire::link::Link;
+use crate::engines::redis::wire::options::Options;
+pub(in crate::engines) use crate::engines::redis::wire::server_clock::{LeapForward, Trust};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::owner::{Holder, Record};
@@ -83,9 +78,9 @@ pub(in crate::engines) enum Lane {
 impl Node {
     /// Begins to connect.
     pub(in crate::engines) fn start(options: &NodeOptions, attachment: &Attachment) -> Node {
-        let home = attachment.caller_runtime.as_ref().unwrap_or(&attachment.keeper_runtime).clone();
+        let runtime = attachment.caller_runtime.as_ref().unwrap_or(&attachment.keeper_runtime).clone();
         let waiting = Arc::new(Waiting::new(attachment));
-        let main = Link::start(options.0.clone(), Some(waiting.clone()), attachment, home);
+        let main = Link::start(options.0.clone(), Some(waiting.clone()), attachment, runtime);
         let reserved = Link::start(options.0.clone(), None, attachment, attachment.keeper_runtime.clone());
         Node { options: options.clone(), waiting, main, reserved }
     }
@@ -94,19 +89,19 @@ impl Node {
         self.options.place()
     }
 
-    /// The connection, if it is open now.
+    /// Returns the connection if it is open now.
     pub(in crate::engines) fn now(&self, lane: Lane) -> Option<Connection> {
-        self.link(lane).now().map(Connection)
+        self.link(lane).now()
     }
 
-    /// The connection, once it is open; waits for `patience` at the longest.
-    pub(in crate::engines) async fn connection(&self, lane: Lane, patience: Duration) -> Result<Connection> {
-        self.link(lane).session(patience).await.map(Connection)
+    /// Returns the connection when it is open; waits at most `wait`.
+    pub(in crate::engines) async fn connection(&self, lane: Lane, wait: Duration) -> Result<Connection> {
+        self.link(lane).connection(wait).await
     }
 
     /// Returns when the connection is open or the first attempt to open it has failed.
-    pub(in crate::engines) async fn first(&self, lane: Lane, patience: Duration) -> Result<()> {
-        self.link(lane).first(patience).await
+    pub(in crate::engines) async fn first(&self, lane: Lane, wait: Duration) -> Result<()> {
+        self.link(lane).first(wait).await
     }
 
     /// Messages for `attempt` are kept from now on; those that came before are not.
@@ -119,16 +114,16 @@ impl Node {
         self.waiting.forget(attempt);
     }
 
-    /// Returns when the node has sent a message for `attempt`; never when nobody listens for it.
+    /// Returns when the node has sent a message for `attempt`; never when it is not listened for.
     pub(in crate::engines) async fn hint(&self, attempt: AttemptId) {
         if self.waiting.is_enlisted(attempt) {
-            self.waiting.turn(attempt).await;
+            notified(&self.waiting, attempt).await;
         } else {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns when the node's clock was seen to leap forward, and nobody has dealt with it.
+    /// Returns when the node's clock was seen to leap forward, and that is not dealt with yet.
     pub(in crate::engines) async fn leapt(&self) -> LeapForward {
         self.main.clock().leapt().await
     }
@@ -157,45 +152,7 @@ impl Node {
 }
 
 /// One open connection to a node.
-#[derive(Clone)]
-pub(in crate::engines) struct Connection(Arc<Session>);
-
-impl Connection {
-    /// Runs a script; `fill` adds the number of keys, the keys, the nonce it is given, and the other arguments.
-    pub(in crate::engines) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
-        self.0.run(script, fill).await
-    }
-
-    /// What the node calls its present life, which this connection does not outlive.
-    pub(in crate::engines) async fn life(&self) -> Result<&str> {
-        self.0.life().await
-    }
-
-    /// Whether messages for waiters come in.
-    pub(in crate::engines) fn hears(&self) -> bool {
-        self.0.hears
-    }
-
-    /// What the node's clock shows at the latest when a request sent now has timed out.
-    pub(in crate::engines) fn not_after(&self, now: Moment) -> u64 {
-        self.0.not_after(now)
-    }
-
-    /// The node's clock showed `server_us` in the answer to what was sent at `sent`. Answers what that answer is worth.
-    pub(in crate::engines) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
-        self.0.saw_clock(sent, server_us)
-    }
-
-    /// The locks of this node whose names begin with `start`.
-    pub(in crate::engines) async fn list(&self, prefix: &str, start: &str) -> Result<Vec<LockInfo>> {
-        inspect::list(&self.0, prefix, start, &mut Allowance::new()).await
-    }
-
-    /// One lock as this node sees it.
-    pub(in crate::engines) async fn get(&self, prefix: &str, key: &Key) -> Result<Option<LockInfo>> {
-        inspect::get(&self.0, prefix, key).await
-    }
-}
+pub(in crate::engines) type Connection = Arc<crate::engines::redis::wire::connection::Connection>;
 
 /// The keys of one lock on every node.
 #[derive(Debug, Clone)]
@@ -235,5 +192,5 @@ pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_u
 
 /// Whole milliseconds for the server, rounded up.
 pub(in crate::engines) fn millis(length: Duration) -> u64 {
-    super::millis(length)
+    time::millis(length)
 }

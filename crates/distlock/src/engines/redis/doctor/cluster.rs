@@ -1,11 +1,10 @@
 //! Looks at a cluster: whether every slot is served, and at each master.
 
 use super::facts::{allowed, ask, with_connection};
-use super::{Expectations, examine_server, unreachable};
-use crate::engines::redis::dial::{Address, Dialer};
-use crate::engines::redis::options::{Options, Protocol};
-use crate::engines::redis::session::login;
-use crate::engines::redis::slots::{SLOTS, Slots, slot_of};
+use super::server::{Expectations, examine_server, unreachable};
+use crate::engines::redis::wire::dial::{Address, Dialer};
+use crate::engines::redis::wire::hash_slot::{HASH_SLOTS, SlotMap, hash_slot};
+use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::types::error::{Error, Result};
 use crate::types::finding::{Finding, Findings};
 
@@ -14,7 +13,7 @@ const FEWEST: usize = 3;
 
 /// What a node says about the whole.
 struct View {
-    slots: Slots,
+    slots: SlotMap,
     info: String,
 }
 
@@ -36,8 +35,10 @@ pub(super) async fn examine(options: &Options, seeds: &[Address], expected: &Exp
     all.append(&mut findings.all);
     let expected = Expectations { fails_over: true, ..*expected };
     for owner in slots.owners() {
-        let is_its = |lock: &String| slots.owner(slot_of(lock)) == Some(&owner);
-        let Some(lock) = (0..u32::from(SLOTS)).map(|number| format!("{lock}{number}")).find(is_its) else { continue };
+        let is_its = |lock: &String| slots.owner(hash_slot(lock)) == Some(&owner);
+        let Some(lock) = (0..u32::from(HASH_SLOTS)).map(|number| format!("{lock}{number}")).find(is_its) else {
+            continue;
+        };
         let server = Dialer::tcp(&owner, options.encryption.as_ref());
         all.extend(examine_server(options, &server, &expected, &lock).await);
     }
@@ -46,20 +47,20 @@ pub(super) async fn examine(options: &Options, seeds: &[Address], expected: &Exp
 
 async fn view(options: &Options, node: &Address) -> Result<View> {
     let server = Dialer::tcp(node, options.encryption.as_ref());
-    with_connection(options, &server, &login(options, Protocol::Resp2), async |connection| {
+    with_connection(options, &server, &options.login(Protocol::Resp2), async |connection| {
         let unknown = || Error::unavailable(format!("redis: {node} does not say who serves which slot"));
         let slots = ask(connection, redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|_| unknown())?;
-        let slots = Slots::read(&slots, node).ok_or_else(unknown)?;
+        let slots = SlotMap::read(&slots, node).ok_or_else(unknown)?;
         let info: Option<String> = allowed(connection, redis::cmd("CLUSTER").arg("INFO")).await?;
         Ok(View { slots, info: info.unwrap_or_default() })
     })
     .await
 }
 
-fn check(slots: &Slots, info: &str, findings: &mut Findings<'_>) {
-    let unserved = (0..SLOTS).filter(|slot| slots.owner(*slot).is_none()).count();
+fn check(slots: &SlotMap, info: &str, findings: &mut Findings<'_>) {
+    let unserved = (0..HASH_SLOTS).filter(|slot| slots.owner(*slot).is_none()).count();
     if unserved > 0 {
-        let found = format!("nobody serves {unserved} of {SLOTS} slots");
+        let found = format!("nobody serves {unserved} of {HASH_SLOTS} slots");
         let why = "locks whose names fall into them cannot be taken, by default no lock at all";
         findings.not_safe("slots", found, why, "CLUSTER ADDSLOTS, or redis-cli --cluster fix");
     } else {

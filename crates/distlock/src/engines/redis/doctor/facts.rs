@@ -7,11 +7,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult, Value};
 
-use crate::engines::redis::dial::Dialer;
-use crate::engines::redis::fault::{Stage, classify};
-use crate::engines::redis::names::JOURNAL_SUFFIX;
-use crate::engines::redis::options::{Options, Protocol};
-use crate::engines::redis::session::{dial, login, read_time};
+use crate::engines::redis::error::{Stage, classify};
+use crate::engines::redis::protocol::names::HISTORY_SUFFIX;
+use crate::engines::redis::protocol::script::read_time;
+use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -44,7 +44,7 @@ pub(in crate::engines) struct Facts {
     pub(super) info: Option<HashMap<String, String>>,
     /// What CONFIG GET says; `None` without the right to ask.
     pub(super) config: Option<HashMap<String, String>>,
-    /// Whether it takes commands of somebody who does not log in.
+    /// Whether it takes commands without a log-in.
     pub(super) is_open: bool,
     /// What it refuses to do for us, each with the reason.
     pub(super) refused: Vec<(String, String)>,
@@ -70,10 +70,10 @@ impl Facts {
         Some((least.min(most), most.max(least)))
     }
 
-    /// Asks the server at `server` everything. `lock` is the key of a lock that nobody uses; `history` says whether what a
+    /// Asks the server at `server` everything. `lock` is the key of an unused lock; `history` says whether what a
     /// history needs is tried too.
-    pub(super) async fn gather(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
-        let ours = login(options, Protocol::Resp2);
+    pub(super) async fn collect(options: &Options, server: &Dialer, lock: &str, history: bool) -> Result<Facts> {
+        let ours = options.login(Protocol::Resp2);
         let facts = with_connection(options, server, &ours, async |connection| {
             let mut facts = Facts { place: server.place.clone(), ..Facts::default() };
             facts.keep_time(connection).await?;
@@ -131,7 +131,7 @@ impl Facts {
         Ok(())
     }
 
-    /// Does everything once that locking needs, on keys that nobody uses: an access list may be asked only by few.
+    /// Does everything once that locking needs, on unused keys: an access list may be asked only by few.
     async fn try_rights(
         &mut self,
         connection: &mut MultiplexedConnection,
@@ -140,18 +140,18 @@ impl Facts {
         history: bool,
     ) -> Result<()> {
         let fence = format!("{{{lock}}}:f");
-        let journal = history.then(|| format!("{{{lock}}}{JOURNAL_SUFFIX}"));
-        let (word, channel) = match options.is_cluster {
+        let history_key = history.then(|| format!("{{{lock}}}{HISTORY_SUFFIX}"));
+        let (publish, channel) = match options.is_cluster {
             true => ("SPUBLISH", options.sharded_channel(&fence)),
             false => ("PUBLISH", options.channel()),
         };
         let mut script = redis::cmd("EVAL");
-        let keys = [lock, &fence].into_iter().chain(journal.as_deref());
+        let keys = [lock, &fence].into_iter().chain(history_key.as_deref());
         script.arg(RIGHTS).arg(keys.clone().count());
         for key in keys {
             script.arg(key);
         }
-        script.arg(word).arg(channel);
+        script.arg(publish).arg(channel);
         let unknown = "0".repeat(40);
         let alone = [
             script,
@@ -176,7 +176,7 @@ impl Facts {
 
     async fn try_listening(&mut self, options: &Options, server: &Dialer, login: &RedisConnectionInfo) {
         let listening = async {
-            let stream = dial(server).await?;
+            let stream = server.open().await?;
             let mut listener = PubSub::new(login, stream).await.map_err(|error| failed(&error))?;
             listener.subscribe(options.channel()).await.map_err(|error| failed(&error))
         };
@@ -188,7 +188,7 @@ impl Facts {
     }
 }
 
-/// Whether anybody may ask, without a password.
+/// Returns whether the server takes commands without a password.
 async fn is_open(options: &Options, server: &Dialer) -> bool {
     let nobody = RedisConnectionInfo::default().set_skip_set_lib_name();
     let asked = with_connection(options, server, &nobody, async |connection| {
@@ -207,7 +207,7 @@ pub(super) async fn with_connection<T>(
     let silent = || Error::unavailable(format!("redis: {} does not answer", server.place));
     let opening = async {
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(options.dial_timeout));
-        let opened = MultiplexedConnection::new_with_config(login, dial(server).await?, config).await;
+        let opened = MultiplexedConnection::new_with_config(login, server.open().await?, config).await;
         opened.map_err(|error| failed(&error))
     };
     let opened = tokio::time::timeout(options.dial_timeout, opening).await;

@@ -1,4 +1,4 @@
--- Tries what locking calls, and leaves nothing behind. KEYS: a lock and its fence that nobody uses, and its history if one is kept; ARGV: the word to publish with, the channel; reply: a name and a reason for each call that is refused.
+-- Tries what locking calls, and leaves nothing behind. KEYS: a lock and its fence, both unused, and its history if one is kept; ARGV: the command to publish with, the channel; reply: a name and a reason for each call that is refused.
 local refused = {}
 local function try(name, ...)
   local reply = redis.pcall(name, ...)
@@ -10,7 +10,7 @@ local function try(name, ...)
 end
 for i = 1, 2 do
   local key = KEYS[i]
-  -- What somebody keeps there is left alone.
+  -- A foreign key there is left alone.
   if try('EXISTS', key) == 0 then
     try('SET', key, '0', 'NX', 'PX', 1)
     try('GET', key)
@@ -36,13 +36,13 @@ for i = 1, 2 do
     end
   end
 end
-local journal = KEYS[3]
-if journal and try('EXISTS', journal) == 0 then
+local history = KEYS[3]
+if history and try('EXISTS', history) == 0 then
   local can_undo = #refused == 0
-  try('XREVRANGE', journal, '+', '-', 'COUNT', 1)
+  try('XREVRANGE', history, '+', '-', 'COUNT', 1)
   if can_undo then
-    try('XADD', journal, 'MAXLEN', '~', 1, '*', 'entry', '')
-    try('DEL', journal)
+    try('XADD', history, 'MAXLEN', '~', 1, '*', 'entry', '')
+    try('DEL', history)
   end
 end
 try('TIME')

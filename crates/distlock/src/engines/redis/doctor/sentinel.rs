@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::facts::{allowed, with_connection};
-use super::{Expectations, examine_server};
-use crate::engines::redis::dial::{Address, Dialer};
-use crate::engines::redis::options::Options;
-use crate::engines::redis::sentinels::Sentinels;
+use super::server::{Expectations, examine_server};
+use crate::engines::redis::wire::dial::{Address, Dialer};
+use crate::engines::redis::wire::options::Options;
+use crate::engines::redis::wire::sentinels::Sentinels;
 use crate::types::error::Result;
 use crate::types::finding::{Finding, Findings};
 

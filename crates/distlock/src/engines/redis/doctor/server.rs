@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use super::facts::Facts;
-use crate::types::finding::{Findings, is_of_this_machine, version};
+use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::options::Options;
+use crate::types::error::{Error, ErrorKind};
+use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 
 /// A connection whose server takes longer to answer is given up; see `link.rs`.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
-/// How far clocks may be apart before somebody should look at them, in seconds.
+/// How far clocks may be apart before it is worth a warning, in seconds.
 pub(in crate::engines) const CLOCKS_APART: f64 = 1.0;
 /// Connections that should be left for new clients.
 const SPARE_CONNECTIONS: u64 = 10;
@@ -16,7 +19,7 @@ const SPARE_CONNECTIONS: u64 = 10;
 const OLDEST: [u32; 3] = [5, 0, 0];
 const TESTED: [u32; 3] = [7, 0, 0];
 
-/// What matters about a server, whoever it is.
+/// What is expected of a server.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engines) struct Expectations {
     pub(in crate::engines) ttl: Duration,
@@ -27,6 +30,31 @@ pub(in crate::engines) struct Expectations {
     pub(in crate::engines) fails_over: bool,
     /// Whether histories are kept.
     pub(in crate::engines) history: bool,
+}
+
+pub(super) async fn examine_server(
+    options: &Options,
+    server: &Dialer,
+    expected: &Expectations,
+    lock: &str,
+) -> Vec<Finding> {
+    match Facts::collect(options, server, lock, expected.history).await {
+        Err(error) => vec![unreachable(&server.place, &error)],
+        Ok(facts) => {
+            let mut findings = Findings::about(&facts.place);
+            check(&facts, expected, &mut findings);
+            findings.all
+        }
+    }
+}
+
+/// A server that cannot be asked.
+pub(in crate::engines) fn unreachable(place: &str, error: &Error) -> Finding {
+    let fix = match error.kind() {
+        ErrorKind::Auth => "check the user and the password",
+        _ => "check that it runs, the address, the firewall, and whether it expects TLS",
+    };
+    Finding::not_safe("reach", place, error.to_string()).because("no lock can be taken on it").fix(fix)
 }
 
 /// Looks at everything that `facts` tell.

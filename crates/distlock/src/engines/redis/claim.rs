@@ -1,0 +1,146 @@
+//! Claims of one lock.
+
+use std::sync::Arc;
+
+use redis::Value;
+
+use crate::contract::{Claim, Claimed, Grant, Term};
+use crate::engines::redis::client::{CONNECT_WAIT, Client};
+use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::protocol::outcome::{read_busy, read_slot, refusal};
+use crate::engines::redis::protocol::script::{Reply, garbled};
+use crate::engines::redis::protocol::time::{heartbeat, millis};
+use crate::engines::redis::protocol::value;
+use crate::engines::redis::release::MOST_CALLS;
+use crate::engines::redis::wire::calls::{CallKind, Request, RequestReply};
+use crate::engines::redis::wire::connection::Connection;
+use crate::engines::redis::wire::server_connections::ServerConnections;
+use crate::engines::redis::wire::servers::Moving;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::token::FencingToken;
+
+/// Room for the arguments of a claim beside its record.
+const CLAIM_ARGS: usize = 5;
+const CLAIM_BYTES: usize = 96;
+
+impl Client {
+    pub(super) async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        let outcome = match self.try_claim(claim).await {
+            Ok((claimed, server)) => self.confirm(&server, claimed, claim).await,
+            Err(error) => Err(error),
+        };
+        if !matches!(outcome, Ok(Claimed::Busy(_))) {
+            self.waiting.forget(claim.attempt);
+        }
+        // A right that is missing in the middle of a script leaves behind what the script did before.
+        if claim.queue && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Auth) {
+            drop(self.end(claim).await);
+        }
+        outcome
+    }
+
+    /// Claims the lock. Replicas need not have the grant yet.
+    pub(super) async fn try_claim(&self, claim: &Claim) -> Result<(Claimed, Arc<ServerConnections>)> {
+        self.note_leases([claim]);
+        let names = &self.names(&claim.key)?;
+        let request = |server: Arc<ServerConnections>, _| async move {
+            let claimed = self.claim_from(&server, names, claim).await?;
+            Ok((claimed, server))
+        };
+        self.servers.routed(&names.lock, Moving::Wait, request).await
+    }
+
+    async fn claim_from(&self, server: &ServerConnections, names: &Names, claim: &Claim) -> Result<Claimed> {
+        let connection = server.main.connection(CONNECT_WAIT).await?;
+        let hears = server.hears(&connection, names);
+        let claimed = self.claim_over(&connection, names, claim, hears).await?;
+        // A claim that is granted at once needs no subscription.
+        let must_wait = claim.queue && matches!(claimed, Claimed::Busy(_));
+        match must_wait && !hears && server.begin_to_hear(names).await {
+            true => self.claim_over(&connection, names, claim, true).await,
+            false => Ok(claimed),
+        }
+    }
+
+    async fn claim_over(&self, connection: &Connection, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
+        for _ in 0..MOST_CALLS {
+            if let Some(claimed) = self.claim_once(connection, names, claim, hears).await? {
+                return Ok(claimed);
+            }
+        }
+        Err(Error::unavailable("redis: too many dead waiters are before it"))
+    }
+
+    /// Claims; `None` when the server found only dead waiters, dropped them, and has more to look at.
+    async fn claim_once(
+        &self,
+        connection: &Connection,
+        names: &Names,
+        claim: &Claim,
+        hears: bool,
+    ) -> Result<Option<Claimed>> {
+        if claim.queue {
+            self.waiting.enlist(claim.attempt);
+        }
+        let sent = self.clock.now();
+        let request = self.send_claim(connection, names, claim, sent, hears);
+        let reply = self.follow(std::slice::from_ref(claim), connection, request).await?;
+        let RequestReply { server_us, outcome } = reply;
+        connection.saw_clock(sent, server_us);
+        let granted = |token, slot| {
+            let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
+            Ok(Some(Claimed::Granted(Grant { token, term: Some(term), slot })))
+        };
+        let mut reply = match outcome {
+            Value::Int(token) => return granted(u64::try_from(token).map_err(|_| garbled())?, None),
+            Value::Array(parts) => Reply::of(parts),
+            _ => return Err(garbled()),
+        };
+        match reply.word()?.as_str() {
+            "granted" => {
+                let token = reply.unsigned()?;
+                let slot = if reply.is_empty() { None } else { read_slot(&mut reply)? };
+                granted(token, slot)
+            }
+            "busy" => {
+                self.waiting.answered(claim.attempt, sent, server_us);
+                read_busy(reply, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)))
+            }
+            "more" => Ok(None),
+            "disagrees" => Err(claim.mode().disagrees(value::mode_of(&reply.word()?).ok_or_else(garbled)?)),
+            word => Err(refusal(word, &mut reply)?),
+        }
+    }
+
+    async fn send_claim(
+        &self,
+        connection: &Connection,
+        names: &Names,
+        claim: &Claim,
+        sent: Moment,
+        hears: bool,
+    ) -> Result<RequestReply> {
+        let record = value::write_record(&claim.record)?;
+        let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
+        let flags = format!("{} {heartbeat} {}", value::mode_text(&claim.record), millis(claim.delay));
+        let mut args = redis::Cmd::with_capacity(CLAIM_ARGS, record.len() + CLAIM_BYTES);
+        args.arg(claim.attempt.to_string())
+            .arg(millis(claim.lease()))
+            .arg(connection.not_after(sent))
+            .arg(flags)
+            .arg(record);
+        let common = Some(self.wake_channel(hears));
+        connection.request(CallKind::Claim, Request { names: names.clone(), common, args }).await
+    }
+
+    /// Returns `claimed`; a grant only when enough replicas have it, otherwise it is given back.
+    async fn confirm(&self, server: &ServerConnections, claimed: Claimed, claim: &Claim) -> Result<Claimed> {
+        if let (Claimed::Granted(_), Some(replicas)) = (&claimed, &server.replicas)
+            && let Err(error) = replicas.confirm(&self.names(&claim.key)?, claim).await
+        {
+            return Err(self.give_back(std::slice::from_ref(claim), error).await);
+        }
+        Ok(claimed)
+    }
+}

@@ -1,0 +1,79 @@
+//! Claims and adoptions that were sent and not answered.
+//!
+//! Such a request may arrive after its attempt was released over another connection. It would take the lock, or a place
+//! in the queue, for an attempt that is over. So the attempt is released again until no request of it can arrive.
+
+use crate::types::sync::Mutex;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::contract::Claim;
+use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
+use crate::types::clock::Moment;
+use crate::types::token::AttemptId;
+
+/// How long after it was sent a claim may be carried out. The server refuses a claim that is older than the first
+/// timeout. The second covers the error of that check: what is known of the server's clock is as old as a reply.
+const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
+
+/// The unanswered claims of one engine: the last of each attempt.
+#[derive(Default)]
+pub(in crate::engines) struct LateClaims(Mutex<BTreeMap<AttemptId, LateClaim>>);
+
+struct LateClaim {
+    sent: Moment,
+    /// The connection that it was sent over.
+    over: u64,
+}
+
+impl LateClaims {
+    /// Notes that `claims` were sent at `sent` over the connection with this id, unless the returned value is told that
+    /// they were answered.
+    pub(in crate::engines) fn sending<'a>(&'a self, claims: &'a [Claim], sent: Moment, over: u64) -> Sending<'a> {
+        Sending { late_claims: self, claims, sent, over, is_answered: false }
+    }
+
+    /// `attempt` was released over the connection `over`, and is never claimed with again. Returns until when a claim of
+    /// it may still arrive.
+    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) -> Option<Moment> {
+        let mut claims = self.0.lock();
+        // On one connection the release came after the claim.
+        claims.get(&attempt).filter(|claim| claim.over != over)?;
+        claims.remove(&attempt).map(|claim| claim.sent.after(LATEST))
+    }
+
+    fn note(&self, sending: &Sending<'_>) {
+        let mut claims = self.0.lock();
+        for claim in sending.claims {
+            // An attempt that is never released is forgotten when there are many.
+            if claims.len().is_power_of_two() {
+                claims.retain(|_, claim| sending.sent.since(claim.sent) < LATEST);
+            }
+            claims.insert(claim.attempt, LateClaim { sent: sending.sent, over: sending.over });
+        }
+    }
+}
+
+/// Claims that were sent. Dropped without a reply, they are late.
+pub(in crate::engines) struct Sending<'a> {
+    late_claims: &'a LateClaims,
+    claims: &'a [Claim],
+    sent: Moment,
+    over: u64,
+    is_answered: bool,
+}
+
+impl Sending<'_> {
+    /// The server replied, or certainly did not carry them out.
+    pub(in crate::engines) fn answered(mut self) {
+        self.is_answered = true;
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.late_claims.note(self);
+        }
+    }
+}

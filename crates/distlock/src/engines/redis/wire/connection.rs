@@ -1,0 +1,305 @@
+//! One open connection to a server, and the commands and scripts that it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use redis::aio::{MultiplexedConnection, PubSubSink};
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::{OnceCell, SetOnce};
+
+use crate::engines::redis::error::{Stage, classify_at, is_demoted, is_no_script};
+use crate::engines::redis::protocol::script::{Dialect, Reply, Script, garbled, nonce, read_time};
+use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
+use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
+use crate::engines::redis::state::waiting::Waiting;
+use crate::engines::redis::wire::batcher::Batcher;
+use crate::engines::redis::wire::options::Options;
+use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
+use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
+
+/// One open connection.
+pub(in crate::engines) struct Connection {
+    /// Tells connections of this process apart.
+    pub(in crate::engines) id: u64,
+    multiplexed: MultiplexedConnection,
+    /// Set when the connection must not be used any more.
+    dead: SetOnce<()>,
+    in_flight: AtomicUsize,
+    replies: AtomicU64,
+    server_clock: Arc<ServerClock>,
+    /// The waiters that a leap of the server's clock concerns: those of this connection.
+    waiting: Option<Arc<Waiting>>,
+    /// The server's address, for messages.
+    pub(in crate::engines) place: Arc<str>,
+    /// Set when the server says that it is no master any more.
+    demoted: SetOnce<()>,
+    listening: Listening,
+    pub(super) dialect: Dialect,
+    guard: Option<Arc<RestartGuard>>,
+    pub(super) batcher: Batcher,
+    /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
+    run_id: OnceCell<String>,
+}
+
+/// How messages for waiters come in.
+pub(super) enum Listening {
+    /// They do not.
+    No,
+    /// Over the connection itself.
+    Here,
+    /// Over a second connection, which the old protocol needs.
+    Beside(tokio::sync::Mutex<PubSubSink>),
+}
+
+impl Connection {
+    pub(super) fn new(
+        multiplexed: MultiplexedConnection,
+        options: &Options,
+        place: Arc<str>,
+        server_clock: Arc<ServerClock>,
+        waiting: Option<Arc<Waiting>>,
+        listening: Listening,
+    ) -> Connection {
+        Connection {
+            id: nonce(),
+            multiplexed,
+            dead: SetOnce::new(),
+            in_flight: AtomicUsize::new(0),
+            replies: AtomicU64::new(0),
+            server_clock,
+            waiting,
+            place,
+            demoted: SetOnce::new(),
+            listening,
+            dialect: options.dialect(),
+            guard: options.guard.clone(),
+            batcher: Batcher::default(),
+            run_id: OnceCell::new(),
+        }
+    }
+
+    /// Runs a script; `fill` adds the number of keys, the keys, the nonce that it is given, and the other arguments.
+    pub(in crate::engines) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        let nonce = nonce();
+        let fill = |command: &mut Cmd| fill(command, nonce);
+        let reply = match self.ask(&self.call(script.by_hash(self.dialect), fill)).await {
+            // The same call on the same connection: the server carried out nothing of the first one.
+            Err(failure) if failure.is_no_script() => self.ask(&self.call(script.by_text(self.dialect), fill)).await,
+            reply => reply,
+        };
+        let reply = reply.map_err(|failure| failure.of(script.name, &self.place))?;
+        Reply::check(reply, nonce).inspect_err(|error| self.distrust(error))
+    }
+
+    /// Adds the arguments of a call, and those of the restart guard behind them.
+    pub(super) fn call(&self, mut command: Cmd, fill: impl FnOnce(&mut Cmd)) -> Cmd {
+        fill(&mut command);
+        if let Some(guard) = &self.guard {
+            guard.fill(&mut command, self.server_clock.now());
+        }
+        command
+    }
+
+    /// Like [`run`](Connection::run), for a node that a redirection named although it does not serve the hash slot yet.
+    pub(in crate::engines) async fn run_asking(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
+        let nonce = nonce();
+        // By text: after NOSCRIPT the call could not be repeated, because the first one uses up the permission.
+        let mut command = script.by_text(self.dialect);
+        fill(&mut command, nonce);
+        let mut both = redis::pipe();
+        both.cmd("ASKING").ignore().add_command(command);
+        let _in_flight = InFlight::enter(&self.in_flight);
+        let mut multiplexed = self.multiplexed.clone();
+        let replies = tokio::select! {
+            biased;
+            replies = multiplexed.send_packed_commands(&both, 0, 2) => replies,
+            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name, &self.place)),
+        };
+        let reply = replies.and_then(|mut replies| replies.pop().unwrap_or(Value::Nil).extract_error());
+        let reply = reply.map_err(|error| Failure::Redis(error).of(script.name, &self.place))?;
+        Reply::check(reply, nonce).inspect_err(|_| self.kill())
+    }
+
+    /// Gives the connection up: where one reply belongs to another request, none can be trusted.
+    pub(super) fn distrust(&self, error: &Error) {
+        tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
+        self.kill();
+    }
+
+    /// Takes the error by which the server refused a request.
+    pub(super) fn refused(&self, error: RedisError) -> Failure {
+        if is_demoted(&error) {
+            let _ = self.demoted.set(());
+        }
+        Failure::Redis(error)
+    }
+
+    /// Sends one command.
+    pub(in crate::engines) async fn send(&self, command: &Cmd) -> Result<Value> {
+        self.ask(command).await.map_err(|failure| failure.of("a command", &self.place))
+    }
+
+    async fn ask(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
+        self.ask_whole(command).await?.extract_error().map_err(|error| self.refused(error))
+    }
+
+    /// Sends one command; parts of the reply may be errors.
+    pub(super) async fn ask_whole(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
+        let _in_flight = InFlight::enter(&self.in_flight);
+        let mut multiplexed = self.multiplexed.clone();
+        let reply = tokio::select! {
+            biased;
+            reply = multiplexed.send_packed_command(command) => reply,
+            _ = self.dead.wait() => return Err(Failure::Dead),
+        };
+        if !reply.as_ref().is_err_and(RedisError::is_io_error) {
+            self.replies.fetch_add(1, Ordering::Relaxed);
+        }
+        match reply {
+            Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
+            reply => reply.map_err(|error| self.refused(error)),
+        }
+    }
+
+    /// Returns the server's `run_id`, which is another after each restart.
+    pub(in crate::engines) async fn life(&self) -> Result<&str> {
+        let ask = || async {
+            let mut command = redis::cmd("INFO");
+            let info = redis::from_redis_value::<String>(self.send(command.arg("server")).await?);
+            let info = info.map_err(|error| Error::unavailable(format!("redis: INFO is not understood: {error}")))?;
+            let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+            id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::unavailable("redis: the server tells no run_id"))
+        };
+        self.run_id.get_or_try_init(ask).await.map(String::as_str)
+    }
+
+    /// Whether messages for waiters come in.
+    pub(in crate::engines) fn hears(&self) -> bool {
+        !matches!(self.listening, Listening::No)
+    }
+
+    /// Returns when the server has said that it is no master any more.
+    pub(super) async fn demoted(&self) {
+        self.demoted.wait().await;
+    }
+
+    /// Returns whether the server replies, over the listening connection too.
+    pub(super) async fn ping(&self) -> bool {
+        if let Listening::Beside(listener) = &self.listening
+            && listener.lock().await.ping::<Value>().await.is_err()
+        {
+            return false;
+        }
+        // Not PING: TIME also shows whether the server's clock leapt while no claim was made.
+        let sent = self.server_clock.now();
+        match self.ask(&redis::cmd("TIME")).await.map(read_time) {
+            Ok(Ok(server_us)) => {
+                self.saw_clock(sent, server_us);
+                true
+            }
+            // A server that is busy, or refuses the command, is alive.
+            Err(failure) => failure.is_reply(),
+            Ok(Err(_)) => false,
+        }
+    }
+
+    /// Reads the restart guard's canary, if there is a guard.
+    pub(super) async fn watch_canary(&self) {
+        if let Some(guard) = &self.guard
+            && let Ok(canary) = self.ask(&guard.ask()).await
+        {
+            guard.learn(&canary, Look::Again, self.server_clock.now());
+        }
+    }
+
+    /// Returns how many requests are unanswered.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many replies have come so far.
+    pub(super) fn replies(&self) -> u64 {
+        self.replies.load(Ordering::Relaxed)
+    }
+
+    /// Fails every request, pending and future.
+    pub(super) fn kill(&self) {
+        let _ = self.dead.set(());
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.initialized()
+    }
+
+    pub(super) async fn died(&self) {
+        self.dead.wait().await;
+    }
+
+    /// Returns what the server's clock shows at the latest when a request sent now has timed out.
+    pub(in crate::engines) fn not_after(&self, now: Moment) -> u64 {
+        self.server_clock.latest(now, COMMAND_TIMEOUT)
+    }
+
+    /// Takes the server's clock `server_us` from the reply that just came to a request sent at `sent`.
+    /// Returns how far that reply can be trusted.
+    pub(in crate::engines) fn saw_clock(&self, sent: Moment, server_us: u64) -> Trust {
+        let reading = Reading { sent, received: self.server_clock.now(), server_us };
+        let leap = self.server_clock.saw(reading);
+        if let (Some(leap), Some(waiting)) = (leap, &self.waiting) {
+            warn_of(leap);
+            // Forward: the lease that they wait for may be over.
+            waiting.wake_all();
+        }
+        self.server_clock.trust(reading)
+    }
+}
+
+pub(super) fn warn_of(leap: Leap) {
+    tracing::warn!(target: "distlock", %leap, "the clock of redis was set: leases end at other times than agreed");
+}
+
+/// Why a request has no reply.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    Redis(RedisError),
+    Dead,
+    /// The reply belongs to another request or cannot be parsed.
+    Garbled,
+}
+
+impl Failure {
+    /// Returns the error of the request `what` to `place`.
+    pub(super) fn of(self, what: &str, place: &str) -> Error {
+        match self {
+            Failure::Redis(error) => classify_at(place, &error, Stage::Request),
+            Failure::Dead => Error::unknown(format!("redis: {place}: the connection broke before {what} was answered")),
+            Failure::Garbled => garbled(),
+        }
+    }
+
+    /// Whether the server itself sent this error.
+    fn is_reply(&self) -> bool {
+        let kind = if let Failure::Redis(error) = self { Some(error.kind()) } else { None };
+        matches!(kind, Some(redis::ErrorKind::Server(_) | redis::ErrorKind::Extension))
+    }
+
+    pub(super) fn is_no_script(&self) -> bool {
+        matches!(self, Failure::Redis(error) if is_no_script(error))
+    }
+}
+
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl<'a> InFlight<'a> {
+    fn enter(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        InFlight(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,21 @@
+//! Connections to the servers: opening, supervising, routing and batching.
+
+mod batcher;
+mod bounded;
+pub(in crate::engines) mod calls;
+pub(in crate::engines) mod cluster;
+pub(in crate::engines) mod connection;
+pub(in crate::engines) mod dial;
+pub(in crate::engines) mod hash_slot;
+pub(in crate::engines) mod join_all;
+pub(in crate::engines) mod link;
+mod link_state;
+mod open;
+pub(in crate::engines) mod options;
+mod replicas;
+pub(in crate::engines) mod sentinels;
+pub(in crate::engines) mod server_clock;
+pub(in crate::engines) mod server_connections;
+pub(in crate::engines) mod servers;
+mod subscriber;
+pub(in crate::engines) mod tls;

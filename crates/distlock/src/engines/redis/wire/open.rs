@@ -1,0 +1,191 @@
+//! Opening a connection: dialling, logging in, and the checks before it is used.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use redis::aio::{MultiplexedConnection, PubSub, PubSubStream};
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
+
+use crate::engines::redis::error::{Stage, classify, classify_at};
+use crate::engines::redis::protocol::script::read_time;
+use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
+use crate::engines::redis::state::restart_guard::Look;
+use crate::engines::redis::state::waiting::Waiting;
+use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
+use crate::engines::redis::wire::dial::{Dialer, Driver};
+use crate::engines::redis::wire::options::{Options, Protocol};
+use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+
+/// How many requests wait to be written before the next one waits for them.
+const PIPELINE: usize = 4096;
+
+/// Dials, logs in, makes sure that the server is a master, and subscribes if there is `waiting` to listen for. In this
+/// order, so that no request goes over a connection that is not ready.
+pub(super) async fn open(
+    options: &Options,
+    waiting: Option<Arc<Waiting>>,
+    server_clock: &Arc<ServerClock>,
+) -> Result<(Arc<Connection>, Driver)> {
+    let server = options.find().await?;
+    match options.protocol {
+        Some(protocol) => open_as(options, &server, waiting, server_clock, protocol).await,
+        None => match open_as(options, &server, waiting.clone(), server_clock, Protocol::Resp3).await {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                open_as(options, &server, waiting, server_clock, Protocol::Resp2).await
+            }
+            outcome => outcome,
+        },
+    }
+}
+
+async fn open_as(
+    options: &Options,
+    server: &Dialer,
+    waiting: Option<Arc<Waiting>>,
+    server_clock: &Arc<ServerClock>,
+    protocol: Protocol,
+) -> Result<(Arc<Connection>, Driver)> {
+    let info = options.login(protocol);
+    let mut config =
+        AsyncConnectionConfig::new().set_response_timeout(Some(COMMAND_TIMEOUT)).set_pipeline_buffer_size(PIPELINE);
+    if let (Protocol::Resp3, Some(waiting)) = (protocol, waiting.clone()) {
+        let clock = server_clock.clone();
+        config = config.set_push_sender(move |push: PushInfo| -> std::result::Result<(), ()> {
+            hear_push(&waiting, &push, clock.now());
+            Ok(())
+        });
+    }
+    let stream = server.open().await?;
+    let opened = MultiplexedConnection::new_with_config(&info, stream, config).await;
+    let (multiplexed, driver) = opened.map_err(|error| opening_failed(server, &error))?;
+    let mut driver: Driver = Box::pin(driver);
+    let (connection, listening) = tokio::select! {
+        biased;
+        prepared = prepare(options, server, waiting, server_clock, protocol, multiplexed) => prepared?,
+        () = &mut driver => {
+            return Err(Error::unavailable(format!("redis: {}: the connection broke while it was opened", server.place)));
+        }
+    };
+    let connection = Arc::new(connection);
+    Ok((connection.clone(), drive(connection, driver, listening)))
+}
+
+/// Returns what drives the connection: its I/O, the listening connection, and the batches. One task, so that a batch
+/// needs no change of tasks. It ends when one of them does.
+fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>) -> Driver {
+    Box::pin(async move {
+        let listening = async {
+            match listening {
+                Some(listening) => listening.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = connection.send_batches() => {}
+            () = driver => {}
+            () = listening => {}
+        }
+    })
+}
+
+/// Sends the commands that come before the connection is open for use.
+async fn prepare(
+    options: &Options,
+    server: &Dialer,
+    waiting: Option<Arc<Waiting>>,
+    server_clock: &Arc<ServerClock>,
+    protocol: Protocol,
+    mut multiplexed: MultiplexedConnection,
+) -> Result<(Connection, Option<Driver>)> {
+    let failed = |error: RedisError| opening_failed(server, &error);
+    check_role(&mut multiplexed, server).await?;
+    if let Some(guard) = &options.guard {
+        let canary = query(&mut multiplexed, &guard.ask()).await.map_err(failed)?;
+        guard.learn(&canary, Look::First, server_clock.now());
+    }
+    let sent = server_clock.now();
+    let time = query(&mut multiplexed, &redis::cmd("TIME")).await.map_err(failed)?;
+    let reading = Reading { sent, received: server_clock.now(), server_us: read_time(time)? };
+    let leap = server_clock.met(&server.place, reading);
+    if let (Some(leap), Some(_)) = (leap, &waiting) {
+        // The waiters are woken when the connection is open.
+        warn_of(leap);
+    }
+    let (mut listening, mut listener) = (Listening::No, None);
+    match (waiting.clone(), protocol) {
+        (None, _) => {}
+        (Some(_), Protocol::Resp3) => {
+            if may_listen(multiplexed.subscribe(options.channel()).await, server)? {
+                listening = Listening::Here;
+            }
+        }
+        (Some(waiting), Protocol::Resp2) => {
+            let mut second = PubSub::new(&options.login(protocol), server.open().await?).await.map_err(failed)?;
+            if may_listen(second.subscribe(options.channel()).await, server)? {
+                let (sink, stream) = second.split();
+                listening = Listening::Beside(tokio::sync::Mutex::new(sink));
+                listener = Some(Box::pin(listen(stream, waiting, server_clock.clone())) as Driver);
+            }
+        }
+    }
+    let (place, server_clock) = (server.place.clone(), server_clock.clone());
+    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening), listener))
+}
+
+/// Refuses a replica, which would refuse every claim: the link then looks for the master.
+async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer) -> Result<()> {
+    match query(multiplexed, &redis::cmd("ROLE")).await {
+        Ok(Value::Array(parts)) => match parts.first() {
+            Some(Value::BulkString(role)) if role != b"master" => {
+                let role = String::from_utf8_lossy(role);
+                Err(Error::unavailable(format!("redis: the server is no master (its role is {role})")))
+            }
+            _ => Ok(()),
+        },
+        // Without the right to ask, the first claim tells.
+        Ok(_) => Ok(()),
+        Err(error) if classify(&error, Stage::Request).kind() == ErrorKind::Auth => Ok(()),
+        Err(error) => Err(opening_failed(server, &error)),
+    }
+}
+
+async fn query(multiplexed: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+    multiplexed.send_packed_command(command).await.and_then(Value::extract_error)
+}
+
+/// Returns whether the subscription stands. Without the right to it waiters poll; other failures are failures.
+fn may_listen(subscribed: RedisResult<()>, server: &Dialer) -> Result<bool> {
+    match subscribed.map_err(|error| opening_failed(server, &error)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Auth => {
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            ONCE.call_once(|| {
+                tracing::warn!(target: "distlock", error = %error, "redis refuses the wake-up channel: waiters poll");
+            });
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn opening_failed(server: &Dialer, error: &RedisError) -> Error {
+    classify_at(&server.place, error, Stage::Opening)
+}
+
+fn hear_push(waiting: &Waiting, push: &PushInfo, received: Moment) {
+    if let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) {
+        waiting.hear(message, received);
+    }
+}
+
+async fn listen(mut stream: PubSubStream, waiting: Arc<Waiting>, clock: Arc<ServerClock>) {
+    let next = |stream: &mut PubSubStream, context: &mut std::task::Context<'_>| {
+        futures_core::Stream::poll_next(Pin::new(stream), context)
+    };
+    while let Some(message) = std::future::poll_fn(|context| next(&mut stream, context)).await {
+        waiting.hear(message.get_payload_bytes(), clock.now());
+    }
+}
