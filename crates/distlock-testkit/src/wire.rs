@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use distlock::backend::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Wake,
 };
-use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Result};
+use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Moment, Result};
 use tokio::sync::watch;
 
 /// The number of calls to an engine.
@@ -141,6 +141,10 @@ impl<B: Backend> Backend for Wire<B> {
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.calls.pass(&self.calls.releases)?;
         self.calls.arrive(self.engine.release(claim)).await
+    }
+
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        self.engine.late_until(claim)
     }
 
     async fn amend(&self, lease: &Lease) -> Result<bool> {

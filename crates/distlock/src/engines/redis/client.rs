@@ -1,6 +1,5 @@
 //! The engine, and what it shares between its verbs once it is attached.
 
-use crate::types::sync::Mutex;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -53,11 +52,8 @@ pub(super) struct Client {
     pub(super) waiting: Arc<Waiting>,
     pub(super) servers: Arc<Servers>,
     pub(super) late_claims: LateClaims,
-    /// Releases of attempts whose claims may still arrive.
-    pub(super) late_releases: Mutex<JoinSet<()>>,
     /// When the last small renewal call began or the last large one ended.
     pub(super) last_renewal: tokio::sync::Mutex<Moment>,
-    pub(super) keeper_runtime: Handle,
     /// Listens to the sentinels, if there are any.
     _sentinels: Option<JoinSet<()>>,
 }
@@ -99,9 +95,7 @@ impl Client {
             waiting,
             servers: Arc::new(servers),
             late_claims: LateClaims::default(),
-            late_releases: Mutex::default(),
             last_renewal: tokio::sync::Mutex::new(clock.now()),
-            keeper_runtime: attachment.keeper_runtime.clone(),
             _sentinels: options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment)),
             clock,
         }

@@ -31,6 +31,7 @@ use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
     Wake,
 };
+use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -85,6 +86,10 @@ impl Backend for Redis {
         self.client().release(claim).await
     }
 
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        self.attached().and_then(|client| client.late_claims.until(claim.attempt))
+    }
+
     async fn amend(&self, lease: &Lease) -> Result<bool> {
         self.client().amend(&lease.claim).await
     }
@@ -115,7 +120,7 @@ impl Backend for Redis {
 
     async fn close(&self) -> Result<()> {
         if let Some(client) = self.attached() {
-            client.close().await;
+            client.servers.close();
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use crate::types::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::Value;
 
@@ -13,15 +12,10 @@ use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::wire::calls::{CallKind, Request};
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::{Moving, Servers};
-use crate::types::clock::{Clock, Moment};
 use crate::types::token::AttemptId;
 
 /// How often a claim or release is sent again because of dead waiters: each time hundreds of them are dropped.
 pub(super) const MOST_CALLS: u32 = 64;
-/// How long closing waits for pending releases: nearly as long as they take, and less than the core waits.
-const CLOSE_WAIT: Duration = Duration::from_millis(1800);
-/// The pause before the second release of a late claim; doubles with each one.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// What the server says when it found only dead waiters and has more to look at.
 const MORE: &str = "more";
 
@@ -37,14 +31,7 @@ struct Released {
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
         let (outcome, over) = self.end(claim).await?;
-        if let Some(until) = self.late_claims.released(claim.attempt, over) {
-            let (servers, clock) = (self.servers.clone(), self.clock.clone());
-            let again = release_until(servers, clock, self.names(&claim.key)?, claim.attempt, until);
-            let mut releases = self.late_releases.lock();
-            while releases.try_join_next().is_some() {}
-            // tidy-allow(spawn): goes on beside everything else, on the keeper's runtime; ends with the engine
-            releases.spawn_on(again, &self.keeper_runtime);
-        }
+        self.late_claims.released(claim.attempt, over);
         Ok(outcome)
     }
 
@@ -72,30 +59,6 @@ impl Client {
             false => Error::unknown(format!("{error}; it is not known whether it is given back")).with_source(error),
         };
         error.with_attempt_over()
-    }
-
-    /// Closes the connections when no attempt that was released can get anything any more, or after [`CLOSE_WAIT`].
-    pub(super) async fn close(&self) {
-        let mut releases = std::mem::take(&mut *self.late_releases.lock());
-        let all = async { while releases.join_next().await.is_some() {} };
-        if tokio::time::timeout(CLOSE_WAIT, all).await.is_err() {
-            tracing::debug!(target: "distlock", "closed while a claim may still come: its lease ends it");
-        }
-        self.servers.close();
-    }
-}
-
-/// Releases an attempt again until none of its claims can arrive any more.
-async fn release_until(servers: Arc<Servers>, clock: Clock, names: Names, attempt: AttemptId, until: Moment) {
-    let mut pause = FIRST_PAUSE;
-    let mut now = clock.now();
-    while now < until {
-        clock.sleep_until(now.after(pause).min(until)).await;
-        pause *= 2;
-        now = clock.now();
-        if let Err(error) = release(&servers, &names, attempt).await {
-            tracing::debug!(target: "distlock", %error, "a claim that may come late was not released again");
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Claims and adoptions that were sent and not answered.
 //!
 //! Such a request may arrive after its attempt was released over another connection. It would take the lock, or a place
-//! in the queue, for an attempt that is over. So the attempt is released again until no request of it can arrive.
+//! in the queue, for an attempt that is over. So the keeper releases the attempt again until no request of it
+//! can arrive.
 
 use crate::types::sync::Mutex;
 use std::collections::BTreeMap;
@@ -33,13 +34,18 @@ impl LateClaims {
         Sending { late_claims: self, claims, sent, over, is_answered: false }
     }
 
-    /// `attempt` was released over the connection `over`, and is never claimed with again. Returns until when a claim of
-    /// it may still arrive.
-    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) -> Option<Moment> {
+    /// Records that `attempt` was released over the connection `over`, and is never claimed with again.
+    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) {
         let mut claims = self.0.lock();
-        // On one connection the release came after the claim.
-        claims.get(&attempt).filter(|claim| claim.over != over)?;
-        claims.remove(&attempt).map(|claim| claim.sent.after(LATEST))
+        // On one connection the release arrives after the claim.
+        if claims.get(&attempt).is_some_and(|claim| claim.over == over) {
+            claims.remove(&attempt);
+        }
+    }
+
+    /// Returns until when a claim of `attempt` may still arrive.
+    pub(in crate::engines) fn until(&self, attempt: AttemptId) -> Option<Moment> {
+        self.0.lock().get(&attempt).map(|claim| claim.sent.after(LATEST))
     }
 
     fn note(&self, sending: &Sending<'_>) {
