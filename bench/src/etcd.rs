@@ -1,7 +1,7 @@
 //! The etcd engine against raw requests and against the recipe of Go's client, in one run on one server.
 
 // The engine's own messages: the raw requests are the same bytes.
-#[path = "../../crates/distlock/src/engines/etcd/messages.rs"]
+#[path = "../../crates/distlock/src/engines/etcd/protocol/messages.rs"]
 #[allow(dead_code, reason = "the engine uses the rest")]
 mod messages;
 mod raw;

@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Attempt, Mark, Phase};
-use super::engine::Engine;
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::housekeeping::WATCH_AFTER;
-use super::messages::KeyValue;
-use super::pages;
-use super::queue;
-use super::standing;
 use crate::contract::{Claim, Grant};
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::housekeeping::WATCH_AFTER;
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::pages;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::protocol::standing;
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::state::attempts::{Attempt, Phase, QueueKey};
 use crate::engines::shared::listing::Allowance;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
@@ -76,7 +76,7 @@ impl Engine {
             return Ok(Some(attempt));
         }
         let lock = self.names.lock(&claim.key);
-        let session = self.fresh_session(claim).await?;
+        let session = self.fresh_lease(claim).await?;
         let mut queue = pages::list(&self.client, &lock, &mut Allowance::new()).await?;
         queue.sort_by_key(|kv| kv.create_revision);
         let held = &queue[..standing::holders(&lock, &queue)];
@@ -84,7 +84,7 @@ impl Engine {
         let Some(held) = held else { return Ok(None) };
         let now = self.clock.now();
         let keep_until = now.after(session.term().ttl.max(claim.lease()));
-        let place = (lock, Mark::of(held));
+        let place = (lock, QueueKey::of(held));
         Ok(Some(self.attempts.take_in(claim, place, session, keep_until, now.after(WATCH_AFTER))))
     }
 
@@ -101,14 +101,14 @@ impl Engine {
             let (key, revision) = queue::read(&self.client, &attempt.key).await?;
             let key = key.filter(|kv| kv.create_revision == created && is_of(kv, &[from, claim.attempt]));
             let Some(key) = key else { return Ok(None) };
-            let Some(known) = entry::read(&key.value) else { return Ok(None) };
+            let Some(known) = value::read(&key.value) else { return Ok(None) };
             attempt.state().slot = known.slot;
             if known.is_of(claim.attempt) && key.lease == session {
                 return Ok(Some(revision));
             }
             let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode));
             let claim = Claim { record, ..claim.clone() };
-            let value = Entry::new(&claim, session).with_slot(known.slot).to_value();
+            let value = Value::new(&claim, session).with_slot(known.slot).to_value();
             match queue::take_over(&self.client, &key, value, session).await {
                 Ok(Some(revision)) => return Ok(Some(revision)),
                 // It was written in between.
@@ -134,7 +134,7 @@ impl Engine {
                     state.in_question = false;
                 }
                 // What somebody else wrote by hand is no taking over, and does not end a hold.
-                false if entry::read(&key.value).is_none() => {
+                false if value::read(&key.value).is_none() => {
                     let mut state = attempt.state();
                     (state.revision, state.in_question) = (revision, false);
                 }
@@ -161,5 +161,5 @@ impl Engine {
 
 /// Whether a key was last written by one of `attempts`.
 fn is_of(kv: &KeyValue, attempts: &[AttemptId]) -> bool {
-    entry::read(&kv.value).is_some_and(|entry| attempts.iter().any(|attempt| entry.is_of(*attempt)))
+    value::read(&kv.value).is_some_and(|entry| attempts.iter().any(|attempt| entry.is_of(*attempt)))
 }

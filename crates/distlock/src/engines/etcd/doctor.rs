@@ -9,13 +9,13 @@ use self::messages::{
     ALARM, AlarmRequest, AlarmResponse, MEMBER_LIST, MemberListRequest, MemberListResponse, STATUS, StatusRequest,
     StatusResponse,
 };
-use super::Etcd;
-use super::client::{LEASE_GRANT, LEASE_REVOKE, TXN};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::Etcd;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     Compare, CompareResult, CompareTarget, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
     LeaseRevokeResponse, PutRequest, Request, TxnRequest, TxnResponse,
 };
+use crate::engines::etcd::wire::client::{LEASE_GRANT, LEASE_REVOKE, TXN};
 use crate::types::error::Error;
 use crate::types::finding::{Finding, Findings};
 

@@ -7,22 +7,22 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::EtcdCompare;
-use super::attempt::{Attempt, Attempts, Mark, Phase};
-use super::batches::Batches;
-use super::client::Client;
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::horizon::Horizon;
-use super::housekeeping::WATCH_AFTER;
-use super::journal::Journal;
-use super::messages::EventType;
-use super::names::Names;
-use super::queue::{self, Ask, View};
-use super::reentry::Entries;
-use super::session::{self, Session, Sessions};
-use super::watches::Watches;
 use crate::contract::{Attachment, Busy, Claim, Claimed, Grant, Losses};
+use crate::engines::etcd::EtcdCompare;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::history::HistoryLease;
+use crate::engines::etcd::housekeeping::WATCH_AFTER;
+use crate::engines::etcd::protocol::messages::EventType;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::queue::{self, Ask, View};
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::reentry::Entries;
+use crate::engines::etcd::seen_revision::SeenRevision;
+use crate::engines::etcd::shared_lease::{self, SharedLease, SharedLeases};
+use crate::engines::etcd::state::attempts::{Attempt, Attempts, Phase, QueueKey};
+use crate::engines::etcd::wire::batcher::Batches;
+use crate::engines::etcd::wire::client::Client;
+use crate::engines::etcd::wire::watches::Watches;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::key::Key;
@@ -44,13 +44,13 @@ pub(super) struct Engine {
     pub(super) client: Client,
     pub(super) clock: Clock,
     pub(super) names: Names,
-    pub(super) sessions: Sessions,
+    pub(super) leases: SharedLeases,
     pub(super) attempts: Attempts,
     pub(super) watches: Watches,
     pub(super) batches: Batches,
     pub(super) entries: Entries,
-    pub(super) horizon: Horizon,
-    pub(super) journal: Journal,
+    pub(super) seen_revision: SeenRevision,
+    pub(super) history_lease: HistoryLease,
     pub(super) losses: OnceLock<Losses>,
     dial_timeout: Duration,
     tasks: Mutex<Tasks>,
@@ -69,13 +69,13 @@ impl Engine {
             client,
             clock: Clock::system(),
             names,
-            sessions: Sessions::default(),
+            leases: SharedLeases::default(),
             attempts: Attempts::default(),
             watches: Watches::default(),
             batches: Batches::default(),
             entries: Entries::default(),
-            horizon: Horizon::default(),
-            journal: Journal::default(),
+            seen_revision: SeenRevision::default(),
+            history_lease: HistoryLease::default(),
             losses: OnceLock::new(),
             dial_timeout,
             tasks: Mutex::default(),
@@ -116,7 +116,7 @@ impl Engine {
                 let state = attempt.state();
                 (state.created, state.session.clone())
             };
-            let before = self.horizon.now();
+            let before = self.seen_revision.now();
             if let Some(busy) = self.glance(&attempt, claim).await? {
                 return Ok(Claimed::Busy(busy));
             }
@@ -129,11 +129,11 @@ impl Engine {
                 failed => failed,
             };
             match view {
-                Err(failure) if failure.fault == Fault::LeaseGone => self.session_lost(&session),
+                Err(failure) if failure.fault == Fault::LeaseGone => self.lease_lost(&session),
                 Err(failure) => return Err(failure.into()),
                 Ok(view) if view.own.is_none() && (created != 0 || claim.queue) => self.key_lost(&attempt),
                 Ok(view) => {
-                    self.horizon.check(before, view.header)?;
+                    self.seen_revision.check(before, view.header)?;
                     if let Some(other) = view.disagreement(&attempt.lock, attempt.mode) {
                         // Whatever comes of it: what is left is deleted by the housekeeping.
                         let _ = self.release_alone(claim).await;
@@ -156,8 +156,8 @@ impl Engine {
         let known = self.attempts.get(claim.attempt);
         let session = match &known {
             Some(attempt) => attempt.state().session.clone(),
-            None if claim.mode() == Mode::Reentrant => self.head_session(claim).await?,
-            None => self.session(claim.lease()).await?,
+            None if claim.mode() == Mode::Reentrant => self.head_lease(claim).await?,
+            None => self.lease_for(claim.lease()).await?,
         };
         if !self.freshen(&session).await? {
             return Ok(None);
@@ -175,17 +175,17 @@ impl Engine {
     }
 
     /// A lease for a hold that is taken over.
-    pub(super) async fn fresh_session(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Session>> {
-        let session = self.session(claim.lease()).await?;
+    pub(super) async fn fresh_lease(self: &Arc<Self>, claim: &Claim) -> Result<Arc<SharedLease>> {
+        let session = self.lease_for(claim.lease()).await?;
         match self.freshen(&session).await? {
             true => Ok(session),
-            false => self.session(claim.lease()).await,
+            false => self.lease_for(claim.lease()).await,
         }
     }
 
     /// Renews a lease that should have been renewed by now: nothing is hung on one that is about to end. Answers whether it
     /// is there.
-    async fn freshen(self: &Arc<Self>, session: &Session) -> Result<bool> {
+    async fn freshen(self: &Arc<Self>, session: &SharedLease) -> Result<bool> {
         let term = session.term();
         if self.clock.now() < term.start.after(term.ttl / 2) {
             return Ok(true);
@@ -193,7 +193,7 @@ impl Engine {
         match session.renewed_after(term.start).await {
             Ok(Some(_)) => Ok(true),
             Ok(None) => {
-                self.session_lost(session);
+                self.lease_lost(session);
                 Ok(false)
             }
             Err(error) => Err(Error::unavailable("the lease cannot be renewed").with_source(error)),
@@ -278,18 +278,18 @@ impl Engine {
     pub(super) async fn glance(&self, attempt: &Attempt, claim: &Claim) -> Result<Option<Busy>> {
         let (own, before, holder) = {
             let state = attempt.state();
-            let own = Mark { key: attempt.key.clone(), created: state.created };
+            let own = QueueKey { key: attempt.key.clone(), created: state.created };
             match (state.phase, state.before.len(), &state.holder) {
                 (Phase::Waiting, 1..=MOST_GLANCED, Some(holder)) => (own, state.before.clone(), holder.clone()),
                 _ => return Ok(None),
             }
         };
-        let horizon = self.horizon.now();
+        let seen_revision = self.seen_revision.now();
         let (are_there, header) = {
             let marks: Vec<_> = [&own, &holder.0].into_iter().chain(&before).collect();
             queue::glance(&self.client, &marks).await?
         };
-        self.horizon.check(horizon, header)?;
+        self.seen_revision.check(seen_revision, header)?;
         if !are_there {
             return Ok(None);
         }
@@ -341,20 +341,20 @@ impl Engine {
     }
 
     /// Who has the lock, by the key of that hold; as this client knows it where the answer does not tell.
-    fn holder_in(&self, attempt: &Attempt, view: &View) -> Option<(Mark, Holder)> {
+    fn holder_in(&self, attempt: &Attempt, view: &View) -> Option<(QueueKey, Holder)> {
         let Some(first) = view.heads.first() else { return self.attempts.holder(&attempt.lock) };
-        Some((Mark::of(first), holder_of(&first.value, first.create_revision)))
+        Some((QueueKey::of(first), holder_of(&first.value, first.create_revision)))
     }
 
     pub(super) async fn close(&self) -> Result<()> {
         let held = |attempt: Arc<Attempt>| {
             let state = attempt.state();
             let is_held = matches!(state.phase, Phase::Held(_));
-            state.sessions().filter(|_| is_held).map(|session| session.id).collect::<Vec<_>>()
+            state.leases().filter(|_| is_held).map(|session| session.id).collect::<Vec<_>>()
         };
         // What is still held was kept on purpose, and is left to its lease.
         let kept: Vec<i64> = self.attempts.all().into_iter().flat_map(held).collect();
-        let outcome = self.sessions.revoke_all_but(&kept, &self.client).await;
+        let outcome = self.leases.revoke_all_but(&kept, &self.client).await;
         self.stop();
         outcome.map_err(Error::from)
     }
@@ -370,25 +370,25 @@ impl Engine {
     }
 
     /// A lease for a lock that asks for `ttl`.
-    pub(super) async fn session(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>> {
+    pub(super) async fn lease_for(self: &Arc<Self>, ttl: Duration) -> Result<Arc<SharedLease>> {
         // Asked for and kept in the background: whoever has asked first need not wait for it.
         let begin = |tell| {
             let engine = self.clone();
             self.run(async move {
-                if let Ok(session) = engine.sessions.open(ttl, tell, &engine.client, &engine.clock).await {
+                if let Ok(session) = engine.leases.open(ttl, tell, &engine.client, &engine.clock).await {
                     engine.keep(&session).await;
                 }
             });
         };
-        Ok(self.sessions.get(ttl, &self.clock, begin).await?)
+        Ok(self.leases.get(ttl, &self.clock, begin).await?)
     }
 
     /// Keeps a lease until nobody needs it, or it is gone.
-    async fn keep(self: &Arc<Self>, session: &Session) {
+    async fn keep(self: &Arc<Self>, session: &SharedLease) {
         let is_needed = || self.needs(session);
-        let is_idle = session::keep(session, &self.sessions, &self.client, &self.clock, is_needed).await;
+        let is_idle = shared_lease::keep(session, &self.leases, &self.client, &self.clock, is_needed).await;
         // Whoever has come to count on it in this moment is told before it ends.
-        self.session_lost(session);
+        self.lease_lost(session);
         if is_idle {
             // Unanswered, it ends by itself.
             let _ = session.revoke(&self.client).await;
@@ -396,7 +396,7 @@ impl Engine {
     }
 
     /// Whether anything that is not given up hangs on `session`.
-    pub(super) fn needs(&self, session: &Session) -> bool {
+    pub(super) fn needs(&self, session: &SharedLease) -> bool {
         self.attempts.all().iter().any(|attempt| attempt.needs(session)) || self.entries.need(session)
     }
 
@@ -453,7 +453,7 @@ impl Engine {
 /// Who has a lock, by the value and the create revision of the first key.
 pub(super) fn holder_of(value: &[u8], created: i64) -> Holder {
     Holder::new(
-        entry::read(value).map(|entry| Arc::new(entry.record)),
+        value::read(value).map(|entry| Arc::new(entry.record)),
         Some(FencingToken::new(created.max(0).unsigned_abs())),
     )
 }
@@ -462,7 +462,7 @@ pub(super) fn holder_of(value: &[u8], created: i64) -> Holder {
 pub(super) fn ask_of(attempt: &Attempt, claim: &Claim) -> Ask {
     let lease = attempt.state().session.id;
     let (lock, key) = (attempt.lock.clone(), attempt.key.clone());
-    Ask { lock, key, mode: attempt.mode, lease, entry: Entry::new(claim, lease) }
+    Ask { lock, key, mode: attempt.mode, lease, entry: Value::new(claim, lease) }
 }
 
 pub(super) fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Attempt, Phase};
-use super::engine::Engine;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::state::attempts::{Attempt, Phase};
 use crate::types::clock::Moment;
 
 /// How often there is a look whether anything is due.
@@ -42,7 +42,7 @@ impl Engine {
         };
         let is_over = now >= keep_until;
         if !matches!(phase, Phase::Leaving { .. }) {
-            attempt.state().sessions().for_each(|session| session.touch(now));
+            attempt.state().leases().for_each(|session| session.touch(now));
         }
         match phase {
             Phase::Gone => self.attempts.remove(attempt),

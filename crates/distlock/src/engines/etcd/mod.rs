@@ -5,39 +5,27 @@
 //! the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
 
 mod adopt;
-mod attempt;
-mod batches;
-mod below;
-mod builder;
-mod client;
+mod claim_all;
+mod config;
 mod doctor;
-mod endpoint;
 mod engine;
-mod entry;
-mod failure;
-mod horizon;
+mod error;
+mod history;
 mod housekeeping;
 mod inspect;
-mod journal;
-#[cfg(test)]
-mod keys_only;
-mod loss;
-mod messages;
-mod names;
-mod pages;
-mod queue;
+mod losses;
+mod protocol;
 mod reentry;
-mod renewal;
-mod session;
-mod slots;
-mod standing;
-mod together;
-mod turn;
-mod watches;
+mod renew;
+mod seen_revision;
+mod shared_lease;
+mod state;
+mod wait;
+mod wire;
 
 use std::sync::Arc;
 
-pub use self::builder::EtcdBuilder;
+pub use self::config::EtcdBuilder;
 use self::engine::Engine;
 use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,

@@ -9,18 +9,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::Mark;
-use super::below::{self, Out, Wanted};
-use super::client::Client;
-use super::engine::{Engine, busy, holder_of};
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::housekeeping::{AGAIN, WATCH_AFTER};
-use super::messages::KeyValue;
-use super::names::Names;
-use super::queue;
-use super::session::{self, Session};
 use crate::contract::{Claim, Claimed, Grant, Lease, Release, Renewal, Term, Wake};
+use crate::engines::etcd::engine::{Engine, busy, holder_of};
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::housekeeping::{AGAIN, WATCH_AFTER};
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::protocol::reentry_requests::{self, Out, Wanted};
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::shared_lease::{self, SharedLease};
+use crate::engines::etcd::state::attempts::QueueKey;
+use crate::engines::etcd::wire::client::Client;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
@@ -34,15 +34,15 @@ const FORGET: Duration = Duration::from_secs(60);
 
 /// One entry.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(super) struct Entry {
     id: AttemptId,
     pub(super) lock: Vec<u8>,
     key: Vec<u8>,
-    pub(super) head: Mark,
+    pub(super) head: QueueKey,
     /// The lease of this process, which the entry hangs on.
-    own: Arc<Session>,
+    own: Arc<SharedLease>,
     /// That of the head.
-    shared: Arc<Session>,
+    shared: Arc<SharedLease>,
     /// What was asked for when it entered.
     lease: Duration,
     delay: Duration,
@@ -71,7 +71,7 @@ enum Phase {
     Leaving { was_held: bool },
 }
 
-impl Inside {
+impl Entry {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -110,7 +110,7 @@ impl Inside {
 
     /// Deletes its key, and no other one of that name.
     async fn delete(&self, client: &Client) -> Result<Out, Failure> {
-        below::go_out(client, &self.head, &self.area(), (&self.key, self.own.id)).await
+        reentry_requests::go_out(client, &self.head, &self.area(), (&self.key, self.own.id)).await
     }
 }
 
@@ -120,27 +120,27 @@ pub(super) struct Entries(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    inside: HashMap<AttemptId, Arc<Inside>>,
+    inside: HashMap<AttemptId, Arc<Entry>>,
     candidates: HashMap<AttemptId, Claim>,
 }
 
 impl Table {
     /// Whether this very entry is here: another may have come with its id since it was forgotten.
-    fn has(&self, inside: &Inside) -> bool {
+    fn has(&self, inside: &Entry) -> bool {
         self.inside.get(&inside.id).is_some_and(|other| std::ptr::eq(&raw const **other, inside))
     }
 }
 
 impl Entries {
-    fn get(&self, id: AttemptId) -> Option<Arc<Inside>> {
+    fn get(&self, id: AttemptId) -> Option<Arc<Entry>> {
         self.table().inside.get(&id).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<Inside>> {
+    fn all(&self) -> Vec<Arc<Entry>> {
         self.table().inside.values().cloned().collect()
     }
 
-    fn remove(&self, inside: &Inside) {
+    fn remove(&self, inside: &Entry) {
         let mut table = self.table();
         if table.has(inside) {
             table.inside.remove(&inside.id);
@@ -154,12 +154,12 @@ impl Entries {
     }
 
     /// The one whose head has this create revision.
-    pub(super) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Inside>> {
+    pub(super) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Entry>> {
         self.table().inside.values().find(|inside| inside.lock == lock && inside.head.created == created).cloned()
     }
 
     /// Whether one that is not given up hangs on `session`, or its head does.
-    pub(super) fn need(&self, session: &Session) -> bool {
+    pub(super) fn need(&self, session: &SharedLease) -> bool {
         self.table().inside.values().any(|inside| {
             let is_given_up = matches!(inside.state().phase, Phase::Leaving { .. });
             !is_given_up && [&inside.own, &inside.shared].iter().any(|other| other.id == session.id)
@@ -176,9 +176,9 @@ impl Engine {
         self.start();
         let lock = self.names.lock(&claim.key);
         for _ in 0..ROUNDS {
-            let before = self.horizon.now();
+            let before = self.seen_revision.now();
             let (head, header) = queue::head(&self.client, &lock).await?;
-            self.horizon.check(before, header)?;
+            self.seen_revision.check(before, header)?;
             match head {
                 Some(head) if is_open_to(&lock, &head, claim) => {
                     let Some(inside) = self.enter(claim, &lock, &head).await? else { continue };
@@ -212,8 +212,8 @@ impl Engine {
     }
 
     /// Makes an entry below `head`; `None` when that is not there any more. It goes on when the caller's future is dropped.
-    async fn enter(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Inside>>> {
-        let mark = Mark::of(head);
+    async fn enter(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Entry>>> {
+        let mark = QueueKey::of(head);
         let inside = match self.entries.get(claim.attempt) {
             Some(inside) if inside.head == mark && inside.is_good() => inside,
             Some(stale) => {
@@ -226,14 +226,14 @@ impl Engine {
                 None => return Ok(None),
             },
         };
-        let value = Entry::new(claim, inside.own.id).to_value();
+        let value = Value::new(claim, inside.own.id).to_value();
         let (engine, entering) = (self.clone(), inside.clone());
         let entered = self.apart(async move {
             let _making = entering.making.lock().await;
             if !engine.awaits(&entering) {
                 return Ok(None);
             }
-            let entered = below::enter(&engine.client, &entering.wanted(value)).await;
+            let entered = reentry_requests::enter(&engine.client, &entering.wanted(value)).await;
             match &entered {
                 Ok(Some(revision)) => entering.state().revision = *revision,
                 Ok(None) => engine.entries.remove(&entering),
@@ -244,7 +244,7 @@ impl Engine {
         match entered.await {
             Ok(revision) => Ok(revision.map(|_| inside)),
             Err(failure) if failure.fault == Fault::LeaseGone => {
-                self.session_lost(&inside.own);
+                self.lease_lost(&inside.own);
                 Ok(None)
             }
             Err(failure) => Err(failure.into()),
@@ -252,21 +252,21 @@ impl Engine {
     }
 
     /// Whether an entry may still be made: it was not given up before it came to that. Then it would be nobody's.
-    fn awaits(&self, inside: &Inside) -> bool {
+    fn awaits(&self, inside: &Entry) -> bool {
         self.entries.table().has(inside) && inside.is_good()
     }
 
     /// Takes an entry in that is to be made; `None` when the head is gone.
-    async fn begin(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Inside>>> {
-        let own = self.fresh_session(claim).await?;
-        let mark = Mark::of(head);
+    async fn begin(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Entry>>> {
+        let own = self.fresh_lease(claim).await?;
+        let mark = QueueKey::of(head);
         // What stood in the queue for this claim may be the head, with its lease.
         let candidate = self.entries.table().candidates.get(&claim.attempt).map(|candidate| candidate.attempt);
         let candidate =
             candidate.and_then(|id| self.attempts.get(id)).filter(|ours| ours.mark().as_ref() == Some(&mark));
         let shared = match candidate {
             Some(ours) => ours.state().session.clone(),
-            None => match session::known(head.lease, &self.client, &self.clock).await? {
+            None => match shared_lease::known(head.lease, &self.client, &self.clock).await? {
                 Some(shared) => self.keep_for_others(shared),
                 None => return Ok(None),
             },
@@ -280,7 +280,7 @@ impl Engine {
             keep_until: now.after(claim.lease()),
             in_doubt: false,
         };
-        let inside = Arc::new(Inside {
+        let inside = Arc::new(Entry {
             id: claim.attempt,
             lock: lock.to_vec(),
             key,
@@ -297,7 +297,7 @@ impl Engine {
     }
 
     /// It is inside; `None` when it is known that it, or its head, was lost since or given up.
-    fn grant_entry(self: &Arc<Self>, inside: &Arc<Inside>) -> Option<Grant> {
+    fn grant_entry(self: &Arc<Self>, inside: &Arc<Entry>) -> Option<Grant> {
         if !inside.is_good() {
             self.lose_entry(inside, LossReason::Revoked);
             return None;
@@ -315,15 +315,15 @@ impl Engine {
     }
 
     /// A lease for what stands in the queue: who is inside later keeps it alive, also when this client is gone.
-    pub(super) async fn head_session(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Session>> {
-        Ok(self.keep_for_others(session::private(claim.lease(), &self.client, &self.clock).await?))
+    pub(super) async fn head_lease(self: &Arc<Self>, claim: &Claim) -> Result<Arc<SharedLease>> {
+        Ok(self.keep_for_others(shared_lease::private(claim.lease(), &self.client, &self.clock).await?))
     }
 
-    fn keep_for_others(self: &Arc<Self>, session: Arc<Session>) -> Arc<Session> {
+    fn keep_for_others(self: &Arc<Self>, session: Arc<SharedLease>) -> Arc<SharedLease> {
         let (engine, kept) = (self.clone(), session.clone());
         self.run(async move {
-            session::keep_for_others(&kept, &engine.client, &engine.clock, || engine.needs(&kept)).await;
-            let concerned = |inside: &Arc<Inside>| Arc::ptr_eq(&inside.shared, &kept);
+            shared_lease::keep_for_others(&kept, &engine.client, &engine.clock, || engine.needs(&kept)).await;
+            let concerned = |inside: &Arc<Entry>| Arc::ptr_eq(&inside.shared, &kept);
             for inside in engine.entries.all().into_iter().filter(concerned) {
                 engine.lose_entry(&inside, LossReason::Revoked);
             }
@@ -379,7 +379,7 @@ impl Engine {
     }
 
     /// Deletes an entry, and the head if it is the last one.
-    async fn go_out(self: &Arc<Self>, inside: &Arc<Inside>) -> Result<Release, Failure> {
+    async fn go_out(self: &Arc<Self>, inside: &Arc<Entry>) -> Result<Release, Failure> {
         let _made = inside.making.lock().await;
         if !self.entries.table().has(inside) {
             // It is out, and what has its key now is not this one.
@@ -416,7 +416,7 @@ impl Engine {
     }
 
     /// A request that makes the key may still be on its way: deletes it when it comes.
-    fn delete_again(self: &Arc<Self>, inside: Arc<Inside>) {
+    fn delete_again(self: &Arc<Self>, inside: Arc<Entry>) {
         let engine = self.clone();
         self.run(async move {
             for pause in AGAIN {
@@ -428,7 +428,7 @@ impl Engine {
     }
 
     /// An entry is not there any more, or its head: tells its holder, and deletes what is left of it.
-    pub(super) fn lose_entry(self: &Arc<Self>, inside: &Arc<Inside>, reason: LossReason) {
+    pub(super) fn lose_entry(self: &Arc<Self>, inside: &Arc<Entry>, reason: LossReason) {
         {
             let mut state = inside.state();
             match state.phase {
@@ -445,7 +445,7 @@ impl Engine {
     }
 
     /// Deletes an entry whose time is over.
-    fn see_out(self: &Arc<Self>, inside: &Arc<Inside>) {
+    fn see_out(self: &Arc<Self>, inside: &Arc<Entry>) {
         if inside.making.try_lock().is_err() {
             // The one before is still at it.
             return;
@@ -473,7 +473,7 @@ impl Engine {
             } else if head_is_gone {
                 let engine = self.clone();
                 self.run(async move {
-                    let Mark { key, created } = &inside.head;
+                    let QueueKey { key, created } = &inside.head;
                     let broken = queue::was_broken(&engine.client, key, *created, revision).await;
                     engine.lose_entry(&inside, if broken { LossReason::Broken } else { LossReason::Revoked });
                 });
@@ -482,7 +482,7 @@ impl Engine {
     }
 
     /// The lease of this process is gone, and with it its entries.
-    pub(super) fn entries_lost(self: &Arc<Self>, session: &Session) {
+    pub(super) fn entries_lost(self: &Arc<Self>, session: &SharedLease) {
         for inside in self.entries.all().into_iter().filter(|inside| inside.own.id == session.id) {
             self.lose_entry(&inside, LossReason::Revoked);
         }
@@ -516,13 +516,13 @@ impl Engine {
     }
 
     /// A watch may have missed the end of an entry: looks whether it is there, and its head.
-    fn look_inside(self: &Arc<Self>, inside: Arc<Inside>) {
+    fn look_inside(self: &Arc<Self>, inside: Arc<Entry>) {
         let engine = self.clone();
         self.run(async move {
             let Ok((head, _)) = queue::read(&engine.client, &inside.head.key).await else { return };
             let Ok((own, revision)) = queue::read(&engine.client, &inside.key).await else { return };
             let is_ours = own.is_some_and(|own| own.lease == inside.own.id);
-            match is_ours && head.is_some_and(|head| Mark::of(&head) == inside.head) {
+            match is_ours && head.is_some_and(|head| QueueKey::of(&head) == inside.head) {
                 true => {
                     let mut state = inside.state();
                     state.revision = state.revision.max(revision);
@@ -551,14 +551,14 @@ impl Engine {
             None => self.begin(claim, &lock, &head).await?.ok_or_else(not_held)?,
         };
         let old = [inside.area(), from.to_string().into_bytes()].concat();
-        let value = Entry::new(claim, inside.own.id).to_value();
+        let value = Value::new(claim, inside.own.id).to_value();
         let (engine, adopter) = (self.clone(), inside.clone());
         let swapped = self.apart(async move {
             let _making = adopter.making.lock().await;
             if !engine.awaits(&adopter) {
                 return Ok(None);
             }
-            let swapped = below::swap(&engine.client, &adopter.wanted(value), &old).await;
+            let swapped = reentry_requests::swap(&engine.client, &adopter.wanted(value), &old).await;
             match &swapped {
                 Ok(Some(revision)) => {
                     adopter.state().revision = *revision;
@@ -576,15 +576,15 @@ impl Engine {
     /// Writes what is known about a holder anew: in its own key, and in the head, which is what those see who do not get in.
     pub(super) async fn amend_entry(&self, lease: &Lease) -> Result<bool> {
         let Some(inside) = self.entries.get(lease.claim.attempt) else { return Ok(false) };
-        let value = |session: &Session| Entry::new(&lease.claim, session.id).to_value();
+        let value = |session: &SharedLease| Value::new(&lease.claim, session.id).to_value();
         let head = (&inside.head, value(&inside.shared));
-        Ok(below::amend(&self.client, head, (&inside.key, value(&inside.own)), inside.own.id).await?)
+        Ok(reentry_requests::amend(&self.client, head, (&inside.key, value(&inside.own)), inside.own.id).await?)
     }
 }
 
 /// Whether `claim` enters a lock whose first key is `head`.
 fn is_open_to(lock: &[u8], head: &KeyValue, claim: &Claim) -> bool {
-    let owner = entry::read(&head.value).map(|entry| entry.record.owner);
+    let owner = value::read(&head.value).map(|entry| entry.record.owner);
     Names::mode(lock, &head.key) == Mode::Reentrant && owner.as_ref() == Some(&claim.record.owner)
 }
 

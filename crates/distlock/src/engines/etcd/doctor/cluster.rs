@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::messages::{MemberListResponse, StatusResponse};
 use super::{Cluster, findings, unreachable};
-use crate::engines::etcd::failure::{Failure, Fault};
+use crate::engines::etcd::error::{Failure, Fault};
 use crate::types::error::Error;
 use crate::types::finding::{Finding, Findings, Severity, is_of_this_machine, version};
 

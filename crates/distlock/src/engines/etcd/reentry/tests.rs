@@ -69,7 +69,7 @@ impl Scene {
     }
 
     /// The same attempt comes in again, with what is left of `old` behind it.
-    async fn come_again(&self, old: &Inside) -> Arc<Inside> {
+    async fn come_again(&self, old: &Entry) -> Arc<Entry> {
         assert!(matches!(self.etcd.claim(&self.claim).await, Ok(Claimed::Granted(_))));
         let new = self.etcd.engine.entries.get(self.claim.attempt).unwrap();
         assert_eq!((&new.key, &new.head), (&old.key, &old.head));
@@ -77,7 +77,7 @@ impl Scene {
     }
 
     /// The lease that the key of an entry hangs on.
-    async fn lease_of(&self, inside: &Inside) -> Option<i64> {
+    async fn lease_of(&self, inside: &Entry) -> Option<i64> {
         queue::read(&self.etcd.engine.client, &inside.key).await.unwrap().0.map(|key| key.lease)
     }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Attempt, Mark, Phase};
-use super::engine::Engine;
-use super::entry::Entry;
-use super::failure::Fault;
-use super::queue;
-use super::session::Session;
 use crate::contract::{Claim, Lease, Renewal, Term};
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::Fault;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::protocol::value::Value;
+use crate::engines::etcd::shared_lease::SharedLease;
+use crate::engines::etcd::state::attempts::{Attempt, Phase, QueueKey};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
@@ -51,7 +51,7 @@ impl Engine {
         let length = lease.claim.lease();
         let (is_long_enough, is_moving) = {
             let state = attempt.state();
-            (state.session.covers(length), !state.next_sessions.is_empty())
+            (state.session.covers(length), !state.next_leases.is_empty())
         };
         if !is_long_enough && !self.move_to_longer(attempt.clone(), length).await? {
             return Ok(Renewal::Lost(LossReason::Revoked));
@@ -60,18 +60,18 @@ impl Engine {
             self.settle_soon(&attempt, length);
         }
         for _ in 0..ROUNDS {
-            let (sessions, known) = {
+            let (leases, known) = {
                 let state = attempt.state();
-                (state.sessions().cloned().collect::<Vec<_>>(), state.known_start)
+                (state.leases().cloned().collect::<Vec<_>>(), state.known_start)
             };
-            let term = self.renew_leases(&sessions, known).await?;
+            let term = self.renew_leases(&leases, known).await?;
             let mut state = attempt.state();
             if !matches!(state.phase, Phase::Held(_)) {
                 return Ok(Renewal::Lost(LossReason::Revoked));
             }
             // What it was moved to meanwhile is another lease, and may end sooner.
             let Some(term) = term else { continue };
-            if state.sessions().all(|session| sessions.iter().any(|renewed| renewed.id == session.id)) {
+            if state.leases().all(|session| leases.iter().any(|renewed| renewed.id == session.id)) {
                 state.known_start = state.known_start.max(term.start);
                 state.keep_until = state.keep_until.max(term.start.after(term.ttl));
                 return Ok(Renewal::Renewed(Some(attempt.term_of(term))));
@@ -82,15 +82,15 @@ impl Engine {
 
     /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
     /// `known`, or is now. Answers the term that ends first; `None`: the first one is gone, and whatever hangs on it was told.
-    async fn renew_leases(self: &Arc<Self>, sessions: &[Arc<Session>], known: Moment) -> Result<Option<Term>> {
+    async fn renew_leases(self: &Arc<Self>, leases: &[Arc<SharedLease>], known: Moment) -> Result<Option<Term>> {
         let mut first: Option<Term> = None;
-        for session in sessions {
+        for session in leases {
             let renewed = match session.term() {
                 term if term.start > known && !session.is_gone() => Some(term),
                 _ => session.renewed_after(known).await?,
             };
             let Some(term) = renewed else {
-                self.session_lost(session);
+                self.lease_lost(session);
                 return match first {
                     None => Ok(None),
                     // Whether the hold went with it is being looked for.
@@ -135,15 +135,15 @@ impl Engine {
             if !matches!(state.phase, Phase::Held(_)) {
                 return Ok(false);
             }
-            if !state.next_sessions.is_empty() {
+            if !state.next_leases.is_empty() {
                 return Err(Error::unavailable("it is being moved to another lease"));
             }
-            let mark = Mark { key: attempt.key.clone(), created: state.created };
+            let mark = QueueKey { key: attempt.key.clone(), created: state.created };
             (mark, state.session.id, state.slot)
         };
         let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode));
         let claim = Claim { record: record.clone(), ..claim.clone() };
-        let value = Entry::new(&claim, session).with_slot(slot).to_value();
+        let value = Value::new(&claim, session).with_slot(slot).to_value();
         let amended = queue::rewrite(&self.client, &mark, Some(session), value).await?;
         if amended {
             attempt.state().record = record;
@@ -162,13 +162,13 @@ impl Engine {
     async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<bool> {
         // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
         let _making = attempt.making.lock().await;
-        let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);
-        let longer = self.session(ttl).await?;
+        let ttl = attempt.state().next_leases.iter().map(|next| next.length()).fold(ttl, Duration::max);
+        let longer = self.lease_for(ttl).await?;
         loop {
             // It may be in use for a while, and must not end before the one that the holder counts on.
             let known = attempt.state().known_start;
             if longer.renewed_after(known).await?.is_none() {
-                self.session_lost(&longer);
+                self.lease_lost(&longer);
                 return Err(Error::unavailable("the longer lease is gone"));
             }
             let (mark, from, in_doubt) = {
@@ -182,16 +182,16 @@ impl Engine {
                     continue;
                 }
                 // Until the answer it may hang on either.
-                let in_doubt = state.next_sessions.iter().any(|next| next.id == longer.id);
+                let in_doubt = state.next_leases.iter().any(|next| next.id == longer.id);
                 if !in_doubt {
-                    state.next_sessions.push(longer.clone());
+                    state.next_leases.push(longer.clone());
                 }
-                (Mark { key: attempt.key.clone(), created: state.created }, state.session.id, in_doubt)
+                (QueueKey { key: attempt.key.clone(), created: state.created }, state.session.id, in_doubt)
             };
             match queue::attach(&self.client, &mark, from, longer.id).await {
                 Ok(lease) => {
                     let mut state = attempt.state();
-                    let next = state.next_sessions.iter().find(|next| Some(next.id) == lease).cloned();
+                    let next = state.next_leases.iter().find(|next| Some(next.id) == lease).cloned();
                     let Some(next) = next else {
                         state.name_is_taken = true;
                         drop(state);
@@ -199,15 +199,15 @@ impl Engine {
                         return Ok(false);
                     };
                     state.session = next;
-                    state.next_sessions.clear();
+                    state.next_leases.clear();
                     state.in_question = false;
                 }
                 Err(failure) => {
                     if !in_doubt && failure.fault != Fault::Unknown {
-                        attempt.state().next_sessions.retain(|next| next.id != longer.id);
+                        attempt.state().next_leases.retain(|next| next.id != longer.id);
                     }
                     if failure.fault == Fault::LeaseGone {
-                        self.session_lost(&longer);
+                        self.lease_lost(&longer);
                     }
                     return Err(failure.into());
                 }
@@ -223,10 +223,10 @@ mod tests {
     use distlock_testkit::proxy::Proxy;
     use distlock_testkit::servers::EtcdServer;
 
-    use super::super::messages::{DeleteRangeRequest, Request, TxnRequest};
     use super::*;
     use crate::contract::{Backend, Claimed};
     use crate::engines::etcd::Etcd;
+    use crate::engines::etcd::protocol::messages::{DeleteRangeRequest, Request, TxnRequest};
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
@@ -241,7 +241,7 @@ mod tests {
         etcd: Etcd,
         lease: Lease,
         attempt: Arc<Attempt>,
-        longer: Arc<Session>,
+        longer: Arc<SharedLease>,
     }
 
     impl Scene {
@@ -249,7 +249,7 @@ mod tests {
             let server = EtcdServer::start();
             let proxy = Proxy::start(server.address());
             let etcd = Etcd::builder([proxy.address().to_string()]).build().unwrap();
-            let longer = etcd.engine.session(LONGER).await.unwrap();
+            let longer = etcd.engine.lease_for(LONGER).await.unwrap();
             let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
             let claim = Claim::new(Key::new("a").unwrap(), TTL, true, Arc::new(record));
             let Ok(Claimed::Granted(grant)) = etcd.claim(&claim).await else { panic!("not granted") };
@@ -287,7 +287,7 @@ mod tests {
         {
             let state = scene.attempt.state();
             assert!(scene.longer.term().start < state.known_start, "it may end sooner than the hold may count on");
-            assert!(state.next_sessions.is_empty(), "it may hang on it from now on");
+            assert!(state.next_leases.is_empty(), "it may hang on it from now on");
         }
         scene.proxy.pass();
         let extended = extended.await.unwrap().unwrap();
@@ -299,7 +299,7 @@ mod tests {
     async fn a_hold_that_is_being_moved_is_renewed_without_waiting_for_that() {
         let scene = Scene::set().await;
         let known = scene.attempt.state().known_start;
-        scene.attempt.state().next_sessions.push(scene.longer.clone());
+        scene.attempt.state().next_leases.push(scene.longer.clone());
         let _moving = scene.attempt.making.lock().await;
         let renewed = scene.renew().await.unwrap();
         let Renewal::Renewed(Some(term)) = renewed else { panic!("{renewed:?}") };
@@ -313,7 +313,7 @@ mod tests {
         for went_with_it in [false, true] {
             let scene = Scene::set().await;
             let _moving = scene.attempt.making.lock().await;
-            scene.attempt.state().next_sessions.push(scene.longer.clone());
+            scene.attempt.state().next_leases.push(scene.longer.clone());
             if went_with_it {
                 scene.delete_key().await;
             }
@@ -334,8 +334,8 @@ mod tests {
         client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mark, from) = {
             let mut state = attempt.state();
-            state.next_sessions.push(scene.longer.clone());
-            (Mark { key: attempt.key.clone(), created: state.created }, state.session.id)
+            state.next_leases.push(scene.longer.clone());
+            (QueueKey { key: attempt.key.clone(), created: state.created }, state.session.id)
         };
         assert_eq!(queue::attach(client, &mark, from, scene.longer.id).await.unwrap(), Some(scene.longer.id));
         let mut longer = scene.lease.clone();

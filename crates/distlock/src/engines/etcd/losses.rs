@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Attempt, Phase};
-use super::engine::Engine;
-use super::housekeeping::AGAIN;
-use super::queue;
-use super::session::Session;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::housekeeping::AGAIN;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::shared_lease::SharedLease;
+use crate::engines::etcd::state::attempts::{Attempt, Phase};
 use crate::types::event::LossReason;
 use crate::types::token::AttemptId;
 
 impl Engine {
     /// A lease is gone, and with it every key that hung on it: all are told at once.
-    pub(super) fn session_lost(self: &Arc<Self>, session: &Session) {
+    pub(super) fn lease_lost(self: &Arc<Self>, session: &SharedLease) {
         session.lose();
-        self.sessions.forget(session);
+        self.leases.forget(session);
         self.attempts_lost(session);
         self.entries_lost(session);
     }
 
-    pub(super) fn attempts_lost(self: &Arc<Self>, session: &Session) {
+    pub(super) fn attempts_lost(self: &Arc<Self>, session: &SharedLease) {
         for attempt in self.attempts.all() {
             let (hung_on_it, was_to_move, may_be_left) = {
                 let mut state = attempt.state();
-                let others = state.next_sessions.len();
-                state.next_sessions.retain(|next| next.id != session.id);
-                let left = state.next_sessions.len();
+                let others = state.next_leases.len();
+                state.next_leases.retain(|next| next.id != session.id);
+                let left = state.next_leases.len();
                 (state.session.id == session.id, left < others, left > 0)
             };
             match () {
@@ -144,10 +144,10 @@ mod tests {
 
     use distlock_testkit::servers::EtcdServer;
 
-    use super::super::messages::{DeleteRangeRequest, PutRequest, Request, TxnRequest};
     use super::*;
     use crate::contract::{Backend, Claim, Claimed};
     use crate::engines::etcd::Etcd;
+    use crate::engines::etcd::protocol::messages::{DeleteRangeRequest, PutRequest, Request, TxnRequest};
     use crate::types::clock::Clock;
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};

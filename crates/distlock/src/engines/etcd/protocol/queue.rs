@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::Mark;
-use super::batches::Write;
-use super::client::{Client, PATIENCE, RANGE, TXN};
-use super::engine::Engine;
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Header, KeyValue, PutRequest, RangeRequest,
     RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
 };
-use super::names::end_of;
-use super::standing;
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::standing;
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::state::attempts::QueueKey;
+use crate::engines::etcd::wire::batcher::Write;
+use crate::engines::etcd::wire::client::{Client, PATIENCE, RANGE, TXN};
 use crate::types::mode::Mode;
 
 /// How often it is tried again to enter beside others when the queue has changed in between.
@@ -24,16 +24,16 @@ const LAST_IN_JOIN: i64 = 0;
 
 /// A key to be made.
 #[derive(Debug, Clone)]
-pub(super) struct Ask {
-    pub(super) lock: Vec<u8>,
-    pub(super) key: Vec<u8>,
-    pub(super) mode: Mode,
-    pub(super) lease: i64,
-    pub(super) entry: Entry,
+pub(crate) struct Ask {
+    pub(crate) lock: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) mode: Mode,
+    pub(crate) lease: i64,
+    pub(crate) entry: Value,
 }
 
 impl Ask {
-    pub(super) fn put(&self, slot: Option<u32>) -> PutRequest {
+    pub(crate) fn put(&self, slot: Option<u32>) -> PutRequest {
         let value = self.entry.clone().with_slot(slot).to_value();
         PutRequest { key: self.key.clone(), value, lease: self.lease, ..PutRequest::default() }
     }
@@ -46,21 +46,21 @@ impl Ask {
 
 /// How the queue looked when it was read.
 #[derive(Debug)]
-pub(super) struct View {
+pub(crate) struct View {
     /// The create revision of our own key; `None` when it is not there.
-    pub(super) own: Option<i64>,
+    pub(crate) own: Option<i64>,
     /// Whether this very request made it.
-    pub(super) is_new: bool,
+    pub(crate) is_new: bool,
     /// Whether the lock is ours.
-    pub(super) holds: bool,
+    pub(crate) holds: bool,
     /// The slot that our key has.
-    pub(super) slot: Option<u32>,
+    pub(crate) slot: Option<u32>,
     /// The first keys, where the answer tells them: that of the holder, or of a semaphore's holders.
-    pub(super) heads: Vec<KeyValue>,
+    pub(crate) heads: Vec<KeyValue>,
     /// The keys whose end we wait for, where the answer tells them.
-    pub(super) before: Vec<Mark>,
+    pub(crate) before: Vec<QueueKey>,
     /// The cluster and its revision at that moment.
-    pub(super) header: Header,
+    pub(crate) header: Header,
 }
 
 impl View {
@@ -79,13 +79,13 @@ impl View {
         let created = own.as_ref().map(|own| own.create_revision);
         let standing = standing::judge(lock, mode, created.unwrap_or(i64::MAX), &heads, &last);
         let own_head = own.and_then(|own| heads.iter().find(|head| head.key == own.key));
-        let slot = own_head.and_then(|own| entry::read(&own.value)?.slot);
+        let slot = own_head.and_then(|own| value::read(&own.value)?.slot);
         let holds = created.is_some() && standing.holds;
         View { own: created, is_new: false, holds, slot, heads, before: standing.awaited, header }
     }
 
     /// A mode of those before us that does not go with ours.
-    pub(super) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
+    pub(crate) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
         let own = self.own.unwrap_or(i64::MAX);
         let heads = self.heads.iter().filter(|head| head.create_revision < own).map(|head| head.key.as_slice());
         standing::disagreement(lock, mode, heads.chain(self.before.iter().map(|mark| mark.key.as_slice())))
@@ -97,7 +97,7 @@ impl View {
 ///
 /// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is there
 /// already.
-pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result<View, Failure> {
+pub(crate) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result<View, Failure> {
     let Ask { lock, key, mode, .. } = ask;
     let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
     let success = vec![Request::Put(ask.put(ask.first_slot())).into()];
@@ -161,7 +161,7 @@ async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failu
 
 /// Takes a slot of a semaphore for our key, which `view` shows among those who hold it. Without a slot after that the queue
 /// has changed since: read it again.
-pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut View) -> Result<(), Failure> {
+pub(crate) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut View) -> Result<(), Failure> {
     let Some(created) = view.own else { return Ok(()) };
     let Some(slot) = standing::free_slot(of, created, &view.heads) else { return Ok(()) };
     let unchanged = unchanged_since(&ask.lock, view.header.revision);
@@ -183,7 +183,7 @@ pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut Vi
 /// left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
 ///
 /// This is the one request of a wait that costs the server more the longer the queue is, so it reads it once.
-pub(super) async fn line_up(engine: &Arc<Engine>, lock: &[u8], put: PutRequest) -> Result<Option<View>, Failure> {
+pub(crate) async fn line_up(engine: &Arc<Engine>, lock: &[u8], put: PutRequest) -> Result<Option<View>, Failure> {
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
     let request = TxnRequest { compare: vec![created_at(&key, 0)], success, failure: Vec::new() };
@@ -199,7 +199,7 @@ fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<
     Some(match last.next() {
         None => View::entered(key, None, header),
         Some(before) => {
-            let before = vec![Mark::of(&before)];
+            let before = vec![QueueKey::of(&before)];
             let own = Some(header.revision);
             View { own, is_new: true, holds: false, slot: None, heads: Vec::new(), before, header }
         }
@@ -207,7 +207,7 @@ fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<
 }
 
 /// Reads the queue anew, linearizably: is it our turn, and whom do we wait for if not.
-pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], created: i64) -> Result<View, Failure> {
+pub(crate) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], created: i64) -> Result<View, Failure> {
     if mode == Mode::Exclusive {
         // One who is the first needs to read no more than that.
         let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
@@ -250,7 +250,7 @@ fn sights(lock: &[u8], key: &[u8], mode: Mode, until: i64) -> Vec<RequestOp> {
 }
 
 /// Which of these keys are still there. Costs the server nothing however long the queue is.
-pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, Header), Failure> {
+pub(crate) async fn glance(client: &Client, marks: &[&QueueKey]) -> Result<(bool, Header), Failure> {
     let success = marks.iter().map(|mark| range(own(&mark.key))).collect();
     let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
     let mut ranges = ranges_of(answer.responses);
@@ -262,20 +262,20 @@ pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, He
 }
 
 /// One key with its value, if it is there, and as of which revision.
-pub(super) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
+pub(crate) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
     let answer: RangeResponse = client.call(RANGE, whole(key), PATIENCE).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default().revision))
 }
 
 /// The first key of a queue, with its value.
-pub(super) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValue>, Header), Failure> {
+pub(crate) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValue>, Header), Failure> {
     let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
 }
 
 /// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
 /// it is not as it was read any more.
-pub(super) async fn take_over(
+pub(crate) async fn take_over(
     client: &Client,
     read: &KeyValue,
     value: Vec<u8>,
@@ -293,29 +293,29 @@ pub(super) async fn take_over(
 
 /// What became of a key that was to be deleted.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(crate) struct Left {
     /// Whether it was there, and was ours.
-    pub(super) deleted: bool,
+    pub(crate) deleted: bool,
     /// The create revision of the key that was asked for in the same moment, if it is there.
-    pub(super) next: Option<i64>,
-    pub(super) header: Header,
+    pub(crate) next: Option<i64>,
+    pub(crate) header: Header,
 }
 
 /// A key to be deleted, if it is still that one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Leaver<'a> {
-    pub(super) lock: &'a [u8],
-    pub(super) key: &'a [u8],
+pub(crate) struct Leaver<'a> {
+    pub(crate) lock: &'a [u8],
+    pub(crate) key: &'a [u8],
     /// When it was made; 0: whenever that was.
-    pub(super) created: i64,
+    pub(crate) created: i64,
     /// What it hangs on: a hold that somebody took over hangs on another lease. `None`: whatever it is.
-    pub(super) lease: Option<i64>,
+    pub(crate) lease: Option<i64>,
     /// Only if nobody has written it since it was made: that of an owner stays for those who have entered.
-    pub(super) if_new: bool,
+    pub(crate) if_new: bool,
 }
 
 /// Deletes a key. Looks for the key `next` in the same moment.
-pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
+pub(crate) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
     let Leaver { lock, key, created, lease, if_new } = leaver;
     let ours = match created {
         0 => exists(key),
@@ -337,8 +337,13 @@ pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option
 
 /// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was
 /// there.
-pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, value: Vec<u8>) -> Result<bool, Failure> {
-    let Mark { key, created } = mark;
+pub(crate) async fn rewrite(
+    client: &Client,
+    mark: &QueueKey,
+    lease: Option<i64>,
+    value: Vec<u8>,
+) -> Result<bool, Failure> {
+    let QueueKey { key, created } = mark;
     let put = PutRequest { key: key.clone(), value, ignore_lease: true, ..PutRequest::default() };
     let made = created_at(key, *created);
     let request = TxnRequest {
@@ -351,18 +356,18 @@ pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, va
 
 /// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. Whoever has lost
 /// a lock waits for that, so it is asked once and not for long.
-pub(super) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
+pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
     const PATIENCE: Duration = Duration::from_millis(500);
     let request = RangeRequest { key: key.to_vec(), revision: deleted.saturating_sub(1), ..RangeRequest::default() };
     let answer: Result<RangeResponse, Failure> = client.call(RANGE, request, PATIENCE).await;
-    let is_marked = |kv: &KeyValue| kv.create_revision == created && entry::is_broken(&kv.value);
+    let is_marked = |kv: &KeyValue| kv.create_revision == created && value::is_broken(&kv.value);
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
 /// Hangs our key on another lease than `from`; its place and its token stay. Answers what it hangs on now: on a third one
 /// if an earlier request that was not answered has moved it. `None` when it is not there.
-pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
-    let Mark { key, created } = mark;
+pub(crate) async fn attach(client: &Client, mark: &QueueKey, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
+    let QueueKey { key, created } = mark;
     let put = PutRequest { key: key.clone(), lease, ignore_value: true, ..PutRequest::default() };
     let request = TxnRequest {
         compare: vec![created_at(key, *created), hangs_on(key, from)],
@@ -379,7 +384,7 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
 
 /// Deletes a key that a request made which nobody waits for any more: it was made after `created`, hangs on `lease`, and nobody
 /// has written it since.
-pub(super) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
+pub(crate) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
     let is_later = Compare { result: CompareResult::Greater.into(), ..created_at(key, created) };
     let delete = DeleteRangeRequest { key: key.to_vec() };
     let request = TxnRequest {
@@ -391,7 +396,7 @@ pub(super) async fn delete_late(client: &Client, key: &[u8], created: i64, lease
 }
 
 /// Sends a transaction by itself.
-pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
+pub(crate) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
     let answer: TxnResponse = client.call(TXN, request, PATIENCE).await?;
     if answer.header.is_none() {
         return Err(Failure::new(Fault::Unknown, "etcd sent an answer without a header"));
@@ -399,14 +404,14 @@ pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnRespo
     Ok(answer)
 }
 
-pub(super) fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
+pub(crate) fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
     responses.into_iter().filter_map(|op| match op.response {
         Some(Response::Range(range)) => Some(range.kvs),
         _ => None,
     })
 }
 
-pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
+pub(crate) fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
@@ -416,7 +421,7 @@ pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     }
 }
 
-pub(super) fn exists(key: &[u8]) -> Compare {
+pub(crate) fn exists(key: &[u8]) -> Compare {
     Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) }
 }
 
@@ -426,7 +431,7 @@ fn is_new(key: &[u8]) -> Compare {
 }
 
 /// The key hangs on that lease: nobody has taken it over.
-pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
+pub(crate) fn hangs_on(key: &[u8], lease: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Lease.into(),
@@ -437,7 +442,7 @@ pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
 }
 
 /// The key was not written, made or deleted since it was read.
-pub(super) fn unchanged(read: &KeyValue) -> Compare {
+pub(crate) fn unchanged(read: &KeyValue) -> Compare {
     Compare {
         target: CompareTarget::Mod.into(),
         create_revision: None,
@@ -460,16 +465,16 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
 
 /// Asks whether a key is there and when it was made. Its lease is not to be read from the answer: etcd 3.7 leaves it out
 /// where only keys are asked for.
-pub(super) fn own(key: &[u8]) -> RangeRequest {
+pub(crate) fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }
 }
 
 /// Asks for a key with everything that belongs to it, its lease too.
-pub(super) fn whole(key: &[u8]) -> RangeRequest {
+pub(crate) fn whole(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
-pub(super) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
+pub(crate) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
     sorted(lock, SortOrder::Ascend, limit)
 }
 
@@ -488,7 +493,7 @@ fn sorted(lock: &[u8], order: SortOrder, limit: i64) -> RangeRequest {
     }
 }
 
-pub(super) fn range(range: RangeRequest) -> RequestOp {
+pub(crate) fn range(range: RangeRequest) -> RequestOp {
     Request::Range(range).into()
 }
 
@@ -496,8 +501,8 @@ pub(super) fn range(range: RangeRequest) -> RequestOp {
 mod tests {
     use prost::Message;
 
-    use super::super::pages;
     use super::*;
+    use crate::engines::etcd::protocol::pages;
 
     const LOCK: &[u8] = b"locks/a/";
     const KEY: &[u8] = b"locks/a/2a-1";

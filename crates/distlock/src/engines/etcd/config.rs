@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tonic::transport::Channel;
 
-use super::Etcd;
-use super::client::{Client, Login};
-use super::endpoint::Endpoint;
-use super::engine::Engine;
-use super::names::Names;
+use crate::engines::etcd::Etcd;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::wire::client::{Client, Login};
+use crate::engines::etcd::wire::endpoint::Endpoint;
 use crate::engines::shared::tls::Tls;
 use crate::types::error::{Error, ErrorKind, Result};
 

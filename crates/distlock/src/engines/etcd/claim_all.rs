@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::attempt::Attempt;
-use super::client::Client;
-use super::engine::{Engine, ask_of, holder_of};
-use super::failure::{Failure, Fault};
-use super::messages::{Compare, Header, KeyValue, Request, TxnRequest};
-use super::names::end_of;
-use super::queue::{Ask, created_at, first_of, own, range, ranges_of, txn};
 use crate::contract::{Claim, ClaimedAll};
+use crate::engines::etcd::engine::{Engine, ask_of, holder_of};
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{Compare, Header, KeyValue, Request, TxnRequest};
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue::{Ask, created_at, first_of, own, range, ranges_of, txn};
+use crate::engines::etcd::state::attempts::Attempt;
+use crate::engines::etcd::wire::client::Client;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// How many locks one transaction takes: etcd allows for 128 operations.
@@ -76,21 +76,21 @@ impl Engine {
                 }
             }
         }
-        let before = self.horizon.now();
+        let before = self.seen_revision.now();
         let gathered = match self.make_all(&attempts, claims).await {
             Ok(gathered) => gathered,
             Err(failure) => {
                 if failure.fault == Fault::LeaseGone {
                     attempts.iter().for_each(|attempt| {
                         let session = attempt.state().session.clone();
-                        self.session_lost(&session);
+                        self.lease_lost(&session);
                     });
                 }
                 self.forget_unmade(&attempts);
                 return Err(failure.into());
             }
         };
-        self.horizon.check(before, gathered.header)?;
+        self.seen_revision.check(before, gathered.header)?;
         if let Some(which) = gathered.first_taken() {
             self.forget_unmade(&attempts);
             let head = gathered.heads.into_iter().nth(which).flatten();

@@ -10,11 +10,11 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::attempt::{Attempt, Mark, Phase};
-use super::engine::Engine;
-use super::failure::{Failure, Fault};
-use super::queue::{self, Leaver, Left};
 use crate::contract::{Claim, Release, Wake};
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::queue::{self, Leaver, Left};
+use crate::engines::etcd::state::attempts::{Attempt, Phase, QueueKey};
 use crate::types::error::Result;
 use crate::types::mode::Mode;
 
@@ -70,13 +70,13 @@ impl Engine {
                     Told::Nothing => return Wake::Retry,
                 }
             }
-            let horizon = self.horizon.now();
+            let seen_revision = self.seen_revision.now();
             let view = match queue::look(&self.client, &attempt.lock, attempt.mode, &attempt.key, created).await {
                 Ok(view) => self.seat(attempt, claim, view).await,
                 failed => failed,
             };
             match view {
-                Ok(view) if self.horizon.check(horizon, view.header).is_err() => return Wake::Retry,
+                Ok(view) if self.seen_revision.check(seen_revision, view.header).is_err() => return Wake::Retry,
                 Ok(view) if view.holds => {
                     return self.grant(attempt, &view).map_or(Wake::Retry, Wake::Granted);
                 }
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// Waits until one of the keys before ours is gone, as far as anybody tells.
-    async fn wait_for_end(&self, attempt: &Attempt, before: &[Mark], revision: i64, claim: &Claim) -> Told {
+    async fn wait_for_end(&self, attempt: &Attempt, before: &[QueueKey], revision: i64, claim: &Claim) -> Told {
         if before.iter().all(|before| self.attempts.is_own(before)) {
             // Whatever becomes of it, this client hears of it first and wakes us: no watch is needed for that.
             attempt.turn.notified().await;
@@ -169,11 +169,11 @@ impl Engine {
         // A slot or an entry needs more than to be the first.
         let next = next.filter(|next| matches!(next.mode, Mode::Exclusive | Mode::Shared));
         let next = next.and_then(|next| Some((next.mark()?, next)));
-        let horizon = self.horizon.now();
+        let seen_revision = self.seen_revision.now();
         let sent = self.send_leave(attempt, next.as_ref().map(|next| &*next.0.key)).await;
         let left = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
         if let Some((mark, next)) = next
-            && self.horizon.check(horizon, left.header).is_ok()
+            && self.seen_revision.check(seen_revision, left.header).is_ok()
         {
             self.hand_over(&left, &mark, &next);
         }
@@ -185,7 +185,7 @@ impl Engine {
     pub(super) async fn send_leave(self: &Arc<Self>, attempt: &Attempt, next: Option<&[u8]>) -> Result<Left, Failure> {
         let (created, lease, moving) = {
             let state = attempt.state();
-            let moving: Vec<_> = state.next_sessions.iter().map(|session| session.id).collect();
+            let moving: Vec<_> = state.next_leases.iter().map(|session| session.id).collect();
             (state.created, state.session.id, moving)
         };
         let if_new = attempt.mode == Mode::Reentrant;
@@ -208,7 +208,7 @@ impl Engine {
     }
 
     /// Gives the lock to the one right behind its last holder, if the answer to the release proves that its key is there.
-    fn hand_over(&self, left: &Left, mark: &Mark, next: &Attempt) {
+    fn hand_over(&self, left: &Left, mark: &QueueKey, next: &Attempt) {
         let is_first = left.deleted && left.next == Some(mark.created);
         if is_first && next.set_first(mark.created, left.header.revision) {
             self.attempts.set_holder(next);

@@ -1,13 +1,13 @@
 //! Requests for the entries of an owner, whose keys are beside the queue: each depends on the head that they belong to.
 
-use super::attempt::Mark;
-use super::client::Client;
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, Request, RequestOp, Response, ResponseOp, TxnRequest,
 };
-use super::names::end_of;
-use super::queue::{created_at, exists, hangs_on, range, ranges_of, txn, unchanged, whole};
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue::{created_at, exists, hangs_on, range, ranges_of, txn, unchanged, whole};
+use crate::engines::etcd::state::attempts::QueueKey;
+use crate::engines::etcd::wire::client::Client;
 
 /// How often it is tried again to take a key over that was written in between.
 const ROUNDS: usize = 8;
@@ -18,11 +18,11 @@ const ROUNDS: usize = 8;
 /// that one may still come. So each depends on the lease that the key hangs on: two such entries have the same one only when
 /// everything about the first was answered.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted<'a> {
-    pub(super) head: &'a Mark,
-    pub(super) key: &'a [u8],
-    pub(super) value: Vec<u8>,
-    pub(super) lease: i64,
+pub(crate) struct Wanted<'a> {
+    pub(crate) head: &'a QueueKey,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: Vec<u8>,
+    pub(crate) lease: i64,
 }
 
 impl Wanted<'_> {
@@ -58,7 +58,7 @@ impl Wanted<'_> {
 
 /// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
 /// Answers the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
-pub(super) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option<i64>, Failure> {
+pub(crate) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option<i64>, Failure> {
     let head = wanted.head;
     let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
     let request = TxnRequest {
@@ -82,7 +82,7 @@ pub(super) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option
 
 /// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Answers the revision as of
 /// which ours is there; `None` when neither is, or the head is gone.
-pub(super) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
+pub(crate) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
     let delete = DeleteRangeRequest { key: old.to_vec() };
     let head_is_there = || created_at(&wanted.head.key, wanted.head.created);
     let look =
@@ -122,9 +122,9 @@ fn too_busy() -> Failure {
 }
 
 /// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Answers whether they were there.
-pub(super) async fn amend(
+pub(crate) async fn amend(
     client: &Client,
-    head: (&Mark, Vec<u8>),
+    head: (&QueueKey, Vec<u8>),
     entry: (&[u8], Vec<u8>),
     lease: i64,
 ) -> Result<bool, Failure> {
@@ -142,18 +142,18 @@ pub(super) async fn amend(
 
 /// What became of an entry that was to be deleted.
 #[derive(Debug)]
-pub(super) struct Out {
+pub(crate) struct Out {
     /// Whether it was there.
-    pub(super) deleted: bool,
+    pub(crate) deleted: bool,
     /// Whether it was the last one, so that the head was deleted with it.
-    pub(super) was_last: bool,
+    pub(crate) was_last: bool,
 }
 
 /// Deletes the key of an entry in `area`, if it hangs on `lease`; and the head, if it is the last one. One of the same name that
 /// hangs on another lease is another entry.
-pub(super) async fn go_out(
+pub(crate) async fn go_out(
     client: &Client,
-    head: &Mark,
+    head: &QueueKey,
     area: &[u8],
     (key, lease): (&[u8], i64),
 ) -> Result<Out, Failure> {
@@ -184,9 +184,10 @@ mod tests {
 
     use distlock_testkit::servers::EtcdServer;
 
-    use super::super::{queue, session};
     use super::*;
     use crate::engines::etcd::Etcd;
+    use crate::engines::etcd::protocol::queue;
+    use crate::engines::etcd::shared_lease;
     use crate::types::clock::Clock;
 
     const AREA: &[u8] = b"a{}1/";
@@ -207,10 +208,10 @@ mod tests {
         for swaps in [false, true] {
             make(client, b"a/head").await;
             make(client, b"a{}1/old").await;
-            let head = Mark::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
+            let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
             let mut leases = Vec::new();
             for _ in 0..2 {
-                let session = session::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+                let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
                 let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
                 let made = match swaps {
                     true => swap(client, &wanted, b"a{}1/old").await,
@@ -236,8 +237,8 @@ mod tests {
         let client = &etcd.engine.client;
         client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
         make(client, b"a/head").await;
-        let head = Mark::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
-        let session = session::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+        let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
+        let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
         let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
         assert!(enter(client, &wanted).await.unwrap().is_some());
         let (made, _) = queue::read(client, KEY).await.unwrap();

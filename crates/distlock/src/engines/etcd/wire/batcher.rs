@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::engine::Engine;
-use super::failure::{Failure, Fault};
-use super::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
-use super::queue;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
+use crate::engines::etcd::protocol::queue;
 use crate::types::clock::Moment;
 
 /// How many requests are on their way before a claim waits for company.
@@ -37,7 +37,7 @@ const SILENCE: u32 = 5;
 
 /// What a write does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Write {
+pub(crate) enum Write {
     /// Makes a key in the queue of that lock; if it rides, with the next release of it if that comes soon.
     Join { lock: Vec<u8>, rides: bool },
     /// Deletes that key of the lock.
@@ -77,7 +77,7 @@ struct Part {
 
 /// All writes that wait, the first to come first.
 #[derive(Debug, Default)]
-pub(super) struct Batches(Arc<Mutex<Table>>);
+pub(crate) struct Batches(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -186,7 +186,7 @@ impl Table {
 
 impl Engine {
     /// Carries out one write, with others or alone. It must run to its end: others may go along.
-    pub(super) async fn write(self: &Arc<Self>, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
+    pub(crate) async fn write(self: &Arc<Self>, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
         if let Some(flight) = self.batches.begin(&write, self.clock.now()) {
             let answer = queue::txn(&self.client, request).await;
             drop(flight);
@@ -369,7 +369,7 @@ mod tests {
         };
         let (parts, mut told) = parts(&Batches::default());
         let own = Response::Txn(TxnResponse { succeeded: true, ..TxnResponse::default() });
-        let responses = vec![super::super::messages::ResponseOp { response: Some(own) }];
+        let responses = vec![crate::engines::etcd::protocol::messages::ResponseOp { response: Some(own) }];
         hand_out(TxnResponse { responses, ..TxnResponse::default() }, parts);
         assert!(told[0].try_recv().unwrap().unwrap().succeeded);
         assert_eq!(told[1].try_recv().unwrap().unwrap_err().fault, Fault::Unknown);

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::client::{Client, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PATIENCE};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::contract::Term;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
 };
-use crate::contract::Term;
+use crate::engines::etcd::wire::client::{Client, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PATIENCE};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, Result};
 
@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// One lease.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SharedLease {
     pub(super) id: i64,
     /// What was asked for; the term says what was given.
     seconds: u64,
@@ -57,9 +57,9 @@ struct State {
     retired: bool,
 }
 
-impl Session {
+impl SharedLease {
     pub(super) fn new(id: i64, seconds: u64, term: Term, now: Moment) -> Self {
-        Session {
+        SharedLease {
             id,
             seconds,
             state: watch::Sender::new(State { term, failures: 0, gone: false, retired: false }),
@@ -183,18 +183,18 @@ impl State {
 
 /// The leases of one client.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
+pub(super) struct SharedLeases {
     /// Few: one for each TTL that is asked for.
-    open: Mutex<Vec<Arc<Session>>>,
+    open: Mutex<Vec<Arc<SharedLease>>>,
     /// Those that are being granted, by what was asked for: a thousand tasks that start together share one, or its failure.
     coming: Mutex<HashMap<u64, watch::Receiver<Option<Granted>>>>,
 }
 
 /// What became of a request for a lease.
-type Granted = Result<Arc<Session>, Failure>;
+type Granted = Result<Arc<SharedLease>, Failure>;
 
-impl Sessions {
-    /// A lease for a lock that asks for `ttl`. A new one must be [opened](Sessions::open), which is left to `begin`.
+impl SharedLeases {
+    /// A lease for a lock that asks for `ttl`. A new one must be [opened](SharedLeases::open), which is left to `begin`.
     pub(super) async fn get(
         &self,
         ttl: Duration,
@@ -238,16 +238,16 @@ impl Sessions {
         granted
     }
 
-    fn find(&self, seconds: u64, now: Moment) -> Option<Arc<Session>> {
+    fn find(&self, seconds: u64, now: Moment) -> Option<Arc<SharedLease>> {
         let open = lock(&self.open);
-        let fits = |session: &&Arc<Session>| session.seconds == seconds && session.state.borrow().takes_locks();
+        let fits = |session: &&Arc<SharedLease>| session.seconds == seconds && session.state.borrow().takes_locks();
         let session = open.iter().find(fits)?;
         session.touch(now);
         Some(session.clone())
     }
 
     /// Takes no new locks on a lease, unless one has asked for it in this moment. Answers whether that is so.
-    fn close_unused(&self, session: &Session, now: Moment) -> bool {
+    fn close_unused(&self, session: &SharedLease, now: Moment) -> bool {
         let mut open = lock(&self.open);
         if now < session.idle_from() {
             return false;
@@ -257,7 +257,7 @@ impl Sessions {
     }
 
     /// Forgets a lease that is gone.
-    pub(super) fn forget(&self, session: &Session) {
+    pub(super) fn forget(&self, session: &SharedLease) {
         lock(&self.open).retain(|other| other.id != session.id);
     }
 
@@ -272,7 +272,7 @@ impl Sessions {
     }
 }
 
-async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<Session, Failure> {
+async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<SharedLease, Failure> {
     let start = clock.now();
     let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
     let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
@@ -280,16 +280,16 @@ async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<Session, 
         if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
     })?;
     let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
-    Ok(Session::new(granted.id, seconds, Term { start, ttl }, clock.now()))
+    Ok(SharedLease::new(granted.id, seconds, Term { start, ttl }, clock.now()))
 }
 
 /// A lease for one key alone, which other clients may keep alive too. It must be [kept](keep_for_others).
-pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Result<Arc<Session>, Failure> {
+pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Result<Arc<SharedLease>, Failure> {
     Ok(Arc::new(grant(whole_seconds(ttl), client, clock).await?))
 }
 
 /// Such a lease of another client; `None` when it is gone.
-pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<Session>>, Failure> {
+pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<SharedLease>>, Failure> {
     let start = clock.now();
     let answer: Result<LeaseKeepAliveResponse, Failure> =
         client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, PATIENCE).await;
@@ -297,7 +297,7 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
         Ok(answer) if answer.id == id && answer.ttl > 0 => {
             let seconds = answer.ttl.unsigned_abs();
             let term = Term { start, ttl: Duration::from_secs(seconds) };
-            Ok(Some(Arc::new(Session::new(id, seconds, term, clock.now()))))
+            Ok(Some(Arc::new(SharedLease::new(id, seconds, term, clock.now()))))
         }
         Ok(_) => Ok(None),
         Err(failure) if failure.fault == Fault::LeaseGone => Ok(None),
@@ -309,7 +309,7 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
 
 /// When the next request for a lease is due.
 struct Pace<'a> {
-    session: &'a Session,
+    session: &'a SharedLease,
     client: &'a Client,
     clock: &'a Clock,
     /// The last one failed.
@@ -317,7 +317,7 @@ struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    fn new(session: &'a Session, client: &'a Client, clock: &'a Clock) -> Self {
+    fn new(session: &'a SharedLease, client: &'a Client, clock: &'a Clock) -> Self {
         Pace { session, client, clock, failed: false }
     }
 
@@ -349,7 +349,12 @@ impl<'a> Pace<'a> {
 
 /// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
 /// it is gone.
-pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
+pub(super) async fn keep_for_others(
+    session: &SharedLease,
+    client: &Client,
+    clock: &Clock,
+    is_needed: impl Fn() -> bool,
+) {
     let mut state = session.state.subscribe();
     let mut pace = Pace::new(session, client, clock);
     loop {
@@ -366,8 +371,8 @@ pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &
 
 /// Keeps a lease alive as long as it is needed. Answers whether it is to be revoked then; or it is gone.
 pub(super) async fn keep(
-    session: &Session,
-    sessions: &Sessions,
+    session: &SharedLease,
+    leases: &SharedLeases,
     client: &Client,
     clock: &Clock,
     is_needed: impl Fn() -> bool,
@@ -375,7 +380,7 @@ pub(super) async fn keep(
     let mut pace = Pace::new(session, client, clock);
     loop {
         let is_due = pace.wait(session.idle_from()).await;
-        if session.is_idle(clock.now(), &is_needed) && sessions.close_unused(session, clock.now()) {
+        if session.is_idle(clock.now(), &is_needed) && leases.close_unused(session, clock.now()) {
             return true;
         }
         if is_due && !pace.keep_alive().await {

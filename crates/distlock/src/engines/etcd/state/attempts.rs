@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::messages::KeyValue;
-use super::names::Names;
-use super::session::Session;
-use super::slots::Slots;
 use crate::contract::{Claim, Term};
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::shared_lease::SharedLease;
+use crate::engines::etcd::state::key_numbers::KeyNumbers;
 use crate::types::clock::Moment;
 use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
@@ -25,78 +25,78 @@ const HASTE: Duration = Duration::from_millis(5);
 
 /// A key as it was made once: a later key of the same name is another one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Mark {
-    pub(super) key: Vec<u8>,
-    pub(super) created: i64,
+pub(crate) struct QueueKey {
+    pub(crate) key: Vec<u8>,
+    pub(crate) created: i64,
 }
 
-impl Mark {
-    pub(super) fn of(kv: &KeyValue) -> Self {
-        Mark { key: kv.key.clone(), created: kv.create_revision }
+impl QueueKey {
+    pub(crate) fn of(kv: &KeyValue) -> Self {
+        QueueKey { key: kv.key.clone(), created: kv.create_revision }
     }
 }
 
 /// One attempt to take a lock, and the hold that it may have become.
 #[derive(Debug)]
-pub(super) struct Attempt {
-    pub(super) id: AttemptId,
+pub(crate) struct Attempt {
+    pub(crate) id: AttemptId,
     /// What all keys of the lock begin with.
-    pub(super) lock: Vec<u8>,
-    pub(super) key: Vec<u8>,
-    pub(super) mode: Mode,
+    pub(crate) lock: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) mode: Mode,
     /// How much longer than its holder counts on the lease is.
     delay: Duration,
     /// The lease that names the key, and the number behind it; `None`: another client has named it.
     named: Option<(i64, u32)>,
     /// Something changed for the one who waits.
-    pub(super) turn: Notify,
+    pub(crate) turn: Notify,
     /// Held while the key is being made, moved or deleted: it is deleted only when it is known whether it is there.
-    pub(super) making: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) making: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 
 /// What is known of an attempt.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(crate) struct State {
     /// What others may read about it.
-    pub(super) record: Arc<Record>,
+    pub(crate) record: Arc<Record>,
     /// The lease that its key hangs on.
-    pub(super) session: Arc<Session>,
+    pub(crate) session: Arc<SharedLease>,
     /// The leases that it was asked to be moved to from there, and may hang on already: each is longer than `session`, so
     /// that a request that comes late never brings it back.
-    pub(super) next_sessions: Vec<Arc<Session>>,
-    pub(super) phase: Phase,
+    pub(crate) next_leases: Vec<Arc<SharedLease>>,
+    pub(crate) phase: Phase,
     /// The key's create revision, which is the fencing token; 0 as long as it is not known.
-    pub(super) created: i64,
+    pub(crate) created: i64,
     /// The last revision at which a key of this name was seen to be deleted.
-    pub(super) deleted: i64,
+    pub(crate) deleted: i64,
     /// Up to here the queue was read.
-    pub(super) revision: i64,
+    pub(crate) revision: i64,
     /// The keys whose end it waits for, as of that revision: as long as all are there the lock is not free for it.
-    pub(super) before: Vec<Mark>,
+    pub(crate) before: Vec<QueueKey>,
     /// Who held the lock then, and the key of that hold.
-    pub(super) holder: Option<(Mark, Holder)>,
+    pub(crate) holder: Option<(QueueKey, Holder)>,
     /// The one before has left, and its answer from this revision showed our key, which is the first from then on.
-    pub(super) first_at: Option<i64>,
+    pub(crate) first_at: Option<i64>,
     /// The slot of a semaphore that it has.
-    pub(super) slot: Option<u32>,
+    pub(crate) slot: Option<u32>,
     /// How many requests to make the key were never answered and may still make it.
-    pub(super) doubts: u32,
+    pub(crate) doubts: u32,
     /// A lease that its key may have hung on is gone, and it was not looked yet whether the key went with it.
-    pub(super) in_question: bool,
+    pub(crate) in_question: bool,
     /// Its key may go on without it, or may still be deleted by its name: no other may be made with that name.
-    pub(super) name_is_taken: bool,
+    pub(crate) name_is_taken: bool,
     /// The start of the term that the core knows.
-    pub(super) known_start: Moment,
+    pub(crate) known_start: Moment,
     /// After that the key is deleted.
-    pub(super) keep_until: Moment,
+    pub(crate) keep_until: Moment,
     /// When to delete a key again that a request on its way may still make, and when that began.
-    pub(super) again: Option<(Moment, Moment)>,
+    pub(crate) again: Option<(Moment, Moment)>,
 }
 
 /// Where an attempt stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Not granted, as far as we know.
     Waiting,
     /// Granted at this moment.
@@ -109,36 +109,36 @@ pub(super) enum Phase {
 
 impl State {
     /// The leases that its key may hang on.
-    pub(super) fn sessions(&self) -> impl Iterator<Item = &Arc<Session>> {
-        std::iter::once(&self.session).chain(&self.next_sessions)
+    pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<SharedLease>> {
+        std::iter::once(&self.session).chain(&self.next_leases)
     }
 }
 
 impl Attempt {
     /// What is known now.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
     /// Our key, once it is known when it was made.
-    pub(super) fn mark(&self) -> Option<Mark> {
+    pub(crate) fn mark(&self) -> Option<QueueKey> {
         let created = self.state().created;
-        (created != 0).then(|| Mark { key: self.key.clone(), created })
+        (created != 0).then(|| QueueKey { key: self.key.clone(), created })
     }
 
     /// Whether its key hangs on `session`, or will, and is not given up.
-    pub(super) fn needs(&self, session: &Session) -> bool {
+    pub(crate) fn needs(&self, session: &SharedLease) -> bool {
         let state = self.state();
-        matches!(state.phase, Phase::Waiting | Phase::Held(_)) && state.sessions().any(|other| other.id == session.id)
+        matches!(state.phase, Phase::Waiting | Phase::Held(_)) && state.leases().any(|other| other.id == session.id)
     }
 
     /// The part of a lease that its holder counts on.
-    pub(super) fn term_of(&self, term: Term) -> Term {
+    pub(crate) fn term_of(&self, term: Term) -> Term {
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
     }
 
     /// It waits, and the queue as of `revision` has its key first: wakes it. False: it does not wait, or not with that key.
-    pub(super) fn set_first(&self, created: i64, revision: i64) -> bool {
+    pub(crate) fn set_first(&self, created: i64, revision: i64) -> bool {
         let mut state = self.state();
         let waits = state.phase == Phase::Waiting && state.created == created;
         if waits {
@@ -162,37 +162,37 @@ struct Place {
 
 /// All attempts of a client.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(Mutex<Table>);
+pub(crate) struct Attempts(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     all: HashMap<AttemptId, Arc<Attempt>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
-    slots: Slots,
+    slots: KeyNumbers,
     /// When to look after which.
     agenda: BTreeSet<(Moment, AttemptId)>,
     /// Who waits for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
-    behind: BTreeMap<Mark, Vec<AttemptId>>,
+    behind: BTreeMap<QueueKey, Vec<AttemptId>>,
     /// The last attempt of this client that got a lock for itself alone, until it has left.
     holders: HashMap<Vec<u8>, AttemptId>,
 }
 
 impl Attempts {
-    pub(super) fn get(&self, id: AttemptId) -> Option<Arc<Attempt>> {
+    pub(crate) fn get(&self, id: AttemptId) -> Option<Arc<Attempt>> {
         self.table().all.get(&id).cloned()
     }
 
     /// Whether this very attempt is here, and was not forgotten.
-    pub(super) fn has(&self, attempt: &Attempt) -> bool {
+    pub(crate) fn has(&self, attempt: &Attempt) -> bool {
         self.table().has(attempt)
     }
 
     /// Takes a new attempt in, to be looked after first at `look`.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         claim: &Claim,
         lock: Vec<u8>,
-        session: Arc<Session>,
+        session: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
@@ -206,11 +206,11 @@ impl Attempts {
     }
 
     /// Takes an attempt in that is to take over the hold with this key, which is [given](Attempts::give) to it when it has.
-    pub(super) fn take_in(
+    pub(crate) fn take_in(
         &self,
         claim: &Claim,
-        (lock, Mark { key, created }): (Vec<u8>, Mark),
-        session: Arc<Session>,
+        (lock, QueueKey { key, created }): (Vec<u8>, QueueKey),
+        session: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
@@ -219,7 +219,7 @@ impl Attempts {
         self.table().insert(claim, place, session, keep_until, look)
     }
     /// The key that `attempt` has taken over is its own now.
-    pub(super) fn give(&self, attempt: &Attempt) {
+    pub(crate) fn give(&self, attempt: &Attempt) {
         let mut table = self.table();
         if table.has(attempt) {
             table.by_key.insert(attempt.key.clone(), attempt.id);
@@ -227,7 +227,7 @@ impl Attempts {
     }
 
     /// Forgets an attempt, and wakes who waits for its end.
-    pub(super) fn remove(&self, attempt: &Attempt) {
+    pub(crate) fn remove(&self, attempt: &Attempt) {
         let mut table = self.table();
         if !table.has(attempt) {
             return;
@@ -253,7 +253,7 @@ impl Attempts {
     }
 
     /// From now on the end of one of `before` is what `attempt` waits for.
-    pub(super) fn put_behind(&self, attempt: &Attempt, before: Vec<Mark>) {
+    pub(crate) fn put_behind(&self, attempt: &Attempt, before: Vec<QueueKey>) {
         let mut table = self.table();
         let old = std::mem::replace(&mut attempt.state().before, before.clone());
         old.iter().for_each(|old| table.unlink(old, attempt.id));
@@ -263,19 +263,19 @@ impl Attempts {
     }
 
     /// The one who waits in the queue of the same lock for the end of `mark`.
-    pub(super) fn next_after(&self, mark: &Mark, lock: &[u8]) -> Option<Arc<Attempt>> {
+    pub(crate) fn next_after(&self, mark: &QueueKey, lock: &[u8]) -> Option<Arc<Attempt>> {
         let table = self.table();
         let mut waiters = table.behind.get(mark)?.iter().filter_map(|id| table.all.get(id));
         waiters.find(|waiter| waiter.lock == lock).cloned()
     }
 
     /// Whether `mark` is the key of an attempt of this client, whose end wakes who waits for it.
-    pub(super) fn is_own(&self, mark: &Mark) -> bool {
+    pub(crate) fn is_own(&self, mark: &QueueKey) -> bool {
         self.owner_of(&mark.key).is_some_and(|attempt| attempt.state().created == mark.created)
     }
 
     /// Whether `mark` is just being deleted by this client: the answer says who is next.
-    pub(super) fn is_leaving(&self, mark: &Mark) -> bool {
+    pub(crate) fn is_leaving(&self, mark: &QueueKey) -> bool {
         self.owner_of(&mark.key).is_some_and(|attempt| {
             let state = attempt.state();
             state.created == mark.created && matches!(state.phase, Phase::Leaving { .. })
@@ -283,20 +283,20 @@ impl Attempts {
     }
 
     /// A key was deleted at `revision`: wakes who waits for that, and answers whose key it was.
-    pub(super) fn deleted(&self, key: &[u8], revision: i64) -> Option<Arc<Attempt>> {
+    pub(crate) fn deleted(&self, key: &[u8], revision: i64) -> Option<Arc<Attempt>> {
         let mut table = self.table();
         table.wake_behind(key, revision);
         table.owner_of(key)
     }
 
     /// The key of `attempt` may be gone: wakes who waits for that.
-    pub(super) fn wake_behind(&self, attempt: &Attempt) {
+    pub(crate) fn wake_behind(&self, attempt: &Attempt) {
         // A key that is given up was made before any revision to come.
         self.table().wake_behind(&attempt.key, i64::MAX);
     }
 
     /// `attempt` has the lock now. One of several who hold it is not the one that others wait for.
-    pub(super) fn set_holder(&self, attempt: &Attempt) {
+    pub(crate) fn set_holder(&self, attempt: &Attempt) {
         let mut table = self.table();
         if attempt.mode == Mode::Exclusive && table.has(attempt) {
             table.holders.insert(attempt.lock.clone(), attempt.id);
@@ -304,7 +304,7 @@ impl Attempts {
     }
 
     /// Who has the lock at `lock`, if it is an attempt of this client.
-    pub(super) fn holder(&self, lock: &[u8]) -> Option<(Mark, Holder)> {
+    pub(crate) fn holder(&self, lock: &[u8]) -> Option<(QueueKey, Holder)> {
         let table = self.table();
         let attempt = table.all.get(table.holders.get(lock)?)?;
         let mark = attempt.mark()?;
@@ -313,11 +313,11 @@ impl Attempts {
     }
 
     /// Whether the lock goes from one attempt of this client to the next, so that a release of it is about to be sent.
-    pub(super) fn is_passed_on(&self, lock: &[u8], now: Moment) -> bool {
+    pub(crate) fn is_passed_on(&self, lock: &[u8], now: Moment) -> bool {
         let table = self.table();
         let Some(holder) = table.holders.get(lock).and_then(|id| table.all.get(id)) else { return false };
         let state = holder.state();
-        let mark = Mark { key: holder.key.clone(), created: state.created };
+        let mark = QueueKey { key: holder.key.clone(), created: state.created };
         state.first_at.is_some()
             && match state.phase {
                 Phase::Waiting => true,
@@ -329,7 +329,7 @@ impl Attempts {
     }
 
     /// Those that have to be looked after now.
-    pub(super) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
+    pub(crate) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
         let mut table = self.table();
         let mut due = Vec::new();
         while let Some((_, id)) = table.agenda.first().copied().filter(|(look, _)| *look <= now) {
@@ -341,30 +341,30 @@ impl Attempts {
     }
 
     /// Looks after an attempt again, if it is still there.
-    pub(super) fn look_again(&self, attempt: &Attempt, look: Moment) {
+    pub(crate) fn look_again(&self, attempt: &Attempt, look: Moment) {
         let mut table = self.table();
         if table.has(attempt) {
             table.agenda.insert((look, attempt.id));
         }
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Attempt>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Attempt>> {
         self.table().all.values().cloned().collect()
     }
 
     /// A lease is gone: no request can hang anything on it any more.
-    pub(super) fn forget_lease(&self, lease: i64) {
+    pub(crate) fn forget_lease(&self, lease: i64) {
         self.table().slots.forget(lease);
     }
 
     /// The hold of the lock at `lock` that has this create revision.
-    pub(super) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Attempt>> {
+    pub(crate) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Attempt>> {
         let table = self.table();
         table.all.values().find(|attempt| attempt.lock == lock && attempt.state().created == created).cloned()
     }
 
     /// Whose key it is.
-    pub(super) fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
+    pub(crate) fn owner_of(&self, key: &[u8]) -> Option<Arc<Attempt>> {
         self.table().owner_of(key)
     }
 
@@ -378,7 +378,7 @@ impl Table {
         &mut self,
         claim: &Claim,
         place: Place,
-        session: Arc<Session>,
+        session: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
@@ -386,7 +386,7 @@ impl Table {
         let state = State {
             record: claim.record.clone(),
             session,
-            next_sessions: Vec::new(),
+            next_leases: Vec::new(),
             phase: Phase::Waiting,
             created: place.created,
             deleted: 0,
@@ -432,7 +432,7 @@ impl Table {
 
     /// Wakes who waits for the end of a key of this name that was made before `revision`.
     fn wake_behind(&mut self, key: &[u8], revision: i64) {
-        let made = |created| Mark { key: key.to_vec(), created };
+        let made = |created| QueueKey { key: key.to_vec(), created };
         let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(mark, _)| mark.clone()).collect();
         for mark in ended {
             let waiters = self.behind.remove(&mark).unwrap_or_default();
@@ -440,7 +440,7 @@ impl Table {
         }
     }
 
-    fn unlink(&mut self, before: &Mark, id: AttemptId) {
+    fn unlink(&mut self, before: &QueueKey, id: AttemptId) {
         if let Some(waiters) = self.behind.get_mut(before) {
             waiters.retain(|other| *other != id);
             if waiters.is_empty() {
@@ -470,7 +470,7 @@ mod tests {
         let record =
             Record::new(OwnerId::new("o").unwrap(), Process::current(), Some("test".into()), SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), ttl, true, Arc::new(record));
-        let session = Arc::new(Session::new(7, 10, Term { start: at(0), ttl }, at(0)));
+        let session = Arc::new(SharedLease::new(7, 10, Term { start: at(0), ttl }, at(0)));
         let attempt = attempts.begin(&claim, LOCK.to_vec(), session, at(10_000), at(250));
         attempt.state().created = created;
         attempt

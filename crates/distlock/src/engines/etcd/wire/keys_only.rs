@@ -2,11 +2,13 @@
 
 use prost::Message;
 
-use super::client::{RANGE, TXN};
-use super::messages::{RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse};
+use crate::engines::etcd::protocol::messages::{
+    RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse,
+};
+use crate::engines::etcd::wire::client::{RANGE, TXN};
 
 /// Returns `answer`, to the request `asked`, without the leases that such a server does not tell.
-pub(super) fn without_leases<A: Message + Default>(path: &str, asked: &[u8], answer: A) -> A {
+pub(crate) fn without_leases<A: Message + Default>(path: &str, asked: &[u8], answer: A) -> A {
     let bytes = answer.encode_to_vec();
     let changed = match path {
         RANGE => {

@@ -3,22 +3,22 @@
 //! Every rule looks only at keys that were made before. Their number can only shrink, so who holds a lock once goes on
 //! holding it until its own key is gone.
 
-use super::attempt::Mark;
-use super::entry;
-use super::messages::KeyValue;
-use super::names::Names;
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::value;
+use crate::engines::etcd::state::attempts::QueueKey;
 use crate::types::mode::Mode;
 
 /// Where a key stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) holds: bool,
+pub(crate) struct Standing {
+    pub(crate) holds: bool,
     /// As long as all of these are there, the lock is not free for it.
-    pub(super) awaited: Vec<Mark>,
+    pub(crate) awaited: Vec<QueueKey>,
 }
 
 /// How many keys at the head of a queue have to be read.
-pub(super) fn heads_of(mode: Mode) -> u32 {
+pub(crate) fn heads_of(mode: Mode) -> u32 {
     match mode {
         Mode::Slot { of } => of,
         _ => 1,
@@ -27,22 +27,23 @@ pub(super) fn heads_of(mode: Mode) -> u32 {
 
 /// Judges a key that was made at `created`. `heads` are the first keys of the queue, [as many as it takes](heads_of);
 /// `last` those that were made last, the last one first: for readers all of them.
-pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], last: &[KeyValue]) -> Standing {
+pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], last: &[KeyValue]) -> Standing {
     let is_before = |kv: &&KeyValue| kv.create_revision < created;
     let before = last.iter().filter(is_before);
     if mode == Mode::Shared {
-        let awaited: Vec<_> = before.filter(|kv| Names::mode(lock, &kv.key) != mode).take(1).map(Mark::of).collect();
+        let awaited: Vec<_> =
+            before.filter(|kv| Names::mode(lock, &kv.key) != mode).take(1).map(QueueKey::of).collect();
         return Standing { holds: awaited.is_empty(), awaited };
     }
     let room = heads_of(mode) as usize;
     let holds = heads.iter().filter(is_before).count() < room;
     // While the last of those before are all there, so many are before us.
-    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
+    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(QueueKey::of).collect() };
     // The next one to have the lock may be of the same owner.
     if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
-        && !awaited.contains(&Mark::of(head))
+        && !awaited.contains(&QueueKey::of(head))
     {
-        awaited.push(Mark::of(head));
+        awaited.push(QueueKey::of(head));
     }
     Standing { holds, awaited }
 }
@@ -51,20 +52,20 @@ pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
 ///
 /// It leaves the lowest ones to those who came before and have none yet: somebody that is slow to take its slot must not
 /// get one that was a later one's in the meantime, since the tokens of a slot rise.
-pub(super) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
-    let slot_of = |kv: &KeyValue| entry::read(&kv.value).and_then(|entry| entry.slot);
+pub(crate) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
+    let slot_of = |kv: &KeyValue| value::read(&kv.value).and_then(|entry| entry.slot);
     let taken: Vec<u32> = heads.iter().filter_map(slot_of).collect();
     let slow = heads.iter().filter(|kv| kv.create_revision < created && slot_of(kv).is_none()).count();
     (0..of).filter(|slot| !taken.contains(slot)).nth(slow)
 }
 
 /// A mode among `keys` that does not go with `mode`.
-pub(super) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
+pub(crate) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
     keys.into_iter().map(|key| Names::mode(lock, key)).find(|other| !mode.agrees_with(*other))
 }
 
 /// How many keys at the head of a whole queue hold the lock.
-pub(super) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
+pub(crate) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
     let Some(mode) = queue.first().map(|first| Names::mode(lock, &first.key)) else { return 0 };
     let alike = queue.iter().take_while(|kv| Names::mode(lock, &kv.key) == mode).count();
     match mode {
@@ -78,9 +79,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
-    use super::super::entry::Entry;
     use super::*;
     use crate::contract::Claim;
+    use crate::engines::etcd::protocol::value::Value;
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
@@ -95,7 +96,7 @@ mod tests {
         let owner = OwnerId::new("o").unwrap();
         let record = Record::new(owner, Process::current(), None, SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(2), true, Arc::new(record));
-        KeyValue { value: Entry::new(&claim, 7).with_slot(slot).to_value(), ..key(created, Mode::Slot { of: 3 }) }
+        KeyValue { value: Value::new(&claim, 7).with_slot(slot).to_value(), ..key(created, Mode::Slot { of: 3 }) }
     }
 
     fn judge_all(mode: Mode, created: i64, queue: &[KeyValue]) -> (bool, Vec<i64>) {
