@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tonic::transport::Channel;
 
-use crate::engines::etcd::Etcd;
 use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::handle::Etcd;
 use crate::engines::etcd::protocol::names::Names;
 use crate::engines::etcd::wire::client::{Client, Login};
 use crate::engines::etcd::wire::endpoint::Endpoint;
@@ -33,15 +33,20 @@ enum Servers {
     Behind(Channel),
 }
 
-impl EtcdBuilder {
-    pub(super) fn dial<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Self {
+impl Etcd {
+    /// A client of the servers at `endpoints`, each `host:port`. They are one cluster.
+    pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> EtcdBuilder {
         EtcdBuilder::new(Servers::At(endpoints.into_iter().map(Into::into).collect()))
     }
 
-    pub(super) fn over(channel: Channel) -> Self {
+    /// A client over a channel that the application has made and looks after. It should not balance between servers:
+    /// what one request has done must be there for the next.
+    pub fn over(channel: Channel) -> EtcdBuilder {
         EtcdBuilder::new(Servers::Behind(channel))
     }
+}
 
+impl EtcdBuilder {
     fn new(servers: Servers) -> Self {
         EtcdBuilder {
             servers,

@@ -1,6 +1,5 @@
 //! The histories of locks: a key for each entry, on leases that end by themselves.
 
-use crate::types::sync::Mutex;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -11,10 +10,10 @@ use crate::engines::etcd::protocol::messages::{
     DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse,
     Request, Response, TxnRequest,
 };
+use crate::engines::etcd::protocol::methods::{LEASE_GRANT, RANGE};
 use crate::engines::etcd::protocol::names::end_of;
 use crate::engines::etcd::protocol::pages;
-use crate::engines::etcd::protocol::queue;
-use crate::engines::etcd::wire::client::{LEASE_GRANT, PATIENCE, RANGE};
+use crate::engines::etcd::wire::client::REQUEST_WAIT;
 use crate::engines::shared::listing::Allowance;
 use crate::types::error::Result;
 use crate::types::history::{HISTORY_TTL, HistoryEntry};
@@ -27,26 +26,12 @@ const MOST_OPS: usize = 100;
 /// How many more than it should have a history may have before the oldest are deleted.
 const SLACK: i64 = 16;
 
-/// The lease that entries are put on now.
-#[derive(Debug, Default)]
-pub(super) struct HistoryLease(Mutex<Option<i64>>);
-
-impl HistoryLease {
-    fn known(&self, id: i64) -> bool {
-        *self.0.lock() == Some(id)
-    }
-
-    fn keep(&self, id: Option<i64>) {
-        *self.0.lock() = id;
-    }
-}
-
 impl Engine {
     /// Adds entries to the histories of their locks, and deletes what is too old there.
     pub(super) async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Result<()> {
         // Half of them are puts, the others ask how long each history has become.
         for some in entries.chunks(MOST_OPS / 2) {
-            let lease = self.history_lease().await?;
+            let lease = self.lease_of_today().await?;
             let histories: BTreeSet<Vec<u8>> = some.iter().map(|(key, _)| self.names.history_key(key)).collect();
             let mut success = Vec::with_capacity(MOST_OPS);
             for (number, (key, entry)) in some.iter().enumerate() {
@@ -56,10 +41,10 @@ impl Engine {
                 success.push(Request::Put(PutRequest { key, value, lease, ..PutRequest::default() }).into());
             }
             success.extend(histories.iter().map(|history| Request::Range(some_of(history, 1)).into()));
-            let answer = queue::txn(&self.client, TxnRequest { success, ..TxnRequest::default() }).await;
+            let answer = self.client.txn(TxnRequest { success, ..TxnRequest::default() }).await;
             let answer = answer.inspect_err(|failure| {
                 if failure.fault == Fault::LeaseGone {
-                    self.history_lease.keep(None);
+                    *self.history_lease.lock() = None;
                 }
             })?;
             let counts = answer.responses.into_iter().filter_map(|op| match op.response {
@@ -85,34 +70,34 @@ impl Engine {
 
     /// Deletes the `over` oldest entries of a history. Others may do so at the same time: they delete the same.
     async fn shorten(&self, history: &[u8], over: i64) -> Result<(), Failure> {
-        let mut answer: RangeResponse = self.client.call(RANGE, some_of(history, 0), PATIENCE).await?;
+        let mut answer: RangeResponse = self.client.call(RANGE, some_of(history, 0), REQUEST_WAIT).await?;
         // Not by the server: what was put by one transaction has one revision there, and no order.
         answer.kvs.sort_by(in_order);
         answer.kvs.truncate(usize::try_from(over).unwrap_or_default());
         for some in answer.kvs.chunks(MOST_OPS) {
             let delete = |key: &[u8]| Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() }).into();
             let success = some.iter().map(|kv| delete(&kv.key)).collect();
-            queue::txn(&self.client, TxnRequest { success, ..TxnRequest::default() }).await?;
+            self.client.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
         }
         Ok(())
     }
 
     /// The lease of today, which all clients with this prefix share: one for each would be many, where each run of a
     /// program is a client.
-    async fn history_lease(&self) -> Result<i64, Failure> {
+    async fn lease_of_today(&self) -> Result<i64, Failure> {
         let id = lease_id(&self.names.prefix, self.clock.wall());
-        if self.history_lease.known(id) {
+        if *self.history_lease.lock() == Some(id) {
             return Ok(id);
         }
         let ttl = i64::try_from((HISTORY_TTL + DAY).as_secs()).unwrap_or(i64::MAX);
         let granted: Result<LeaseGrantResponse, Failure> =
-            self.client.call(LEASE_GRANT, LeaseGrantRequest { ttl, id }, PATIENCE).await;
+            self.client.call(LEASE_GRANT, LeaseGrantRequest { ttl, id }, REQUEST_WAIT).await;
         match granted {
             Ok(_) => {}
             Err(failure) if failure.says("lease already exists") => {}
             Err(failure) => return Err(failure),
         }
-        self.history_lease.keep(Some(id));
+        *self.history_lease.lock() = Some(id);
         Ok(id)
     }
 }

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contract::LockInfo;
-use crate::engines::etcd::engine::{Engine, holder_of};
+use crate::engines::etcd::engine::Engine;
 use crate::engines::etcd::protocol::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
+use crate::engines::etcd::protocol::methods::LEASE_TIME_TO_LIVE;
 use crate::engines::etcd::protocol::names::{Names, end_of};
 use crate::engines::etcd::protocol::pages;
-use crate::engines::etcd::protocol::queue::{self, Leaver};
+use crate::engines::etcd::protocol::queue::{self, KeyToDelete};
+use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::protocol::standing;
 use crate::engines::etcd::protocol::value;
-use crate::engines::etcd::state::attempts::QueueKey;
-use crate::engines::etcd::wire::client::{LEASE_TIME_TO_LIVE, PATIENCE};
+use crate::engines::etcd::wire::client::REQUEST_WAIT;
 use crate::engines::shared::listing::{Allowance, in_time};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
@@ -76,8 +77,9 @@ impl Engine {
         if let Some(value) = value::mark_broken(&held.value, reason) {
             let _ = queue::rewrite(&self.client, &QueueKey::of(held), None, value).await;
         }
-        let leaver = Leaver { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
-        let left = queue::leave(self, leaver, None).await?;
+        let key =
+            KeyToDelete { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
+        let left = queue::delete(&self.batcher, key, None).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 
@@ -103,10 +105,10 @@ impl Engine {
                 // Whichever of the two leases ends first.
                 let own_left = self.ttl_left(entry.lease, left).await?;
                 let ttl_left = own_left.into_iter().chain(head_left).min();
-                holders.push(holder_of(&entry.value, kv.create_revision).with_ttl_left(ttl_left));
+                holders.push(value::holder_of(&entry.value, kv.create_revision).with_ttl_left(ttl_left));
             }
             if entries.is_empty() {
-                holders.push(holder_of(&kv.value, kv.create_revision).with_ttl_left(head_left));
+                holders.push(value::holder_of(&kv.value, kv.create_revision).with_ttl_left(head_left));
             }
         }
         let waiters = waiting.iter().filter_map(|kv| Some(Arc::new(value::read(&kv.value)?.record))).collect();
@@ -131,7 +133,7 @@ impl Engine {
             return Ok(*left);
         }
         let request = LeaseTimeToLiveRequest { id: lease };
-        let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, PATIENCE).await?;
+        let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, REQUEST_WAIT).await?;
         let left = Some(Duration::from_secs(answer.ttl.max(0).unsigned_abs()));
         known.insert(lease, left);
         Ok(left)

@@ -1,146 +1,169 @@
-//! What is lost without being given up: a lease that is gone, a key that somebody deleted or took over.
+//! Losses: a lease that is gone, a key that another client deleted or took over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::engines::etcd::engine::Engine;
-use crate::engines::etcd::housekeeping::AGAIN;
-use crate::engines::etcd::protocol::queue;
-use crate::engines::etcd::shared_lease::SharedLease;
-use crate::engines::etcd::state::attempts::{Attempt, Phase};
+use super::engine::Engine;
+use super::protocol::{queue, value};
+use super::shared_lease::SharedLease;
+use super::state::attempt::{LeaseGone, SawDeletion};
+use super::state::attempts::Attempt;
+use super::state::entry::{Entry, EntryDeletion};
 use crate::types::event::LossReason;
-use crate::types::token::AttemptId;
+
+/// The pauses after which a key is deleted again that a late request may still make.
+pub(super) const LATE_KEY_PAUSES: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15), Duration::from_secs(40)];
 
 impl Engine {
-    /// A lease is gone, and with it every key that hung on it: all are told at once.
-    pub(super) fn lease_lost(self: &Arc<Self>, session: &SharedLease) {
-        session.lose();
-        self.leases.forget(session);
-        self.attempts_lost(session);
-        self.entries_lost(session);
+    /// A lease is gone, and with it every key that hung on it: all holders are told at once.
+    pub(super) fn lease_lost(self: &Arc<Self>, lease: &SharedLease) {
+        lease.lose();
+        self.leases.forget(lease);
+        self.attempts_lost(lease);
+        // The lease of this process carries its entries.
+        for entry in self.entries.all().into_iter().filter(|entry| entry.own().id == lease.id) {
+            self.entry_lost(&entry, LossReason::Revoked);
+        }
     }
 
-    pub(super) fn attempts_lost(self: &Arc<Self>, session: &SharedLease) {
-        for attempt in self.attempts.all() {
-            let (hung_on_it, was_to_move, may_be_left) = {
-                let mut state = attempt.state();
-                let others = state.next_leases.len();
-                state.next_leases.retain(|next| next.id != session.id);
-                let left = state.next_leases.len();
-                (state.session.id == session.id, left < others, left > 0)
-            };
-            match () {
-                () if hung_on_it && may_be_left => self.give_up(&attempt),
-                () if hung_on_it => self.key_lost(&attempt),
-                // It may have hung on that one, or not yet.
-                () if was_to_move => {
-                    attempt.state().in_question = true;
-                    self.look_for(&attempt);
-                }
-                () => {}
+    /// A lease is gone: acts on the attempts whose keys may have hung on it.
+    pub(super) fn attempts_lost(self: &Arc<Self>, lease: &SharedLease) {
+        for (attempt, what) in self.attempts.lease_gone(lease.id, self.clock.now()) {
+            match what {
+                LeaseGone::Untouched | LeaseGone::GivenUp { tell: false } => {}
+                LeaseGone::GivenUp { tell: true } => self.tell_loss(attempt.id(), LossReason::Revoked),
+                LeaseGone::KeyLost => self.key_lost(&attempt),
+                LeaseGone::Look => self.look_for(&attempt),
             }
         }
-        self.attempts.forget_lease(session.id);
+        self.attempts.forget_lease(lease.id);
     }
 
-    /// The lease of a hold is gone while it was being moved to another one, so that its key may still be there: nobody counts
-    /// on it, and housekeeping deletes it.
-    fn give_up(&self, attempt: &Attempt) {
-        let mut state = attempt.state();
-        if let Phase::Held(_) = state.phase {
-            state.phase = Phase::Leaving { was_held: false };
-            state.keep_until = self.clock.now();
-            self.tell_loss(attempt.id, LossReason::Revoked);
-        }
-    }
-
-    /// The key of an attempt is gone, with its lease or by somebody's hand.
+    /// The key of an attempt is gone, with its lease or because another client deleted it.
     pub(super) fn key_lost(self: &Arc<Self>, attempt: &Attempt) {
         self.key_lost_to(attempt, LossReason::Revoked);
     }
 
-    pub(super) fn key_lost_to(self: &Arc<Self>, attempt: &Attempt, reason: LossReason) {
-        let phase = std::mem::replace(&mut attempt.state().phase, Phase::Gone);
+    fn key_lost_to(self: &Arc<Self>, attempt: &Attempt, reason: LossReason) {
+        let lost = attempt.state().lost();
         self.attempts.remove(attempt);
-        self.delete_late(attempt);
-        match phase {
-            Phase::Held(_) => self.tell_loss(attempt.id, reason),
-            Phase::Waiting => attempt.turn.notify_one(),
-            Phase::Leaving { .. } | Phase::Gone => {}
+        if let Some(created) = lost.delete_after {
+            self.delete_late(attempt, created);
+        }
+        if lost.tell {
+            self.tell_loss(attempt.id(), reason);
+        }
+        if lost.wake {
+            attempt.turn().notify_one();
         }
     }
 
-    /// A request that was not answered may still make the key of an attempt that is forgotten: deletes it when it comes. No
-    /// other attempt is given its name.
-    fn delete_late(self: &Arc<Self>, attempt: &Attempt) {
-        let (doubts, created, session) = {
-            let state = attempt.state();
-            (state.doubts, state.created, state.session.clone())
-        };
-        if doubts == 0 || session.is_gone() {
+    /// An unanswered request may still make the key of a forgotten attempt: deletes one that is made after `created`. No
+    /// other attempt gets its name.
+    fn delete_late(self: &Arc<Self>, attempt: &Attempt, created: i64) {
+        let lease = attempt.lease();
+        if lease.is_gone() {
             return;
         }
-        // What comes later than that goes with the lease.
-        session.retire();
-        let (engine, key) = (self.clone(), attempt.key.clone());
+        // A key that comes even later goes with the lease.
+        lease.retire();
+        let (engine, key) = (self.clone(), attempt.key().to_vec());
         self.run(async move {
-            for pause in AGAIN {
+            for pause in LATE_KEY_PAUSES {
                 engine.clock.sleep_until(engine.clock.now().after(pause)).await;
-                // Whatever comes of it: there may be several such requests.
-                let _ = queue::delete_late(&engine.client, &key, created, session.id).await;
+                // Whatever the outcome: there may be several such requests.
+                let _ = queue::delete_late(&engine.client, &key, created, lease.id).await;
             }
         });
     }
 
-    pub(super) fn tell_loss(&self, attempt: AttemptId, reason: LossReason) {
-        if let Some(losses) = self.losses.get() {
-            losses.push(attempt, reason);
-        }
-    }
-
     /// A watch saw that a key was deleted.
-    pub(super) fn deleted(self: &Arc<Self>, key: &[u8], revision: i64) {
-        self.entry_deleted(key, revision);
-        let Some(attempt) = self.attempts.deleted(key, revision) else { return };
-        let (created, phase) = {
-            let mut state = attempt.state();
-            state.deleted = state.deleted.max(revision);
-            (state.created, state.phase)
-        };
-        // An older key of the same name says nothing about this one.
-        if !(1..revision).contains(&created) {
-            return;
+    pub(super) fn saw_deletion(self: &Arc<Self>, key: &[u8], revision: i64) {
+        for (entry, meaning) in self.entries.saw_deletion(key, revision) {
+            self.entry_deleted(&entry, meaning, revision);
         }
-        match phase {
-            Phase::Held(_) => {
+        let Some(attempt) = self.attempts.deleted(key, revision) else { return };
+        let meaning = attempt.state().saw_deletion(revision);
+        match meaning {
+            SawDeletion::Nothing => {}
+            SawDeletion::KeyLost => self.key_lost(&attempt),
+            SawDeletion::FindReason { created } => {
                 let engine = self.clone();
                 self.run(async move {
-                    let broken = queue::was_broken(&engine.client, &attempt.key, created, revision).await;
+                    let broken = queue::was_broken(&engine.client, attempt.key(), created, revision).await;
                     engine.key_lost_to(&attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
                 });
             }
-            Phase::Waiting => self.key_lost(&attempt),
-            // What we delete ourselves is no loss.
-            Phase::Leaving { .. } | Phase::Gone => {}
+        }
+    }
+
+    fn entry_deleted(self: &Arc<Self>, entry: &Arc<Entry>, meaning: EntryDeletion, revision: i64) {
+        match meaning {
+            EntryDeletion::Nothing => {}
+            EntryDeletion::TakenOver => self.entry_lost(entry, LossReason::Adopted),
+            EntryDeletion::HeadGone => self.entry_lost(entry, LossReason::Revoked),
+            EntryDeletion::FindReason => {
+                let (engine, entry) = (self.clone(), entry.clone());
+                self.run(async move {
+                    let head = entry.head();
+                    let broken = queue::was_broken(&engine.client, &head.key, head.created, revision).await;
+                    engine.entry_lost(&entry, if broken { LossReason::Broken } else { LossReason::Revoked });
+                });
+            }
         }
     }
 
     /// A watch saw that the key of a hold was written.
-    pub(super) fn written(self: &Arc<Self>, key: &[u8], revision: i64) {
-        let held = self.attempts.owner_of(key);
-        let held = held.filter(|attempt| {
-            let state = attempt.state();
-            matches!(state.phase, Phase::Held(_)) && state.revision < revision
-        });
-        if let Some(attempt) = held {
+    pub(super) fn saw_write(self: &Arc<Self>, key: &[u8], revision: i64) {
+        let Some(attempt) = self.attempts.owner_of(key) else { return };
+        if attempt.state().saw_write(revision) {
             let engine = self.clone();
             self.run(async move { engine.look_who_wrote(&attempt, Some(revision)).await });
         }
     }
-}
 
+    /// A watch may have missed the end of a hold: looks whether its key is there, and its own.
+    pub(super) fn look_for(self: &Arc<Self>, attempt: &Arc<Attempt>) {
+        let (engine, attempt) = (self.clone(), attempt.clone());
+        self.run(async move { engine.look_who_wrote(&attempt, None).await });
+    }
+
+    /// A watch saw that a key was written, at the revision `written`, or may have missed it. If another attempt wrote it, that
+    /// attempt has the hold.
+    pub(super) async fn look_who_wrote(self: &Arc<Self>, attempt: &Attempt, written: Option<i64>) {
+        let created = attempt.state().created();
+        match queue::read(&self.client, attempt.key()).await {
+            Ok((Some(key), revision)) if key.create_revision == created => {
+                match value::read(&key.value).map(|value| value.is_of(attempt.id())) {
+                    Some(true) => attempt.state().found_own_value(revision),
+                    // A value written by hand does not take a hold over, and does not end it.
+                    None => attempt.state().found_foreign_value(revision),
+                    Some(false) => self.taken_by_another(attempt),
+                }
+            }
+            // A forced release writes a mark into the key before it deletes it.
+            Ok(_) => {
+                let broken = match written {
+                    Some(written) => queue::was_broken(&self.client, attempt.key(), created, written + 1).await,
+                    None => false,
+                };
+                self.key_lost_to(attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
+            }
+            // Asked again at the next tick.
+            Err(_) => {}
+        }
+    }
+
+    /// The hold goes on as that of another attempt.
+    pub(super) fn taken_by_another(self: &Arc<Self>, attempt: &Attempt) {
+        attempt.state().taken_by_another();
+        self.key_lost_to(attempt, LossReason::Adopted);
+    }
+}
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use distlock_testkit::servers::EtcdServer;
 
@@ -154,7 +177,7 @@ mod tests {
 
     async fn send(engine: &Engine, request: Request) {
         let request = TxnRequest { success: vec![request.into()], ..TxnRequest::default() };
-        queue::txn(&engine.client, request).await.unwrap();
+        engine.client.txn(request).await.unwrap();
     }
 
     /// Somebody deletes the key of a hold, of which a second request to make it was never answered, and may still come.
@@ -174,11 +197,11 @@ mod tests {
             assert!(matches!(etcd.claim(claim).await, Ok(Claimed::Granted(_))));
         }
         let attempt = engine.attempts.get(claim.attempt).unwrap();
-        let key = attempt.key.clone();
+        let key = attempt.key().to_vec();
         let (created, lease) = {
             let mut state = attempt.state();
-            state.doubts = 1;
-            (state.created, state.session.id)
+            state.unanswered();
+            (state.created(), state.lease().id)
         };
         // While it is there, it is the hold's, or somebody's who has taken it over on the same lease.
         queue::delete_late(&engine.client, &key, created, lease).await.unwrap();
@@ -191,7 +214,7 @@ mod tests {
         while queue::read(&engine.client, &key).await.unwrap().0.is_some() {
             looks += 1;
             assert!(looks < 500, "it stays");
-            time.advance(AGAIN[0]);
+            time.advance(LATE_KEY_PAUSES[0]);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -17,7 +17,8 @@ use crate::engines::etcd::protocol::messages::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
 };
-use crate::engines::etcd::wire::client::{Client, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PATIENCE};
+use crate::engines::etcd::protocol::methods::{LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE};
+use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, Result};
 
@@ -275,7 +276,7 @@ impl SharedLeases {
 async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<SharedLease, Failure> {
     let start = clock.now();
     let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
-    let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
+    let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, REQUEST_WAIT).await.map_err(|failure| {
         // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
         if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
     })?;
@@ -292,7 +293,7 @@ pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Re
 pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<SharedLease>>, Failure> {
     let start = clock.now();
     let answer: Result<LeaseKeepAliveResponse, Failure> =
-        client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, PATIENCE).await;
+        client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, REQUEST_WAIT).await;
     match answer {
         Ok(answer) if answer.id == id && answer.ttl > 0 => {
             let seconds = answer.ttl.unsigned_abs();
@@ -419,7 +420,7 @@ mod tests {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), false, Arc::new(record));
         let Claimed::Granted(grant) = etcd.claim(&claim).await.unwrap() else { panic!("it is free") };
-        let session = etcd.engine.attempts.get(claim.attempt).unwrap().state().session.clone();
+        let session = etcd.engine.attempts.get(claim.attempt).unwrap().lease();
         for stop in 0..5 {
             let start = session.term().start;
             time.advance(Duration::from_secs(35));

@@ -2,8 +2,9 @@
 
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::messages::{KeyValue, RangeRequest, RangeResponse};
+use crate::engines::etcd::protocol::methods::RANGE;
 use crate::engines::etcd::protocol::names::end_of;
-use crate::engines::etcd::wire::client::{Client, PATIENCE, RANGE};
+use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
 use crate::engines::shared::listing::{Allowance, in_time};
 use crate::types::error::Result;
 
@@ -30,7 +31,7 @@ pub(crate) async fn walk(
     end: &[u8],
     take: impl FnMut(KeyValue) -> Result<()>,
 ) -> Result<()> {
-    turn_pages(first, end, |page| client.call(RANGE, page, PATIENCE), take).await
+    turn_pages(first, end, |page| client.call(RANGE, page, REQUEST_WAIT), take).await
 }
 
 async fn turn_pages<F: Future<Output = Result<RangeResponse, Failure>>>(

@@ -5,8 +5,8 @@ use crate::engines::etcd::protocol::messages::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, Request, RequestOp, Response, ResponseOp, TxnRequest,
 };
 use crate::engines::etcd::protocol::names::end_of;
-use crate::engines::etcd::protocol::queue::{created_at, exists, hangs_on, range, ranges_of, txn, unchanged, whole};
-use crate::engines::etcd::state::attempts::QueueKey;
+use crate::engines::etcd::protocol::queue::{created_at, exists, hangs_on, range, ranges_of, unchanged, whole};
+use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::wire::client::Client;
 
 /// How often it is tried again to take a key over that was written in between.
@@ -18,14 +18,14 @@ const ROUNDS: usize = 8;
 /// that one may still come. So each depends on the lease that the key hangs on: two such entries have the same one only when
 /// everything about the first was answered.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct NewEntry<'a> {
     pub(crate) head: &'a QueueKey,
     pub(crate) key: &'a [u8],
     pub(crate) value: Vec<u8>,
     pub(crate) lease: i64,
 }
 
-impl Wanted<'_> {
+impl NewEntry<'_> {
     fn put(&self) -> RequestOp {
         let (key, value) = (self.key.to_vec(), self.value.clone());
         Request::Put(PutRequest { key, value, lease: self.lease, ..PutRequest::default() }).into()
@@ -51,14 +51,14 @@ impl Wanted<'_> {
             success: vec![self.put()],
             failure: Vec::new(),
         };
-        let answer = txn(client, request).await?;
+        let answer = client.txn(request).await?;
         Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
     }
 }
 
 /// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
 /// Answers the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
-pub(crate) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option<i64>, Failure> {
+pub(crate) async fn enter(client: &Client, wanted: &NewEntry<'_>) -> Result<Option<i64>, Failure> {
     let head = wanted.head;
     let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
     let request = TxnRequest {
@@ -67,7 +67,7 @@ pub(crate) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option
         failure: Vec::new(),
     };
     for _ in 0..ROUNDS {
-        let answer = txn(client, request.clone()).await?;
+        let answer = client.txn(request.clone()).await?;
         if !answer.succeeded {
             return Ok(None);
         }
@@ -82,7 +82,7 @@ pub(crate) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option
 
 /// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Answers the revision as of
 /// which ours is there; `None` when neither is, or the head is gone.
-pub(crate) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
+pub(crate) async fn swap(client: &Client, wanted: &NewEntry<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
     let delete = DeleteRangeRequest { key: old.to_vec() };
     let head_is_there = || created_at(&wanted.head.key, wanted.head.created);
     let look =
@@ -93,7 +93,7 @@ pub(crate) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Re
         failure: vec![Request::Txn(look).into()],
     };
     for _ in 0..ROUNDS {
-        let answer = txn(client, request.clone()).await?;
+        let answer = client.txn(request.clone()).await?;
         let found = found_in(answer.responses);
         if !answer.succeeded && found.is_none() {
             return Ok(None);
@@ -137,7 +137,7 @@ pub(crate) async fn amend(
         success: vec![put(key, value), put(&head.key, head_value)],
         failure: Vec::new(),
     };
-    Ok(txn(client, request).await?.succeeded)
+    Ok(client.txn(request).await?.succeeded)
 }
 
 /// What became of an entry that was to be deleted.
@@ -170,7 +170,7 @@ pub(crate) async fn go_out(
         success: vec![ours(), only_if(vec![hangs_on(key, lease), created_at(&head.key, head.created)], &head.key)],
         failure: vec![ours()],
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     let mut done = answer.responses.into_iter().map(|op| match op.response {
         Some(Response::Txn(inner)) => inner.succeeded,
         _ => false,
@@ -195,7 +195,7 @@ mod tests {
 
     async fn make(client: &Client, key: &[u8]) {
         let put = PutRequest { key: key.to_vec(), ..PutRequest::default() };
-        txn(client, TxnRequest { success: vec![Request::Put(put).into()], ..TxnRequest::default() }).await.unwrap();
+        client.txn(TxnRequest { success: vec![Request::Put(put).into()], ..TxnRequest::default() }).await.unwrap();
     }
 
     /// Whichever way a key has come that an earlier entry of the same attempt has asked for: the entry that is asked for now has
@@ -212,7 +212,7 @@ mod tests {
             let mut leases = Vec::new();
             for _ in 0..2 {
                 let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-                let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+                let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: session.id };
                 let made = match swaps {
                     true => swap(client, &wanted, b"a{}1/old").await,
                     false => enter(client, &wanted).await,
@@ -239,7 +239,7 @@ mod tests {
         make(client, b"a/head").await;
         let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
         let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-        let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+        let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: session.id };
         assert!(enter(client, &wanted).await.unwrap().is_some());
         let (made, _) = queue::read(client, KEY).await.unwrap();
         assert!(enter(client, &wanted).await.unwrap().is_some());

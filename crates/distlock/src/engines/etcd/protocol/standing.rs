@@ -5,8 +5,8 @@
 
 use crate::engines::etcd::protocol::messages::KeyValue;
 use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::protocol::value;
-use crate::engines::etcd::state::attempts::QueueKey;
 use crate::types::mode::Mode;
 
 /// Where a key stands.

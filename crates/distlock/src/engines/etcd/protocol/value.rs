@@ -1,10 +1,12 @@
 //! What lies at an attempt's key: a small JSON object that says who asks.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::contract::Claim;
-use crate::types::owner::{MAX_TEXT_BYTES, Record};
-use crate::types::token::AttemptId;
+use crate::types::owner::{Holder, MAX_TEXT_BYTES, Record};
+use crate::types::token::{AttemptId, FencingToken};
 
 /// Longer values are not ours: owner, label, host and user are short.
 const MAX_BYTES: usize = 4096;
@@ -61,6 +63,12 @@ pub(crate) fn mark_broken(value: &[u8], reason: &str) -> Option<Vec<u8>> {
     let reason: String = reason.chars().filter(|c| !c.is_control()).take(MAX_TEXT_BYTES / 4).collect();
     entry.insert(BROKEN.into(), reason.into());
     serde_json::to_vec(&entry).ok()
+}
+
+/// Returns the holder that a key's value and create revision show.
+pub(crate) fn holder_of(value: &[u8], created: i64) -> Holder {
+    let record = read(value).map(|value| Arc::new(value.record));
+    Holder::new(record, Some(FencingToken::new(created.max(0).unsigned_abs())))
 }
 
 /// Whether a value has that mark.

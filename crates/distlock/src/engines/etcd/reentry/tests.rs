@@ -1,6 +1,6 @@
 //! Entries whose requests come late.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const TXNS: &str = "grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\",grpc_service=\"etcdserverpb.KV\",\
                     grpc_type=\"unary\"}";
 
-/// An owner that is inside by one entry, and another attempt of it, which knows the head and is to enter.
+/// An owner that is entry by one entry, and another attempt of it, which knows the head and is to enter.
 struct Scene {
     server: EtcdServer,
     /// The way that is taken until a request on it is not answered.
@@ -72,13 +72,13 @@ impl Scene {
     async fn come_again(&self, old: &Entry) -> Arc<Entry> {
         assert!(matches!(self.etcd.claim(&self.claim).await, Ok(Claimed::Granted(_))));
         let new = self.etcd.engine.entries.get(self.claim.attempt).unwrap();
-        assert_eq!((&new.key, &new.head), (&old.key, &old.head));
+        assert_eq!((new.key(), new.head()), (old.key(), old.head()));
         new
     }
 
     /// The lease that the key of an entry hangs on.
-    async fn lease_of(&self, inside: &Entry) -> Option<i64> {
-        queue::read(&self.etcd.engine.client, &inside.key).await.unwrap().0.map(|key| key.lease)
+    async fn lease_of(&self, entry: &Entry) -> Option<i64> {
+        queue::read(&self.etcd.engine.client, entry.key()).await.unwrap().0.map(|key| key.lease)
     }
 
     /// All leave, and nothing stays behind.
@@ -104,14 +104,14 @@ async fn f14_late_entry_spares_the_one_that_came_in_since() {
     let new = scene.come_again(&old).await;
     let cleaned_up = async {
         while Arc::strong_count(&old) > 1 {
-            scene.time.advance(AGAIN[3]);
+            scene.time.advance(LATE_KEY_PAUSES[3]);
             sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(Duration::from_secs(30), cleaned_up).await.expect("it ends");
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "deleted with the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "deleted with the one before");
     scene.let_come(sent).await;
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "moved by the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "moved by the one before");
     scene.end().await;
 }
 
@@ -128,7 +128,7 @@ async fn f05_late_end_of_an_entry_spares_the_one_that_came_in_since() {
     // It is in the way, so that it is deleted first.
     let new = scene.come_again(&old).await;
     scene.let_come(sent).await;
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "deleted with the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "deleted with the one before");
     scene.end().await;
 }
 
@@ -137,13 +137,13 @@ async fn f05_late_end_of_an_entry_spares_the_one_that_came_in_since() {
 async fn an_entry_that_was_given_up_before_it_was_made_is_not_made() {
     let scene = Scene::set().await;
     let engine = &scene.etcd.engine;
-    let inside = engine.begin(&scene.claim, &scene.lock, &scene.head).await.unwrap().unwrap();
-    let making = inside.making.lock().await;
+    let entry = engine.begin(&scene.claim, &scene.lock, &scene.head).await.unwrap().unwrap();
+    let making = entry.making().lock().await;
     let mut entering = std::pin::pin!(engine.enter(&scene.claim, &scene.lock, &scene.head));
     let poll = std::future::poll_fn(|context| std::task::Poll::Ready(entering.as_mut().poll(context).is_pending()));
     assert!(poll.await, "somebody else is at it");
-    engine.entries.remove(&inside);
+    engine.entries.remove(&entry);
     drop(making);
     assert!(entering.await.unwrap().is_none());
-    assert!(queue::read(&engine.client, &inside.key).await.unwrap().0.is_none(), "nobody would delete it");
+    assert!(queue::read(&engine.client, entry.key()).await.unwrap().0.is_none(), "nobody would delete it");
 }

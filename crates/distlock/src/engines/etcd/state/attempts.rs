@@ -3,147 +3,130 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::attempt::{AttemptState, LeaseGone, LeaseHandle};
+use super::key_numbers::KeyNumbers;
 use crate::contract::{Claim, Term};
-use crate::engines::etcd::protocol::messages::KeyValue;
 use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::shared_lease::SharedLease;
-use crate::engines::etcd::state::key_numbers::KeyNumbers;
 use crate::types::clock::Moment;
 use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
-
-/// A hold that was handed on within the client and is older than this is not over in a moment.
-const HASTE: Duration = Duration::from_millis(5);
-
-/// A key as it was made once: a later key of the same name is another one.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct QueueKey {
-    pub(crate) key: Vec<u8>,
-    pub(crate) created: i64,
-}
-
-impl QueueKey {
-    pub(crate) fn of(kv: &KeyValue) -> Self {
-        QueueKey { key: kv.key.clone(), created: kv.create_revision }
-    }
-}
 
 /// One attempt to take a lock, and the hold that it may have become.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    pub(crate) id: AttemptId,
+    id: AttemptId,
     /// What all keys of the lock begin with.
-    pub(crate) lock: Vec<u8>,
-    pub(crate) key: Vec<u8>,
-    pub(crate) mode: Mode,
-    /// How much longer than its holder counts on the lease is.
+    lock: Vec<u8>,
+    key: Vec<u8>,
+    mode: Mode,
+    /// How much longer the lease is than its holder counts on.
     delay: Duration,
     /// The lease that names the key, and the number behind it; `None`: another client has named it.
     named: Option<(i64, u32)>,
-    /// Something changed for the one who waits.
-    pub(crate) turn: Notify,
-    /// Held while the key is being made, moved or deleted: it is deleted only when it is known whether it is there.
-    pub(crate) making: Arc<tokio::sync::Mutex<()>>,
-    state: Mutex<State>,
+    turn: Notify,
+    making: Arc<tokio::sync::Mutex<()>>,
+    state: Mutex<AttemptState<Arc<SharedLease>>>,
+    shown: Mutex<Shown>,
 }
 
-/// What is known of an attempt.
-#[derive(Debug, Clone)]
-pub(crate) struct State {
-    /// What others may read about it.
-    pub(crate) record: Arc<Record>,
-    /// The lease that its key hangs on.
-    pub(crate) session: Arc<SharedLease>,
-    /// The leases that it was asked to be moved to from there, and may hang on already: each is longer than `session`, so
-    /// that a request that comes late never brings it back.
-    pub(crate) next_leases: Vec<Arc<SharedLease>>,
-    pub(crate) phase: Phase,
-    /// The key's create revision, which is the fencing token; 0 as long as it is not known.
-    pub(crate) created: i64,
-    /// The last revision at which a key of this name was seen to be deleted.
-    pub(crate) deleted: i64,
-    /// Up to here the queue was read.
-    pub(crate) revision: i64,
-    /// The keys whose end it waits for, as of that revision: as long as all are there the lock is not free for it.
-    pub(crate) before: Vec<QueueKey>,
-    /// Who held the lock then, and the key of that hold.
-    pub(crate) holder: Option<(QueueKey, Holder)>,
-    /// The one before has left, and its answer from this revision showed our key, which is the first from then on.
-    pub(crate) first_at: Option<i64>,
-    /// The slot of a semaphore that it has.
-    pub(crate) slot: Option<u32>,
-    /// How many requests to make the key were never answered and may still make it.
-    pub(crate) doubts: u32,
-    /// A lease that its key may have hung on is gone, and it was not looked yet whether the key went with it.
-    pub(crate) in_question: bool,
-    /// Its key may go on without it, or may still be deleted by its name: no other may be made with that name.
-    pub(crate) name_is_taken: bool,
-    /// The start of the term that the core knows.
-    pub(crate) known_start: Moment,
-    /// After that the key is deleted.
-    pub(crate) keep_until: Moment,
-    /// When to delete a key again that a request on its way may still make, and when that began.
-    pub(crate) again: Option<(Moment, Moment)>,
+/// What others are told about an attempt, and it about them.
+#[derive(Debug)]
+struct Shown {
+    record: Arc<Record>,
+    /// The holder of the lock when the queue was read last, and the key of that hold.
+    holder: Option<(QueueKey, Holder)>,
 }
 
-/// Where an attempt stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Not granted, as far as we know.
-    Waiting,
-    /// Granted at this moment.
-    Held(Moment),
-    /// Being given up. The flag says whether it was a hold.
-    Leaving { was_held: bool },
-    /// Its key is not there any more.
-    Gone,
-}
-
-impl State {
-    /// The leases that its key may hang on.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<SharedLease>> {
-        std::iter::once(&self.session).chain(&self.next_leases)
+impl LeaseHandle for Arc<SharedLease> {
+    fn id(&self) -> i64 {
+        self.id
     }
 }
 
 impl Attempt {
-    /// What is known now.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn id(&self) -> AttemptId {
+        self.id
+    }
+
+    /// Returns what all keys of the lock begin with.
+    pub(crate) fn lock(&self) -> &[u8] {
+        &self.lock
+    }
+
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Returns the notification that something has changed for its waiter.
+    pub(crate) fn turn(&self) -> &Notify {
+        &self.turn
+    }
+
+    /// Returns the mutex that is locked while the key is being made, moved or deleted. A key is deleted only when it is known
+    /// whether it is there.
+    pub(crate) fn making(&self) -> &Arc<tokio::sync::Mutex<()>> {
+        &self.making
+    }
+
+    /// Returns what is known of it, for one event.
+    pub(crate) fn state(&self) -> MutexGuard<'_, AttemptState<Arc<SharedLease>>> {
         self.state.lock()
     }
 
-    /// Our key, once it is known when it was made.
-    pub(crate) fn mark(&self) -> Option<QueueKey> {
-        let created = self.state().created;
-        (created != 0).then(|| QueueKey { key: self.key.clone(), created })
+    /// Returns the lease that its key hangs on.
+    pub(crate) fn lease(&self) -> Arc<SharedLease> {
+        self.state().lease().clone()
     }
 
-    /// Whether its key hangs on `session`, or will, and is not given up.
-    pub(crate) fn needs(&self, session: &SharedLease) -> bool {
-        let state = self.state();
-        matches!(state.phase, Phase::Waiting | Phase::Held(_)) && state.leases().any(|other| other.id == session.id)
+    /// Returns its key as it was made; `None` while the create revision is not known.
+    pub(crate) fn own_key(&self) -> Option<QueueKey> {
+        let created = self.state().created();
+        (created != 0).then(|| self.key_made_at(created))
     }
 
-    /// The part of a lease that its holder counts on.
+    pub(crate) fn key_made_at(&self, created: i64) -> QueueKey {
+        QueueKey { key: self.key.clone(), created }
+    }
+
+    /// Returns the part of a lease that its holder counts on.
     pub(crate) fn term_of(&self, term: Term) -> Term {
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
     }
 
-    /// It waits, and the queue as of `revision` has its key first: wakes it. False: it does not wait, or not with that key.
-    pub(crate) fn set_first(&self, created: i64, revision: i64) -> bool {
-        let mut state = self.state();
-        let waits = state.phase == Phase::Waiting && state.created == created;
+    /// Returns the holder when the queue was read last.
+    pub(crate) fn holder_seen(&self) -> Option<(QueueKey, Holder)> {
+        self.shown.lock().holder.clone()
+    }
+
+    /// The queue was read, and showed this holder.
+    pub(crate) fn saw_holder(&self, holder: Option<(QueueKey, Holder)>) {
+        self.shown.lock().holder = holder;
+    }
+
+    /// Another record was written about it.
+    pub(crate) fn amended(&self, record: Arc<Record>) {
+        self.shown.lock().record = record;
+    }
+
+    /// The reply to the predecessor's release showed its key first: wakes its waiter. Returns whether it waits with that key.
+    pub(crate) fn handed_over(&self, created: i64, revision: i64) -> bool {
+        let waits = self.state().handed_over(created, revision);
         if waits {
-            state.first_at = Some(revision);
-            // Whoever a watch has woken before waits for nobody's end any more, and hears of it from nobody else.
+            // A waiter that a watch has woken before waits for no key any more, and nothing else wakes it.
             self.turn.notify_one();
         }
         waits
@@ -168,7 +151,7 @@ pub(crate) struct Attempts(Mutex<Table>);
 struct Table {
     all: HashMap<AttemptId, Arc<Attempt>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
-    slots: KeyNumbers,
+    numbers: KeyNumbers,
     /// When to look after which.
     agenda: BTreeSet<(Moment, AttemptId)>,
     /// Who waits for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
@@ -197,7 +180,7 @@ impl Attempts {
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let number = table.slots.take(session.id, &lock);
+        let number = table.numbers.take(session.id, &lock);
         let named = Some((session.id, number));
         let mode = claim.mode();
         let key = Names::place(&lock, session.id, number, mode);
@@ -241,13 +224,13 @@ impl Attempts {
         }
         let (before, created, is_free) = {
             let state = attempt.state();
-            (state.before.clone(), state.created, state.doubts == 0 && !state.name_is_taken)
+            (state.before().to_vec(), state.created(), state.frees_name())
         };
         before.iter().for_each(|before| table.unlink(before, attempt.id));
         if let Some((lease, number)) = attempt.named
             && is_free
         {
-            table.slots.give_back(lease, &attempt.lock, number);
+            table.numbers.give_back(lease, &attempt.lock, number);
         }
         table.wake_behind(&attempt.key, created.saturating_add(1));
     }
@@ -255,7 +238,7 @@ impl Attempts {
     /// From now on the end of one of `before` is what `attempt` waits for.
     pub(crate) fn put_behind(&self, attempt: &Attempt, before: Vec<QueueKey>) {
         let mut table = self.table();
-        let old = std::mem::replace(&mut attempt.state().before, before.clone());
+        let old = attempt.state().put_behind(before.clone());
         old.iter().for_each(|old| table.unlink(old, attempt.id));
         if table.has(attempt) {
             before.into_iter().for_each(|before| table.behind.entry(before).or_default().push(attempt.id));
@@ -271,14 +254,14 @@ impl Attempts {
 
     /// Whether `mark` is the key of an attempt of this client, whose end wakes who waits for it.
     pub(crate) fn is_own(&self, mark: &QueueKey) -> bool {
-        self.owner_of(&mark.key).is_some_and(|attempt| attempt.state().created == mark.created)
+        self.owner_of(&mark.key).is_some_and(|attempt| attempt.state().created() == mark.created)
     }
 
     /// Whether `mark` is just being deleted by this client: the answer says who is next.
     pub(crate) fn is_leaving(&self, mark: &QueueKey) -> bool {
         self.owner_of(&mark.key).is_some_and(|attempt| {
             let state = attempt.state();
-            state.created == mark.created && matches!(state.phase, Phase::Leaving { .. })
+            state.created() == mark.created && state.is_leaving()
         })
     }
 
@@ -307,9 +290,9 @@ impl Attempts {
     pub(crate) fn holder(&self, lock: &[u8]) -> Option<(QueueKey, Holder)> {
         let table = self.table();
         let attempt = table.all.get(table.holders.get(lock)?)?;
-        let mark = attempt.mark()?;
-        let token = FencingToken::new(mark.created.unsigned_abs());
-        Some((mark, Holder::new(Some(attempt.state().record.clone()), Some(token))))
+        let own = attempt.own_key()?;
+        let token = FencingToken::new(own.created.unsigned_abs());
+        Some((own, Holder::new(Some(attempt.shown.lock().record.clone()), Some(token))))
     }
 
     /// Whether the lock goes from one attempt of this client to the next, so that a release of it is about to be sent.
@@ -317,15 +300,8 @@ impl Attempts {
         let table = self.table();
         let Some(holder) = table.holders.get(lock).and_then(|id| table.all.get(id)) else { return false };
         let state = holder.state();
-        let mark = QueueKey { key: holder.key.clone(), created: state.created };
-        state.first_at.is_some()
-            && match state.phase {
-                Phase::Waiting => true,
-                Phase::Held(since) => now.since(since) < HASTE,
-                // The next one's.
-                Phase::Leaving { .. } => table.behind.contains_key(&mark),
-                Phase::Gone => false,
-            }
+        let has_next = table.behind.contains_key(&holder.key_made_at(state.created()));
+        state.is_released_soon(now, has_next)
     }
 
     /// Those that have to be looked after now.
@@ -352,15 +328,38 @@ impl Attempts {
         self.table().all.values().cloned().collect()
     }
 
-    /// A lease is gone: no request can hang anything on it any more.
+    /// A lease is gone: returns what to do about the attempts whose keys may have hung on it.
+    pub(crate) fn lease_gone(&self, lease: i64, now: Moment) -> Vec<(Arc<Attempt>, LeaseGone)> {
+        let touched = |attempt: Arc<Attempt>| {
+            let what = attempt.state().lease_gone(lease, now);
+            (what != LeaseGone::Untouched).then_some((attempt, what))
+        };
+        self.all().into_iter().filter_map(touched).collect()
+    }
+
+    /// No request can hang a key on a lease that is gone.
     pub(crate) fn forget_lease(&self, lease: i64) {
-        self.table().slots.forget(lease);
+        self.table().numbers.forget(lease);
+    }
+
+    /// Returns whether a key that is not given up hangs on `lease`, or will.
+    pub(crate) fn need(&self, lease: i64) -> bool {
+        self.all().iter().any(|attempt| attempt.state().needs(lease))
+    }
+
+    /// Returns the leases that holds may hang on.
+    pub(crate) fn leases_of_holds(&self) -> Vec<i64> {
+        let leases = |attempt: Arc<Attempt>| {
+            let state = attempt.state();
+            state.leases().filter(|_| state.is_held()).map(|lease| lease.id).collect::<Vec<_>>()
+        };
+        self.all().into_iter().flat_map(leases).collect()
     }
 
     /// The hold of the lock at `lock` that has this create revision.
     pub(crate) fn find(&self, lock: &[u8], created: i64) -> Option<Arc<Attempt>> {
         let table = self.table();
-        table.all.values().find(|attempt| attempt.lock == lock && attempt.state().created == created).cloned()
+        table.all.values().find(|attempt| attempt.lock == lock && attempt.state().created() == created).cloned()
     }
 
     /// Whose key it is.
@@ -383,25 +382,7 @@ impl Table {
         look: Moment,
     ) -> Arc<Attempt> {
         let known_start = session.term().start;
-        let state = State {
-            record: claim.record.clone(),
-            session,
-            next_leases: Vec::new(),
-            phase: Phase::Waiting,
-            created: place.created,
-            deleted: 0,
-            revision: 0,
-            before: Vec::new(),
-            holder: None,
-            first_at: None,
-            slot: None,
-            doubts: 0,
-            in_question: false,
-            name_is_taken: false,
-            known_start,
-            keep_until,
-            again: None,
-        };
+        let state = AttemptState::new(session, place.created, known_start, keep_until);
         let attempt = Arc::new(Attempt {
             id: claim.attempt,
             lock: place.lock,
@@ -412,6 +393,7 @@ impl Table {
             turn: Notify::new(),
             making: Arc::default(),
             state: Mutex::new(state),
+            shown: Mutex::new(Shown { record: claim.record.clone(), holder: None }),
         });
         self.agenda.insert((look, attempt.id));
         if attempt.named.is_some() {
@@ -472,7 +454,7 @@ mod tests {
         let claim = Claim::new(Key::new("a").unwrap(), ttl, true, Arc::new(record));
         let session = Arc::new(SharedLease::new(7, 10, Term { start: at(0), ttl }, at(0)));
         let attempt = attempts.begin(&claim, LOCK.to_vec(), session, at(10_000), at(250));
-        attempt.state().created = created;
+        attempt.state().made(Some(created), true);
         attempt
     }
 
@@ -484,11 +466,11 @@ mod tests {
     async fn one_that_a_watch_has_woken_is_woken_again_by_its_turn() {
         let attempts = Attempts::default();
         let (first, second) = (made(&attempts, 1), made(&attempts, 2));
-        attempts.put_behind(&second, vec![first.mark().unwrap()]);
+        attempts.put_behind(&second, vec![first.own_key().unwrap()]);
         attempts.deleted(&first.key, 3);
         assert!(is_woken(&second).await && !is_woken(&second).await);
-        assert!(!second.set_first(1, 3), "that was another key");
-        assert!(second.set_first(2, 3));
+        assert!(!second.handed_over(1, 3), "that was another key");
+        assert!(second.handed_over(2, 3));
         assert!(is_woken(&second).await, "it would wait for nothing");
     }
 
@@ -497,17 +479,18 @@ mod tests {
         let attempts = Attempts::default();
         let (first, second, third) = (made(&attempts, 1), made(&attempts, 2), made(&attempts, 3));
         let is_passed_on = |ms| attempts.is_passed_on(LOCK, at(ms));
+        let term = Term { start: at(0), ttl: Duration::from_secs(10) };
         attempts.set_holder(&first);
-        first.state().phase = Phase::Held(at(0));
-        assert!(!is_passed_on(0), "nobody has handed it to the first");
-        assert!(second.set_first(2, 4));
+        first.state().granted(4, false, term, at(0));
+        assert!(!is_passed_on(0), "no release handed it to the first");
+        assert!(second.handed_over(2, 4));
         attempts.set_holder(&second);
-        assert!(is_passed_on(100), "it was handed on just now");
-        second.state().phase = Phase::Held(at(100));
-        assert!(is_passed_on(104) && !is_passed_on(105), "who holds it for longer may hold it for long");
-        second.state().phase = Phase::Leaving { was_held: true };
-        assert!(!is_passed_on(106), "nobody comes after it");
-        attempts.put_behind(&third, vec![second.mark().unwrap()]);
+        assert!(is_passed_on(100), "it was handed over just now");
+        second.state().granted(4, false, term, at(100));
+        assert!(is_passed_on(104) && !is_passed_on(105), "a longer hold may be a long one");
+        second.state().leave();
+        assert!(!is_passed_on(106), "no waiter comes after it");
+        attempts.put_behind(&third, vec![second.own_key().unwrap()]);
         assert!(is_passed_on(106), "the next one will release it too");
     }
 }

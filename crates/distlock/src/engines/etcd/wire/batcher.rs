@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::engines::etcd::engine::Engine;
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
-use crate::engines::etcd::protocol::queue;
-use crate::types::clock::Moment;
+use crate::engines::etcd::wire::client::Client;
+use crate::engines::etcd::wire::tasks::Tasks;
+use crate::types::clock::{Clock, Moment};
 
 /// How many requests are on their way before a claim waits for company.
 const CLAIMS_AT_ONCE: usize = 4;
@@ -76,8 +76,17 @@ struct Part {
 }
 
 /// All writes that wait, the first to come first.
-#[derive(Debug, Default)]
-pub(crate) struct Batches(Arc<Mutex<Table>>);
+#[derive(Debug, Clone, Default)]
+struct Batches(Arc<Mutex<Table>>);
+
+/// Sends the writes of one client, those of the same moment together.
+#[derive(Debug, Clone)]
+pub(crate) struct Batcher {
+    client: Arc<Client>,
+    clock: Clock,
+    tasks: Arc<Tasks>,
+    batches: Batches,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -184,11 +193,15 @@ impl Table {
     }
 }
 
-impl Engine {
+impl Batcher {
+    pub(crate) fn new(client: Arc<Client>, clock: Clock, tasks: Arc<Tasks>) -> Self {
+        Batcher { client, clock, tasks, batches: Batches::default() }
+    }
+
     /// Carries out one write, with others or alone. It must run to its end: others may go along.
-    pub(crate) async fn write(self: &Arc<Self>, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
+    pub(crate) async fn write(&self, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
         if let Some(flight) = self.batches.begin(&write, self.clock.now()) {
-            let answer = queue::txn(&self.client, request).await;
+            let answer = self.client.txn(request).await;
             drop(flight);
             self.send_waiting();
             return answer;
@@ -220,35 +233,35 @@ impl Engine {
         }
     }
 
-    fn send_waiting(self: &Arc<Self>) {
+    fn send_waiting(&self) {
         while let Some((flight, parts)) = self.batches.next(self.clock.now()) {
-            let engine = self.clone();
-            self.run(async move {
-                engine.send(parts).await;
+            let batcher = self.clone();
+            self.tasks.run(self.client.runtime(), async move {
+                batcher.send(parts).await;
                 drop(flight);
-                engine.send_waiting();
+                batcher.send_waiting();
             });
         }
     }
 
     /// Sends all of `parts` as one transaction, and tells each what became of it.
-    async fn send(self: &Arc<Self>, mut parts: Vec<Part>) {
+    async fn send(&self, mut parts: Vec<Part>) {
         if parts.len() == 1 {
             if let Some(Part { request, tell, .. }) = parts.pop() {
-                let _ = tell.send(queue::txn(&self.client, request).await);
+                let _ = tell.send(self.client.txn(request).await);
             }
             return;
         }
         let success = parts.iter().map(|part| RequestOp::from(Request::Txn(part.request.clone()))).collect();
         let all = TxnRequest { success, ..TxnRequest::default() };
-        match queue::txn(&self.client, all).await {
+        match self.client.txn(all).await {
             Ok(answer) => hand_out(answer, parts),
             // Refused for all of them, though only one may be to blame.
             Err(failure) if failure.blames_the_request() => {
                 for Part { request, tell, .. } in parts {
-                    let engine = self.clone();
-                    self.run(async move {
-                        let _ = tell.send(queue::txn(&engine.client, request).await);
+                    let batcher = self.clone();
+                    self.tasks.run(self.client.runtime(), async move {
+                        let _ = tell.send(batcher.client.txn(request).await);
                     });
                 }
             }

@@ -19,21 +19,13 @@ use tonic_prost::ProstCodec;
 
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::messages::{
-    AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
+use crate::engines::etcd::protocol::methods::{AUTHENTICATE, TXN, WATCH};
 use crate::engines::etcd::wire::endpoint::Endpoint;
 
 /// How long a request may take unless its sender knows better.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-
-pub(crate) const RANGE: &str = "/etcdserverpb.KV/Range";
-pub(crate) const TXN: &str = "/etcdserverpb.KV/Txn";
-pub(crate) const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
-pub(crate) const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
-pub(crate) const LEASE_KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
-pub(crate) const LEASE_TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
+pub(crate) const REQUEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Who we are to the cluster.
 pub(crate) struct Login {
@@ -67,8 +59,8 @@ pub(crate) struct Client {
     pub(crate) as_of_3_7: std::sync::atomic::AtomicBool,
 }
 
-/// The last server that a request was sent to.
-type Asked = Mutex<Option<Route>>;
+/// The last connection that a request was sent over.
+type LastRoute = Mutex<Option<Route>>;
 
 /// Which connection a request went over.
 #[derive(Debug, Clone, Copy)]
@@ -107,17 +99,17 @@ impl Client {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Sends `request` and waits for its answer, for `patience` at the longest.
+    /// Sends `request` and waits for its answer, for `timeout` at the longest.
     ///
     /// A server that certainly did nothing is followed by the next one; after an unknown outcome it is the caller's
     /// turn to repeat the request, which then goes to another server over a new connection.
-    pub(crate) async fn call<Q, A>(&self, path: &'static str, request: Q, patience: Duration) -> Result<A, Failure>
+    pub(crate) async fn call<Q, A>(&self, path: &'static str, request: Q, timeout: Duration) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
         let asked = Mutex::new(None);
-        match tokio::time::timeout(patience, self.ask_around(path, request, &asked)).await {
+        match tokio::time::timeout(timeout, self.ask_around(path, request, &asked)).await {
             Ok(answer) => answer,
             Err(_) => Err(Failure::timeout()),
         }
@@ -130,13 +122,22 @@ impl Client {
         })
     }
 
-    /// Asks this server and no other, for `patience` at the longest.
+    /// Sends a transaction by itself.
+    pub(crate) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Failure> {
+        let reply: TxnResponse = self.call(TXN, request, REQUEST_WAIT).await?;
+        if reply.header.is_none() {
+            return Err(Failure::new(Fault::Unknown, "etcd sent an answer without a header"));
+        }
+        Ok(reply)
+    }
+
+    /// Asks this server and no other, for `timeout` at the longest.
     pub(crate) async fn call_at<Q, A>(
         &self,
         endpoint: usize,
         path: &'static str,
         request: Q,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<A, Failure>
     where
         Q: Message + 'static,
@@ -147,7 +148,7 @@ impl Client {
             let (channel, _) = self.endpoints[endpoint].channel(self.runtime());
             self.ask(channel, path, request).await
         };
-        tokio::time::timeout(patience, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
+        tokio::time::timeout(timeout, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
     }
 
     /// Where the servers are, for messages.
@@ -178,7 +179,7 @@ impl Client {
             let request = self.dress(orders);
             Ok(grpc.streaming(request, PathAndQuery::from_static(WATCH), codec()).await?.into_inner())
         };
-        let opened = match tokio::time::timeout(PATIENCE, open).await {
+        let opened = match tokio::time::timeout(REQUEST_WAIT, open).await {
             Ok(opened) => opened,
             Err(_) => Err(Failure::timeout()),
         };
@@ -228,7 +229,7 @@ impl Client {
     }
 
     /// Asks one server after the other until one answers; the last one that was asked is put into `asked`.
-    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &Asked) -> Result<A, Failure>
+    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &LastRoute) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,

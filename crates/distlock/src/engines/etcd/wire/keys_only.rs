@@ -5,7 +5,7 @@ use prost::Message;
 use crate::engines::etcd::protocol::messages::{
     RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse,
 };
-use crate::engines::etcd::wire::client::{RANGE, TXN};
+use crate::engines::etcd::protocol::methods::{RANGE, TXN};
 
 /// Returns `answer`, to the request `asked`, without the leases that such a server does not tell.
 pub(crate) fn without_leases<A: Message + Default>(path: &str, asked: &[u8], answer: A) -> A {

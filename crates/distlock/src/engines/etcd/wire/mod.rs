@@ -5,4 +5,5 @@ pub(crate) mod client;
 pub(crate) mod endpoint;
 #[cfg(test)]
 pub(crate) mod keys_only;
+pub(crate) mod tasks;
 pub(crate) mod watches;

@@ -16,7 +16,7 @@ use crate::engines::etcd::protocol::messages::{
     EventKey, EventType, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest, WatchResponse,
 };
 use crate::engines::etcd::protocol::names::end_of;
-use crate::engines::etcd::state::attempts::QueueKey;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::wire::client::Client;
 use crate::types::clock::{Clock, Moment};
 
