@@ -41,7 +41,7 @@ pub(crate) fn run(parts: &[String]) {
                 apart(&server).await;
             }
             if wanted("contended") {
-                for waiters in [8, 64] {
+                for waiters in [2, 8, 64] {
                     contended(&server, waiters).await;
                 }
             }

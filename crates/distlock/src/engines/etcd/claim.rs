@@ -123,8 +123,8 @@ impl Engine {
             && is_fresh
             && attempt.mode() == Mode::Exclusive
             && self.attempts.holder(attempt.lock()).is_some()
-            && let rides = self.attempts.is_passed_on(attempt.lock(), self.clock.now())
-            && let Some(view) = queue::line_up(&self.batcher, attempt.lock(), request.put(None), rides).await?
+            && let with_release = self.attempts.is_passed_on(attempt.lock(), self.clock.now())
+            && let Some(view) = queue::line_up(&self.batcher, attempt.lock(), request.put(None), with_release).await?
         {
             return Ok(view);
         }

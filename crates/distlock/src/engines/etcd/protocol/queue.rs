@@ -114,7 +114,7 @@ pub(crate) async fn join(
         failure.insert(0, Request::Txn(make).into());
     }
     let request = TxnRequest { compare: vec![free], success, failure };
-    let answer = batcher.write(Write::Join { lock: lock.clone(), rides: false }, request).await?;
+    let answer = batcher.write(Write::Join { lock: lock.clone(), with_release: false }, request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
         return Ok(QueueView::entered(key.clone(), wanted.first_slot(), header));
@@ -198,12 +198,12 @@ pub(crate) async fn line_up(
     batcher: &Batcher,
     lock: &[u8],
     put: PutRequest,
-    rides: bool,
+    with_release: bool,
 ) -> Result<Option<QueueView>, Failure> {
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
     let request = TxnRequest { compare: vec![created_at(&key, 0)], success, failure: Vec::new() };
-    let answer = batcher.write(Write::Join { lock: lock.to_vec(), rides }, request).await?;
+    let answer = batcher.write(Write::Join { lock: lock.to_vec(), with_release }, request).await?;
     Ok(lined_up(key, answer.header.unwrap_or_default(), answer.responses))
 }
 
