@@ -627,3 +627,6 @@ impl<L: LeaseHandle> AttemptState<L> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
