@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::engine::Engine;
 use super::protocol::messages::EventType;
-use super::state::attempt::Chore;
 use super::state::attempts::Attempt;
+use super::state::effect::Chore;
 use crate::types::clock::Moment;
 
 /// How often the agenda is looked at.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::engine::Engine;
 use super::protocol::{queue, value};
 use super::shared_lease::SharedLease;
-use super::state::attempt::{LeaseGone, SawDeletion};
 use super::state::attempts::Attempt;
+use super::state::effect::{LeaseGone, SawDeletion};
 use super::state::entry::{Entry, EntryDeletion};
 use crate::types::event::LossReason;
 

@@ -17,6 +17,9 @@ mod housekeeping;
 mod inspect;
 mod leases;
 mod losses;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod model;
 mod protocol;
 mod reentry;
 mod release;
@@ -26,15 +29,6 @@ mod shared_lease;
 mod state;
 mod wait;
 mod wire;
-
-/// For the model of this repository only: the rules of an attempt, as the engine runs them.
-#[cfg(feature = "simulation")]
-#[doc(hidden)]
-pub mod model {
-    pub use super::protocol::queue_key::QueueKey;
-    pub use super::state::attempt::*;
-    pub use super::state::phase::{Leaving, Phase};
-}
 
 pub use self::config::EtcdBuilder;
 pub use self::handle::{Etcd, EtcdCompare, EtcdHandle};

@@ -11,8 +11,8 @@ use tokio::task::AbortHandle;
 
 use super::engine::Engine;
 use super::protocol::queue;
-use super::state::attempt::Wait;
 use super::state::attempts::Attempt;
+use super::state::effect::Wait;
 use crate::contract::{Claim, Wake};
 use crate::types::mode::Mode;
 

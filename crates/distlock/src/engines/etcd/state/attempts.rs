@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::attempt::{AttemptState, LeaseGone, LeaseHandle};
+use super::attempt::{AttemptState, LeaseHandle};
+use super::effect::LeaseGone;
 use super::key_numbers::KeyNumbers;
 use crate::contract::{Claim, Term};
 use crate::engines::etcd::protocol::names::Names;

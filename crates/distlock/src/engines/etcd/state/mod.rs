@@ -3,6 +3,7 @@
 
 pub(crate) mod attempt;
 pub(crate) mod attempts;
+pub(crate) mod effect;
 pub(crate) mod entry;
 pub(crate) mod key_numbers;
 pub(crate) mod phase;
