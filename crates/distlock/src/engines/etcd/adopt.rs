@@ -84,7 +84,7 @@ impl Engine {
         Ok(Some(self.attempts.take_in(claim, place, lease, keep_until, now.after(WATCH_AFTER))))
     }
 
-    /// Hangs the key on our lease, with our record in it. Answers as of which revision it is ours; `None`: it is gone.
+    /// Hangs the key on our lease, with our record in it. Returns the revision as of which it is ours; `None`: it is gone.
     async fn take_over(&self, attempt: &Attempt, from: AttemptId, claim: &Claim) -> Result<Option<i64>, Failure> {
         let adopter = attempt.state().adopter();
         let Some((lease, created)) = adopter else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Several locks in one step: one transaction makes all keys, if nobody is in any of the queues.
+//! Several locks in one step: one transaction makes all keys, if all queues are empty.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ struct AllQueues {
 }
 
 impl AllQueues {
-    /// The first of the locks that somebody else has, or that was ours and is gone; `None` when all are ours.
+    /// Returns the first lock that another owner holds, or whose key is gone; `None` when all are ours.
     fn first_taken(&self) -> Option<usize> {
         if self.is_new {
             return None;
@@ -42,7 +42,7 @@ impl AllQueues {
     }
 }
 
-/// Makes our keys in several queues if nobody is in any of them; otherwise none.
+/// Makes our keys in several queues if all of them are empty; otherwise none.
 async fn join_all(client: &Client, wanted: &[KeyRequest]) -> Result<AllQueues, Failure> {
     let free = |one: &KeyRequest| Compare { range_end: end_of(&one.lock), ..created_at(&one.lock, 0) };
     let request = TxnRequest {

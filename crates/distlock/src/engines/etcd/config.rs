@@ -65,7 +65,7 @@ impl EtcdBuilder {
     }
 
     /// Takes slashes in names as they are, so that lock `a/b` is what `etcdctl lock a/b` means. Then the lock `a` is
-    /// also held by whoever holds `a/b`, as it is for Go's client. Default: slashes are escaped, and names never nest.
+    /// also held by the holder of `a/b`, as it is for Go's client. Default: slashes are escaped, and names never nest.
     pub fn verbatim_names(mut self) -> Self {
         self.verbatim = true;
         self

@@ -71,7 +71,7 @@ impl Engine {
     /// Deletes the `over` oldest entries of a history. Others may do so at the same time: they delete the same.
     async fn shorten(&self, history: &[u8], over: i64) -> Result<(), Failure> {
         let mut answer: RangeResponse = self.client.call(RANGE, some_of(history, 0), REQUEST_WAIT).await?;
-        // Not by the server: what was put by one transaction has one revision there, and no order.
+        // Not by the server: entries of one transaction have one revision there, and no order.
         answer.kvs.sort_by(in_order);
         answer.kvs.truncate(usize::try_from(over).unwrap_or_default());
         for some in answer.kvs.chunks(MOST_OPS) {

@@ -180,7 +180,7 @@ mod tests {
         engine.client.txn(request).await.unwrap();
     }
 
-    /// Somebody deletes the key of a hold, of which a second request to make it was never answered, and may still come.
+    /// Another client deletes the key of a hold, and a second request to make it, never answered, may still come.
     #[tokio::test]
     async fn a_key_that_comes_after_its_hold_was_lost_is_deleted() {
         let server = EtcdServer::start();
@@ -203,7 +203,7 @@ mod tests {
             state.unanswered();
             (state.created(), state.lease().id)
         };
-        // While it is there, it is the hold's, or somebody's who has taken it over on the same lease.
+        // While it is there, it is the hold's, or that of an attempt that took it over on the same lease.
         queue::delete_late(&engine.client, &key, created, lease).await.unwrap();
         assert!(queue::read(&engine.client, &key).await.unwrap().0.is_some(), "it was made by the claim");
         send(engine, Request::DeleteRange(DeleteRangeRequest { key: key.clone() })).await;

@@ -1,6 +1,6 @@
 //! Entries of one owner from several processes: see `docs/decisions/0008-etcd-reentry.md`.
 //!
-//! Who is first makes a key in the queue as everybody does, but on a lease of its own: the *head*. Whoever of the same owner
+//! The first entry makes a key in the queue, as every attempt does, but on a lease of its own: the *head*. Each entry of the owner
 //! is entry keeps that lease alive, so the head stays as long as one of them lives. Each has a key of its own beside the
 //! queue, on the lease of its process; the last one out deletes the head with it.
 
@@ -111,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Whether an entry may still be made: it was not given up before it came to that. Then it would be nobody's.
+    /// Whether an entry may still be made: it was not given up before it came to that. A key made after that would belong to no entry.
     fn awaits(&self, entry: &Entry) -> bool {
         self.entries.has(entry) && entry.is_good()
     }
@@ -144,13 +144,13 @@ impl Engine {
         Some(Grant::new(FencingToken::new(entry.head().created.unsigned_abs()), Some(term)))
     }
 
-    /// A lease for what stands in the queue: who is entry later keeps it alive, also when this client is gone.
+    /// Returns a lease for a candidate in the queue: later entries keep it alive, also when this client is gone.
     pub(super) async fn head_lease(self: &Arc<Self>, claim: &Claim) -> Result<Arc<SharedLease>> {
         Ok(self.keep_for_others(shared_lease::private(claim.lease(), &self.client, &self.clock).await?))
     }
 
-    fn keep_for_others(self: &Arc<Self>, session: Arc<SharedLease>) -> Arc<SharedLease> {
-        let (engine, kept) = (self.clone(), session.clone());
+    fn keep_for_others(self: &Arc<Self>, lease: Arc<SharedLease>) -> Arc<SharedLease> {
+        let (engine, kept) = (self.clone(), lease.clone());
         self.run(async move {
             shared_lease::keep_for_others(&kept, &engine.client, &engine.clock, || engine.needs(kept.id)).await;
             let concerned = |entry: &Arc<Entry>| Arc::ptr_eq(entry.shared(), &kept);
@@ -159,7 +159,7 @@ impl Engine {
             }
             engine.attempts_lost(&kept);
         });
-        session
+        lease
     }
 
     pub(super) async fn renew_entry(self: &Arc<Self>, lease: &Lease) -> Result<Renewal> {
@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Ends what stands in the queue for a claim. If that is the head, it belongs to all who are entry: it is deleted only
-    /// if nobody has entered.
+    /// if no entry was made.
     async fn withdraw(self: &Arc<Self>, id: AttemptId) {
         let Some(candidate) = self.entries.withdraw(id) else { return };
         let Some(attempt) = self.attempts.get(candidate.attempt) else { return };

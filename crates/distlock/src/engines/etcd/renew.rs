@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
-    /// `known`, or is now. Answers the term that ends first; `None`: the first one is gone, and whatever hangs on it was told.
+    /// `known`, or is now. Returns the term that ends first; `None`: the first one is gone, and its holders were told.
     async fn renew_leases(self: &Arc<Self>, leases: &[Arc<SharedLease>], known: Moment) -> Result<Option<Term>> {
         let mut first: Option<Term> = None;
         for lease in leases {
@@ -101,7 +101,7 @@ impl Engine {
     /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is written.
     fn settle_soon(self: &Arc<Self>, attempt: &Arc<Attempt>, length: Duration) {
         if attempt.making().try_lock().is_err() {
-            // Somebody is at it.
+            // Another task is moving it, writing it or deleting it.
             return;
         }
         let (engine, attempt) = (self.clone(), attempt.clone());
@@ -118,7 +118,7 @@ impl Engine {
         }
         let Some(attempt) = self.attempts.get(lease.claim.attempt) else { return Ok(false) };
         let (engine, claim) = (self.clone(), lease.claim.clone());
-        // Whoever wants to move or delete the key waits for it, and not for the caller to go on.
+        // A task that moves or deletes the key waits for this one, and not for the caller.
         self.finish(async move { engine.amend_alone(&attempt, &claim).await }).await
     }
 
@@ -140,16 +140,16 @@ impl Engine {
         Ok(amended)
     }
 
-    /// Hangs a hold on a lease that is long enough for `ttl`, and for what was asked before and not answered: after that it
+    /// Hangs a hold on a lease that is long enough for `ttl`, and for earlier unanswered requests: after that it
     /// is known again what it hangs on. False when the hold is gone.
     async fn move_to_longer(self: &Arc<Self>, attempt: Arc<Attempt>, ttl: Duration) -> Result<bool> {
         let engine = self.clone();
-        // Whoever wants to renew or delete the key waits for it, and not for the caller to go on.
+        // A task that renews or deletes the key waits for this one, and not for the caller.
         self.finish(async move { engine.move_alone(&attempt, ttl).await }).await
     }
 
     async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<bool> {
-        // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
+        // One after the other: a reply says what the key hangs on only while no other task moves it.
         let _making = attempt.making().lock().await;
         let ttl = attempt.state().next_leases().iter().map(|next| next.length()).fold(ttl, Duration::max);
         let longer = self.lease_for(ttl).await?;
@@ -290,7 +290,7 @@ mod tests {
         assert!(scene.longer.term().start > known, "it may hang on this one");
     }
 
-    /// One of the leases that a hold may hang on is gone: it counts on nothing until somebody has looked.
+    /// One of the leases that a hold may hang on is gone: it counts on nothing until its key was read.
     #[tokio::test]
     async fn a_hold_that_may_have_gone_with_a_lease_is_looked_for() {
         for went_with_it in [false, true] {

@@ -5,7 +5,7 @@ use crate::types::sync::Mutex;
 use crate::engines::etcd::protocol::messages::Header;
 use crate::types::error::{Error, ErrorKind, Result};
 
-/// The highest revision that any answer has shown.
+/// The highest revision that a reply has shown.
 #[derive(Debug, Default)]
 pub(super) struct SeenRevision(Mutex<Header>);
 
@@ -15,7 +15,7 @@ impl SeenRevision {
         *self.0.lock()
     }
 
-    /// Checks the answer to a linearizable request that was sent when `before` was the last one seen. A cluster that was
+    /// Checks the reply to a linearizable request that was sent when `before` was the last one seen. A cluster that was
     /// restored from an old copy would give tokens that it has given already.
     pub(super) fn check(&self, before: Header, answer: Header) -> Result<()> {
         let help = "it was restored from a copy, or the endpoints are not one cluster: see docs/backends/etcd.md";

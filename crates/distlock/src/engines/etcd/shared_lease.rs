@@ -1,7 +1,7 @@
 //! Leases of the cluster: one for all locks of a locker family that ask for the same TTL.
 //!
-//! A session is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a stream for
-//! that; each request here opens and ends one of its own, so that an answer can only be the answer to its request, and
+//! A shared lease is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a stream for
+//! that; each request here opens and ends one of its own, so that a reply can only be the reply to its request, and
 //! a request that is not answered is repeated elsewhere without any state to clean up.
 
 use crate::types::sync::{Mutex, MutexGuard};
@@ -24,7 +24,7 @@ use crate::types::error::{Error, Result};
 
 /// The shortest lease that etcd 3.4 gives.
 const LEAST_SECONDS: u64 = 2;
-/// How long a lease that nobody needs is kept for the next one who does.
+/// How long an unused lease is kept for the next lock.
 const LINGER: Duration = Duration::from_secs(30);
 /// The same for one that takes no new locks: longer than a request may be on its way.
 const RETIRED_LINGER: Duration = Duration::from_secs(10);
@@ -35,12 +35,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct SharedLease {
     pub(super) id: i64,
-    /// What was asked for; the term says what was given.
+    /// The length that was asked for; the term says what was granted.
     seconds: u64,
     state: watch::Sender<State>,
-    /// Somebody wants it renewed now.
+    /// A caller wants it renewed now.
     wanted: Notify,
-    /// And has a term that began then.
+    /// That caller has a term that began then.
     wanted_after: Mutex<Moment>,
     /// When a lock last needed it.
     used: Mutex<Moment>,
@@ -48,9 +48,9 @@ pub(super) struct SharedLease {
 
 #[derive(Debug, Clone)]
 struct State {
-    /// The last request that was answered, with the TTL of the answer.
+    /// The last answered request, with the TTL of its reply.
     term: Term,
-    /// How many requests failed, ever: who waits for an answer sees that there will be none.
+    /// How many requests failed, ever: a caller that waits for a reply sees that there will be none.
     failures: u64,
     /// The server does not have it any more.
     gone: bool,
@@ -100,7 +100,7 @@ impl SharedLease {
         self.state.send_modify(|state| state.retired = true);
     }
 
-    /// Renews the lease now, together with whoever else asks for it, and answers the new term; `None`: it is gone.
+    /// Renews the lease now, once for all callers that ask for it. Returns the new term; `None`: it is gone.
     pub(super) async fn renewed_after(&self, start: Moment) -> Result<Option<Term>> {
         let mut state = self.state.subscribe();
         let failures = {
@@ -123,7 +123,7 @@ impl SharedLease {
         }
     }
 
-    /// Sends one keep-alive. Answers whether the lease is still there, as far as anybody knows.
+    /// Sends one keep-alive. Returns false when the lease is known to be gone.
     async fn keep_alive(&self, client: &Client, clock: &Clock) -> bool {
         let term = self.term();
         let start = clock.now();
@@ -161,7 +161,7 @@ impl SharedLease {
         false
     }
 
-    /// Whether nobody needs it any more. That it was not used for long is not enough: a process that was stopped finds so of
+    /// Whether no lock needs it any more. That it was not used for long is not enough: a process that was stopped finds so of
     /// what it holds.
     fn is_idle(&self, now: Moment, is_needed: impl Fn() -> bool) -> bool {
         if now >= self.idle_from() && is_needed() {
@@ -187,7 +187,7 @@ impl State {
 pub(super) struct SharedLeases {
     /// Few: one for each TTL that is asked for.
     open: Mutex<Vec<Arc<SharedLease>>>,
-    /// Those that are being granted, by what was asked for: a thousand tasks that start together share one, or its failure.
+    /// The leases that are being granted, by their length: a thousand tasks that start together share one, or its failure.
     coming: Mutex<HashMap<u64, watch::Receiver<Option<Granted>>>>,
 }
 
@@ -203,13 +203,13 @@ impl SharedLeases {
         begin: impl FnOnce(watch::Sender<Option<Granted>>),
     ) -> Granted {
         let seconds = whole_seconds(ttl);
-        if let Some(session) = self.find(seconds, clock.now()) {
-            return Ok(session);
+        if let Some(lease) = self.find(seconds, clock.now()) {
+            return Ok(lease);
         }
         let mut coming = {
             let mut coming = lock(&self.coming);
-            if let Some(session) = self.find(seconds, clock.now()) {
-                return Ok(session);
+            if let Some(lease) = self.find(seconds, clock.now()) {
+                return Ok(lease);
             }
             let ask = || {
                 let (tell, told) = watch::channel(None);
@@ -241,33 +241,33 @@ impl SharedLeases {
 
     fn find(&self, seconds: u64, now: Moment) -> Option<Arc<SharedLease>> {
         let open = lock(&self.open);
-        let fits = |session: &&Arc<SharedLease>| session.seconds == seconds && session.state.borrow().takes_locks();
-        let session = open.iter().find(fits)?;
-        session.touch(now);
-        Some(session.clone())
+        let fits = |lease: &&Arc<SharedLease>| lease.seconds == seconds && lease.state.borrow().takes_locks();
+        let lease = open.iter().find(fits)?;
+        lease.touch(now);
+        Some(lease.clone())
     }
 
-    /// Takes no new locks on a lease, unless one has asked for it in this moment. Answers whether that is so.
-    fn close_unused(&self, session: &SharedLease, now: Moment) -> bool {
+    /// Takes no new locks on a lease, unless one has asked for it in this moment. Returns whether it is closed.
+    fn close_unused(&self, lease: &SharedLease, now: Moment) -> bool {
         let mut open = lock(&self.open);
-        if now < session.idle_from() {
+        if now < lease.idle_from() {
             return false;
         }
-        open.retain(|other| other.id != session.id);
+        open.retain(|other| other.id != lease.id);
         true
     }
 
     /// Forgets a lease that is gone.
-    pub(super) fn forget(&self, session: &SharedLease) {
-        lock(&self.open).retain(|other| other.id != session.id);
+    pub(super) fn forget(&self, lease: &SharedLease) {
+        lock(&self.open).retain(|other| other.id != lease.id);
     }
 
     /// Ends all leases but those that are `kept`, and with them whatever still hangs on them.
     pub(super) async fn revoke_all_but(&self, kept: &[i64], client: &Client) -> Result<(), Failure> {
         let all = std::mem::take(&mut *lock(&self.open));
         let mut outcome = Ok(());
-        for session in all.iter().filter(|session| !session.is_gone() && !kept.contains(&session.id)) {
-            outcome = outcome.and(session.revoke(client).await);
+        for lease in all.iter().filter(|lease| !lease.is_gone() && !kept.contains(&lease.id)) {
+            outcome = outcome.and(lease.revoke(client).await);
         }
         outcome
     }
@@ -277,7 +277,7 @@ async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<SharedLea
     let start = clock.now();
     let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
     let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, REQUEST_WAIT).await.map_err(|failure| {
-        // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
+        // A lease whose id is not known holds no lock and ends by itself: nothing that matters was done.
         if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
     })?;
     let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
@@ -302,7 +302,7 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
         }
         Ok(_) => Ok(None),
         Err(failure) if failure.fault == Fault::LeaseGone => Ok(None),
-        // It lives a little longer at the most, for those who hold it anyway.
+        // At most it lives a little longer, for the entries that keep it alive anyway.
         Err(failure) if failure.fault == Fault::Unknown => Err(failure.into_refusal()),
         Err(failure) => Err(failure),
     }
@@ -310,7 +310,7 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
 
 /// When the next request for a lease is due.
 struct Pace<'a> {
-    session: &'a SharedLease,
+    lease: &'a SharedLease,
     client: &'a Client,
     clock: &'a Clock,
     /// The last one failed.
@@ -318,70 +318,65 @@ struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    fn new(session: &'a SharedLease, client: &'a Client, clock: &'a Clock) -> Self {
-        Pace { session, client, clock, failed: false }
+    fn new(lease: &'a SharedLease, client: &'a Client, clock: &'a Clock) -> Self {
+        Pace { lease, client, clock, failed: false }
     }
 
-    /// Waits until a request is due, or somebody wants one, or it is `until`; and answers whether one is to be sent.
+    /// Waits until a request is due, or a caller wants one, or it is `until`. Returns whether one is to be sent.
     async fn wait(&self, until: Moment) -> bool {
-        let Term { start, ttl } = self.session.term();
+        let Term { start, ttl } = self.lease.term();
         if self.failed {
             let pause = (ttl / 20).min(LONGEST_PAUSE);
             self.clock.sleep_until(self.clock.now().after(pause).min(until)).await;
         }
         let due = start.after(ttl / 3);
         tokio::select! {
-            () = self.session.wanted.notified() => {}
+            () = self.lease.wanted.notified() => {}
             () = self.clock.sleep_until(due.min(until)) => {}
         }
-        // Whoever asked while the last request was on its way was served by it.
-        let is_wanted = *lock(&self.session.wanted_after) >= self.session.term().start;
+        // A caller that asked while the last request was on its way was served by it.
+        let is_wanted = *lock(&self.lease.wanted_after) >= self.lease.term().start;
         is_wanted || self.clock.now() >= due
     }
 
-    /// Sends one. Answers whether the lease is still there, as far as anybody knows.
+    /// Sends one. Returns false when the lease is known to be gone.
     async fn keep_alive(&mut self) -> bool {
-        let failures = self.session.state.borrow().failures;
-        let is_there = self.session.keep_alive(self.client, self.clock).await;
-        self.failed = self.session.state.borrow().failures > failures;
+        let failures = self.lease.state.borrow().failures;
+        let is_there = self.lease.keep_alive(self.client, self.clock).await;
+        self.failed = self.lease.state.borrow().failures > failures;
         is_there
     }
 }
 
 /// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
 /// it is gone.
-pub(super) async fn keep_for_others(
-    session: &SharedLease,
-    client: &Client,
-    clock: &Clock,
-    is_needed: impl Fn() -> bool,
-) {
-    let mut state = session.state.subscribe();
-    let mut pace = Pace::new(session, client, clock);
+pub(super) async fn keep_for_others(lease: &SharedLease, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
+    let mut state = lease.state.subscribe();
+    let mut pace = Pace::new(lease, client, clock);
     loop {
         let is_due = tokio::select! {
             _ = state.wait_for(|state| state.gone) => return,
             is_due = pace.wait(Moment::NEVER) => is_due,
         };
-        if is_due && (session.is_idle(clock.now(), &is_needed) || !pace.keep_alive().await) {
-            session.lose();
+        if is_due && (lease.is_idle(clock.now(), &is_needed) || !pace.keep_alive().await) {
+            lease.lose();
             return;
         }
     }
 }
 
-/// Keeps a lease alive as long as it is needed. Answers whether it is to be revoked then; or it is gone.
+/// Keeps a lease alive as long as it is needed. Returns whether it is to be revoked then; otherwise it is gone.
 pub(super) async fn keep(
-    session: &SharedLease,
+    lease: &SharedLease,
     leases: &SharedLeases,
     client: &Client,
     clock: &Clock,
     is_needed: impl Fn() -> bool,
 ) -> bool {
-    let mut pace = Pace::new(session, client, clock);
+    let mut pace = Pace::new(lease, client, clock);
     loop {
-        let is_due = pace.wait(session.idle_from()).await;
-        if session.is_idle(clock.now(), &is_needed) && leases.close_unused(session, clock.now()) {
+        let is_due = pace.wait(lease.idle_from()).await;
+        if lease.is_idle(clock.now(), &is_needed) && leases.close_unused(lease, clock.now()) {
             return true;
         }
         if is_due && !pace.keep_alive().await {
@@ -420,11 +415,11 @@ mod tests {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), false, Arc::new(record));
         let Claimed::Granted(grant) = etcd.claim(&claim).await.unwrap() else { panic!("it is free") };
-        let session = etcd.engine.attempts.get(claim.attempt).unwrap().lease();
+        let lease = etcd.engine.attempts.get(claim.attempt).unwrap().lease();
         for stop in 0..5 {
-            let start = session.term().start;
+            let start = lease.term().start;
             time.advance(Duration::from_secs(35));
-            let mut state = session.state.subscribe();
+            let mut state = lease.state.subscribe();
             let state = state.wait_for(|state| state.gone || state.term.start > start).await.unwrap();
             assert!(!state.gone, "revoked in the middle of a hold, after stop {stop}");
             drop(state);

@@ -1,10 +1,10 @@
 //! The messages of etcd's interface that a lock needs: their field numbers are etcd's, the selection is ours.
 //!
-//! Fields that nobody here reads are left out; prost skips what it does not know.
+//! Fields that the engine does not read are left out; prost skips fields that it does not know.
 
 use prost::{Enumeration, Message, Oneof};
 
-/// Says at which revision an answer was made.
+/// Says at which revision a reply was made.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct Header {
     #[prost(uint64, tag = "1")]

@@ -1,7 +1,7 @@
 //! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is exclusive.
 //!
 //! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
-//! were made, so they queue with us. Names nest there: who waits for `a` also counts the keys of `a/b`. So a slash in a
+//! were made, so they queue with us. Names nest there: a waiter for `a` also counts the keys of `a/b`. So a slash in a
 //! name is escaped, unless names are to be taken verbatim.
 
 use crate::types::key::Key;
@@ -48,7 +48,7 @@ impl Names {
         all.into_bytes()
     }
 
-    /// The key of one attempt. Two of one lease must not have the same number at the same time: whoever makes a key that
+    /// The key of one attempt. Two of one lease must not have the same number at the same time: an attempt that makes a key that
     /// is there already takes it for its own.
     pub(crate) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
         let mut key = lock.to_vec();
@@ -80,7 +80,7 @@ impl Names {
         [&self.histories(), &lock[self.prefix.len()..]].concat()
     }
 
-    /// How the one who made `key` uses the lock at `lock`. Others than us, and who uses a lock below it, share nothing.
+    /// Returns the mode in which `key` uses the lock at `lock`. Keys of other clients, and of locks below it, are exclusive.
     pub(crate) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
         parse_tail(tail).unwrap_or_default()

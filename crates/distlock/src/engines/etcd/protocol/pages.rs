@@ -61,7 +61,7 @@ async fn turn_pages<F: Future<Output = Result<RangeResponse, Failure>>>(
     }
 }
 
-/// Where the page after `answer` begins, if there is one.
+/// Returns where the page after `answer` begins, if there is one.
 pub(crate) fn next_page(from: &[u8], answer: &RangeResponse) -> Result<Option<Vec<u8>>, Failure> {
     let Some(last) = answer.kvs.last().filter(|_| answer.more) else { return Ok(None) };
     // A server that shows the same keys again and again would be asked for ever, and fill our memory.

@@ -39,7 +39,7 @@ impl KeyRequest {
         PutRequest { key: self.key.clone(), value, lease: self.lease, ..PutRequest::default() }
     }
 
-    /// The slot of the first one who comes to a semaphore.
+    /// The slot of the first key of a semaphore.
     fn first_slot(&self) -> Option<u32> {
         matches!(self.mode, Mode::Slot { .. }).then_some(0)
     }
@@ -56,9 +56,9 @@ pub(crate) struct QueueView {
     pub(crate) holds: bool,
     /// The slot that our key has.
     pub(crate) slot: Option<u32>,
-    /// The first keys, where the answer tells them: that of the holder, or of a semaphore's holders.
+    /// The first keys, where the reply shows them: that of the holder, or of a semaphore's holders.
     pub(crate) heads: Vec<KeyValue>,
-    /// The keys whose end we wait for, where the answer tells them.
+    /// The keys whose end we wait for, where the reply shows them.
     pub(crate) before: Vec<QueueKey>,
     /// The cluster and its revision at that moment.
     pub(crate) header: Header,
@@ -72,7 +72,7 @@ impl QueueView {
         QueueView { own, is_new: true, holds: true, slot, heads, before: Vec::new(), header }
     }
 
-    /// Judges what was read: our own key, the heads of the queue and its last ones.
+    /// Judges a reply with our own key, the first keys of the queue and its last ones.
     fn judged(lock: &[u8], mode: Mode, header: Header, mut ranges: impl Iterator<Item = Vec<KeyValue>>) -> Self {
         let own = ranges.next().and_then(|own| own.into_iter().next());
         let heads = ranges.next().unwrap_or_default();
@@ -85,7 +85,7 @@ impl QueueView {
         QueueView { own: created, is_new: false, holds, slot, heads, before: standing.awaited, header }
     }
 
-    /// A mode of those before us that does not go with ours.
+    /// Returns a mode of a key before ours that does not go with ours.
     pub(crate) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
         let own = self.own.unwrap_or(i64::MAX);
         let heads = self.heads.iter().filter(|head| head.create_revision < own).map(|head| head.key.as_slice());
@@ -136,7 +136,7 @@ pub(crate) async fn join(
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
 async fn enter(client: &Client, wanted: &KeyRequest, mut view: QueueView) -> Result<QueueView, Failure> {
     let KeyRequest { lock, key, mode, .. } = wanted;
-    // Each further round means that somebody else came in between.
+    // Each further round means that another client wrote to the queue in between.
     for _ in 0..ROUNDS {
         let is_free = match mode {
             Mode::Shared => view.before.is_empty(),
@@ -165,7 +165,7 @@ async fn enter(client: &Client, wanted: &KeyRequest, mut view: QueueView) -> Res
     Ok(view)
 }
 
-/// Takes a slot of a semaphore for our key, which `view` shows among those who hold it. Without a slot after that the queue
+/// Takes a slot of a semaphore for our key, which `view` shows among the holders. Without a slot after that the queue
 /// has changed since: read it again.
 pub(crate) async fn take_slot(
     client: &Client,
@@ -189,7 +189,7 @@ pub(crate) async fn take_slot(
     Ok(())
 }
 
-/// Makes our key behind those of others, and finds the one right before it; who holds the lock is not asked. For who
+/// Makes our key behind those of others, and finds the one right before it; the holder is not asked for. For a caller
 /// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there, and was
 /// left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
 ///
@@ -209,7 +209,7 @@ pub(crate) async fn line_up(
 
 fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<QueueView> {
     let mut last = ranges_of(responses).next().unwrap_or_default().into_iter();
-    // What was made just now is the last one of all.
+    // A key that was made just now is the last one of all.
     last.next().filter(|own| own.key == key && own.create_revision == header.revision)?;
     Some(match last.next() {
         None => QueueView::entered(key, None, header),
@@ -230,7 +230,7 @@ pub(crate) async fn look(
     created: i64,
 ) -> Result<QueueView, Failure> {
     if mode == Mode::Exclusive {
-        // One who is the first needs to read no more than that.
+        // The first key needs no more than that.
         let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), REQUEST_WAIT).await?;
         let header = answer.header.unwrap_or_default();
         if answer.kvs.first().is_some_and(|first| first.key == key && first.create_revision == created) {
@@ -294,7 +294,7 @@ pub(crate) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValu
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
 }
 
-/// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
+/// Hangs a key on another client's lease, with its value; its place and its token stay. Returns the revision; `None` when
 /// it is not as it was read any more.
 pub(crate) async fn take_over(
     client: &Client,
@@ -329,9 +329,9 @@ pub(crate) struct KeyToDelete<'a> {
     pub(crate) key: &'a [u8],
     /// When it was made; 0: whenever that was.
     pub(crate) created: i64,
-    /// What it hangs on: a hold that somebody took over hangs on another lease. `None`: whatever it is.
+    /// The lease that it hangs on: a hold that another attempt took over hangs on another one. `None`: any.
     pub(crate) lease: Option<i64>,
-    /// Only if nobody has written it since it was made: that of an owner stays for those who have entered.
+    /// Only if it was not written since it was made: the head of an owner stays for its entries.
     pub(crate) if_new: bool,
 }
 
@@ -360,7 +360,7 @@ pub(crate) async fn delete(
     Ok(Deletion { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
-/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was
+/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Returns whether it was
 /// there.
 pub(crate) async fn rewrite(
     client: &Client,
@@ -379,7 +379,7 @@ pub(crate) async fn rewrite(
     Ok(client.txn(request).await?.succeeded)
 }
 
-/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. Whoever has lost
+/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. A holder that has lost
 /// a lock waits for that, so it is asked once and not for long.
 pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
     let request = RangeRequest { key: key.to_vec(), revision: deleted.saturating_sub(1), ..RangeRequest::default() };
@@ -388,7 +388,7 @@ pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, delete
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
-/// Hangs our key on another lease than `from`; its place and its token stay. Answers what it hangs on now: on a third one
+/// Hangs our key on another lease than `from`; its place and its token stay. Returns what it hangs on now: on a third one
 /// if an earlier request that was not answered has moved it. `None` when it is not there.
 pub(crate) async fn attach(client: &Client, mark: &QueueKey, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
     let QueueKey { key, created } = mark;
@@ -406,7 +406,7 @@ pub(crate) async fn attach(client: &Client, mark: &QueueKey, from: i64, lease: i
     Ok(found.map(|kv| kv.lease))
 }
 
-/// Deletes a key that a request made which nobody waits for any more: it was made after `created`, hangs on `lease`, and nobody
+/// Deletes a key that a late request made: it was made after `created`, hangs on `lease`, and no client
 /// has written it since.
 pub(crate) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
     let is_later = Compare { result: CompareResult::Greater.into(), ..created_at(key, created) };
@@ -445,7 +445,7 @@ fn is_new(key: &[u8]) -> Compare {
     Compare { target: CompareTarget::Version.into(), create_revision: None, version: Some(1), ..created_at(key, 0) }
 }
 
-/// The key hangs on that lease: nobody has taken it over.
+/// The key hangs on that lease: no other attempt has taken it over.
 pub(crate) fn hangs_on(key: &[u8], lease: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
@@ -478,7 +478,7 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
     }
 }
 
-/// Asks whether a key is there and when it was made. Its lease is not to be read from the answer: etcd 3.7 leaves it out
+/// Asks whether a key is there and when it was made. Its lease is not to be read from the reply: etcd 3.7 leaves it out
 /// where only keys are asked for.
 pub(crate) fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }

@@ -41,7 +41,7 @@ impl NewEntry<'_> {
         .into()
     }
 
-    /// Our key was made, unless an answer has found one of its name: then that one becomes ours. Answers the revision as of which
+    /// Our key was made, unless a reply has found one of its name: then that one becomes ours. Returns the revision as of which
     /// it is; `None` when it was written since, or the head is gone.
     async fn settle(&self, client: &Client, found: Option<KeyValue>, revision: i64) -> Result<Option<i64>, Failure> {
         let Some(found) = found.filter(|found| found.lease != self.lease) else { return Ok(Some(revision)) };
@@ -56,8 +56,8 @@ impl NewEntry<'_> {
     }
 }
 
-/// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
-/// Answers the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
+/// Makes the key of an entry, if its head is there, and writes the head so that its maker does not delete it any more.
+/// Returns the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
 pub(crate) async fn enter(client: &Client, wanted: &NewEntry<'_>) -> Result<Option<i64>, Failure> {
     let head = wanted.head;
     let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
@@ -80,7 +80,7 @@ pub(crate) async fn enter(client: &Client, wanted: &NewEntry<'_>) -> Result<Opti
     Err(too_busy())
 }
 
-/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Answers the revision as of
+/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Returns the revision as of
 /// which ours is there; `None` when neither is, or the head is gone.
 pub(crate) async fn swap(client: &Client, wanted: &NewEntry<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
     let delete = DeleteRangeRequest { key: old.to_vec() };
@@ -107,7 +107,7 @@ pub(crate) async fn swap(client: &Client, wanted: &NewEntry<'_>, old: &[u8]) -> 
     Err(too_busy())
 }
 
-/// The key that an answer shows, which was asked for by its name.
+/// Returns the key that a reply shows, which was asked for by its name.
 fn found_in(responses: Vec<ResponseOp>) -> Option<KeyValue> {
     let inner = |op: ResponseOp| match op.response {
         Some(Response::Txn(inner)) => inner.responses,
@@ -117,11 +117,11 @@ fn found_in(responses: Vec<ResponseOp>) -> Option<KeyValue> {
 }
 
 fn too_busy() -> Failure {
-    // What was done of it until then is done.
+    // Its earlier steps are done.
     Failure::new(Fault::Unknown, "the entry is written again and again")
 }
 
-/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Answers whether they were there.
+/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Returns whether they were there.
 pub(crate) async fn amend(
     client: &Client,
     head: (&QueueKey, Vec<u8>),
@@ -211,15 +211,15 @@ mod tests {
             let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
             let mut leases = Vec::new();
             for _ in 0..2 {
-                let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-                let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+                let lease = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+                let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: lease.id };
                 let made = match swaps {
                     true => swap(client, &wanted, b"a{}1/old").await,
                     false => enter(client, &wanted).await,
                 };
                 let (key, revision) = queue::read(client, KEY).await.unwrap();
-                assert_eq!((made.unwrap(), key.unwrap().lease), (Some(revision), session.id));
-                leases.push(session.id);
+                assert_eq!((made.unwrap(), key.unwrap().lease), (Some(revision), lease.id));
+                leases.push(lease.id);
             }
             let old = go_out(client, &head, AREA, (KEY, leases[0])).await.unwrap();
             assert!(!old.deleted && !old.was_last);
@@ -238,8 +238,8 @@ mod tests {
         client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
         make(client, b"a/head").await;
         let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
-        let session = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-        let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+        let lease = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+        let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: lease.id };
         assert!(enter(client, &wanted).await.unwrap().is_some());
         let (made, _) = queue::read(client, KEY).await.unwrap();
         assert!(enter(client, &wanted).await.unwrap().is_some());

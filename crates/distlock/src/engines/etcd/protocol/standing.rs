@@ -1,6 +1,6 @@
 //! What a queue means to one of its keys: whether it holds the lock, and whose end it waits for if not.
 //!
-//! Every rule looks only at keys that were made before. Their number can only shrink, so who holds a lock once goes on
+//! Every rule looks only at keys that were made before. Their number can only shrink, so a holder goes on
 //! holding it until its own key is gone.
 
 use crate::engines::etcd::protocol::messages::KeyValue;
@@ -37,7 +37,7 @@ pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
     }
     let room = heads_of(mode) as usize;
     let holds = heads.iter().filter(is_before).count() < room;
-    // While the last of those before are all there, so many are before us.
+    // While the last keys before ours are all there, so many are before ours.
     let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(QueueKey::of).collect() };
     // The next one to have the lock may be of the same owner.
     if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
@@ -48,9 +48,9 @@ pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
     Standing { holds, awaited }
 }
 
-/// The slot of a semaphore that a key made at `created` takes. `heads` are those who hold it.
+/// The slot of a semaphore that a key made at `created` takes. `heads` are the keys of its holders.
 ///
-/// It leaves the lowest ones to those who came before and have none yet: somebody that is slow to take its slot must not
+/// It leaves the lowest ones to earlier holders that have none yet: a holder that is slow to take its slot must not
 /// get one that was a later one's in the meantime, since the tokens of a slot rise.
 pub(crate) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
     let slot_of = |kv: &KeyValue| value::read(&kv.value).and_then(|entry| entry.slot);

@@ -1,4 +1,4 @@
-//! What lies at an attempt's key: a small JSON object that says who asks.
+//! The value of an attempt's key: a small JSON object that describes its owner.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ pub(crate) fn is_broken(value: &[u8]) -> bool {
     entry.is_some_and(|entry| entry.contains_key(BROKEN))
 }
 
-/// Reads a value; `None` when it is not one of ours. It may come from anybody, so nothing in it is believed but text to
+/// Reads a value; `None` when it is not one of ours. Any client may have written it, so nothing in it is believed but text to
 /// be shown, and of that only as much as we would write.
 pub(crate) fn read(value: &[u8]) -> Option<Value> {
     if value.len() > MAX_BYTES {

@@ -48,7 +48,7 @@ impl Scene {
         Scene { server, proxy, time, etcd, first, claim, lock, head }
     }
 
-    /// Runs `request`, which is held up on its way so that its sender gives it up. Answers when it was sent.
+    /// Runs `request`, which is held up on its way so that its sender gives it up. Returns when it was sent.
     async fn hold_up<T: Send + 'static>(&self, request: impl Future<Output = T> + Send + 'static) -> (Instant, T) {
         self.proxy.hold_requests();
         let asked = tokio::spawn(request);

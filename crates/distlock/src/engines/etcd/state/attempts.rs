@@ -155,7 +155,7 @@ struct Table {
     numbers: KeyNumbers,
     /// When to look after which.
     agenda: BTreeSet<(Moment, AttemptId)>,
-    /// Who waits for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
+    /// The waiters for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
     behind: BTreeMap<QueueKey, Vec<AttemptId>>,
     /// The last attempt of this client that got a lock for itself alone, until it has left.
     holders: HashMap<Vec<u8>, AttemptId>,
@@ -176,17 +176,17 @@ impl Attempts {
         &self,
         claim: &Claim,
         lock: Vec<u8>,
-        session: Arc<SharedLease>,
+        lease: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
         let mut table = self.table();
-        let number = table.numbers.take(session.id, &lock);
-        let named = Some((session.id, number));
+        let number = table.numbers.take(lease.id, &lock);
+        let named = Some((lease.id, number));
         let mode = claim.mode();
-        let key = Names::place(&lock, session.id, number, mode);
+        let key = Names::place(&lock, lease.id, number, mode);
         let place = Place { lock, key, created: 0, mode, named };
-        table.insert(claim, place, session, keep_until, look)
+        table.insert(claim, place, lease, keep_until, look)
     }
 
     /// Takes an attempt in that is to take over the hold with this key, which is [given](Attempts::give) to it when it has.
@@ -194,13 +194,13 @@ impl Attempts {
         &self,
         claim: &Claim,
         (lock, QueueKey { key, created }): (Vec<u8>, QueueKey),
-        session: Arc<SharedLease>,
+        lease: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
         let mode = Names::mode(&lock, &key);
         let place = Place { lock, key, created, mode, named: None };
-        self.table().insert(claim, place, session, keep_until, look)
+        self.table().insert(claim, place, lease, keep_until, look)
     }
     /// The key that `attempt` has taken over is its own now.
     pub(crate) fn give(&self, attempt: &Attempt) {
@@ -210,7 +210,7 @@ impl Attempts {
         }
     }
 
-    /// Forgets an attempt, and wakes who waits for its end.
+    /// Forgets an attempt, and wakes the waiters for its end.
     pub(crate) fn remove(&self, attempt: &Attempt) {
         let mut table = self.table();
         if !table.has(attempt) {
@@ -246,40 +246,40 @@ impl Attempts {
         }
     }
 
-    /// The one who waits in the queue of the same lock for the end of `mark`.
-    pub(crate) fn next_after(&self, mark: &QueueKey, lock: &[u8]) -> Option<Arc<Attempt>> {
+    /// Returns the waiter in the queue of the same lock for the end of `awaited`.
+    pub(crate) fn next_after(&self, awaited: &QueueKey, lock: &[u8]) -> Option<Arc<Attempt>> {
         let table = self.table();
-        let mut waiters = table.behind.get(mark)?.iter().filter_map(|id| table.all.get(id));
+        let mut waiters = table.behind.get(awaited)?.iter().filter_map(|id| table.all.get(id));
         waiters.find(|waiter| waiter.lock == lock).cloned()
     }
 
-    /// Whether `mark` is the key of an attempt of this client, whose end wakes who waits for it.
-    pub(crate) fn is_own(&self, mark: &QueueKey) -> bool {
-        self.owner_of(&mark.key).is_some_and(|attempt| attempt.state().created() == mark.created)
+    /// Returns whether `awaited` is the key of an attempt of this client, whose end wakes its waiters.
+    pub(crate) fn is_own(&self, awaited: &QueueKey) -> bool {
+        self.owner_of(&awaited.key).is_some_and(|attempt| attempt.state().created() == awaited.created)
     }
 
-    /// Whether `mark` is just being deleted by this client: the answer says who is next.
-    pub(crate) fn is_leaving(&self, mark: &QueueKey) -> bool {
-        self.owner_of(&mark.key).is_some_and(|attempt| {
+    /// Returns whether this client is just deleting `awaited`: the reply shows the next key.
+    pub(crate) fn is_leaving(&self, awaited: &QueueKey) -> bool {
+        self.owner_of(&awaited.key).is_some_and(|attempt| {
             let state = attempt.state();
-            state.created() == mark.created && state.is_leaving()
+            state.created() == awaited.created && state.is_leaving()
         })
     }
 
-    /// A key was deleted at `revision`: wakes who waits for that, and answers whose key it was.
+    /// A key was deleted at `revision`: wakes its waiters, and returns the attempt whose key it was.
     pub(crate) fn deleted(&self, key: &[u8], revision: i64) -> Option<Arc<Attempt>> {
         let mut table = self.table();
         table.wake_behind(key, revision);
         table.owner_of(key)
     }
 
-    /// The key of `attempt` may be gone: wakes who waits for that.
+    /// The key of `attempt` may be gone: wakes its waiters.
     pub(crate) fn wake_behind(&self, attempt: &Attempt) {
         // A key that is given up was made before any revision to come.
         self.table().wake_behind(&attempt.key, i64::MAX);
     }
 
-    /// `attempt` has the lock now. One of several who hold it is not the one that others wait for.
+    /// `attempt` has the lock now. Waiters do not wait for one of several holders.
     pub(crate) fn set_holder(&self, attempt: &Attempt) {
         let mut table = self.table();
         if attempt.mode == Mode::Exclusive && table.has(attempt) {
@@ -287,7 +287,7 @@ impl Attempts {
         }
     }
 
-    /// Who has the lock at `lock`, if it is an attempt of this client.
+    /// Returns the holder of the lock at `lock`, if it is an attempt of this client.
     pub(crate) fn holder(&self, lock: &[u8]) -> Option<(QueueKey, Holder)> {
         let table = self.table();
         let attempt = table.all.get(table.holders.get(lock)?)?;
@@ -378,12 +378,12 @@ impl Table {
         &mut self,
         claim: &Claim,
         place: Place,
-        session: Arc<SharedLease>,
+        lease: Arc<SharedLease>,
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
-        let known_start = session.term().start;
-        let state = AttemptState::new(session, place.created, known_start, keep_until);
+        let known_start = lease.term().start;
+        let state = AttemptState::new(lease, place.created, known_start, keep_until);
         let attempt = Arc::new(Attempt {
             id: claim.attempt,
             lock: place.lock,
@@ -413,12 +413,12 @@ impl Table {
         self.all.get(self.by_key.get(key)?).cloned()
     }
 
-    /// Wakes who waits for the end of a key of this name that was made before `revision`.
+    /// Wakes the waiters for the end of a key of this name that was made before `revision`.
     fn wake_behind(&mut self, key: &[u8], revision: i64) {
         let made = |created| QueueKey { key: key.to_vec(), created };
-        let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(mark, _)| mark.clone()).collect();
-        for mark in ended {
-            let waiters = self.behind.remove(&mark).unwrap_or_default();
+        let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(awaited, _)| awaited.clone()).collect();
+        for awaited in ended {
+            let waiters = self.behind.remove(&awaited).unwrap_or_default();
             waiters.iter().filter_map(|id| self.all.get(id)).for_each(|next| next.turn.notify_one());
         }
     }
@@ -453,8 +453,8 @@ mod tests {
         let record =
             Record::new(OwnerId::new("o").unwrap(), Process::current(), Some("test".into()), SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), ttl, true, Arc::new(record));
-        let session = Arc::new(SharedLease::new(7, 10, Term { start: at(0), ttl }, at(0)));
-        let attempt = attempts.begin(&claim, LOCK.to_vec(), session, at(10_000), at(250));
+        let lease = Arc::new(SharedLease::new(7, 10, Term { start: at(0), ttl }, at(0)));
+        let attempt = attempts.begin(&claim, LOCK.to_vec(), lease, at(10_000), at(250));
         attempt.state().made(Some(created), true);
         attempt
     }

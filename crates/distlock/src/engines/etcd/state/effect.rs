@@ -64,7 +64,7 @@ pub enum LeaseGone {
     Untouched,
     /// The key is gone with it.
     KeyLost,
-    /// The key may hang on another lease. Nobody counts on it any more, and housekeeping deletes it.
+    /// The key may hang on another lease. No holder counts on it any more, and housekeeping deletes it.
     GivenUp {
         /// Tell the holder.
         tell: bool,

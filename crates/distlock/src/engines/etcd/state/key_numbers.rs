@@ -18,7 +18,7 @@ struct Taken {
 }
 
 impl KeyNumbers {
-    /// A number that nobody has.
+    /// Takes a number that no key has.
     pub(crate) fn take(&mut self, lease: i64, lock: &[u8]) -> u32 {
         let taken = self.0.entry((lease, lock.to_vec())).or_default();
         taken.free.pop().unwrap_or_else(|| {

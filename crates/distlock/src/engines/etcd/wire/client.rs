@@ -54,7 +54,7 @@ pub(crate) struct Client {
     sent: AtomicU64,
     /// Counts the connections that were given up.
     abandoned: watch::Sender<u64>,
-    /// Makes answers as short as those of etcd 3.7, which no test has at hand.
+    /// Makes replies as short as those of etcd 3.7, which no test has at hand.
     #[cfg(test)]
     pub(crate) as_of_3_7: std::sync::atomic::AtomicBool,
 }
@@ -99,7 +99,7 @@ impl Client {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Sends `request` and waits for its answer, for `timeout` at the longest.
+    /// Sends `request` and waits for its reply, for `timeout` at the longest.
     ///
     /// A server that certainly did nothing is followed by the next one; after an unknown outcome it is the caller's
     /// turn to repeat the request, which then goes to another server over a new connection.
@@ -202,7 +202,7 @@ impl Client {
         self.abandoned.send_modify(|count| *count += 1);
     }
 
-    /// Returns once the connection of `route` was given up by somebody.
+    /// Returns once the connection of `route` was given up.
     pub(crate) async fn left(&self, route: Route) {
         let mut abandoned = self.abandoned.subscribe();
         while self.endpoints[route.endpoint].number() == route.link {
@@ -218,7 +218,7 @@ impl Client {
 
     fn pass_over(&self, endpoint: usize) {
         let next = (endpoint + 1) % self.endpoints.len();
-        // Whoever fails second on the same server must not pass over the next one too.
+        // The second request that fails on the same server must not pass over the next one too.
         let _ = self.current.compare_exchange(endpoint, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -308,7 +308,7 @@ impl Client {
         let asked = Mutex::new(None);
         let answer: Result<AuthenticateResponse, _> = Box::pin(self.ask_around(AUTHENTICATE, request, &asked)).await;
         let answer = answer.map_err(|failure| match failure.fault {
-            // What was to be sent afterwards certainly was not.
+            // The request that needed the login certainly was not sent.
             Fault::Unknown => Failure::new(Fault::Unreachable, "the login was not answered"),
             _ => failure,
         })?;

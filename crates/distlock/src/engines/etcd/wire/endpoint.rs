@@ -76,7 +76,7 @@ impl Endpoint {
         }
     }
 
-    /// The connection and its number. It lives on `runtime`, whoever asks first.
+    /// The connection and its number. It lives on `runtime`, whichever task asks first.
     pub(crate) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
         let mut link = self.link.lock();
         let number = link.number;

@@ -1,4 +1,4 @@
-//! For tests: answers as etcd 3.7 gives them, which leaves the lease of a key out where only keys are asked for.
+//! For tests: replies as etcd 3.7 gives them, which leaves the lease of a key out where only keys are asked for.
 
 use prost::Message;
 

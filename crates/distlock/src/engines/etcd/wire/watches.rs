@@ -1,8 +1,8 @@
-//! Deletions, as they happen: one stream, with one watch per lock that somebody waits for or holds for a while, and one for
-//! each key that is held for a while, to see it written by somebody else.
+//! Deletions, as they happen: one stream, with one watch per lock that is waited for or held for a while, and one for
+//! each key that is held for a while, to see it written by another client.
 //!
 //! A watch that starts at a past revision is served only ten times a second until it has caught up. So a lock's watch
-//! starts at "now", the queue is read once more, and the watch stays for a while after the last one who needed it.
+//! starts at "now", the queue is read once more, and the watch stays for a while after its last use.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -20,7 +20,7 @@ use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::wire::client::Client;
 use crate::types::clock::{Clock, Moment};
 
-/// How long a watch stays when nobody needs it.
+/// How long an unused watch stays.
 const LINGER: Duration = Duration::from_secs(10);
 /// How many deletions of a lock are remembered for those who read the queue a moment before.
 const REMEMBERED: usize = 256;
@@ -58,7 +58,7 @@ struct LockWatch {
     deleted: VecDeque<(Vec<u8>, i64)>,
 }
 
-/// One lock's watch, for who depends on it.
+/// One lock's watch, for a waiter or a holder.
 #[derive(Debug)]
 pub(crate) struct Sight(watch::Receiver<i64>);
 
@@ -108,7 +108,7 @@ impl Watches {
         self.table().by_lock.get(lock).is_some_and(|watch| watch.deleted.iter().any(is_its_end))
     }
 
-    /// Ends the watches that nobody has needed for a while.
+    /// Ends the watches that were not used for a while.
     pub(crate) fn prune(&self, now: Moment) {
         let mut table = self.table();
         let idle: Vec<_> = table.by_lock.iter().filter(|(_, watch)| now.since(watch.used) > LINGER).collect();
@@ -198,7 +198,7 @@ impl Watches {
                 let fault = if answer.cancel_reason.contains("auth") { Fault::LoggedOut } else { Fault::Refused };
                 return Err(Failure::new(fault, answer.cancel_reason.clone()));
             }
-            // What happened in between is not known any more: who depends on it must look.
+            // Events in between are lost: waiters and holders must read the queue.
             watch.next = 0;
             table.open(&lock);
             return Ok(());
