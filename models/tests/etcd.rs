@@ -4,8 +4,8 @@
 //! The server and the network are modelled. What a client knows and decides is not: it is the engine's own
 //! [`AttemptState`], which is told of each event and returns what to do. A flaw is a client that asks it the wrong thing.
 //!
-//! A message may take any time and arrive in any order: requests go by several connections. Only safety is judged here, not
-//! waiting: nothing obliges a client to do anything.
+//! A message may take any time and arrive in any order: requests go by several connections. Only safety is judged here,
+//! not waiting: nothing obliges a client to do anything.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Taking a hold over: its key stays, with its place and its token, and hangs on another client's lease from then on.
 //!
-//! The old holder sees that its key was written, and reads by whom. Whatever it still sends about the key depends on the
-//! lease that it hung on.
+//! The old holder sees that its key was written, and reads by whom. Whatever it still sends about the key depends on
+//! the lease that it hung on.
 
 use std::sync::Arc;
 
@@ -84,7 +84,8 @@ impl Engine {
         Ok(Some(self.attempts.take_in(claim, place, lease, keep_until, now.after(WATCH_AFTER))))
     }
 
-    /// Hangs the key on our lease, with our record in it. Returns the revision as of which it is ours; `None`: it is gone.
+    /// Hangs the key on our lease, with our record in it. Returns the revision as of which it is ours; `None`: it is
+    /// gone.
     async fn take_over(&self, attempt: &Attempt, from: AttemptId, claim: &Claim) -> Result<Option<i64>, Failure> {
         let adopter = attempt.state().adopter();
         let Some((lease, created)) = adopter else { return Ok(None) };

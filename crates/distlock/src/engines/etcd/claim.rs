@@ -92,7 +92,8 @@ impl Engine {
         Ok(Some(self.attempts.begin(claim, lock, lease, keep_until, look)))
     }
 
-    /// Makes the key. That goes on when the caller's future is dropped: only a key whose making has ended can be deleted.
+    /// Makes the key. That goes on when the caller's future is dropped: only a key whose making has ended can be
+    /// deleted.
     async fn make(self: &Arc<Self>, attempt: &Arc<Attempt>, claim: &Claim) -> Result<QueueView, Failure> {
         let making = attempt.making().clone().lock_owned().await;
         let request = key_request(attempt, claim);
@@ -164,8 +165,8 @@ impl Engine {
         busy(holder, claim)
     }
 
-    /// Asks only whether the queue has changed for an attempt that waits: reading a long queue costs the server something,
-    /// and each waiter asks from time to time. `None`: read the queue.
+    /// Asks only whether the queue has changed for an attempt that waits: reading a long queue costs the server
+    /// something, and each waiter asks from time to time. `None`: read the queue.
     pub(super) async fn unchanged(&self, attempt: &Attempt, claim: &Claim) -> Result<Option<Busy>> {
         let (own, before) = {
             let state = attempt.state();

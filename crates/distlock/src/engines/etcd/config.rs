@@ -83,8 +83,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system trusts
-    /// without it. Default: not encrypted. Needs the feature `tls`.
+    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system
+    /// trusts without it. Default: not encrypted. Needs the feature `tls`.
     pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
         self.tls.get_or_insert_default().ca = ca;
         self

@@ -32,7 +32,8 @@ impl Engine {
         }
     }
 
-    /// Renews a lease whose renewal is overdue: no key is hung on one that is about to end. Returns whether it is there.
+    /// Renews a lease whose renewal is overdue: no key is hung on one that is about to end. Returns whether it is
+    /// there.
     pub(super) async fn freshen(self: &Arc<Self>, lease: &SharedLease) -> Result<bool> {
         let term = lease.term();
         if self.clock.now() < term.start.after(term.ttl / 2) {

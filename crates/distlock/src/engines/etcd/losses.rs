@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// An unanswered request may still make the key of a forgotten attempt: deletes one that is made after `created`. No
-    /// other attempt gets its name.
+    /// An unanswered request may still make the key of a forgotten attempt: deletes one that is made after `created`.
+    /// No other attempt gets its name.
     fn delete_late(self: &Arc<Self>, attempt: &Attempt, created: i64) {
         let lease = attempt.lease();
         if lease.is_gone() {
@@ -129,8 +129,8 @@ impl Engine {
         self.run(async move { engine.look_who_wrote(&attempt, None).await });
     }
 
-    /// A watch saw that a key was written, at the revision `written`, or may have missed it. If another attempt wrote it, that
-    /// attempt has the hold.
+    /// A watch saw that a key was written, at the revision `written`, or may have missed it. If another attempt wrote
+    /// it, that attempt has the hold.
     pub(super) async fn look_who_wrote(self: &Arc<Self>, attempt: &Attempt, written: Option<i64>) {
         let created = attempt.state().created();
         match queue::read(&self.client, attempt.key()).await {

@@ -1,8 +1,8 @@
 //! Locks in an etcd cluster: strongly consistent, first come first served, and in one queue with Go's
 //! `concurrency.Mutex` and `etcdctl lock`.
 //!
-//! Each attempt puts a key below the lock's name; the one that was made first holds the lock, and its create revision is
-//! the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
+//! Each attempt puts a key below the lock's name; the one that was made first holds the lock, and its create revision
+//! is the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
 
 mod adopt;
 mod claim;

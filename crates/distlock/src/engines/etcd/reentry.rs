@@ -1,8 +1,8 @@
 //! Entries of one owner from several processes: see `docs/decisions/0008-etcd-reentry.md`.
 //!
-//! The first entry makes a key in the queue, as every attempt does, but on a lease of its own: the *head*. Each entry of the owner
-//! is entry keeps that lease alive, so the head stays as long as one of them lives. Each has a key of its own beside the
-//! queue, on the lease of its process; the last one out deletes the head with it.
+//! The first entry makes a key in the queue, as every attempt does, but on a lease of its own: the *head*. Each entry
+//! of the owner keeps that lease alive, so the head stays as long as one of them lives. Each has a key of its own
+//! beside the queue, on the lease of its process; the last one out deletes the head with it.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Engine {
             match head {
                 Some(head) if is_open_to(&lock, &head, claim) => {
                     let Some(entry) = self.enter(claim, &lock, &head).await? else { continue };
-                    // What it has in the queue is not needed any more.
+                    // Its candidate in the queue is not needed any more.
                     self.withdraw(claim.attempt).await;
                     if let Some(grant) = self.grant_entry(&entry) {
                         return Ok(Claimed::Granted(grant));
@@ -64,13 +64,14 @@ impl Engine {
     pub(super) async fn wait_entry(self: &Arc<Self>, claim: &Claim) -> Wake {
         let candidate = self.entries.candidate_of(claim.attempt);
         if let Some(candidate) = candidate {
-            // It may be the first now, or another of the same owner: the claim that follows enters.
+            // The candidate may be the first now, or another of the same owner: the claim that follows enters.
             let _ = self.wait(&candidate).await;
         }
         Wake::Retry
     }
 
-    /// Makes an entry below `head`; `None` when that is not there any more. It goes on when the caller's future is dropped.
+    /// Makes an entry below `head`; `None` when that is not there any more. It goes on when the caller's future is
+    /// dropped.
     async fn enter(self: &Arc<Self>, claim: &Claim, lock: &[u8], head: &KeyValue) -> Result<Option<Arc<Entry>>> {
         let mark = QueueKey::of(head);
         let entry = match self.entries.get(claim.attempt) {
@@ -111,7 +112,8 @@ impl Engine {
         }
     }
 
-    /// Whether an entry may still be made: it was not given up before it came to that. A key made after that would belong to no entry.
+    /// Whether an entry may still be made: it was not given up before it came to that. A key made after that would
+    /// belong to no entry.
     fn awaits(&self, entry: &Entry) -> bool {
         self.entries.has(entry) && entry.is_good()
     }
@@ -134,7 +136,7 @@ impl Engine {
         Ok(Some(self.entries.begin(claim, lock, mark, (own, shared), self.clock.now())))
     }
 
-    /// It is entry; `None` when it is known that it, or its head, was lost since or given up.
+    /// Grants an entry that is made; `None` when it is known that it, or its head, was lost since or given up.
     fn grant_entry(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Grant> {
         if !entry.is_good() {
             self.entry_lost(entry, LossReason::Revoked);
@@ -191,7 +193,7 @@ impl Engine {
         Ok(out.await?)
     }
 
-    /// Ends what stands in the queue for a claim. If that is the head, it belongs to all who are entry: it is deleted only
+    /// Ends what stands in the queue for a claim. If that is the head, it belongs to all entries: it is deleted only
     /// if no entry was made.
     async fn withdraw(self: &Arc<Self>, id: AttemptId) {
         let Some(candidate) = self.entries.withdraw(id) else { return };
@@ -218,8 +220,8 @@ impl Engine {
         entry.shared().lose();
         let out = delete_entry(&self.client, entry).await;
         if in_doubt || out.as_ref().is_err_and(|failure| failure.fault == Fault::Unknown) {
-            // Before it is forgotten: from then on its attempt may come in again, and what comes late must not meet that one's
-            // key on the same lease.
+            // Before it is forgotten: from then on its attempt may come in again, and what comes late must not meet
+            // that one's key on the same lease.
             entry.own().retire();
         }
         let out = out?;
@@ -266,7 +268,7 @@ impl Engine {
     /// Deletes an entry whose time is over.
     fn delete_over(self: &Arc<Self>, entry: &Arc<Entry>) {
         if entry.making().try_lock().is_err() {
-            // The one before is still at it.
+            // An earlier deletion is on its way.
             return;
         }
         let (engine, entry) = (self.clone(), entry.clone());
@@ -354,7 +356,7 @@ impl Engine {
         self.grant_entry(&entry).ok_or_else(not_held)
     }
 
-    /// Writes what is known about a holder anew: in its own key, and in the head, which is what those see who do not get in.
+    /// Writes what is known about a holder anew: in its own key, and in the head, which other owners see.
     pub(super) async fn amend_entry(&self, lease: &Lease) -> Result<bool> {
         let Some(entry) = self.entries.get(lease.claim.attempt) else { return Ok(false) };
         let value = |on: &SharedLease| Value::new(&lease.claim, on.id).to_value();

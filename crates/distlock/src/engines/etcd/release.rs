@@ -1,8 +1,8 @@
 //! Releases, and the handoff to the next waiter of this client.
 //!
-//! The reply to a release says that the holder's key is gone and, as of the same revision, that the key right behind it is
-//! there. Keys are only ever added at the end of a queue, so that key is the first from then on: its waiter needs no further
-//! request.
+//! The reply to a release says that the holder's key is gone and, as of the same revision, that the key right behind it
+//! is there. Keys are only ever added at the end of a queue, so that key is the first from then on: its waiter needs no
+//! further request.
 
 use std::sync::Arc;
 
@@ -33,7 +33,8 @@ impl Engine {
             // Only an exclusive holder is known to have no key before its own.
             (leaving, attempt.mode() == Mode::Exclusive && (leaving.was_held || state.is_first()))
         };
-        // An earlier release whose reply was lost has deleted it: no other client deletes a key while its lease is good.
+        // An earlier release whose reply was lost has deleted it: no other client deletes a key while its lease is
+        // good.
         let outcome = |deleted: bool| {
             let by_us = deleted || (repeated && !attempt.lease().is_gone());
             if was_held && by_us { Release::Released } else { Release::NotOurs }
@@ -60,7 +61,8 @@ impl Engine {
         Ok(outcome(deletion.deleted))
     }
 
-    /// Deletes the key of `attempt`, whose [making](Attempt::making) the caller has locked. Reads the key `next` with it.
+    /// Deletes the key of `attempt`, whose [making](Attempt::making) the caller has locked. Reads the key `next` with
+    /// it.
     async fn delete_key(&self, attempt: &Attempt, next: Option<&[u8]>) -> Result<Deletion, Failure> {
         let to_delete = attempt.state().to_delete();
         let created = to_delete.created;
@@ -84,7 +86,8 @@ impl Engine {
         Ok(deletion)
     }
 
-    /// Hands the lock to the waiter right behind its last holder, if the reply to the release proves that its key is there.
+    /// Hands the lock to the waiter right behind its last holder, if the reply to the release proves that its key is
+    /// there.
     fn hand_over(&self, deletion: &Deletion, key: &QueueKey, next: &Attempt) {
         let is_first = deletion.deleted && deletion.next == Some(key.created);
         if is_first && next.handed_over(key.created, deletion.header.revision) {
@@ -134,8 +137,8 @@ mod tests {
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
-    /// A release that is repeated waits for the one before. When that one has deleted the key, the next one spares who has a key
-    /// of the same name by then, also if it is not known when ours was made.
+    /// A release that is repeated waits for the one before. When that one has deleted the key, the next one spares the
+    /// attempt that has a key of the same name by then, also if it is not known when ours was made.
     #[tokio::test]
     async fn a_key_is_deleted_once_however_often_it_is_asked_for() {
         let server = EtcdServer::start();

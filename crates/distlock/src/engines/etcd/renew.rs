@@ -75,8 +75,9 @@ impl Engine {
         Err(Error::unavailable("it is moved to another lease again and again"))
     }
 
-    /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
-    /// `known`, or is now. Returns the term that ends first; `None`: the first one is gone, and its holders were told.
+    /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term
+    /// that began at `known`, or is now. Returns the term that ends first; `None`: the first one is gone, and its
+    /// holders were told.
     async fn renew_leases(self: &Arc<Self>, leases: &[Arc<SharedLease>], known: Moment) -> Result<Option<Term>> {
         let mut first: Option<Term> = None;
         for lease in leases {
@@ -98,7 +99,8 @@ impl Engine {
         Ok(first)
     }
 
-    /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is written.
+    /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is
+    /// written.
     fn settle_soon(self: &Arc<Self>, attempt: &Arc<Attempt>, length: Duration) {
         if attempt.making().try_lock().is_err() {
             // Another task is moving it, writing it or deleting it.
@@ -308,8 +310,8 @@ mod tests {
         }
     }
 
-    /// An extension that was carried out and not answered is repeated. Where etcd does not tell the leases of keys that are
-    /// asked for without their values, as 3.7 does not, that is no loss.
+    /// An extension that was carried out and not answered is repeated. Where etcd does not tell the leases of keys that
+    /// are asked for without their values, as 3.7 does not, that is no loss.
     #[tokio::test]
     async fn an_extension_repeated_finds_what_the_hold_hangs_on_also_in_etcd_3_7() {
         let scene = Scene::set().await;

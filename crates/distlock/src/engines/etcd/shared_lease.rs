@@ -1,8 +1,8 @@
 //! Leases of the cluster: one for all locks of a locker family that ask for the same TTL.
 //!
-//! A shared lease is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a stream for
-//! that; each request here opens and ends one of its own, so that a reply can only be the reply to its request, and
-//! a request that is not answered is repeated elsewhere without any state to clean up.
+//! A shared lease is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a
+//! stream for that; each request here opens and ends one of its own, so that a reply can only be the reply to its
+//! request, and a request that is not answered is repeated elsewhere without any state to clean up.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -161,8 +161,8 @@ impl SharedLease {
         false
     }
 
-    /// Whether no lock needs it any more. That it was not used for long is not enough: a process that was stopped finds so of
-    /// what it holds.
+    /// Whether no lock needs it any more. That it was not used for long is not enough: a process that was stopped finds
+    /// so of what it holds.
     fn is_idle(&self, now: Moment, is_needed: impl Fn() -> bool) -> bool {
         if now >= self.idle_from() && is_needed() {
             self.touch(now);
@@ -187,7 +187,8 @@ impl State {
 pub(super) struct SharedLeases {
     /// Few: one for each TTL that is asked for.
     open: Mutex<Vec<Arc<SharedLease>>>,
-    /// The leases that are being granted, by their length: a thousand tasks that start together share one, or its failure.
+    /// The leases that are being granted, by their length: a thousand tasks that start together share one, or its
+    /// failure.
     coming: Mutex<HashMap<u64, watch::Receiver<Option<Granted>>>>,
 }
 
@@ -195,7 +196,8 @@ pub(super) struct SharedLeases {
 type Granted = Result<Arc<SharedLease>, Failure>;
 
 impl SharedLeases {
-    /// A lease for a lock that asks for `ttl`. A new one must be [opened](SharedLeases::open), which is left to `begin`.
+    /// A lease for a lock that asks for `ttl`. A new one must be [opened](SharedLeases::open), which is left to
+    /// `begin`.
     pub(super) async fn get(
         &self,
         ttl: Duration,
@@ -348,8 +350,8 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
-/// it is gone.
+/// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or
+/// when it is gone.
 pub(super) async fn keep_for_others(lease: &SharedLease, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
     let mut state = lease.state.subscribe();
     let mut pace = Pace::new(lease, client, clock);

@@ -1,7 +1,7 @@
 //! Waiting for a lock.
 //!
-//! Among the waiters of one client the reply to a release is enough: see `release.rs`. A waiter behind another client's key
-//! is told by a watch, and reads the queue itself.
+//! Among the waiters of one client the reply to a release is enough: see `release.rs`. A waiter behind another client's
+//! key is told by a watch, and reads the queue itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,8 +39,8 @@ enum Told {
 }
 
 impl Engine {
-    /// Waits on the keeper's runtime, where the watch and the connection are: no other thread has to be woken between the
-    /// end of one hold and the beginning of the next.
+    /// Waits on the keeper's runtime, where the watch and the connection are: no other thread has to be woken between
+    /// the end of one hold and the beginning of the next.
     pub(super) async fn wait(self: &Arc<Self>, claim: &Claim) -> Wake {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Wake::Retry };
         let (tell, told) = oneshot::channel();

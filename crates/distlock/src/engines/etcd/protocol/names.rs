@@ -1,8 +1,9 @@
-//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is exclusive.
+//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is
+//! exclusive.
 //!
-//! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
-//! were made, so they queue with us. Names nest there: a waiter for `a` also counts the keys of `a/b`. So a slash in a
-//! name is escaped, unless names are to be taken verbatim.
+//! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which
+//! they were made, so they queue with us. Names nest there: a waiter for `a` also counts the keys of `a/b`. So a slash
+//! in a name is escaped, unless names are to be taken verbatim.
 
 use crate::types::key::Key;
 use crate::types::mode::Mode;
@@ -48,8 +49,8 @@ impl Names {
         all.into_bytes()
     }
 
-    /// The key of one attempt. Two of one lease must not have the same number at the same time: an attempt that makes a key that
-    /// is there already takes it for its own.
+    /// The key of one attempt. Two of one lease must not have the same number at the same time: an attempt that makes a
+    /// key that is there already takes it for its own.
     pub(crate) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
         let mut key = lock.to_vec();
         key.extend_from_slice(format!("{lease:x}-{number:x}").as_bytes());
@@ -62,8 +63,8 @@ impl Names {
         key
     }
 
-    /// What the keys of all entries begin with that an owner has in the lock at `lock`, once the first of them was made at
-    /// `created`. No name of a lock has such braces.
+    /// What the keys of all entries begin with that an owner has in the lock at `lock`, once the first of them was made
+    /// at `created`. No name of a lock has such braces.
     pub(crate) fn inside(lock: &[u8], created: i64) -> Vec<u8> {
         let name = lock.strip_suffix(b"/").unwrap_or(lock);
         [name, format!("{{}}{created:x}/").as_bytes()].concat()
@@ -80,7 +81,8 @@ impl Names {
         [&self.histories(), &lock[self.prefix.len()..]].concat()
     }
 
-    /// Returns the mode in which `key` uses the lock at `lock`. Keys of other clients, and of locks below it, are exclusive.
+    /// Returns the mode in which `key` uses the lock at `lock`. Keys of other clients, and of locks below it, are
+    /// exclusive.
     pub(crate) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
         parse_tail(tail).unwrap_or_default()

@@ -93,11 +93,11 @@ impl QueueView {
     }
 }
 
-/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free for it, so that nothing
-/// is left when it is not.
+/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free for it, so that
+/// nothing is left when it is not.
 ///
-/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is there
-/// already.
+/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is
+/// there already.
 pub(crate) async fn join(
     client: &Client,
     batcher: &Batcher,
@@ -190,8 +190,8 @@ pub(crate) async fn take_slot(
 }
 
 /// Makes our key behind those of others, and finds the one right before it; the holder is not asked for. For a caller
-/// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there, and was
-/// left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
+/// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there,
+/// and was left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
 ///
 /// This is the one request of a wait that costs the server more the longer the queue is, so it reads it once.
 pub(crate) async fn line_up(
@@ -294,8 +294,8 @@ pub(crate) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValu
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
 }
 
-/// Hangs a key on another client's lease, with its value; its place and its token stay. Returns the revision; `None` when
-/// it is not as it was read any more.
+/// Hangs a key on another client's lease, with its value; its place and its token stay. Returns the revision; `None`
+/// when it is not as it was read any more.
 pub(crate) async fn take_over(
     client: &Client,
     read: &KeyValue,
@@ -360,8 +360,8 @@ pub(crate) async fn delete(
     Ok(Deletion { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
-/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Returns whether it was
-/// there.
+/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Returns whether it
+/// was there.
 pub(crate) async fn rewrite(
     client: &Client,
     mark: &QueueKey,
@@ -379,8 +379,8 @@ pub(crate) async fn rewrite(
     Ok(client.txn(request).await?.succeeded)
 }
 
-/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. A holder that has lost
-/// a lock waits for that, so it is asked once and not for long.
+/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. A holder
+/// that has lost a lock waits for that, so it is asked once and not for long.
 pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
     let request = RangeRequest { key: key.to_vec(), revision: deleted.saturating_sub(1), ..RangeRequest::default() };
     let answer: Result<RangeResponse, Failure> = client.call(RANGE, request, REASON_WAIT).await;
@@ -388,8 +388,8 @@ pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, delete
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
-/// Hangs our key on another lease than `from`; its place and its token stay. Returns what it hangs on now: on a third one
-/// if an earlier request that was not answered has moved it. `None` when it is not there.
+/// Hangs our key on another lease than `from`; its place and its token stay. Returns what it hangs on now: on a third
+/// one if an earlier request that was not answered has moved it. `None` when it is not there.
 pub(crate) async fn attach(client: &Client, mark: &QueueKey, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
     let QueueKey { key, created } = mark;
     let put = PutRequest { key: key.clone(), lease, ignore_value: true, ..PutRequest::default() };

@@ -14,9 +14,9 @@ const ROUNDS: usize = 8;
 
 /// The key of an entry that is to be made.
 ///
-/// It is named after its attempt, and so was that of an earlier entry of the same attempt, which was given up. Requests about
-/// that one may still come. So each depends on the lease that the key hangs on: two such entries have the same one only when
-/// everything about the first was answered.
+/// It is named after its attempt, and so was that of an earlier entry of the same attempt, which was given up. Requests
+/// about that one may still come. So each depends on the lease that the key hangs on: two such entries have the same
+/// one only when everything about the first was answered.
 #[derive(Debug, Clone)]
 pub(crate) struct NewEntry<'a> {
     pub(crate) head: &'a QueueKey,
@@ -41,8 +41,8 @@ impl NewEntry<'_> {
         .into()
     }
 
-    /// Our key was made, unless a reply has found one of its name: then that one becomes ours. Returns the revision as of which
-    /// it is; `None` when it was written since, or the head is gone.
+    /// Our key was made, unless a reply has found one of its name: then that one becomes ours. Returns the revision as
+    /// of which it is; `None` when it was written since, or the head is gone.
     async fn settle(&self, client: &Client, found: Option<KeyValue>, revision: i64) -> Result<Option<i64>, Failure> {
         let Some(found) = found.filter(|found| found.lease != self.lease) else { return Ok(Some(revision)) };
         // A late request of an earlier entry has made it, and whatever cleans up after that one would delete it.
@@ -80,8 +80,8 @@ pub(crate) async fn enter(client: &Client, wanted: &NewEntry<'_>) -> Result<Opti
     Err(too_busy())
 }
 
-/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Returns the revision as of
-/// which ours is there; `None` when neither is, or the head is gone.
+/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Returns the revision
+/// as of which ours is there; `None` when neither is, or the head is gone.
 pub(crate) async fn swap(client: &Client, wanted: &NewEntry<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
     let delete = DeleteRangeRequest { key: old.to_vec() };
     let head_is_there = || created_at(&wanted.head.key, wanted.head.created);
@@ -121,7 +121,8 @@ fn too_busy() -> Failure {
     Failure::new(Fault::Unknown, "the entry is written again and again")
 }
 
-/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Returns whether they were there.
+/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Returns whether they were
+/// there.
 pub(crate) async fn amend(
     client: &Client,
     head: (&QueueKey, Vec<u8>),
@@ -149,8 +150,8 @@ pub(crate) struct Out {
     pub(crate) was_last: bool,
 }
 
-/// Deletes the key of an entry in `area`, if it hangs on `lease`; and the head, if it is the last one. One of the same name that
-/// hangs on another lease is another entry.
+/// Deletes the key of an entry in `area`, if it hangs on `lease`; and the head, if it is the last one. One of the same
+/// name that hangs on another lease is another entry.
 pub(crate) async fn go_out(
     client: &Client,
     head: &QueueKey,
@@ -198,8 +199,8 @@ mod tests {
         client.txn(TxnRequest { success: vec![Request::Put(put).into()], ..TxnRequest::default() }).await.unwrap();
     }
 
-    /// Whichever way a key has come that an earlier entry of the same attempt has asked for: the entry that is asked for now has
-    /// it, and only that one deletes it.
+    /// Whichever way a key has come that an earlier entry of the same attempt has asked for: the entry that is asked
+    /// for now has it, and only that one deletes it.
     #[tokio::test]
     async fn a_key_of_an_earlier_entry_becomes_that_of_the_next() {
         let server = EtcdServer::start();
@@ -228,8 +229,8 @@ mod tests {
         }
     }
 
-    /// A request that was carried out and not answered is repeated: the entry stands as it is, whatever etcd says about keys
-    /// that are asked for without their values.
+    /// A request that was carried out and not answered is repeated: the entry stands as it is, whatever etcd says about
+    /// keys that are asked for without their values.
     #[tokio::test]
     async fn an_entry_that_is_there_is_not_written_again_also_in_etcd_3_7() {
         let server = EtcdServer::start();

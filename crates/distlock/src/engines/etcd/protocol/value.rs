@@ -77,8 +77,8 @@ pub(crate) fn is_broken(value: &[u8]) -> bool {
     entry.is_some_and(|entry| entry.contains_key(BROKEN))
 }
 
-/// Reads a value; `None` when it is not one of ours. Any client may have written it, so nothing in it is believed but text to
-/// be shown, and of that only as much as we would write.
+/// Reads a value; `None` when it is not one of ours. Any client may have written it, so nothing in it is believed but
+/// text to be shown, and of that only as much as we would write.
 pub(crate) fn read(value: &[u8]) -> Option<Value> {
     if value.len() > MAX_BYTES {
         return None;

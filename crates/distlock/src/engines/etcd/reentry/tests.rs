@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const TXNS: &str = "grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\",grpc_service=\"etcdserverpb.KV\",\
                     grpc_type=\"unary\"}";
 
-/// An owner that is entry by one entry, and another attempt of it, which knows the head and is to enter.
+/// An owner that is inside by one entry, and another attempt of it, which knows the head and is to enter.
 struct Scene {
     server: EtcdServer,
     /// The way that is taken until a request on it is not answered.
@@ -56,7 +56,8 @@ impl Scene {
         (Instant::now(), asked.await.unwrap())
     }
 
-    /// Lets a request arrive that was sent at `sent`, and not yet that it was given up; waits until the server is done with it.
+    /// Lets a request arrive that was sent at `sent`, and not yet that it was given up; waits until the server is done
+    /// with it.
     async fn let_come(&self, sent: Instant) {
         let before = self.server.metric(TXNS).unwrap();
         self.proxy.set(Direction::Requests, Flow::Delay(sent.elapsed()));
@@ -90,8 +91,8 @@ impl Scene {
     }
 }
 
-/// An entry whose request is not answered is given up, and its attempt comes in again: neither what cleans up after the first
-/// one touches the second, nor the request, which comes late.
+/// An entry whose request is not answered is given up, and its attempt comes in again: neither what cleans up after the
+/// first one touches the second, nor the request, which comes late.
 #[tokio::test(flavor = "multi_thread")]
 async fn f14_late_entry_spares_the_one_that_came_in_since() {
     let scene = Scene::set().await;

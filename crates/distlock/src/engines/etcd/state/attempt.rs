@@ -1,7 +1,7 @@
 //! One attempt to take a lock, and the hold that it may become: what this client knows of it, as rules.
 //!
-//! Each method is an event, named after what happened; its return value is what the caller has to do about it. There is no
-//! clock here and nothing is awaited. The model in `models/` explores these very rules.
+//! Each method is an event, named after what happened; its return value is what the caller has to do about it. There is
+//! no clock here and nothing is awaited. The model in `models/` explores these very rules.
 
 #![cfg_attr(
     not(feature = "simulation"),
@@ -36,8 +36,8 @@ pub trait LeaseHandle: Clone {
 pub struct AttemptState<L> {
     /// The lease that the key hangs on.
     lease: L,
-    /// The leases that the key was asked to be moved to, and may hang on already. Each is longer than `lease`, so that a
-    /// late request never moves the key back.
+    /// The leases that the key was asked to be moved to, and may hang on already. Each is longer than `lease`, so that
+    /// a late request never moves the key back.
     next_leases: Vec<L>,
     phase: Phase,
     /// The key's create revision, which is the fencing token; 0 while it is not known.
@@ -189,8 +189,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         self.is_first() || self.phase != Phase::Waiting
     }
 
-    /// Returns whether a hold that was handed over within this client is about to be released; with `has_next`, the next
-    /// waiter of this client gets it then and releases it too.
+    /// Returns whether a hold that was handed over within this client is about to be released; with `has_next`, the
+    /// next waiter of this client gets it then and releases it too.
     pub fn is_released_soon(&self, now: Moment, has_next: bool) -> bool {
         self.is_first()
             && match self.phase {
@@ -255,8 +255,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         Granted::Held { created: self.created, slot: self.slot }
     }
 
-    /// The reply to the predecessor's release showed, as of `revision`, that the key made at `created` is the first. Returns
-    /// whether the attempt waits with that key, and is to be woken.
+    /// The reply to the predecessor's release showed, as of `revision`, that the key made at `created` is the first.
+    /// Returns whether the attempt waits with that key, and is to be woken.
     pub fn handed_over(&mut self, created: i64, revision: i64) -> bool {
         let waits = self.phase == Phase::Waiting && self.created == created;
         if waits {
@@ -284,8 +284,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         }
     }
 
-    /// A release was answered: the key was `deleted`, or was not there. `was_known` says whether its create revision was
-    /// known when the request was sent.
+    /// A release was answered: the key was `deleted`, or was not there. `was_known` says whether its create revision
+    /// was known when the request was sent.
     pub fn left(&mut self, was_known: bool, deleted: bool, now: Moment) -> AfterDeletion {
         // Another client may have taken the hold over, with the name of the key.
         self.name_is_taken |= !deleted && self.phase == Phase::Leaving { was_held: true };
@@ -384,8 +384,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         matches!(self.phase, Phase::Waiting | Phase::Held(_)).then(|| (self.lease.id(), self.created))
     }
 
-    /// Those of its leases that are in `leases` were renewed, and `term` is the one that ends first; `None`: the first of them
-    /// is gone.
+    /// Those of its leases that are in `leases` were renewed, and `term` is the one that ends first; `None`: the first
+    /// of them is gone.
     pub fn renewed(&mut self, leases: &[L], term: Option<Term>) -> Renewed {
         if !self.phase.is_held() {
             return Renewed::Lost;
@@ -427,8 +427,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         Move::Send { created: self.created, from: self.lease.id(), in_doubt }
     }
 
-    /// A request to move the key was answered: it hangs on `lease`. Returns whether that is one of the leases that it was
-    /// moved to; otherwise the key is gone or another client's, and [`lost`](Self::lost) follows.
+    /// A request to move the key was answered: it hangs on `lease`. Returns whether that is one of the leases that it
+    /// was moved to; otherwise the key is gone or another client's, and [`lost`](Self::lost) follows.
     pub fn moved(&mut self, lease: Option<i64>) -> bool {
         let Some(next) = self.next_leases.iter().find(|next| Some(next.id()) == lease).cloned() else {
             self.name_is_taken = true;

@@ -77,8 +77,8 @@ impl Attempt {
         &self.turn
     }
 
-    /// Returns the mutex that is locked while the key is being made, moved or deleted. A key is deleted only when it is known
-    /// whether it is there.
+    /// Returns the mutex that is locked while the key is being made, moved or deleted. A key is deleted only when it is
+    /// known whether it is there.
     pub(crate) fn making(&self) -> &Arc<tokio::sync::Mutex<()>> {
         &self.making
     }
@@ -123,7 +123,8 @@ impl Attempt {
         self.shown.lock().record = record;
     }
 
-    /// The reply to the predecessor's release showed its key first: wakes its waiter. Returns whether it waits with that key.
+    /// The reply to the predecessor's release showed its key first: wakes its waiter. Returns whether it waits with
+    /// that key.
     pub(crate) fn handed_over(&self, created: i64, revision: i64) -> bool {
         let waits = self.state().handed_over(created, revision);
         if waits {
@@ -189,7 +190,8 @@ impl Attempts {
         table.insert(claim, place, lease, keep_until, look)
     }
 
-    /// Takes an attempt in that is to take over the hold with this key, which is [given](Attempts::give) to it when it has.
+    /// Takes an attempt in that is to take over the hold with this key, which is [given](Attempts::give) to it when it
+    /// has.
     pub(crate) fn take_in(
         &self,
         claim: &Claim,

@@ -188,8 +188,8 @@ impl Entry {
         Names::inside(&self.lock, self.head.created)
     }
 
-    /// Returns the mutex that is locked while the key is being made or deleted. A key is deleted only when it is known whether
-    /// it is there.
+    /// Returns the mutex that is locked while the key is being made or deleted. A key is deleted only when it is known
+    /// whether it is there.
     pub(crate) fn making(&self) -> &tokio::sync::Mutex<()> {
         &self.making
     }
@@ -205,7 +205,8 @@ impl Entry {
         !is_given_up && !self.own.is_gone() && !self.shared.is_gone()
     }
 
-    /// It is inside. Returns the term that its holder can count on: of the lease that ends first. `None` when it was given up.
+    /// It is inside. Returns the term that its holder can count on: of the lease that ends first. `None` when it was
+    /// given up.
     pub(crate) fn granted(&self, now: Moment) -> Option<Term> {
         let (own, shared) = (self.own.term(), self.shared.term());
         let end = |term: Term| term.start.after(term.ttl);
@@ -215,8 +216,8 @@ impl Entry {
         self.state().granted(known, end(counted).after(self.delay), now).then_some(counted)
     }
 
-    /// Refuses a longer lease than it has entered with. The head cannot be moved to a longer one: the other entries keep
-    /// alive the lease that it hangs on.
+    /// Refuses a longer lease than it has entered with. The head cannot be moved to a longer one: the other entries
+    /// keep alive the lease that it hangs on.
     pub(crate) fn check_length(&self, lease: Duration) -> Result<()> {
         if lease <= self.length || (self.own.covers(lease) && self.shared.covers(lease)) {
             return Ok(());

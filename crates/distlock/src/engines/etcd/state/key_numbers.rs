@@ -1,8 +1,8 @@
 //! The numbers at the end of this client's keys.
 //!
-//! etcd remembers every key that ever was until its history is compacted, and walks over those memories whenever it reads
-//! a queue. So a lock that is taken a thousand times a second must not leave a thousand names behind: a number is used
-//! again once nothing can come of its last use.
+//! etcd remembers every key that ever was until its history is compacted, and walks over those memories whenever it
+//! reads a queue. So a lock that is taken a thousand times a second must not leave a thousand names behind: a number is
+//! used again once nothing can come of its last use.
 
 use std::collections::HashMap;
 

@@ -1,13 +1,13 @@
 //! Writes of the same moment go to the server in one transaction.
 //!
-//! The first write goes at once. Writes that come while it is on its way wait for the reply and go next, in one batch: each is
-//! a transaction of its own inside that one, with its own conditions and reply. Two keys of one queue never go in one batch,
-//! since they would have the same create revision and no order. Claims of a long queue keep the server busy, so a release may
-//! go while they wait: a waiter may depend on it.
+//! The first write goes at once. Writes that come while it is on its way wait for the reply and go next, in one batch:
+//! each is a transaction of its own inside that one, with its own conditions and reply. Two keys of one queue never go
+//! in one batch, since they would have the same create revision and no order. Claims of a long queue keep the server
+//! busy, so a release may go while they wait: a waiter may depend on it.
 //!
 //! Where a lock goes from one task of this client to the next, each task claims it again while the next one is about to
-//! release it. Such a claim waits for that release for a moment and goes in its batch. With 8 and 64 waiters in one process
-//! that halves the requests and makes a fifth more handoffs; with 2 waiters it costs nothing.
+//! release it. Such a claim waits for that release for a moment and goes in its batch. With 8 and 64 waiters in one
+//! process that halves the requests and makes a fifth more handoffs; with 2 waiters it costs nothing.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;

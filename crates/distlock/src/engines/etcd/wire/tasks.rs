@@ -32,7 +32,8 @@ impl Tasks {
         (!table.stopped).then(|| table.set.spawn_on(task, runtime))
     }
 
-    /// Returns the result of `task`, which runs on `runtime` and goes on when the caller's future is dropped or not polled.
+    /// Returns the result of `task`, which runs on `runtime` and goes on when the caller's future is dropped or not
+    /// polled.
     pub(crate) async fn finish<T, E>(
         &self,
         runtime: &Handle,

@@ -120,7 +120,8 @@ impl Watches {
         }
     }
 
-    /// Follows all watches for ever, and tells `changed` of each key and the revision at which it was deleted or written.
+    /// Follows all watches for ever, and tells `changed` of each key and the revision at which it was deleted or
+    /// written.
     pub(crate) async fn follow(&self, client: &Client, clock: &Clock, changed: impl Fn(EventType, &[u8], i64)) {
         let mut pause = PAUSE.0;
         loop {
