@@ -1,7 +1,7 @@
 //! The etcd engine against raw requests and against the recipe of Go's client, in one run on one server.
 
-// The engine's own messages, so that the raw requests are the same bytes.
-#[path = "../../crates/distlock/src/engines/etcd/messages.rs"]
+// The engine's own messages: the raw requests are the same bytes.
+#[path = "../../crates/distlock/src/engines/etcd/protocol/messages.rs"]
 #[allow(dead_code, reason = "the engine uses the rest")]
 mod messages;
 mod raw;
@@ -41,7 +41,7 @@ pub(crate) fn run(parts: &[String]) {
                 apart(&server).await;
             }
             if wanted("contended") {
-                for waiters in [8, 64] {
+                for waiters in [2, 8, 64] {
                     contended(&server, waiters).await;
                 }
             }

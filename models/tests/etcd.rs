@@ -1,32 +1,41 @@
-//! The queue of the etcd engine as a model: keys in order of creation, leases that expire, a lease that etcd revokes
-//! early, watches, the final check, and handover within one client.
+//! The queue of the etcd engine as a model: keys in the order in which they were made, leases that run out, a lease that
+//! etcd revokes though it should not, watches, the final look, and the handoff within one client.
 //!
-//! Messages may take any time and arrive in any order, because requests use several connections. The model checks
-//! safety only, not progress: no step is ever forced.
+//! The server and the network are modelled. What a client knows and decides is not: it is the engine's own
+//! [`AttemptState`], which is told of each event and returns what to do. A flaw is a client that asks it the wrong thing.
+//!
+//! A message may take any time and arrive in any order: requests go by several connections. Only safety is judged here,
+//! not waiting: nothing obliges a client to do anything.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use distlock::Moment;
+use distlock::backend::Term;
+use distlock::backend::etcd::model::{
+    AfterDeletion, AttemptState, Granted, LeaseGone, LeaseHandle, QueueKey, SawDeletion,
+};
 use distlock_models::{TWICE, expect_broken, expect_sound};
 use stateright::{Model, Property};
 
-/// The client of each place. A place is one key name, used for one attempt after the other.
+/// Which client each place belongs to. A place is one key name, used for one attempt after the other.
 const CLIENT_OF: [usize; 3] = [0, 0, 1];
 const CLIENTS: usize = 2;
-/// The initial lease of each client, in ticks.
+/// The lease of each client, in ticks, from the beginning on.
 const LEASE: u8 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// A waiter takes the lock as soon as it sees the deletion of its predecessor's key.
+    /// Whoever sees the key before its own deleted has the lock.
     NoLook,
-    /// The final check looks for a predecessor only, and not for the waiter's own key.
+    /// The last look is for a key before ours, not for our own.
     NoFinalCheck,
-    /// A release deletes the key by name, without comparing its create revision.
+    /// A release deletes the key of its name, whenever that was made.
     ReleaseByName,
-    /// The lease is counted from the receipt of the keepalive reply.
+    /// The lease is counted from when the answer to the keepalive came.
     DeadlineFromReceipt,
-    /// The next waiter of the same client has the lock as soon as the release is sent.
+    /// The next one of the same client has the lock as soon as the release is sent.
     HandsOnAtOnce,
     /// A holder does not watch its own key.
     NoOwnWatch,
@@ -38,7 +47,7 @@ struct Etcd {
     attempts: [u8; CLIENT_OF.len()],
     /// How often each client renews its lease.
     keepalives: [u8; CLIENTS],
-    /// How many leases etcd revokes before they expire.
+    /// How many leases etcd revokes before they have run out.
     revocations: u8,
     /// How many releases are sent twice.
     repeats: u8,
@@ -49,11 +58,11 @@ struct Etcd {
 struct State {
     now: u8,
     revision: u8,
-    /// In order of creation.
+    /// In the order in which they were made.
     keys: Vec<Mark>,
-    /// When each client's lease ends on the server; `None` after its end.
+    /// When each client's lease ends on the server; `None` when it has.
     leases: [Option<u8>; CLIENTS],
-    /// The deadline of each client.
+    /// Until when each client counts on it.
     deadlines: [u8; CLIENTS],
     places: [Place; CLIENT_OF.len()],
     wire: BTreeSet<Message>,
@@ -68,37 +77,74 @@ struct State {
     robbed: bool,
 }
 
-/// A key: its place, and its create revision, which is the fencing token.
+/// A key: whose place it is, and the revision that made it, which is the fencing token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Mark {
     place: usize,
     created: u8,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Place {
-    attempt: u8,
-    phase: Phase,
+/// A client's lease, by the number of the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Lease(usize);
+
+impl LeaseHandle for Lease {
+    fn id(&self) -> i64 {
+        i64::try_from(self.0).expect("few clients")
+    }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-enum Phase {
-    #[default]
-    Idle,
-    Joining,
-    /// Waits for the deletion of the key `before`; `None` while it reads the queue.
-    Waiting {
-        created: u8,
-        before: Option<u8>,
-    },
-    /// `stolen`: its key was deleted after the server had shown it to be the first, which no client can prevent.
-    Holding {
-        created: u8,
-        stolen: bool,
-    },
-    Leaving {
-        created: u8,
-    },
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Place {
+    /// How many attempts were made here.
+    attempts: u8,
+    /// The attempt of now, as the engine knows it.
+    state: Option<AttemptState<Lease>>,
+    /// The key of its hold was taken away after the server had shown it to be the first, which no client can prevent.
+    stolen: bool,
+}
+
+impl Place {
+    /// The create revision of its key, once it is known; 0 otherwise.
+    fn created(&self) -> u8 {
+        self.state.as_ref().map_or(0, |state| u8::try_from(state.created()).expect("few revisions"))
+    }
+
+    fn is_held(&self) -> bool {
+        self.state.as_ref().is_some_and(AttemptState::is_held)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.state.as_ref().is_some_and(AttemptState::is_leaving)
+    }
+
+    /// The keys that it waits for, if it waits with a key of its own.
+    fn waits_for(&self) -> Option<Vec<QueueKey>> {
+        self.state.as_ref()?.wait().map(|wait| wait.before)
+    }
+
+    fn forget(&mut self) {
+        self.state = None;
+        self.stolen = false;
+    }
+
+    /// Its key is gone.
+    fn lose(&mut self) {
+        if let Some(state) = &mut self.state {
+            state.lost();
+        }
+        self.forget();
+    }
+}
+
+/// A key as the engine names it.
+fn queue_key(key: Mark) -> QueueKey {
+    let place = u8::try_from(key.place).expect("few places");
+    QueueKey { key: vec![place], created: i64::from(key.created) }
+}
+
+fn at(tick: u8) -> Moment {
+    Moment::from_nanos(0).after(Duration::from_secs(tick.into()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,7 +154,7 @@ enum Message {
     },
     Joined {
         own: Mark,
-        before: Option<u8>,
+        before: Option<Mark>,
     },
     Refused {
         place: usize,
@@ -119,18 +165,20 @@ enum Message {
     Looked {
         own: Mark,
         is_there: bool,
-        before: Option<u8>,
+        before: Option<Mark>,
+        revision: u8,
     },
     Leave {
         own: Mark,
         next: Option<Mark>,
         is_repeat: bool,
     },
-    /// With the key right behind, if it exists.
+    /// With the key right behind, if it is there.
     Left {
         own: Mark,
         is_deleted: bool,
         next: Option<Mark>,
+        revision: u8,
     },
     KeepAlive {
         client: usize,
@@ -146,7 +194,8 @@ enum Message {
     /// An event of a watch.
     Deleted {
         to: usize,
-        created: u8,
+        key: Mark,
+        revision: u8,
     },
 }
 
@@ -160,6 +209,10 @@ enum Action {
         place: usize,
     },
     LeaveAgain {
+        place: usize,
+    },
+    /// The waiter that was handed the lock wakes.
+    TakeTurn {
         place: usize,
     },
     KeepAlive {
@@ -177,27 +230,31 @@ impl State {
         self.keys.iter().any(|key| key.created == created)
     }
 
-    /// Returns the key right before this one.
-    fn before(&self, created: u8) -> Option<u8> {
-        self.keys.iter().rev().map(|key| key.created).find(|other| *other < created)
+    /// The key right before this one.
+    fn before(&self, created: u8) -> Option<Mark> {
+        self.keys.iter().rev().copied().find(|other| other.created < created)
     }
 
     fn believes(&self, place: usize) -> bool {
-        matches!(self.places[place].phase, Phase::Holding { .. }) && self.now < self.deadlines[CLIENT_OF[place]]
+        self.places[place].is_held() && self.now < self.deadlines[CLIENT_OF[place]]
     }
 
-    /// Deletes keys; their watchers receive the event at some time.
+    /// Deletes keys; the places that watch them are told, some time.
     fn delete(&mut self, is_to_go: impl Fn(&Mark) -> bool) {
-        let gone: Vec<u8> = self.keys.iter().filter(|key| is_to_go(key)).map(|key| key.created).collect();
+        let gone: Vec<Mark> = self.keys.iter().copied().filter(|key| is_to_go(key)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        self.revision += 1;
         self.keys.retain(|key| !is_to_go(key));
-        for (to, place) in self.places.iter().enumerate() {
-            let watched = match place.phase {
-                Phase::Waiting { created, before } => [Some(created), before],
-                Phase::Holding { created, .. } => [Some(created), None],
-                _ => [None, None],
-            };
-            let told = watched.into_iter().flatten().filter(|created| gone.contains(created));
-            self.wire.extend(told.map(|created| Message::Deleted { to, created }));
+        for key in gone {
+            for (to, place) in self.places.iter().enumerate() {
+                let is_own = key.place == to && place.created() == key.created && !place.is_leaving();
+                let is_awaited = place.waits_for().is_some_and(|before| before.contains(&queue_key(key)));
+                if is_own || is_awaited {
+                    self.wire.insert(Message::Deleted { to, key, revision: self.revision });
+                }
+            }
         }
     }
 
@@ -206,28 +263,55 @@ impl State {
         self.delete(|key| CLIENT_OF[key.place] == client);
     }
 
-    /// Waits for the deletion of `before`. A watch that starts too late to see it reads the queue once.
-    fn wait(&mut self, own: Mark, before: Option<u8>) {
-        self.places[own.place].phase = Phase::Waiting { created: own.created, before };
-        let watched = [before, Some(own.created)].into_iter().flatten();
-        let missed: Vec<_> = watched.filter(|created| !self.has(*created)).collect();
-        self.wire.extend(missed.into_iter().map(|created| Message::Deleted { to: own.place, created }));
+    /// A watch that begins too late to see the end of `key` looks once.
+    fn watch(&mut self, to: usize, key: Mark) {
+        if !self.has(key.created) {
+            self.wire.insert(Message::Deleted { to, key, revision: self.revision });
+        }
     }
 
-    /// Takes the lock, as `proven` by the server or as the client believes.
-    fn grant(&mut self, own: Mark, proven: bool) {
-        if self.now >= self.deadlines[CLIENT_OF[own.place]] {
-            self.places[own.place].phase = Phase::Idle;
-            return;
+    /// Waits for the end of `before`.
+    fn wait(&mut self, own: Mark, before: Mark, revision: u8) {
+        let Some(state) = &mut self.places[own.place].state else { return };
+        state.queue_read(revision.into());
+        state.put_behind(vec![queue_key(before)]);
+        self.watch(own.place, before);
+        self.watch(own.place, own);
+    }
+
+    /// The lock is ours as of `revision`, as `proven` by the server or as we believe.
+    fn grant(&mut self, own: Mark, revision: u8, proven: bool) {
+        let (now, deadline) = (self.now, self.deadlines[CLIENT_OF[own.place]]);
+        let term = Term { start: at(deadline.saturating_sub(LEASE)), ttl: Duration::from_secs(LEASE.into()) };
+        let place = &mut self.places[own.place];
+        let Some(state) = &mut place.state else { return };
+        match state.granted(revision.into(), deadline == 0, term, at(now)) {
+            // The core takes no grant whose deadline is over.
+            Granted::Held { .. } if now >= deadline => place.forget(),
+            Granted::Held { created, .. } => {
+                assert_eq!(created, i64::from(own.created), "the token is the key's create revision");
+                state.put_behind(Vec::new());
+                place.stolen = proven && self.revoked.contains(&own.created);
+                if !place.stolen {
+                    self.fell |= own.created <= self.highest;
+                    self.highest = self.highest.max(own.created);
+                }
+                self.watch(own.place, own);
+            }
+            Granted::Lost => place.lose(),
+            Granted::GivenUp => {}
         }
-        let stolen = proven && self.revoked.contains(&own.created);
-        self.places[own.place].phase = Phase::Holding { created: own.created, stolen };
-        if !self.has(own.created) {
-            self.wire.insert(Message::Deleted { to: own.place, created: own.created });
-        }
-        if !stolen {
-            self.fell |= own.created <= self.highest;
-            self.highest = self.highest.max(own.created);
+    }
+
+    /// The client is told that its lease is gone.
+    fn lease_gone(&mut self, client: usize) {
+        self.deadlines[client] = 0;
+        let now = at(self.now);
+        for place in self.places.iter_mut() {
+            let gone = place.state.as_mut().map(|state| state.lease_gone(Lease(client).id(), now));
+            if gone == Some(LeaseGone::KeyLost) {
+                place.lose();
+            }
         }
     }
 }
@@ -237,16 +321,25 @@ impl Etcd {
         state.wire.remove(&message);
         match message {
             Message::Join { place } => self.join(state, place),
-            Message::Joined { own, before: None } => state.grant(own, true),
-            Message::Joined { own, before } => state.wait(own, before),
-            Message::Refused { place } => state.places[place].phase = Phase::Idle,
+            Message::Joined { own, before } => {
+                let Some(attempt) = &mut state.places[own.place].state else { return };
+                attempt.made(Some(own.created.into()), true);
+                match before {
+                    None => state.grant(own, own.created, true),
+                    Some(before) => state.wait(own, before, own.created),
+                }
+            }
+            Message::Refused { place } => state.lease_gone(CLIENT_OF[place]),
             Message::Look { own } => {
                 let (is_there, before) = (state.has(own.created), state.before(own.created));
-                state.wire.insert(Message::Looked { own, is_there, before });
+                let revision = state.revision;
+                state.wire.insert(Message::Looked { own, is_there, before, revision });
             }
-            Message::Looked { own, is_there, before } => self.looked(state, own, is_there, before),
+            Message::Looked { own, is_there, before, revision } => {
+                self.looked(state, own, is_there.then_some(revision), before);
+            }
             Message::Leave { own, next, .. } => self.leave(state, own, next),
-            Message::Left { own, is_deleted, next } => self.left(state, own, is_deleted, next),
+            Message::Left { own, is_deleted, next, revision } => left(state, own, is_deleted, next, revision),
             Message::KeepAlive { client, sent } => {
                 let answer = match &mut state.leases[client] {
                     Some(ends) => {
@@ -259,13 +352,13 @@ impl Etcd {
             }
             Message::KeptAlive { client, sent } => {
                 let start = if self.flaw == Flaw::DeadlineFromReceipt { state.now } else { sent };
-                // A hold whose deadline has passed stays lost.
+                // What has passed is lost for good.
                 if state.now < state.deadlines[client] {
                     state.deadlines[client] = state.deadlines[client].max(start + LEASE);
                 }
             }
-            Message::LeaseGone { client } => state.deadlines[client] = 0,
-            Message::Deleted { to, created } => self.saw_deletion(state, to, created),
+            Message::LeaseGone { client } => state.lease_gone(client),
+            Message::Deleted { to, key, revision } => self.saw_deletion(state, to, key, revision),
         }
     }
 
@@ -281,15 +374,17 @@ impl Etcd {
         state.wire.insert(Message::Joined { own, before });
     }
 
-    fn looked(&self, state: &mut State, own: Mark, is_there: bool, before: Option<u8>) {
-        if state.places[own.place].phase != (Phase::Waiting { created: own.created, before: None }) {
+    /// The queue was read, and showed our key `there` as of a revision.
+    fn looked(&self, state: &mut State, own: Mark, there: Option<u8>, before: Option<Mark>) {
+        let place = &mut state.places[own.place];
+        if place.created() != own.created || place.waits_for().is_none_or(|before| !before.is_empty()) {
             return;
         }
-        match before {
-            None if is_there => state.grant(own, true),
-            None if self.flaw == Flaw::NoFinalCheck => state.grant(own, false),
-            Some(_) if is_there => state.wait(own, before),
-            _ => state.places[own.place].phase = Phase::Idle,
+        match (before, there) {
+            (None, Some(revision)) => state.grant(own, revision, true),
+            (None, None) if self.flaw == Flaw::NoFinalCheck => state.grant(own, own.created, false),
+            (Some(before), Some(revision)) => state.wait(own, before, revision),
+            _ => place.lose(),
         }
     }
 
@@ -300,64 +395,62 @@ impl Etcd {
         state.robbed |= state.keys.iter().any(|key| is_meant(key) && *key != own);
         state.delete(is_meant);
         let next = next.filter(|next| state.has(next.created));
-        state.wire.insert(Message::Left { own, is_deleted, next });
+        let revision = state.revision;
+        state.wire.insert(Message::Left { own, is_deleted, next, revision });
     }
 
-    fn left(&self, state: &mut State, own: Mark, is_deleted: bool, next: Option<Mark>) {
-        let place = &mut state.places[own.place];
-        if place.phase == (Phase::Leaving { created: own.created }) {
-            place.phase = Phase::Idle;
+    fn saw_deletion(&self, state: &mut State, to: usize, key: Mark, revision: u8) {
+        let place = &mut state.places[to];
+        let (is_held, created) = (place.is_held(), place.created());
+        let Some(attempt) = &mut place.state else { return };
+        if key.place == to {
+            let ignored = if is_held { Flaw::NoOwnWatch } else { Flaw::NoFinalCheck };
+            if self.flaw != ignored && attempt.saw_deletion(revision.into()) != SawDeletion::Nothing {
+                place.lose();
+            }
+            return;
         }
-        // The reply shows the old key gone and the next key present, at one revision.
-        if let Some(next) = next.filter(|_| is_deleted)
-            && matches!(state.places[next.place].phase, Phase::Waiting { created, .. } if created == next.created)
-        {
-            state.grant(next, true);
+        if attempt.wait().is_none_or(|wait| !wait.before.contains(&queue_key(key))) {
+            return;
         }
-    }
-
-    fn saw_deletion(&self, state: &mut State, to: usize, gone: u8) {
-        match state.places[to].phase {
-            // Its own key: the wait or the hold has ended.
-            Phase::Waiting { created, .. } if created == gone && self.flaw != Flaw::NoFinalCheck => {
-                state.places[to].phase = Phase::Idle;
-            }
-            Phase::Holding { created, .. } if created == gone && self.flaw != Flaw::NoOwnWatch => {
-                state.places[to].phase = Phase::Idle;
-            }
-            Phase::Waiting { created, before: Some(before) } if before == gone => {
-                let own = Mark { place: to, created };
-                if self.flaw == Flaw::NoLook {
-                    return state.grant(own, false);
-                }
-                state.places[to].phase = Phase::Waiting { created, before: None };
-                state.wire.insert(Message::Look { own });
-            }
-            _ => {}
+        let own = Mark { place: to, created };
+        attempt.put_behind(Vec::new());
+        match self.flaw == Flaw::NoLook {
+            true => state.grant(own, revision, false),
+            false => drop(state.wire.insert(Message::Look { own })),
         }
     }
 
     fn begin_to_leave(&self, state: &mut State, place: usize) {
-        let (created, was_held) = match state.places[place].phase {
-            Phase::Waiting { created, .. } => (created, false),
-            Phase::Holding { created, .. } => (created, true),
-            _ => return,
-        };
-        let next = (0..state.places.len()).filter(|next| CLIENT_OF[*next] == CLIENT_OF[place]).find_map(|next| {
-            match state.places[next].phase {
-                Phase::Waiting { created: own, before } if before == Some(created) => {
-                    Some(Mark { place: next, created: own })
-                }
-                _ => None,
-            }
-        });
-        // Only a holder is known to have had no predecessor.
-        let next = next.filter(|_| was_held);
-        state.places[place].phase = Phase::Leaving { created };
-        state.wire.insert(Message::Leave { own: Mark { place, created }, next, is_repeat: false });
+        let own = Mark { place, created: state.places[place].created() };
+        let Some(attempt) = &mut state.places[place].state else { return };
+        let Some(leaving) = attempt.leave() else { return };
+        // Only of a holder is it known that no key was before its own.
+        let is_first = leaving.was_held || attempt.is_first();
+        let mut others = (0..state.places.len()).filter(|next| CLIENT_OF[*next] == CLIENT_OF[place]);
+        let next =
+            others.find(|next| state.places[*next].waits_for().is_some_and(|before| before.contains(&queue_key(own))));
+        let next = next.filter(|_| is_first).map(|next| Mark { place: next, created: state.places[next].created() });
+        state.wire.insert(Message::Leave { own, next, is_repeat: false });
         if let Some(next) = next.filter(|_| self.flaw == Flaw::HandsOnAtOnce) {
-            state.grant(next, false);
+            state.grant(next, state.revision, false);
         }
+    }
+}
+
+/// A release was answered: the old key is gone and the next is there, as of one revision.
+fn left(state: &mut State, own: Mark, is_deleted: bool, next: Option<Mark>, revision: u8) {
+    let now = at(state.now);
+    let place = &mut state.places[own.place];
+    if place.is_leaving() && place.created() == own.created {
+        let after = place.state.as_mut().map(|attempt| attempt.left(true, is_deleted, now));
+        assert_eq!(after, Some(AfterDeletion::Forget), "no request was left unanswered");
+        place.forget();
+    }
+    if let Some(next) = next.filter(|_| is_deleted)
+        && let Some(attempt) = &mut state.places[next.place].state
+    {
+        attempt.handed_over(next.created.into(), revision.into());
     }
 }
 
@@ -387,10 +480,17 @@ impl Model for Etcd {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         for (place, it) in state.places.iter().enumerate() {
             let is_open = state.now < state.deadlines[CLIENT_OF[place]];
-            match it.phase {
-                Phase::Idle if it.attempt < self.attempts[place] && is_open => actions.push(Action::Join { place }),
-                Phase::Waiting { .. } | Phase::Holding { .. } => actions.push(Action::Leave { place }),
-                Phase::Leaving { .. } if state.repeats > 0 => actions.push(Action::LeaveAgain { place }),
+            match &it.state {
+                None if it.attempts < self.attempts[place] && is_open => actions.push(Action::Join { place }),
+                Some(attempt) if attempt.is_held() || attempt.wait().is_some() => {
+                    actions.push(Action::Leave { place });
+                    if attempt.is_waiting() && attempt.is_first() {
+                        actions.push(Action::TakeTurn { place });
+                    }
+                }
+                Some(attempt) if attempt.is_leaving() && state.repeats > 0 => {
+                    actions.push(Action::LeaveAgain { place });
+                }
                 _ => {}
             }
         }
@@ -412,15 +512,22 @@ impl Model for Etcd {
         let mut state = last.clone();
         match action {
             Action::Join { place } => {
-                state.places[place].attempt += 1;
-                state.places[place].phase = Phase::Joining;
+                let client = CLIENT_OF[place];
+                let start = at(state.deadlines[client].saturating_sub(LEASE));
+                state.places[place].attempts += 1;
+                state.places[place].state = Some(AttemptState::new(Lease(client), 0, start, Moment::NEVER));
                 state.wire.insert(Message::Join { place });
             }
             Action::Leave { place } => self.begin_to_leave(&mut state, place),
             Action::LeaveAgain { place } => {
-                let Phase::Leaving { created } = state.places[place].phase else { return None };
+                let own = Mark { place, created: state.places[place].created() };
                 state.repeats -= 1;
-                state.wire.insert(Message::Leave { own: Mark { place, created }, next: None, is_repeat: true });
+                state.wire.insert(Message::Leave { own, next: None, is_repeat: true });
+            }
+            Action::TakeTurn { place } => {
+                let own = Mark { place, created: state.places[place].created() };
+                let revision = state.places[place].state.as_ref()?.wait()?.first_at?;
+                state.grant(own, u8::try_from(revision).expect("few revisions"), true);
             }
             Action::KeepAlive { client } => {
                 state.keepalives[client] -= 1;
@@ -431,9 +538,8 @@ impl Model for Etcd {
                 state.revocations -= 1;
                 for key in state.keys.clone().into_iter().filter(|key| CLIENT_OF[key.place] == client) {
                     state.revoked.insert(key.created);
-                    if let Phase::Holding { created, stolen } = &mut state.places[key.place].phase {
-                        *stolen |= *created == key.created;
-                    }
+                    let place = &mut state.places[key.place];
+                    place.stolen |= place.is_held() && place.created() == key.created;
                 }
                 state.end_lease(client);
             }
@@ -452,13 +558,13 @@ impl Model for Etcd {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::<Self>::always(ONE_HOLDER, |_, state| {
-                let is_stolen = |place: usize| matches!(state.places[place].phase, Phase::Holding { stolen: true, .. });
+                let is_stolen = |place: usize| state.places[place].stolen;
                 (0..CLIENT_OF.len()).filter(|place| state.believes(*place) && !is_stolen(*place)).count() <= 1
             }),
             Property::<Self>::always(TOKENS_RISE, |_, state| !state.fell),
             Property::<Self>::always(NOT_ROBBED, |_, state| !state.robbed),
             Property::<Self>::always(TOLD, |_, state| {
-                let lacks_key = |place: usize| matches!(state.places[place].phase, Phase::Holding { created, .. } if !state.has(created));
+                let lacks_key = |place: usize| !state.has(state.places[place].created());
                 !state.wire.is_empty() || !(0..CLIENT_OF.len()).any(|place| state.believes(place) && lacks_key(place))
             }),
             Property::<Self>::sometimes(TWICE, |_, state| state.highest >= 2),
@@ -466,11 +572,11 @@ impl Model for Etcd {
     }
 }
 
-const ONE_HOLDER: &str = "one holder at a time, except for one whose lease etcd revoked";
+const ONE_HOLDER: &str = "one holder at a time, but for one whose lease etcd took away";
 const TOKENS_RISE: &str = "tokens rise";
-const NOT_ROBBED: &str = "a release never deletes the key of another attempt";
-const TOLD: &str = "a holder that lost its key learns of it";
-/// Two attempts of one client and one of another, whose leases expire.
+const NOT_ROBBED: &str = "nobody's key is deleted by another's release";
+const TOLD: &str = "whoever has lost its key is told";
+/// Two attempts of one client and one of another, whose leases run out.
 const ENGINE: Etcd =
     Etcd { flaw: Flaw::None, attempts: [1; 3], keepalives: [0; 2], revocations: 0, repeats: 0, horizon: 2 };
 const KEPT_ALIVE: Etcd = Etcd { attempts: [1, 0, 1], keepalives: [1, 1], horizon: 3, ..ENGINE };

@@ -1,24 +1,23 @@
 //! Taking a hold over: its key stays, with its place and its token, and hangs on another client's lease from then on.
 //!
-//! The old holder sees that its key was written, and reads by whom. Whatever it still sends about the key depends on the
-//! lease that it hung on.
+//! The old holder sees that its key was written, and reads by whom. Whatever it still sends about the key depends on
+//! the lease that it hung on.
 
 use std::sync::Arc;
 
-use super::attempt::{Attempt, Mark, Phase};
-use super::engine::Engine;
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::housekeeping::WATCH_AFTER;
-use super::messages::KeyValue;
-use super::pages;
-use super::queue;
-use super::standing;
 use crate::contract::{Claim, Grant};
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::pages;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::protocol::standing;
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::state::attempt::WATCH_AFTER;
+use crate::engines::etcd::state::attempts::Attempt;
 use crate::engines::shared::listing::Allowance;
 use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::event::LossReason;
-use crate::types::mode::Mode;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// How often it is tried again when the key was written by its old holder in between.
@@ -26,31 +25,28 @@ const ROUNDS: usize = 8;
 
 impl Engine {
     pub(super) async fn adopt(self: &Arc<Self>, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
-        if claim.mode() == Mode::Reentrant {
-            return self.adopt_entry(from, token, claim).await;
-        }
         self.start();
         let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it by that ticket, with token {token}"));
         let Some(attempt) = self.adopter(from, token, claim).await? else { return Err(not_held()) };
         let (engine, claim, adopter) = (self.clone(), claim.clone(), attempt.clone());
         // That goes on when the caller's future is dropped: a release waits for its end, and undoes what it did.
-        let taken = self.apart(async move {
-            let _making = adopter.making.lock().await;
+        let taken = self.finish(async move {
+            let _making = adopter.making().lock().await;
             // One of this client hangs on the same lease: its release must not come in between.
             let old = engine.attempts.get(from);
             let _leaving = match &old {
-                Some(old) => Some(old.making.lock().await),
+                Some(old) => Some(old.making().lock().await),
                 None => None,
             };
             let taken = engine.take_over(&adopter, from, &claim).await;
             if let Ok(Some(_)) = taken {
-                adopter.state().doubts = 0;
-                old.iter().for_each(|old| engine.adopted(old));
+                adopter.state().taken_over();
+                old.iter().for_each(|old| engine.taken_by_another(old));
                 engine.attempts.give(&adopter);
-                // Of an end that a watch has seen before nobody was told.
-                let seen = adopter.mark().filter(|mark| engine.watches.saw_deletion(&adopter.lock, mark));
-                if let Some(mark) = seen {
-                    adopter.state().deleted = mark.created.saturating_add(1);
+                // A watch may have seen its end before the key was this attempt's, and told no one.
+                let key = adopter.own_key();
+                if key.is_some_and(|key| engine.watches.saw_deletion(adopter.lock(), &key)) {
+                    adopter.state().end_was_seen();
                 }
             }
             taken
@@ -76,90 +72,52 @@ impl Engine {
             return Ok(Some(attempt));
         }
         let lock = self.names.lock(&claim.key);
-        let session = self.fresh_session(claim).await?;
+        let lease = self.fresh_lease(claim).await?;
         let mut queue = pages::list(&self.client, &lock, &mut Allowance::new()).await?;
         queue.sort_by_key(|kv| kv.create_revision);
         let held = &queue[..standing::holders(&lock, &queue)];
         let held = held.iter().find(|kv| kv.create_revision.unsigned_abs() == token.get() && is_of(kv, &[from]));
         let Some(held) = held else { return Ok(None) };
         let now = self.clock.now();
-        let keep_until = now.after(session.term().ttl.max(claim.lease()));
-        let place = (lock, Mark::of(held));
-        Ok(Some(self.attempts.take_in(claim, place, session, keep_until, now.after(WATCH_AFTER))))
+        let keep_until = now.after(lease.term().ttl.max(claim.lease()));
+        let place = (lock, QueueKey::of(held));
+        Ok(Some(self.attempts.take_in(claim, place, lease, keep_until, now.after(WATCH_AFTER))))
     }
 
-    /// Hangs the key on our lease, with our record in it. Answers as of which revision it is ours; `None`: it is gone.
+    /// Hangs the key on our lease, with our record in it. Returns the revision as of which it is ours; `None`: it is
+    /// gone.
     async fn take_over(&self, attempt: &Attempt, from: AttemptId, claim: &Claim) -> Result<Option<i64>, Failure> {
-        let (session, created) = {
-            let state = attempt.state();
-            if !matches!(state.phase, Phase::Waiting | Phase::Held(_)) {
-                return Ok(None);
-            }
-            (state.session.id, state.created)
-        };
+        let adopter = attempt.state().adopter();
+        let Some((lease, created)) = adopter else { return Ok(None) };
         for _ in 0..ROUNDS {
-            let (key, revision) = queue::read(&self.client, &attempt.key).await?;
+            let (key, revision) = queue::read(&self.client, attempt.key()).await?;
             let key = key.filter(|kv| kv.create_revision == created && is_of(kv, &[from, claim.attempt]));
             let Some(key) = key else { return Ok(None) };
-            let Some(known) = entry::read(&key.value) else { return Ok(None) };
-            attempt.state().slot = known.slot;
-            if known.is_of(claim.attempt) && key.lease == session {
+            let Some(known) = value::read(&key.value) else { return Ok(None) };
+            attempt.state().slot_seen(known.slot);
+            if known.is_of(claim.attempt) && key.lease == lease {
                 return Ok(Some(revision));
             }
-            let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode));
+            let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode()));
             let claim = Claim { record, ..claim.clone() };
-            let value = Entry::new(&claim, session).with_slot(known.slot).to_value();
-            match queue::take_over(&self.client, &key, value, session).await {
+            let value = Value::new(&claim, lease).with_slot(known.slot).to_value();
+            match queue::take_over(&self.client, &key, value, lease).await {
                 Ok(Some(revision)) => return Ok(Some(revision)),
                 // It was written in between.
                 Ok(None) => {}
                 Err(failure) => {
-                    attempt.state().doubts += u32::from(failure.fault == Fault::Unknown);
+                    if failure.fault == Fault::Unknown {
+                        attempt.state().unanswered();
+                    }
                     return Err(failure);
                 }
             }
         }
         Err(Failure::new(Fault::Refused, "the hold is written again and again"))
     }
-
-    /// A watch saw that a key was written, at the revision `written`, or may have missed it: if not by us, the hold is
-    /// another one's.
-    pub(super) async fn look_who_wrote(self: &Arc<Self>, attempt: &Attempt, written: Option<i64>) {
-        let created = attempt.state().created;
-        match queue::read(&self.client, &attempt.key).await {
-            Ok((Some(key), revision)) if key.create_revision == created => match is_of(&key, &[attempt.id]) {
-                true => {
-                    let mut state = attempt.state();
-                    state.revision = state.revision.max(revision);
-                    state.in_question = false;
-                }
-                // What somebody else wrote by hand is no taking over, and does not end a hold.
-                false if entry::read(&key.value).is_none() => {
-                    let mut state = attempt.state();
-                    (state.revision, state.in_question) = (revision, false);
-                }
-                false => self.adopted(attempt),
-            },
-            // Who breaks a lock writes so into its key, and deletes it then.
-            Ok(_) => {
-                let broken = match written {
-                    Some(written) => queue::was_broken(&self.client, &attempt.key, created, written + 1).await,
-                    None => false,
-                };
-                self.key_lost_to(attempt, if broken { LossReason::Broken } else { LossReason::Revoked });
-            }
-            // At the next tick again.
-            Err(_) => {}
-        }
-    }
-
-    fn adopted(self: &Arc<Self>, attempt: &Attempt) {
-        attempt.state().name_is_taken = true;
-        self.key_lost_to(attempt, LossReason::Adopted);
-    }
 }
 
 /// Whether a key was last written by one of `attempts`.
 fn is_of(kv: &KeyValue, attempts: &[AttemptId]) -> bool {
-    entry::read(&kv.value).is_some_and(|entry| attempts.iter().any(|attempt| entry.is_of(*attempt)))
+    value::read(&kv.value).is_some_and(|entry| attempts.iter().any(|attempt| entry.is_of(*attempt)))
 }

@@ -9,18 +9,18 @@ use self::messages::{
     ALARM, AlarmRequest, AlarmResponse, MEMBER_LIST, MemberListRequest, MemberListResponse, STATUS, StatusRequest,
     StatusResponse,
 };
-use super::Etcd;
-use super::client::{LEASE_GRANT, LEASE_REVOKE, TXN};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::handle::Etcd;
+use crate::engines::etcd::protocol::messages::{
     Compare, CompareResult, CompareTarget, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
     LeaseRevokeResponse, PutRequest, Request, TxnRequest, TxnResponse,
 };
+use crate::engines::etcd::protocol::methods::{LEASE_GRANT, LEASE_REVOKE, TXN};
 use crate::types::error::Error;
 use crate::types::finding::{Finding, Findings};
 
 /// How long to wait for each answer: a server that takes longer is of no use to locks.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_WAIT: Duration = Duration::from_secs(2);
 /// How often a lease is granted and revoked to see how long that takes.
 const ROUNDS: usize = 5;
 
@@ -44,7 +44,7 @@ impl Etcd {
         let client = &self.engine.client;
         let mut servers = Vec::new();
         for (at, place) in client.places().into_iter().enumerate() {
-            servers.push((place, client.call_at(at, STATUS, StatusRequest {}, PATIENCE).await));
+            servers.push((place, client.call_at(at, STATUS, StatusRequest {}, PROBE_WAIT).await));
         }
         if servers.iter().all(|(_, status)| status.is_err()) {
             return servers
@@ -52,11 +52,11 @@ impl Etcd {
                 .filter_map(|(place, status)| Some(unreachable(&place, status.err()?)))
                 .collect();
         }
-        let members = client.call(MEMBER_LIST, MemberListRequest {}, PATIENCE).await.ok();
-        let alarms = client.call(ALARM, AlarmRequest {}, PATIENCE).await.ok();
+        let members = client.call(MEMBER_LIST, MemberListRequest {}, PROBE_WAIT).await.ok();
+        let alarms = client.call(ALARM, AlarmRequest {}, PROBE_WAIT).await.ok();
         let leases = self.time_leases(ttl).await;
         let may_write = self.try_writing().await;
-        let again: Result<StatusResponse, _> = client.call(STATUS, StatusRequest {}, PATIENCE).await;
+        let again: Result<StatusResponse, _> = client.call(STATUS, StatusRequest {}, PROBE_WAIT).await;
         let last_term = again.ok().map(|status| status.raft_term);
         let cluster = Cluster { servers, members, alarms, leases, may_write, last_term };
         cluster.check(ttl, client.has_login(), client.is_encrypted())
@@ -70,11 +70,11 @@ impl Etcd {
         for _ in 0..ROUNDS {
             let start = clock.now();
             let grant = LeaseGrantRequest { ttl: asked, id: 0 };
-            let lease: LeaseGrantResponse = client.call(LEASE_GRANT, grant, PATIENCE).await?;
+            let lease: LeaseGrantResponse = client.call(LEASE_GRANT, grant, PROBE_WAIT).await?;
             times.push(clock.now().since(start));
             granted = Duration::from_secs(u64::try_from(lease.ttl).unwrap_or(0));
             let revoke = LeaseRevokeRequest { id: lease.id };
-            let _: LeaseRevokeResponse = client.call(LEASE_REVOKE, revoke, PATIENCE).await?;
+            let _: LeaseRevokeResponse = client.call(LEASE_REVOKE, revoke, PROBE_WAIT).await?;
         }
         Ok((times, granted))
     }
@@ -91,7 +91,7 @@ impl Etcd {
         };
         let put = Request::Put(PutRequest { key, ..PutRequest::default() });
         let txn = TxnRequest { compare: vec![never], success: vec![put.into()], failure: Vec::new() };
-        let _: TxnResponse = self.engine.client.call(TXN, txn, PATIENCE).await?;
+        let _: TxnResponse = self.engine.client.call(TXN, txn, PROBE_WAIT).await?;
         Ok(())
     }
 }

@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::Mark;
-use super::client::{LEASE_TIME_TO_LIVE, PATIENCE};
-use super::engine::{Engine, holder_of};
-use super::entry;
-use super::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
-use super::names::{Names, end_of};
-use super::pages;
-use super::queue::{self, Leaver};
-use super::standing;
 use crate::contract::LockInfo;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::protocol::messages::{KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
+use crate::engines::etcd::protocol::methods::LEASE_TIME_TO_LIVE;
+use crate::engines::etcd::protocol::names::{Names, end_of};
+use crate::engines::etcd::protocol::pages;
+use crate::engines::etcd::protocol::queue::{self, KeyToDelete};
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::protocol::standing;
+use crate::engines::etcd::protocol::value;
+use crate::engines::etcd::wire::client::REQUEST_WAIT;
 use crate::engines::shared::listing::{Allowance, in_time};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
@@ -35,11 +36,11 @@ impl Engine {
             }
             Ok(())
         };
-        let (all, journals) = (self.names.all(prefix), self.names.journals());
-        if journals.starts_with(&all) {
+        let (all, histories) = (self.names.all(prefix), self.names.histories());
+        if histories.starts_with(&all) {
             // A lock's keys are all on one side.
-            pages::walk(&self.client, &all, &journals, &mut take).await?;
-            pages::walk(&self.client, &end_of(&journals), &end_of(&all), &mut take).await?;
+            pages::walk(&self.client, &all, &histories, &mut take).await?;
+            pages::walk(&self.client, &end_of(&histories), &end_of(&all), &mut take).await?;
         } else {
             pages::walk(&self.client, &all, &end_of(&all), &mut take).await?;
         }
@@ -69,15 +70,16 @@ impl Engine {
         let held = holders.iter().find(|held| held.create_revision.unsigned_abs() == token.get());
         let held = held.ok_or_else(not_held)?;
         let place = self.names.parse(&held.key);
-        if entry::read(&held.value).is_none() && place.is_none_or(|place| place.is_ours) {
+        if value::read(&held.value).is_none() && place.is_none_or(|place| place.is_ours) {
             return Err(Error::new(ErrorKind::Foreign, "what holds it was not written by a lock client"));
         }
         // The mark tells the old holder what its lock was lost to. A server that is full refuses it, and still deletes.
-        if let Some(value) = entry::mark_broken(&held.value, reason) {
-            let _ = queue::rewrite(&self.client, &Mark::of(held), None, value).await;
+        if let Some(value) = value::mark_broken(&held.value, reason) {
+            let _ = queue::rewrite(&self.client, &QueueKey::of(held), None, value).await;
         }
-        let leaver = Leaver { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
-        let left = queue::leave(self, leaver, None).await?;
+        let key =
+            KeyToDelete { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
+        let left = queue::delete(&self.batcher, key, None).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 
@@ -103,13 +105,13 @@ impl Engine {
                 // Whichever of the two leases ends first.
                 let own_left = self.ttl_left(entry.lease, left).await?;
                 let ttl_left = own_left.into_iter().chain(head_left).min();
-                holders.push(holder_of(&entry.value, kv.create_revision).with_ttl_left(ttl_left));
+                holders.push(value::holder_of(&entry.value, kv.create_revision).with_ttl_left(ttl_left));
             }
             if entries.is_empty() {
-                holders.push(holder_of(&kv.value, kv.create_revision).with_ttl_left(head_left));
+                holders.push(value::holder_of(&kv.value, kv.create_revision).with_ttl_left(head_left));
             }
         }
-        let waiters = waiting.iter().filter_map(|kv| Some(Arc::new(entry::read(&kv.value)?.record))).collect();
+        let waiters = waiting.iter().filter_map(|kv| Some(Arc::new(value::read(&kv.value)?.record))).collect();
         Ok(Some(LockInfo::new(key, holders, waiters)))
     }
 
@@ -131,7 +133,7 @@ impl Engine {
             return Ok(*left);
         }
         let request = LeaseTimeToLiveRequest { id: lease };
-        let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, PATIENCE).await?;
+        let answer: LeaseTimeToLiveResponse = self.client.call(LEASE_TIME_TO_LIVE, request, REQUEST_WAIT).await?;
         let left = Some(Duration::from_secs(answer.ttl.max(0).unsigned_abs()));
         known.insert(lease, left);
         Ok(left)

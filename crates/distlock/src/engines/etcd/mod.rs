@@ -1,45 +1,38 @@
 //! Locks in an etcd cluster: strongly consistent, first come first served, and in one queue with Go's
 //! `concurrency.Mutex` and `etcdctl lock`.
 //!
-//! Each attempt puts a key below the lock's name; the one that was made first holds the lock, and its create revision is
-//! the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
+//! Each attempt puts a key below the lock's name; the one that was made first holds the lock, and its create revision
+//! is the fencing token. All locks of a locker family that ask for the same TTL hang on one lease.
 
 mod adopt;
-mod attempt;
-mod batches;
-mod below;
-mod builder;
-mod client;
+mod claim;
+mod claim_all;
+mod config;
 mod doctor;
-mod endpoint;
 mod engine;
-mod entry;
-mod failure;
-mod horizon;
+mod error;
+mod handle;
+mod history;
 mod housekeeping;
 mod inspect;
-mod journal;
-#[cfg(test)]
-mod keys_only;
-mod loss;
-mod messages;
-mod names;
+mod leases;
+mod losses;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod model;
 pub(crate) mod open;
-mod pages;
-mod queue;
+mod protocol;
 mod reentry;
-mod renewal;
-mod session;
-mod slots;
-mod standing;
-mod together;
-mod turn;
-mod watches;
+mod release;
+mod renew;
+mod seen_revision;
+mod shared_lease;
+mod state;
+mod wait;
+mod wire;
 
-use std::sync::Arc;
-
-pub use self::builder::EtcdBuilder;
-use self::engine::Engine;
+pub use self::config::EtcdBuilder;
+pub use self::handle::{Etcd, EtcdCompare, EtcdHandle};
 use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
     Wake,
@@ -47,69 +40,8 @@ use crate::contract::{
 use crate::types::error::Result;
 use crate::types::history::{HistoryEntry, answer_all};
 use crate::types::key::Key;
+use crate::types::mode::Mode;
 use crate::types::token::{AttemptId, FencingToken};
-
-/// Locks in an etcd cluster. Made by [`Etcd::builder`], or by a URL like `etcd://h1,h2,h3`.
-#[derive(Debug)]
-pub struct Etcd {
-    engine: Arc<Engine>,
-}
-
-/// The condition that a lock is still held, for a transaction of the application's own: etcd then refuses what comes
-/// late, whatever the holder believes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EtcdCompare {
-    /// The key of the hold.
-    pub key: Vec<u8>,
-    /// What its create revision must be equal to.
-    pub create_revision: i64,
-}
-
-/// Looks into an engine that a locker has taken.
-#[derive(Debug, Clone)]
-pub struct EtcdHandle {
-    engine: Arc<Engine>,
-}
-
-impl Etcd {
-    /// A client of the servers at `endpoints`, each `host:port`. They are one cluster.
-    pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> EtcdBuilder {
-        EtcdBuilder::dial(endpoints)
-    }
-
-    /// A client over a channel that the application has made and looks after. It should not balance between servers:
-    /// what one request has done must be there for the next.
-    pub fn over(channel: tonic::transport::Channel) -> EtcdBuilder {
-        EtcdBuilder::over(channel)
-    }
-
-    /// A handle that stays when a locker has taken the engine.
-    #[must_use]
-    pub fn handle(&self) -> EtcdHandle {
-        EtcdHandle { engine: self.engine.clone() }
-    }
-}
-
-impl EtcdHandle {
-    /// The condition that this client's hold of `key` with `token` is still there; `None` when it is known not to be.
-    #[must_use]
-    pub fn compare(&self, key: &Key, token: FencingToken) -> Option<EtcdCompare> {
-        self.engine.compare(key, token)
-    }
-
-    /// How many requests this client has sent. Messages of the watch stream are not counted.
-    #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.engine.client.sent()
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.engine.stop();
-    }
-}
 
 impl Backend for Etcd {
     fn name(&self) -> &'static str {
@@ -149,7 +81,10 @@ impl Backend for Etcd {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
-        self.engine.claim(claim).await
+        match claim.mode() {
+            Mode::Reentrant => self.engine.claim_entry(claim).await,
+            _ => self.engine.claim(claim).await,
+        }
     }
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
@@ -157,7 +92,10 @@ impl Backend for Etcd {
     }
 
     async fn wait(&self, claim: &Claim) -> Wake {
-        self.engine.wait(claim).await
+        match claim.mode() {
+            Mode::Reentrant => self.engine.wait_entry(claim).await,
+            _ => self.engine.wait(claim).await,
+        }
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
@@ -165,7 +103,10 @@ impl Backend for Etcd {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.engine.release(claim).await
+        match claim.mode() {
+            Mode::Reentrant => self.engine.release_entry(claim).await,
+            _ => self.engine.release(claim).await,
+        }
     }
 
     async fn amend(&self, lease: &Lease) -> Result<bool> {
@@ -173,7 +114,10 @@ impl Backend for Etcd {
     }
 
     async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
-        self.engine.adopt(from, token, claim).await
+        match claim.mode() {
+            Mode::Reentrant => self.engine.adopt_entry(from, token, claim).await,
+            _ => self.engine.adopt(from, token, claim).await,
+        }
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::messages::{MemberListResponse, StatusResponse};
 use super::{Cluster, findings, unreachable};
-use crate::engines::etcd::failure::{Failure, Fault};
+use crate::engines::etcd::error::{Failure, Fault};
 use crate::types::error::Error;
 use crate::types::finding::{Finding, Findings, Severity, is_of_this_machine, version};
 
@@ -188,7 +188,7 @@ fn check_members(members: &MemberListResponse, named: usize, findings: &mut Find
 }
 
 fn check_exposure(members: &MemberListResponse, has_login: bool, findings: &mut Findings<'_>) {
-    // Whoever logged in proves that authentication is on: etcd refuses logins without it.
+    // A login that succeeds proves that authentication is on: etcd refuses logins without it.
     if has_login {
         return findings.fine("auth", "clients log in");
     }

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use crate::engines::etcd::messages::Header;
+use crate::engines::etcd::protocol::messages::Header;
 
 pub(super) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 pub(super) const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";

@@ -1,6 +1,6 @@
 //! Entries whose requests come late.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use distlock_testkit::servers::EtcdServer;
@@ -48,7 +48,7 @@ impl Scene {
         Scene { server, proxy, time, etcd, first, claim, lock, head }
     }
 
-    /// Runs `request`, which is held up on its way so that its sender gives it up. Answers when it was sent.
+    /// Runs `request`, which is held up on its way so that its sender gives it up. Returns when it was sent.
     async fn hold_up<T: Send + 'static>(&self, request: impl Future<Output = T> + Send + 'static) -> (Instant, T) {
         self.proxy.hold_requests();
         let asked = tokio::spawn(request);
@@ -56,7 +56,8 @@ impl Scene {
         (Instant::now(), asked.await.unwrap())
     }
 
-    /// Lets a request arrive that was sent at `sent`, and not yet that it was given up; waits until the server is done with it.
+    /// Lets a request arrive that was sent at `sent`, and not yet that it was given up; waits until the server is done
+    /// with it.
     async fn let_come(&self, sent: Instant) {
         let before = self.server.metric(TXNS).unwrap();
         self.proxy.set(Direction::Requests, Flow::Delay(sent.elapsed()));
@@ -69,16 +70,16 @@ impl Scene {
     }
 
     /// The same attempt comes in again, with what is left of `old` behind it.
-    async fn come_again(&self, old: &Inside) -> Arc<Inside> {
+    async fn come_again(&self, old: &Entry) -> Arc<Entry> {
         assert!(matches!(self.etcd.claim(&self.claim).await, Ok(Claimed::Granted(_))));
         let new = self.etcd.engine.entries.get(self.claim.attempt).unwrap();
-        assert_eq!((&new.key, &new.head), (&old.key, &old.head));
+        assert_eq!((new.key(), new.head()), (old.key(), old.head()));
         new
     }
 
     /// The lease that the key of an entry hangs on.
-    async fn lease_of(&self, inside: &Inside) -> Option<i64> {
-        queue::read(&self.etcd.engine.client, &inside.key).await.unwrap().0.map(|key| key.lease)
+    async fn lease_of(&self, entry: &Entry) -> Option<i64> {
+        queue::read(&self.etcd.engine.client, entry.key()).await.unwrap().0.map(|key| key.lease)
     }
 
     /// All leave, and nothing stays behind.
@@ -90,8 +91,8 @@ impl Scene {
     }
 }
 
-/// An entry whose request is not answered is given up, and its attempt comes in again: neither what cleans up after the first
-/// one touches the second, nor the request, which comes late.
+/// An entry whose request is not answered is given up, and its attempt comes in again: neither what cleans up after the
+/// first one touches the second, nor the request, which comes late.
 #[tokio::test(flavor = "multi_thread")]
 async fn f14_late_entry_spares_the_one_that_came_in_since() {
     let scene = Scene::set().await;
@@ -104,14 +105,14 @@ async fn f14_late_entry_spares_the_one_that_came_in_since() {
     let new = scene.come_again(&old).await;
     let cleaned_up = async {
         while Arc::strong_count(&old) > 1 {
-            scene.time.advance(AGAIN[3]);
+            scene.time.advance(LATE_KEY_PAUSES[3]);
             sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(Duration::from_secs(30), cleaned_up).await.expect("it ends");
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "deleted with the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "deleted with the one before");
     scene.let_come(sent).await;
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "moved by the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "moved by the one before");
     scene.end().await;
 }
 
@@ -128,7 +129,7 @@ async fn f05_late_end_of_an_entry_spares_the_one_that_came_in_since() {
     // It is in the way, so that it is deleted first.
     let new = scene.come_again(&old).await;
     scene.let_come(sent).await;
-    assert_eq!(scene.lease_of(&new).await, Some(new.own.id), "deleted with the one before");
+    assert_eq!(scene.lease_of(&new).await, Some(new.own().id), "deleted with the one before");
     scene.end().await;
 }
 
@@ -137,13 +138,13 @@ async fn f05_late_end_of_an_entry_spares_the_one_that_came_in_since() {
 async fn an_entry_that_was_given_up_before_it_was_made_is_not_made() {
     let scene = Scene::set().await;
     let engine = &scene.etcd.engine;
-    let inside = engine.begin(&scene.claim, &scene.lock, &scene.head).await.unwrap().unwrap();
-    let making = inside.making.lock().await;
+    let entry = engine.begin(&scene.claim, &scene.lock, &scene.head).await.unwrap().unwrap();
+    let making = entry.making().lock().await;
     let mut entering = std::pin::pin!(engine.enter(&scene.claim, &scene.lock, &scene.head));
     let poll = std::future::poll_fn(|context| std::task::Poll::Ready(entering.as_mut().poll(context).is_pending()));
     assert!(poll.await, "somebody else is at it");
-    engine.entries.remove(&inside);
+    engine.entries.remove(&entry);
     drop(making);
     assert!(entering.await.unwrap().is_none());
-    assert!(queue::read(&engine.client, &inside.key).await.unwrap().0.is_none(), "nobody would delete it");
+    assert!(queue::read(&engine.client, entry.key()).await.unwrap().0.is_none(), "nobody would delete it");
 }

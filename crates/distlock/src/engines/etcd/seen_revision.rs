@@ -2,20 +2,20 @@
 
 use crate::types::sync::Mutex;
 
-use super::messages::Header;
+use crate::engines::etcd::protocol::messages::Header;
 use crate::types::error::{Error, ErrorKind, Result};
 
-/// The highest revision that any answer has shown.
+/// The highest revision that a reply has shown.
 #[derive(Debug, Default)]
-pub(super) struct Horizon(Mutex<Header>);
+pub(super) struct SeenRevision(Mutex<Header>);
 
-impl Horizon {
+impl SeenRevision {
     /// What is known before a request is sent.
     pub(super) fn now(&self) -> Header {
         *self.0.lock()
     }
 
-    /// Checks the answer to a linearizable request that was sent when the horizon was `before`. A cluster that was
+    /// Checks the reply to a linearizable request that was sent when `before` was the last one seen. A cluster that was
     /// restored from an old copy would give tokens that it has given already.
     pub(super) fn check(&self, before: Header, answer: Header) -> Result<()> {
         let help = "it was restored from a copy, or the endpoints are not one cluster: see docs/backends/etcd.md";
@@ -38,13 +38,13 @@ mod tests {
 
     #[test]
     fn revisions_that_go_back_are_refused() {
-        let horizon = Horizon::default();
+        let seen_revision = SeenRevision::default();
         let at = |cluster_id, revision| Header { cluster_id, revision };
-        horizon.check(horizon.now(), at(7, 10)).unwrap();
+        seen_revision.check(seen_revision.now(), at(7, 10)).unwrap();
         let early = at(7, 9);
-        horizon.check(early, at(7, 9)).expect("it was sent before revision 10 was seen");
-        assert_eq!(horizon.now(), at(7, 10));
-        assert_eq!(horizon.check(horizon.now(), at(7, 9)).unwrap_err().kind(), ErrorKind::Backend);
-        assert!(horizon.check(horizon.now(), at(8, 11)).unwrap_err().to_string().contains("cluster 8"));
+        seen_revision.check(early, at(7, 9)).expect("it was sent before revision 10 was seen");
+        assert_eq!(seen_revision.now(), at(7, 10));
+        assert_eq!(seen_revision.check(seen_revision.now(), at(7, 9)).unwrap_err().kind(), ErrorKind::Backend);
+        assert!(seen_revision.check(seen_revision.now(), at(8, 11)).unwrap_err().to_string().contains("cluster 8"));
     }
 }

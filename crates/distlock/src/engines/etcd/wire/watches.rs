@@ -1,8 +1,8 @@
-//! Deletions, as they happen: one stream, with one watch per lock that somebody waits for or holds for a while, and one for
-//! each key that is held for a while, to see it written by somebody else.
+//! Deletions, as they happen: one stream, with one watch per lock that is waited for or held for a while, and one for
+//! each key that is held for a while, to see it written by another client.
 //!
 //! A watch that starts at a past revision is served only ten times a second until it has caught up. So a lock's watch
-//! starts at "now", the queue is read once more, and the watch stays for a while after the last one who needed it.
+//! starts at "now", the queue is read once more, and the watch stays for a while after its last use.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::attempt::Mark;
-use super::client::Client;
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     EventKey, EventType, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest, WatchResponse,
 };
-use super::names::end_of;
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::wire::client::Client;
 use crate::types::clock::{Clock, Moment};
 
-/// How long a watch stays when nobody needs it.
+/// How long an unused watch stays.
 const LINGER: Duration = Duration::from_secs(10);
 /// How many deletions of a lock are remembered for those who read the queue a moment before.
 const REMEMBERED: usize = 256;
@@ -31,7 +31,7 @@ const GOOD: Duration = Duration::from_secs(2);
 
 /// All watches of a client.
 #[derive(Debug, Default)]
-pub(super) struct Watches {
+pub(crate) struct Watches {
     table: Mutex<Table>,
     /// There is a watch to open the stream for.
     needed: Notify,
@@ -58,18 +58,18 @@ struct LockWatch {
     deleted: VecDeque<(Vec<u8>, i64)>,
 }
 
-/// One lock's watch, for who depends on it.
+/// One lock's watch, for a waiter or a holder.
 #[derive(Debug)]
-pub(super) struct Sight(watch::Receiver<i64>);
+pub(crate) struct Sight(watch::Receiver<i64>);
 
 impl Sight {
     /// Whether some deletion after `revision` may have been missed, for good.
-    pub(super) fn misses(&self, revision: i64) -> bool {
+    pub(crate) fn misses(&self, revision: i64) -> bool {
         *self.0.borrow() > revision
     }
 
     /// Returns when the watch was opened anew after `revision`.
-    pub(super) async fn missed(&mut self, revision: i64) {
+    pub(crate) async fn missed(&mut self, revision: i64) {
         if self.0.wait_for(|since| *since > revision).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -78,12 +78,12 @@ impl Sight {
 
 impl Watches {
     /// Watches the keys of `lock`, from revision `from` on if the watch is new; 0: from now on.
-    pub(super) fn watch(&self, lock: &[u8], from: i64, now: Moment) -> Sight {
+    pub(crate) fn watch(&self, lock: &[u8], from: i64, now: Moment) -> Sight {
         self.watch_for(EventType::Delete, lock, from, now)
     }
 
     /// Watches whether the key of a hold is written, in the same way.
-    pub(super) fn watch_writes(&self, key: &[u8], from: i64, now: Moment) -> Sight {
+    pub(crate) fn watch_writes(&self, key: &[u8], from: i64, now: Moment) -> Sight {
         self.watch_for(EventType::Put, key, from, now)
     }
 
@@ -103,13 +103,13 @@ impl Watches {
     }
 
     /// Whether the key `mark` of `lock` was deleted a moment ago.
-    pub(super) fn saw_deletion(&self, lock: &[u8], mark: &Mark) -> bool {
+    pub(crate) fn saw_deletion(&self, lock: &[u8], mark: &QueueKey) -> bool {
         let is_its_end = |(key, revision): &(Vec<u8>, i64)| *key == mark.key && *revision > mark.created;
         self.table().by_lock.get(lock).is_some_and(|watch| watch.deleted.iter().any(is_its_end))
     }
 
-    /// Ends the watches that nobody has needed for a while.
-    pub(super) fn prune(&self, now: Moment) {
+    /// Ends the watches that were not used for a while.
+    pub(crate) fn prune(&self, now: Moment) {
         let mut table = self.table();
         let idle: Vec<_> = table.by_lock.iter().filter(|(_, watch)| now.since(watch.used) > LINGER).collect();
         let idle: Vec<_> = idle.into_iter().map(|(lock, watch)| (lock.clone(), watch.id)).collect();
@@ -120,8 +120,9 @@ impl Watches {
         }
     }
 
-    /// Follows all watches for ever, and tells `changed` of each key and the revision at which it was deleted or written.
-    pub(super) async fn follow(&self, client: &Client, clock: &Clock, changed: impl Fn(EventType, &[u8], i64)) {
+    /// Follows all watches for ever, and tells `changed` of each key and the revision at which it was deleted or
+    /// written.
+    pub(crate) async fn follow(&self, client: &Client, clock: &Clock, changed: impl Fn(EventType, &[u8], i64)) {
         let mut pause = PAUSE.0;
         loop {
             while self.table().by_lock.is_empty() {
@@ -198,7 +199,7 @@ impl Watches {
                 let fault = if answer.cancel_reason.contains("auth") { Fault::LoggedOut } else { Fault::Refused };
                 return Err(Failure::new(fault, answer.cancel_reason.clone()));
             }
-            // What happened in between is not known any more: who depends on it must look.
+            // Events in between are lost: waiters and holders must read the queue.
             watch.next = 0;
             table.open(&lock);
             return Ok(());
@@ -299,7 +300,7 @@ mod tests {
             watches.watch_writes(b"locks/a/2a-1", i64::MAX, now);
             for _ in 0..REMEMBERED {
                 let _ = watches.take(&answer, &|_, key, revision| {
-                    let told = |event: &super::super::messages::Event| {
+                    let told = |event: &crate::engines::etcd::protocol::messages::Event| {
                         event.kv.as_ref().is_some_and(|kv| kv.key == key && kv.mod_revision == revision)
                     };
                     assert!(answer.events.iter().any(told), "only what the server said");

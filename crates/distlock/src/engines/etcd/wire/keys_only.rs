@@ -1,12 +1,14 @@
-//! For tests: answers as etcd 3.7 gives them, which leaves the lease of a key out where only keys are asked for.
+//! For tests: replies as etcd 3.7 gives them, which leaves the lease of a key out where only keys are asked for.
 
 use prost::Message;
 
-use super::client::{RANGE, TXN};
-use super::messages::{RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse};
+use crate::engines::etcd::protocol::messages::{
+    RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse,
+};
+use crate::engines::etcd::protocol::methods::{RANGE, TXN};
 
 /// Returns `answer`, to the request `asked`, without the leases that such a server does not tell.
-pub(super) fn without_leases<A: Message + Default>(path: &str, asked: &[u8], answer: A) -> A {
+pub(crate) fn without_leases<A: Message + Default>(path: &str, asked: &[u8], answer: A) -> A {
     let bytes = answer.encode_to_vec();
     let changed = match path {
         RANGE => {

@@ -17,26 +17,20 @@ use tonic::transport::Channel;
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::endpoint::Endpoint;
-use super::failure::{Failure, Fault};
-use super::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
+    AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+};
+use crate::engines::etcd::protocol::methods::{AUTHENTICATE, TXN, WATCH};
+use crate::engines::etcd::wire::endpoint::Endpoint;
 
 /// How long a request may take unless its sender knows better.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-
-pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
-pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
-pub(super) const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
-pub(super) const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
-pub(super) const LEASE_KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
-pub(super) const LEASE_TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
+pub(crate) const REQUEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Who we are to the cluster.
-pub(super) struct Login {
-    pub(super) name: String,
-    pub(super) password: String,
+pub(crate) struct Login {
+    pub(crate) name: String,
+    pub(crate) password: String,
 }
 
 impl fmt::Debug for Login {
@@ -50,7 +44,7 @@ impl fmt::Debug for Login {
 /// tonic could balance over all of them, but it also hands requests to servers that are down; and it cannot tell which
 /// of them was asked, which one needs to know to leave a connection that hangs.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     endpoints: Vec<Endpoint>,
     /// The one that is asked now.
     current: AtomicUsize,
@@ -60,23 +54,23 @@ pub(super) struct Client {
     sent: AtomicU64,
     /// Counts the connections that were given up.
     abandoned: watch::Sender<u64>,
-    /// Makes answers as short as those of etcd 3.7, which no test has at hand.
+    /// Makes replies as short as those of etcd 3.7, which no test has at hand.
     #[cfg(test)]
-    pub(super) as_of_3_7: std::sync::atomic::AtomicBool,
+    pub(crate) as_of_3_7: std::sync::atomic::AtomicBool,
 }
 
-/// The last server that a request was sent to.
-type Asked = Mutex<Option<Route>>;
+/// The last connection that a request was sent over.
+type LastRoute = Mutex<Option<Route>>;
 
 /// Which connection a request went over.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Route {
+pub(crate) struct Route {
     endpoint: usize,
     link: u64,
 }
 
 impl Client {
-    pub(super) fn new(endpoints: Vec<Endpoint>, login: Option<Login>) -> Self {
+    pub(crate) fn new(endpoints: Vec<Endpoint>, login: Option<Login>) -> Self {
         Client {
             endpoints,
             current: AtomicUsize::new(0),
@@ -91,31 +85,31 @@ impl Client {
     }
 
     /// Everything of this client runs there from now on.
-    pub(super) fn run_on(&self, runtime: &Handle) {
+    pub(crate) fn run_on(&self, runtime: &Handle) {
         let _ = self.runtime.set(runtime.clone());
     }
 
     /// The runtime that everything runs on; the caller's when the engine is used without a locker.
-    pub(super) fn runtime(&self) -> &Handle {
+    pub(crate) fn runtime(&self) -> &Handle {
         self.runtime.get_or_init(Handle::current)
     }
 
     /// How many requests were sent so far.
-    pub(super) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Sends `request` and waits for its answer, for `patience` at the longest.
+    /// Sends `request` and waits for its reply, for `timeout` at the longest.
     ///
     /// A server that certainly did nothing is followed by the next one; after an unknown outcome it is the caller's
     /// turn to repeat the request, which then goes to another server over a new connection.
-    pub(super) async fn call<Q, A>(&self, path: &'static str, request: Q, patience: Duration) -> Result<A, Failure>
+    pub(crate) async fn call<Q, A>(&self, path: &'static str, request: Q, timeout: Duration) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
         let asked = Mutex::new(None);
-        match tokio::time::timeout(patience, self.ask_around(path, request, &asked)).await {
+        match tokio::time::timeout(timeout, self.ask_around(path, request, &asked)).await {
             Ok(answer) => answer,
             Err(_) => Err(Failure::timeout()),
         }
@@ -128,13 +122,22 @@ impl Client {
         })
     }
 
-    /// Asks this server and no other, for `patience` at the longest.
-    pub(super) async fn call_at<Q, A>(
+    /// Sends a transaction by itself.
+    pub(crate) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Failure> {
+        let reply: TxnResponse = self.call(TXN, request, REQUEST_WAIT).await?;
+        if reply.header.is_none() {
+            return Err(Failure::new(Fault::Unknown, "etcd sent an answer without a header"));
+        }
+        Ok(reply)
+    }
+
+    /// Asks this server and no other, for `timeout` at the longest.
+    pub(crate) async fn call_at<Q, A>(
         &self,
         endpoint: usize,
         path: &'static str,
         request: Q,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<A, Failure>
     where
         Q: Message + 'static,
@@ -145,24 +148,24 @@ impl Client {
             let (channel, _) = self.endpoints[endpoint].channel(self.runtime());
             self.ask(channel, path, request).await
         };
-        tokio::time::timeout(patience, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
+        tokio::time::timeout(timeout, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
     }
 
     /// Where the servers are, for messages.
-    pub(super) fn places(&self) -> Vec<String> {
+    pub(crate) fn places(&self) -> Vec<String> {
         self.endpoints.iter().map(Endpoint::place).collect()
     }
 
-    pub(super) fn has_login(&self) -> bool {
+    pub(crate) fn has_login(&self) -> bool {
         self.login.is_some()
     }
 
-    pub(super) fn is_encrypted(&self) -> bool {
+    pub(crate) fn is_encrypted(&self) -> bool {
         self.endpoints.iter().all(Endpoint::is_encrypted)
     }
 
     /// Opens the stream of watches.
-    pub(super) async fn watch(
+    pub(crate) async fn watch(
         &self,
         orders: UnboundedReceiverStream<WatchRequest>,
     ) -> Result<(Streaming<WatchResponse>, Route), Failure> {
@@ -176,7 +179,7 @@ impl Client {
             let request = self.dress(orders);
             Ok(grpc.streaming(request, PathAndQuery::from_static(WATCH), codec()).await?.into_inner())
         };
-        let opened = match tokio::time::timeout(PATIENCE, open).await {
+        let opened = match tokio::time::timeout(REQUEST_WAIT, open).await {
             Ok(opened) => opened,
             Err(_) => Err(Failure::timeout()),
         };
@@ -193,14 +196,14 @@ impl Client {
     }
 
     /// Turns away from a server that failed.
-    pub(super) fn leave(&self, route: Route) {
+    pub(crate) fn leave(&self, route: Route) {
         self.endpoints[route.endpoint].abandon(route.link);
         self.pass_over(route.endpoint);
         self.abandoned.send_modify(|count| *count += 1);
     }
 
-    /// Returns once the connection of `route` was given up by somebody.
-    pub(super) async fn left(&self, route: Route) {
+    /// Returns once the connection of `route` was given up.
+    pub(crate) async fn left(&self, route: Route) {
         let mut abandoned = self.abandoned.subscribe();
         while self.endpoints[route.endpoint].number() == route.link {
             // The sender lives in self, so waiting cannot fail.
@@ -209,13 +212,13 @@ impl Client {
     }
 
     /// Logs in anew before the next request.
-    pub(super) fn forget_login(&self) {
+    pub(crate) fn forget_login(&self) {
         *self.token.lock() = None;
     }
 
     fn pass_over(&self, endpoint: usize) {
         let next = (endpoint + 1) % self.endpoints.len();
-        // Whoever fails second on the same server must not pass over the next one too.
+        // The second request that fails on the same server must not pass over the next one too.
         let _ = self.current.compare_exchange(endpoint, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -226,7 +229,7 @@ impl Client {
     }
 
     /// Asks one server after the other until one answers; the last one that was asked is put into `asked`.
-    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &Asked) -> Result<A, Failure>
+    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &LastRoute) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -273,7 +276,7 @@ impl Client {
         let answer = grpc.unary(self.dress(request), PathAndQuery::from_static(path), codec()).await?;
         #[cfg(test)]
         if let Some(asked) = asked {
-            return Ok(super::keys_only::without_leases(path, &asked, answer.into_inner()));
+            return Ok(crate::engines::etcd::wire::keys_only::without_leases(path, &asked, answer.into_inner()));
         }
         Ok(answer.into_inner())
     }
@@ -305,7 +308,7 @@ impl Client {
         let asked = Mutex::new(None);
         let answer: Result<AuthenticateResponse, _> = Box::pin(self.ask_around(AUTHENTICATE, request, &asked)).await;
         let answer = answer.map_err(|failure| match failure.fault {
-            // What was to be sent afterwards certainly was not.
+            // The request that needed the login certainly was not sent.
             Fault::Unknown => Failure::new(Fault::Unreachable, "the login was not answered"),
             _ => failure,
         })?;

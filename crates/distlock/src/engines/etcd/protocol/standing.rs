@@ -3,23 +3,23 @@
 //! Every rule looks only at keys that were made before. Their number can only shrink, so a key that holds the lock holds
 //! it until the key is gone.
 
-use super::attempt::Mark;
-use super::entry;
-use super::messages::KeyValue;
-use super::names::Names;
+use crate::engines::etcd::protocol::messages::KeyValue;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::protocol::value;
 use crate::engines::shared::admission;
 use crate::types::mode::Mode;
 
 /// Where a key stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) holds: bool,
+pub(crate) struct Standing {
+    pub(crate) holds: bool,
     /// As long as all of these are there, the lock is not free for it.
-    pub(super) awaited: Vec<Mark>,
+    pub(crate) awaited: Vec<QueueKey>,
 }
 
 /// Returns how many keys at the head of a queue have to be read.
-pub(super) fn heads_of(mode: Mode) -> u32 {
+pub(crate) fn heads_of(mode: Mode) -> u32 {
     match mode {
         Mode::Slot { of } => of,
         _ => 1,
@@ -28,23 +28,23 @@ pub(super) fn heads_of(mode: Mode) -> u32 {
 
 /// Judges a key that was made at `created`. `heads` are the first keys of the queue, [as many as it takes](heads_of);
 /// `last` those that were made last, the last one first: for readers all of them.
-pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], last: &[KeyValue]) -> Standing {
+pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], last: &[KeyValue]) -> Standing {
     let is_before = |kv: &&KeyValue| kv.create_revision < created;
     let before = last.iter().filter(is_before);
     if mode == Mode::Shared {
         let is_awaited = |kv: &&KeyValue| admission::waits_behind(mode, Names::mode(lock, &kv.key));
-        let awaited: Vec<_> = before.filter(is_awaited).take(1).map(Mark::of).collect();
+        let awaited: Vec<_> = before.filter(is_awaited).take(1).map(QueueKey::of).collect();
         return Standing { holds: awaited.is_empty(), awaited };
     }
     let room = admission::room(mode);
     let holds = heads.iter().filter(is_before).count() < room;
     // While the last `room` keys before this one are all there, the lock is full.
-    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(Mark::of).collect() };
+    let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(QueueKey::of).collect() };
     // The next one to have the lock may be of the same owner.
     if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
-        && !awaited.contains(&Mark::of(head))
+        && !awaited.contains(&QueueKey::of(head))
     {
-        awaited.push(Mark::of(head));
+        awaited.push(QueueKey::of(head));
     }
     Standing { holds, awaited }
 }
@@ -53,19 +53,19 @@ pub(super) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
 ///
 /// The lowest free slots are left to earlier keys that have none yet: a key that is slow to take its slot must not get one
 /// that a later key had in the meantime, since the tokens of a slot rise.
-pub(super) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
-    let slot_of = |kv: &KeyValue| entry::read(&kv.value).and_then(|entry| entry.slot);
+pub(crate) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32> {
+    let slot_of = |kv: &KeyValue| value::read(&kv.value).and_then(|value| value.slot);
     let slow = heads.iter().filter(|kv| kv.create_revision < created && slot_of(kv).is_none()).count();
     admission::lowest_free_slot(of, heads.iter().filter_map(slot_of), slow)
 }
 
 /// Returns a mode among `keys` that disagrees with `mode`.
-pub(super) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
+pub(crate) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
     admission::disagreement(mode, keys.into_iter().map(|key| Names::mode(lock, key)))
 }
 
 /// Returns how many keys at the head of a whole queue hold the lock.
-pub(super) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
+pub(crate) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
     let Some(mode) = queue.first().map(|first| Names::mode(lock, &first.key)) else { return 0 };
     let alike = queue.iter().take_while(|kv| Names::mode(lock, &kv.key) == mode).count();
     alike.min(admission::room(mode))
@@ -76,9 +76,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
-    use super::super::entry::Entry;
     use super::*;
     use crate::contract::Claim;
+    use crate::engines::etcd::protocol::value::Value;
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
@@ -93,7 +93,7 @@ mod tests {
         let owner = OwnerId::new("o").unwrap();
         let record = Record::new(owner, Process::current(), None, SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(2), true, Arc::new(record));
-        KeyValue { value: Entry::new(&claim, 7).with_slot(slot).to_value(), ..key(created, Mode::Slot { of: 3 }) }
+        KeyValue { value: Value::new(&claim, 7).with_slot(slot).to_value(), ..key(created, Mode::Slot { of: 3 }) }
     }
 
     fn judge_all(mode: Mode, created: i64, queue: &[KeyValue]) -> (bool, Vec<i64>) {

@@ -1,10 +1,12 @@
-//! What lies at an attempt's key: a small JSON object that says who asks.
+//! The value of an attempt's key: a small JSON object that describes its owner.
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::contract::Claim;
-use crate::types::owner::{MAX_TEXT_BYTES, Record};
-use crate::types::token::AttemptId;
+use crate::types::owner::{Holder, MAX_TEXT_BYTES, Record};
+use crate::types::token::{AttemptId, FencingToken};
 
 /// Longer values are not ours: owner, label, host and user are short.
 const MAX_BYTES: usize = 4096;
@@ -14,22 +16,22 @@ const BROKEN: &str = "broken";
 
 /// The value of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(crate) struct Value {
     #[serde(flatten)]
-    pub(super) record: Record,
+    pub(crate) record: Record,
     attempt: String,
     ttl_ms: u64,
     /// In hex, as `etcdctl lease` prints it.
     lease: String,
     /// Which slot of a semaphore it has, once it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) slot: Option<u32>,
+    pub(crate) slot: Option<u32>,
 }
 
-impl Entry {
+impl Value {
     /// What is written about the attempt of `claim`, whose key hangs on `lease`.
-    pub(super) fn new(claim: &Claim, lease: i64) -> Self {
-        Entry {
+    pub(crate) fn new(claim: &Claim, lease: i64) -> Self {
+        Value {
             record: claim.record.as_ref().clone(),
             attempt: claim.attempt.to_string(),
             ttl_ms: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
@@ -38,24 +40,24 @@ impl Entry {
         }
     }
 
-    pub(super) fn with_slot(mut self, slot: Option<u32>) -> Self {
+    pub(crate) fn with_slot(mut self, slot: Option<u32>) -> Self {
         self.slot = slot;
         self
     }
 
     /// Whether it was written by `attempt`.
-    pub(super) fn is_of(&self, attempt: AttemptId) -> bool {
+    pub(crate) fn is_of(&self, attempt: AttemptId) -> bool {
         self.attempt == attempt.to_string()
     }
 
-    pub(super) fn to_value(&self) -> Vec<u8> {
+    pub(crate) fn to_value(&self) -> Vec<u8> {
         // Text and numbers always have a JSON form.
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
 /// The same value with a mark that the hold is ended by force, and why; `None` when it is not one of ours.
-pub(super) fn mark_broken(value: &[u8], reason: &str) -> Option<Vec<u8>> {
+pub(crate) fn mark_broken(value: &[u8], reason: &str) -> Option<Vec<u8>> {
     read(value)?;
     let mut entry: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(value).ok()?;
     let reason: String = reason.chars().filter(|c| !c.is_control()).take(MAX_TEXT_BYTES / 4).collect();
@@ -63,19 +65,25 @@ pub(super) fn mark_broken(value: &[u8], reason: &str) -> Option<Vec<u8>> {
     serde_json::to_vec(&entry).ok()
 }
 
+/// Returns the holder that a key's value and create revision show.
+pub(crate) fn holder_of(value: &[u8], created: i64) -> Holder {
+    let record = read(value).map(|value| Arc::new(value.record));
+    Holder::new(record, Some(FencingToken::new(created.max(0).unsigned_abs())))
+}
+
 /// Whether a value has that mark.
-pub(super) fn is_broken(value: &[u8]) -> bool {
+pub(crate) fn is_broken(value: &[u8]) -> bool {
     let entry: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(value).ok();
     entry.is_some_and(|entry| entry.contains_key(BROKEN))
 }
 
-/// Reads a value; `None` when it is not one of ours. It may come from anybody, so nothing in it is believed but text to
-/// be shown, and of that only as much as we would write.
-pub(super) fn read(value: &[u8]) -> Option<Entry> {
+/// Reads a value; `None` when it is not one of ours. Any client may have written it, so nothing in it is believed but
+/// text to be shown, and of that only as much as we would write.
+pub(crate) fn read(value: &[u8]) -> Option<Value> {
     if value.len() > MAX_BYTES {
         return None;
     }
-    let entry: Entry = serde_json::from_slice(value).ok()?;
+    let entry: Value = serde_json::from_slice(value).ok()?;
     entry.attempt.parse::<AttemptId>().ok()?;
     Some(entry)
 }
@@ -98,7 +106,7 @@ mod tests {
             SystemTime::UNIX_EPOCH,
         );
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(10), true, Arc::new(record));
-        let entry = Entry::new(&claim, 0x2a).with_slot(Some(3));
+        let entry = Value::new(&claim, 0x2a).with_slot(Some(3));
         let value = entry.to_value();
         assert_eq!(read(&value).unwrap(), entry);
         assert!(entry.is_of(claim.attempt) && !entry.is_of(AttemptId::random()));

@@ -1,31 +1,31 @@
 //! Requests for the entries of an owner, whose keys are beside the queue: each depends on the head that they belong to.
 
-use super::attempt::Mark;
-use super::client::Client;
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, Request, RequestOp, Response, ResponseOp, TxnRequest,
 };
-use super::names::end_of;
-use super::queue::{created_at, exists, hangs_on, range, ranges_of, txn, unchanged, whole};
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue::{created_at, exists, hangs_on, range, ranges_of, unchanged, whole};
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::wire::client::Client;
 
 /// How often it is tried again to take a key over that was written in between.
 const ROUNDS: usize = 8;
 
 /// The key of an entry that is to be made.
 ///
-/// It is named after its attempt, and so was that of an earlier entry of the same attempt, which was given up. Requests about
-/// that one may still come. So each depends on the lease that the key hangs on: two such entries have the same one only when
-/// everything about the first was answered.
+/// It is named after its attempt, and so was that of an earlier entry of the same attempt, which was given up. Requests
+/// about that one may still come. So each depends on the lease that the key hangs on: two such entries have the same
+/// one only when everything about the first was answered.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted<'a> {
-    pub(super) head: &'a Mark,
-    pub(super) key: &'a [u8],
-    pub(super) value: Vec<u8>,
-    pub(super) lease: i64,
+pub(crate) struct NewEntry<'a> {
+    pub(crate) head: &'a QueueKey,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: Vec<u8>,
+    pub(crate) lease: i64,
 }
 
-impl Wanted<'_> {
+impl NewEntry<'_> {
     fn put(&self) -> RequestOp {
         let (key, value) = (self.key.to_vec(), self.value.clone());
         Request::Put(PutRequest { key, value, lease: self.lease, ..PutRequest::default() }).into()
@@ -41,8 +41,8 @@ impl Wanted<'_> {
         .into()
     }
 
-    /// Our key was made, unless an answer has found one of its name: then that one becomes ours. Answers the revision as of which
-    /// it is; `None` when it was written since, or the head is gone.
+    /// Our key was made, unless a reply has found one of its name: then that one becomes ours. Returns the revision as
+    /// of which it is; `None` when it was written since, or the head is gone.
     async fn settle(&self, client: &Client, found: Option<KeyValue>, revision: i64) -> Result<Option<i64>, Failure> {
         let Some(found) = found.filter(|found| found.lease != self.lease) else { return Ok(Some(revision)) };
         // A late request of an earlier entry has made it, and whatever cleans up after that one would delete it.
@@ -51,14 +51,14 @@ impl Wanted<'_> {
             success: vec![self.put()],
             failure: Vec::new(),
         };
-        let answer = txn(client, request).await?;
+        let answer = client.txn(request).await?;
         Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
     }
 }
 
-/// Makes the key of an entry, if its head is there, and writes the head so that who made it does not delete it any more.
-/// Answers the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
-pub(super) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option<i64>, Failure> {
+/// Makes the key of an entry, if its head is there, and writes the head so that its maker does not delete it any more.
+/// Returns the revision; `None` when it is not there. A request that comes late leaves a key that is there as it is.
+pub(crate) async fn enter(client: &Client, wanted: &NewEntry<'_>) -> Result<Option<i64>, Failure> {
     let head = wanted.head;
     let touch = PutRequest { key: head.key.clone(), ignore_value: true, ignore_lease: true, ..PutRequest::default() };
     let request = TxnRequest {
@@ -67,7 +67,7 @@ pub(super) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option
         failure: Vec::new(),
     };
     for _ in 0..ROUNDS {
-        let answer = txn(client, request.clone()).await?;
+        let answer = client.txn(request.clone()).await?;
         if !answer.succeeded {
             return Ok(None);
         }
@@ -80,9 +80,9 @@ pub(super) async fn enter(client: &Client, wanted: &Wanted<'_>) -> Result<Option
     Err(too_busy())
 }
 
-/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Answers the revision as of
-/// which ours is there; `None` when neither is, or the head is gone.
-pub(super) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
+/// Makes the key of an entry and deletes that of another one, `old`, if it is there, and the head. Returns the revision
+/// as of which ours is there; `None` when neither is, or the head is gone.
+pub(crate) async fn swap(client: &Client, wanted: &NewEntry<'_>, old: &[u8]) -> Result<Option<i64>, Failure> {
     let delete = DeleteRangeRequest { key: old.to_vec() };
     let head_is_there = || created_at(&wanted.head.key, wanted.head.created);
     let look =
@@ -93,7 +93,7 @@ pub(super) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Re
         failure: vec![Request::Txn(look).into()],
     };
     for _ in 0..ROUNDS {
-        let answer = txn(client, request.clone()).await?;
+        let answer = client.txn(request.clone()).await?;
         let found = found_in(answer.responses);
         if !answer.succeeded && found.is_none() {
             return Ok(None);
@@ -107,7 +107,7 @@ pub(super) async fn swap(client: &Client, wanted: &Wanted<'_>, old: &[u8]) -> Re
     Err(too_busy())
 }
 
-/// The key that an answer shows, which was asked for by its name.
+/// Returns the key that a reply shows, which was asked for by its name.
 fn found_in(responses: Vec<ResponseOp>) -> Option<KeyValue> {
     let inner = |op: ResponseOp| match op.response {
         Some(Response::Txn(inner)) => inner.responses,
@@ -117,14 +117,15 @@ fn found_in(responses: Vec<ResponseOp>) -> Option<KeyValue> {
 }
 
 fn too_busy() -> Failure {
-    // What was done of it until then is done.
+    // Its earlier steps are done.
     Failure::new(Fault::Unknown, "the entry is written again and again")
 }
 
-/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Answers whether they were there.
-pub(super) async fn amend(
+/// Writes other values to the head and to the key of an entry, if that hangs on `lease`. Returns whether they were
+/// there.
+pub(crate) async fn amend(
     client: &Client,
-    head: (&Mark, Vec<u8>),
+    head: (&QueueKey, Vec<u8>),
     entry: (&[u8], Vec<u8>),
     lease: i64,
 ) -> Result<bool, Failure> {
@@ -137,23 +138,23 @@ pub(super) async fn amend(
         success: vec![put(key, value), put(&head.key, head_value)],
         failure: Vec::new(),
     };
-    Ok(txn(client, request).await?.succeeded)
+    Ok(client.txn(request).await?.succeeded)
 }
 
 /// What became of an entry that was to be deleted.
 #[derive(Debug)]
-pub(super) struct Out {
+pub(crate) struct Out {
     /// Whether it was there.
-    pub(super) deleted: bool,
+    pub(crate) deleted: bool,
     /// Whether it was the last one, so that the head was deleted with it.
-    pub(super) was_last: bool,
+    pub(crate) was_last: bool,
 }
 
-/// Deletes the key of an entry in `area`, if it hangs on `lease`; and the head, if it is the last one. One of the same name that
-/// hangs on another lease is another entry.
-pub(super) async fn go_out(
+/// Deletes the key of an entry in `area`, if it hangs on `lease`; and the head, if it is the last one. One of the same
+/// name that hangs on another lease is another entry.
+pub(crate) async fn go_out(
     client: &Client,
-    head: &Mark,
+    head: &QueueKey,
     area: &[u8],
     (key, lease): (&[u8], i64),
 ) -> Result<Out, Failure> {
@@ -170,7 +171,7 @@ pub(super) async fn go_out(
         success: vec![ours(), only_if(vec![hangs_on(key, lease), created_at(&head.key, head.created)], &head.key)],
         failure: vec![ours()],
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     let mut done = answer.responses.into_iter().map(|op| match op.response {
         Some(Response::Txn(inner)) => inner.succeeded,
         _ => false,
@@ -184,9 +185,10 @@ mod tests {
 
     use distlock_testkit::servers::EtcdServer;
 
-    use super::super::{queue, session};
     use super::*;
     use crate::engines::etcd::Etcd;
+    use crate::engines::etcd::protocol::queue;
+    use crate::engines::etcd::shared_lease;
     use crate::types::clock::Clock;
 
     const AREA: &[u8] = b"a{}1/";
@@ -194,11 +196,11 @@ mod tests {
 
     async fn make(client: &Client, key: &[u8]) {
         let put = PutRequest { key: key.to_vec(), ..PutRequest::default() };
-        txn(client, TxnRequest { success: vec![Request::Put(put).into()], ..TxnRequest::default() }).await.unwrap();
+        client.txn(TxnRequest { success: vec![Request::Put(put).into()], ..TxnRequest::default() }).await.unwrap();
     }
 
-    /// Whichever way a key has come that an earlier entry of the same attempt has asked for: the entry that is asked for now has
-    /// it, and only that one deletes it.
+    /// Whichever way a key has come that an earlier entry of the same attempt has asked for: the entry that is asked
+    /// for now has it, and only that one deletes it.
     #[tokio::test]
     async fn a_key_of_an_earlier_entry_becomes_that_of_the_next() {
         let server = EtcdServer::start();
@@ -207,18 +209,18 @@ mod tests {
         for swaps in [false, true] {
             make(client, b"a/head").await;
             make(client, b"a{}1/old").await;
-            let head = Mark::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
+            let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
             let mut leases = Vec::new();
             for _ in 0..2 {
-                let session = session::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-                let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+                let lease = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+                let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: lease.id };
                 let made = match swaps {
                     true => swap(client, &wanted, b"a{}1/old").await,
                     false => enter(client, &wanted).await,
                 };
                 let (key, revision) = queue::read(client, KEY).await.unwrap();
-                assert_eq!((made.unwrap(), key.unwrap().lease), (Some(revision), session.id));
-                leases.push(session.id);
+                assert_eq!((made.unwrap(), key.unwrap().lease), (Some(revision), lease.id));
+                leases.push(lease.id);
             }
             let old = go_out(client, &head, AREA, (KEY, leases[0])).await.unwrap();
             assert!(!old.deleted && !old.was_last);
@@ -227,8 +229,8 @@ mod tests {
         }
     }
 
-    /// A request that was carried out and not answered is repeated: the entry stands as it is, whatever etcd says about keys
-    /// that are asked for without their values.
+    /// A request that was carried out and not answered is repeated: the entry stands as it is, whatever etcd says about
+    /// keys that are asked for without their values.
     #[tokio::test]
     async fn an_entry_that_is_there_is_not_written_again_also_in_etcd_3_7() {
         let server = EtcdServer::start();
@@ -236,9 +238,9 @@ mod tests {
         let client = &etcd.engine.client;
         client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
         make(client, b"a/head").await;
-        let head = Mark::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
-        let session = session::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
-        let wanted = Wanted { head: &head, key: KEY, value: Vec::new(), lease: session.id };
+        let head = QueueKey::of(&queue::read(client, b"a/head").await.unwrap().0.unwrap());
+        let lease = shared_lease::private(Duration::from_secs(60), client, &Clock::system()).await.unwrap();
+        let wanted = NewEntry { head: &head, key: KEY, value: Vec::new(), lease: lease.id };
         assert!(enter(client, &wanted).await.unwrap().is_some());
         let (made, _) = queue::read(client, KEY).await.unwrap();
         assert!(enter(client, &wanted).await.unwrap().is_some());

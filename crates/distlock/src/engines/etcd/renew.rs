@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Attempt, Mark, Phase};
-use super::engine::Engine;
-use super::entry::Entry;
-use super::failure::Fault;
-use super::queue;
-use super::session::Session;
 use crate::contract::{Claim, Lease, Renewal, Term};
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::Fault;
+use crate::engines::etcd::protocol::queue;
+use crate::engines::etcd::protocol::value::Value;
+use crate::engines::etcd::shared_lease::SharedLease;
+use crate::engines::etcd::state::attempts::Attempt;
+use crate::engines::etcd::state::effect::{Move, NoAmendment, Renewed};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
@@ -33,16 +34,16 @@ impl Engine {
             return self.renew_entry(lease).await;
         }
         let attempt = self.attempts.get(lease.claim.attempt);
-        let Some(attempt) = attempt.filter(|attempt| matches!(attempt.state().phase, Phase::Held(_))) else {
+        let Some(attempt) = attempt.filter(|attempt| attempt.state().is_held()) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
         };
-        if attempt.state().in_question {
+        if attempt.state().is_in_question() {
             self.look_who_wrote(&attempt, None).await;
             let state = attempt.state();
-            if state.phase == Phase::Gone {
+            if state.is_gone() {
                 return Ok(Renewal::Lost(LossReason::Revoked));
             }
-            if state.in_question {
+            if state.is_in_question() {
                 return Err(Error::unavailable(
                     "a lease that it may have hung on is gone, and nobody says whether it is",
                 ));
@@ -51,7 +52,7 @@ impl Engine {
         let length = lease.claim.lease();
         let (is_long_enough, is_moving) = {
             let state = attempt.state();
-            (state.session.covers(length), !state.next_sessions.is_empty())
+            (state.lease().covers(length), !state.next_leases().is_empty())
         };
         if !is_long_enough && !self.move_to_longer(attempt.clone(), length).await? {
             return Ok(Renewal::Lost(LossReason::Revoked));
@@ -60,37 +61,32 @@ impl Engine {
             self.settle_soon(&attempt, length);
         }
         for _ in 0..ROUNDS {
-            let (sessions, known) = {
+            let (leases, known) = {
                 let state = attempt.state();
-                (state.sessions().cloned().collect::<Vec<_>>(), state.known_start)
+                (state.leases().cloned().collect::<Vec<_>>(), state.known_start())
             };
-            let term = self.renew_leases(&sessions, known).await?;
-            let mut state = attempt.state();
-            if !matches!(state.phase, Phase::Held(_)) {
-                return Ok(Renewal::Lost(LossReason::Revoked));
-            }
-            // What it was moved to meanwhile is another lease, and may end sooner.
-            let Some(term) = term else { continue };
-            if state.sessions().all(|session| sessions.iter().any(|renewed| renewed.id == session.id)) {
-                state.known_start = state.known_start.max(term.start);
-                state.keep_until = state.keep_until.max(term.start.after(term.ttl));
-                return Ok(Renewal::Renewed(Some(attempt.term_of(term))));
+            let term = self.renew_leases(&leases, known).await?;
+            match (attempt.state().renewed(&leases, term), term) {
+                (Renewed::Done, Some(term)) => return Ok(Renewal::Renewed(Some(attempt.term_of(term)))),
+                (Renewed::Done | Renewed::Again, _) => {}
+                (Renewed::Lost, _) => return Ok(Renewal::Lost(LossReason::Revoked)),
             }
         }
         Err(Error::unavailable("it is moved to another lease again and again"))
     }
 
-    /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term that began at
-    /// `known`, or is now. Answers the term that ends first; `None`: the first one is gone, and whatever hangs on it was told.
-    async fn renew_leases(self: &Arc<Self>, sessions: &[Arc<Session>], known: Moment) -> Result<Option<Term>> {
+    /// Renews every lease that a hold may hang on, the one that it was on last first; each was renewed since the term
+    /// that began at `known`, or is now. Returns the term that ends first; `None`: the first one is gone, and its
+    /// holders were told.
+    async fn renew_leases(self: &Arc<Self>, leases: &[Arc<SharedLease>], known: Moment) -> Result<Option<Term>> {
         let mut first: Option<Term> = None;
-        for session in sessions {
-            let renewed = match session.term() {
-                term if term.start > known && !session.is_gone() => Some(term),
-                _ => session.renewed_after(known).await?,
+        for lease in leases {
+            let renewed = match lease.term() {
+                term if term.start > known && !lease.is_gone() => Some(term),
+                _ => lease.renewed_after(known).await?,
             };
             let Some(term) = renewed else {
-                self.session_lost(session);
+                self.lease_lost(lease);
                 return match first {
                     None => Ok(None),
                     // Whether the hold went with it is being looked for.
@@ -103,10 +99,11 @@ impl Engine {
         Ok(first)
     }
 
-    /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is written.
+    /// Finds out what a hold hangs on. Its renewals do not wait for that: leases are kept alive also where nothing is
+    /// written.
     fn settle_soon(self: &Arc<Self>, attempt: &Arc<Attempt>, length: Duration) {
-        if attempt.making.try_lock().is_err() {
-            // Somebody is at it.
+        if attempt.making().try_lock().is_err() {
+            // Another task is moving it, writing it or deleting it.
             return;
         }
         let (engine, attempt) = (self.clone(), attempt.clone());
@@ -123,91 +120,73 @@ impl Engine {
         }
         let Some(attempt) = self.attempts.get(lease.claim.attempt) else { return Ok(false) };
         let (engine, claim) = (self.clone(), lease.claim.clone());
-        // Whoever wants to move or delete the key waits for it, and not for the caller to go on.
-        self.apart(async move { engine.amend_alone(&attempt, &claim).await }).await
+        // A task that moves or deletes the key waits for this one, and not for the caller.
+        self.finish(async move { engine.amend_alone(&attempt, &claim).await }).await
     }
 
     async fn amend_alone(&self, attempt: &Attempt, claim: &Claim) -> Result<bool> {
         // Moved to another lease meanwhile, the key would look like one that was taken over.
-        let _making = attempt.making.lock().await;
-        let (mark, session, slot) = {
-            let state = attempt.state();
-            if !matches!(state.phase, Phase::Held(_)) {
-                return Ok(false);
-            }
-            if !state.next_sessions.is_empty() {
-                return Err(Error::unavailable("it is being moved to another lease"));
-            }
-            let mark = Mark { key: attempt.key.clone(), created: state.created };
-            (mark, state.session.id, state.slot)
+        let _making = attempt.making().lock().await;
+        let (created, lease, slot) = match attempt.state().amendment() {
+            Ok(amendment) => amendment,
+            Err(NoAmendment::NotHeld) => return Ok(false),
+            Err(NoAmendment::Moving) => return Err(Error::unavailable("it is being moved to another lease")),
         };
-        let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode));
+        let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode()));
         let claim = Claim { record: record.clone(), ..claim.clone() };
-        let value = Entry::new(&claim, session).with_slot(slot).to_value();
-        let amended = queue::rewrite(&self.client, &mark, Some(session), value).await?;
+        let value = Value::new(&claim, lease).with_slot(slot).to_value();
+        let amended = queue::rewrite(&self.client, &attempt.key_made_at(created), Some(lease), value).await?;
         if amended {
-            attempt.state().record = record;
+            attempt.amended(record);
         }
         Ok(amended)
     }
 
-    /// Hangs a hold on a lease that is long enough for `ttl`, and for what was asked before and not answered: after that it
+    /// Hangs a hold on a lease that is long enough for `ttl`, and for earlier unanswered requests: after that it
     /// is known again what it hangs on. False when the hold is gone.
     async fn move_to_longer(self: &Arc<Self>, attempt: Arc<Attempt>, ttl: Duration) -> Result<bool> {
         let engine = self.clone();
-        // Whoever wants to renew or delete the key waits for it, and not for the caller to go on.
-        self.apart(async move { engine.move_alone(&attempt, ttl).await }).await
+        // A task that renews or deletes the key waits for this one, and not for the caller.
+        self.finish(async move { engine.move_alone(&attempt, ttl).await }).await
     }
 
     async fn move_alone(self: &Arc<Self>, attempt: &Attempt, ttl: Duration) -> Result<bool> {
-        // One after the other: an answer says what the key hangs on only as long as nobody else moves it.
-        let _making = attempt.making.lock().await;
-        let ttl = attempt.state().next_sessions.iter().map(|next| next.length()).fold(ttl, Duration::max);
-        let longer = self.session(ttl).await?;
+        // One after the other: a reply says what the key hangs on only while no other task moves it.
+        let _making = attempt.making().lock().await;
+        let ttl = attempt.state().next_leases().iter().map(|next| next.length()).fold(ttl, Duration::max);
+        let longer = self.lease_for(ttl).await?;
         loop {
-            // It may be in use for a while, and must not end before the one that the holder counts on.
-            let known = attempt.state().known_start;
+            // It may be in use for a while, and must not end before the term that the holder counts on.
+            let known = attempt.state().known_start();
             if longer.renewed_after(known).await?.is_none() {
-                self.session_lost(&longer);
+                self.lease_lost(&longer);
                 return Err(Error::unavailable("the longer lease is gone"));
             }
-            let (mark, from, in_doubt) = {
+            let begun = {
                 let mut state = attempt.state();
-                match state.phase {
-                    Phase::Held(_) if !state.session.covers(ttl) => {}
-                    Phase::Held(_) => return Ok(true),
-                    _ => return Ok(false),
-                }
-                if longer.term().start <= state.known_start {
-                    continue;
-                }
-                // Until the answer it may hang on either.
-                let in_doubt = state.next_sessions.iter().any(|next| next.id == longer.id);
-                if !in_doubt {
-                    state.next_sessions.push(longer.clone());
-                }
-                (Mark { key: attempt.key.clone(), created: state.created }, state.session.id, in_doubt)
+                let is_long_enough = state.lease().covers(ttl);
+                state.begin_move(&longer, longer.term().start, is_long_enough)
             };
-            match queue::attach(&self.client, &mark, from, longer.id).await {
+            let (created, from, in_doubt) = match begun {
+                Move::Done => return Ok(true),
+                Move::Lost => return Ok(false),
+                Move::RenewFirst => continue,
+                Move::Send { created, from, in_doubt } => (created, from, in_doubt),
+            };
+            match queue::attach(&self.client, &attempt.key_made_at(created), from, longer.id).await {
                 Ok(lease) => {
-                    let mut state = attempt.state();
-                    let next = state.next_sessions.iter().find(|next| Some(next.id) == lease).cloned();
-                    let Some(next) = next else {
-                        state.name_is_taken = true;
-                        drop(state);
+                    let is_ours = attempt.state().moved(lease);
+                    if !is_ours {
                         self.key_lost(attempt);
                         return Ok(false);
-                    };
-                    state.session = next;
-                    state.next_sessions.clear();
-                    state.in_question = false;
+                    }
                 }
                 Err(failure) => {
                     if !in_doubt && failure.fault != Fault::Unknown {
-                        attempt.state().next_sessions.retain(|next| next.id != longer.id);
+                        attempt.state().move_refused(longer.id);
                     }
                     if failure.fault == Fault::LeaseGone {
-                        self.session_lost(&longer);
+                        self.lease_lost(&longer);
                     }
                     return Err(failure.into());
                 }
@@ -223,14 +202,14 @@ mod tests {
     use distlock_testkit::proxy::Proxy;
     use distlock_testkit::servers::EtcdServer;
 
-    use super::super::messages::{DeleteRangeRequest, Request, TxnRequest};
     use super::*;
     use crate::contract::{Backend, Claimed};
     use crate::engines::etcd::Etcd;
+    use crate::engines::etcd::protocol::messages::{DeleteRangeRequest, Request, TxnRequest};
     use crate::types::key::Key;
     use crate::types::owner::{OwnerId, Process, Record};
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const RENEWAL_WAIT: Duration = Duration::from_secs(30);
     const TTL: Duration = Duration::from_secs(60);
     const LONGER: Duration = Duration::from_secs(70);
 
@@ -241,7 +220,7 @@ mod tests {
         etcd: Etcd,
         lease: Lease,
         attempt: Arc<Attempt>,
-        longer: Arc<Session>,
+        longer: Arc<SharedLease>,
     }
 
     impl Scene {
@@ -249,7 +228,7 @@ mod tests {
             let server = EtcdServer::start();
             let proxy = Proxy::start(server.address());
             let etcd = Etcd::builder([proxy.address().to_string()]).build().unwrap();
-            let longer = etcd.engine.session(LONGER).await.unwrap();
+            let longer = etcd.engine.lease_for(LONGER).await.unwrap();
             let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
             let claim = Claim::new(Key::new("a").unwrap(), TTL, true, Arc::new(record));
             let Ok(Claimed::Granted(grant)) = etcd.claim(&claim).await else { panic!("not granted") };
@@ -259,7 +238,7 @@ mod tests {
 
         async fn renew(&self) -> Result<Renewal> {
             let renewed = self.etcd.engine.renew(std::slice::from_ref(&self.lease));
-            tokio::time::timeout(PATIENCE, renewed).await.expect("it waits").pop().unwrap()
+            tokio::time::timeout(RENEWAL_WAIT, renewed).await.expect("it waits").pop().unwrap()
         }
 
         /// Renews it for `ttl` in the background, with the first request of that held up.
@@ -273,10 +252,16 @@ mod tests {
             renewed
         }
 
+        /// A request to move the hold to the longer lease is sent, as far as this client knows.
+        fn begin_move(&self) {
+            let begun = self.attempt.state().begin_move(&self.longer, Moment::NEVER, false);
+            assert!(matches!(begun, Move::Send { .. }), "{begun:?}");
+        }
+
         async fn delete_key(&self) {
-            let delete = Request::DeleteRange(DeleteRangeRequest { key: self.attempt.key.clone() });
+            let delete = Request::DeleteRange(DeleteRangeRequest { key: self.attempt.key().to_vec() });
             let request = TxnRequest { success: vec![delete.into()], ..TxnRequest::default() };
-            queue::txn(&self.etcd.engine.client, request).await.unwrap();
+            self.etcd.engine.client.txn(request).await.unwrap();
         }
     }
 
@@ -286,8 +271,8 @@ mod tests {
         let extended = scene.renew_slowly(LONGER).await;
         {
             let state = scene.attempt.state();
-            assert!(scene.longer.term().start < state.known_start, "it may end sooner than the hold may count on");
-            assert!(state.next_sessions.is_empty(), "it may hang on it from now on");
+            assert!(scene.longer.term().start < state.known_start(), "it may end sooner than the hold may count on");
+            assert!(state.next_leases().is_empty(), "it may hang on it from now on");
         }
         scene.proxy.pass();
         let extended = extended.await.unwrap().unwrap();
@@ -298,22 +283,22 @@ mod tests {
     #[tokio::test]
     async fn a_hold_that_is_being_moved_is_renewed_without_waiting_for_that() {
         let scene = Scene::set().await;
-        let known = scene.attempt.state().known_start;
-        scene.attempt.state().next_sessions.push(scene.longer.clone());
-        let _moving = scene.attempt.making.lock().await;
+        let known = scene.attempt.state().known_start();
+        scene.begin_move();
+        let _moving = scene.attempt.making().lock().await;
         let renewed = scene.renew().await.unwrap();
         let Renewal::Renewed(Some(term)) = renewed else { panic!("{renewed:?}") };
         assert!(term.ttl == TTL && term.start > known, "{term:?}");
         assert!(scene.longer.term().start > known, "it may hang on this one");
     }
 
-    /// One of the leases that a hold may hang on is gone: it counts on nothing until somebody has looked.
+    /// One of the leases that a hold may hang on is gone: it counts on nothing until its key was read.
     #[tokio::test]
     async fn a_hold_that_may_have_gone_with_a_lease_is_looked_for() {
         for went_with_it in [false, true] {
             let scene = Scene::set().await;
-            let _moving = scene.attempt.making.lock().await;
-            scene.attempt.state().next_sessions.push(scene.longer.clone());
+            let _moving = scene.attempt.making().lock().await;
+            scene.begin_move();
             if went_with_it {
                 scene.delete_key().await;
             }
@@ -325,24 +310,23 @@ mod tests {
         }
     }
 
-    /// An extension that was carried out and not answered is repeated. Where etcd does not tell the leases of keys that are
-    /// asked for without their values, as 3.7 does not, that is no loss.
+    /// An extension that was carried out and not answered is repeated. Where etcd does not tell the leases of keys that
+    /// are asked for without their values, as 3.7 does not, that is no loss.
     #[tokio::test]
     async fn an_extension_repeated_finds_what_the_hold_hangs_on_also_in_etcd_3_7() {
         let scene = Scene::set().await;
         let (client, attempt) = (&scene.etcd.engine.client, &scene.attempt);
         client.as_of_3_7.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mark, from) = {
-            let mut state = attempt.state();
-            state.next_sessions.push(scene.longer.clone());
-            (Mark { key: attempt.key.clone(), created: state.created }, state.session.id)
+            scene.begin_move();
+            (attempt.own_key().unwrap(), attempt.lease().id)
         };
         assert_eq!(queue::attach(client, &mark, from, scene.longer.id).await.unwrap(), Some(scene.longer.id));
         let mut longer = scene.lease.clone();
         longer.claim.ttl = LONGER;
         let renewed = scene.etcd.engine.renew(&[longer]).await.pop().unwrap().unwrap();
         assert!(matches!(renewed, Renewal::Renewed(Some(Term { ttl: LONGER, .. }))), "{renewed:?}");
-        assert_eq!(attempt.state().session.id, scene.longer.id);
+        assert_eq!(attempt.lease().id, scene.longer.id);
     }
 
     /// Its lease goes while it is renewed, and the hold has left it by then.
@@ -350,7 +334,9 @@ mod tests {
     async fn a_hold_that_was_moved_outlives_the_lease_that_it_was_on() {
         let scene = Scene::set().await;
         let renewed = scene.renew_slowly(TTL).await;
-        let left = std::mem::replace(&mut scene.attempt.state().session, scene.longer.clone());
+        let left = scene.attempt.lease();
+        scene.begin_move();
+        assert!(scene.attempt.state().moved(Some(scene.longer.id)));
         left.lose();
         scene.proxy.pass();
         let renewed = renewed.await.unwrap().unwrap();

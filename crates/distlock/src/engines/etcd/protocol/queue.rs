@@ -1,44 +1,45 @@
 //! The queue of a lock on the server: its keys in the order in which they were made; the first is the holder's.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::Mark;
-use super::batches::Write;
-use super::client::{Client, PATIENCE, RANGE, TXN};
-use super::engine::Engine;
-use super::entry::{self, Entry};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::engines::etcd::error::Failure;
+use crate::engines::etcd::protocol::messages::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Header, KeyValue, PutRequest, RangeRequest,
-    RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, TxnRequest, TxnResponse,
+    RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, TxnRequest,
 };
-use super::names::end_of;
-use super::standing;
+use crate::engines::etcd::protocol::methods::RANGE;
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue_key::QueueKey;
+use crate::engines::etcd::protocol::standing;
+use crate::engines::etcd::protocol::value::{self, Value};
+use crate::engines::etcd::wire::batcher::{Batcher, Write};
+use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
 use crate::types::mode::Mode;
 
 /// How often it is tried again to enter beside others when the queue has changed in between.
 const ROUNDS: usize = 32;
+/// How long a holder that has lost its lock waits for the reason.
+const REASON_WAIT: Duration = Duration::from_millis(500);
 /// No limit: whatever was made up to now.
 const LAST_IN_JOIN: i64 = 0;
 
 /// A key to be made.
 #[derive(Debug, Clone)]
-pub(super) struct Ask {
-    pub(super) lock: Vec<u8>,
-    pub(super) key: Vec<u8>,
-    pub(super) mode: Mode,
-    pub(super) lease: i64,
-    pub(super) entry: Entry,
+pub(crate) struct KeyRequest {
+    pub(crate) lock: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) mode: Mode,
+    pub(crate) lease: i64,
+    pub(crate) value: Value,
 }
 
-impl Ask {
-    pub(super) fn put(&self, slot: Option<u32>) -> PutRequest {
-        let value = self.entry.clone().with_slot(slot).to_value();
+impl KeyRequest {
+    pub(crate) fn put(&self, slot: Option<u32>) -> PutRequest {
+        let value = self.value.clone().with_slot(slot).to_value();
         PutRequest { key: self.key.clone(), value, lease: self.lease, ..PutRequest::default() }
     }
 
-    /// The slot of the first one who comes to a semaphore.
+    /// The slot of the first key of a semaphore.
     fn first_slot(&self) -> Option<u32> {
         matches!(self.mode, Mode::Slot { .. }).then_some(0)
     }
@@ -46,32 +47,32 @@ impl Ask {
 
 /// How the queue looked when it was read.
 #[derive(Debug)]
-pub(super) struct View {
+pub(crate) struct QueueView {
     /// The create revision of our own key; `None` when it is not there.
-    pub(super) own: Option<i64>,
+    pub(crate) own: Option<i64>,
     /// Whether this very request made it.
-    pub(super) is_new: bool,
+    pub(crate) is_new: bool,
     /// Whether the lock is ours.
-    pub(super) holds: bool,
+    pub(crate) holds: bool,
     /// The slot that our key has.
-    pub(super) slot: Option<u32>,
-    /// The first keys, where the answer tells them: that of the holder, or of a semaphore's holders.
-    pub(super) heads: Vec<KeyValue>,
-    /// The keys whose end we wait for, where the answer tells them.
-    pub(super) before: Vec<Mark>,
+    pub(crate) slot: Option<u32>,
+    /// The first keys, where the reply shows them: that of the holder, or of a semaphore's holders.
+    pub(crate) heads: Vec<KeyValue>,
+    /// The keys whose end we wait for, where the reply shows them.
+    pub(crate) before: Vec<QueueKey>,
     /// The cluster and its revision at that moment.
-    pub(super) header: Header,
+    pub(crate) header: Header,
 }
 
-impl View {
+impl QueueView {
     /// Our key was made just now, and the lock is ours.
     fn entered(key: Vec<u8>, slot: Option<u32>, header: Header) -> Self {
         let own = Some(header.revision);
         let heads = vec![KeyValue { key, create_revision: header.revision, ..KeyValue::default() }];
-        View { own, is_new: true, holds: true, slot, heads, before: Vec::new(), header }
+        QueueView { own, is_new: true, holds: true, slot, heads, before: Vec::new(), header }
     }
 
-    /// Judges what was read: our own key, the heads of the queue and its last ones.
+    /// Judges a reply with our own key, the first keys of the queue and its last ones.
     fn judged(lock: &[u8], mode: Mode, header: Header, mut ranges: impl Iterator<Item = Vec<KeyValue>>) -> Self {
         let own = ranges.next().and_then(|own| own.into_iter().next());
         let heads = ranges.next().unwrap_or_default();
@@ -79,58 +80,63 @@ impl View {
         let created = own.as_ref().map(|own| own.create_revision);
         let standing = standing::judge(lock, mode, created.unwrap_or(i64::MAX), &heads, &last);
         let own_head = own.and_then(|own| heads.iter().find(|head| head.key == own.key));
-        let slot = own_head.and_then(|own| entry::read(&own.value)?.slot);
+        let slot = own_head.and_then(|own| value::read(&own.value)?.slot);
         let holds = created.is_some() && standing.holds;
-        View { own: created, is_new: false, holds, slot, heads, before: standing.awaited, header }
+        QueueView { own: created, is_new: false, holds, slot, heads, before: standing.awaited, header }
     }
 
-    /// A mode of those before us that does not go with ours.
-    pub(super) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
+    /// Returns a mode of a key before ours that does not go with ours.
+    pub(crate) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
         let own = self.own.unwrap_or(i64::MAX);
         let heads = self.heads.iter().filter(|head| head.create_revision < own).map(|head| head.key.as_slice());
         standing::disagreement(lock, mode, heads.chain(self.before.iter().map(|mark| mark.key.as_slice())))
     }
 }
 
-/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free for it, so that nothing
-/// is left when it is not.
+/// Makes our key and reads the queue. With `queue` false the key is made only if the lock is free for it, so that
+/// nothing is left when it is not.
 ///
-/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is there
-/// already.
-pub(super) async fn join(engine: &Arc<Engine>, ask: &Ask, queue: bool) -> Result<View, Failure> {
-    let Ask { lock, key, mode, .. } = ask;
+/// A free lock costs the server no more than the key itself. Otherwise the key is put behind the others, unless it is
+/// there already.
+pub(crate) async fn join(
+    client: &Client,
+    batcher: &Batcher,
+    wanted: &KeyRequest,
+    queue: bool,
+) -> Result<QueueView, Failure> {
+    let KeyRequest { lock, key, mode, .. } = wanted;
     let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
-    let success = vec![Request::Put(ask.put(ask.first_slot())).into()];
+    let success = vec![Request::Put(wanted.put(wanted.first_slot())).into()];
     let mut failure = sights(lock, key, *mode, LAST_IN_JOIN);
     if queue {
-        let put = vec![Request::Put(ask.put(None)).into()];
+        let put = vec![Request::Put(wanted.put(None)).into()];
         let make = TxnRequest { compare: vec![created_at(key, 0)], success: put, failure: Vec::new() };
         failure.insert(0, Request::Txn(make).into());
     }
     let request = TxnRequest { compare: vec![free], success, failure };
-    let answer = engine.write(Write::Join { lock: lock.clone(), rides: false }, request).await?;
+    let answer = batcher.write(Write::Join { lock: lock.clone(), with_release: false }, request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
-        return Ok(View::entered(key.clone(), ask.first_slot(), header));
+        return Ok(QueueView::entered(key.clone(), wanted.first_slot(), header));
     }
     let is_new = matches!(answer.responses.first().and_then(|op| op.response.as_ref()),
         Some(Response::Txn(make)) if make.succeeded);
-    let mut view = View::judged(lock, *mode, header, ranges_of(answer.responses));
+    let mut view = QueueView::judged(lock, *mode, header, ranges_of(answer.responses));
     view.is_new = is_new;
     if !view.is_new && view.own.is_some() {
         // Only of a key that was made just now is it known that those before it are among the last.
         view.before.clear();
     }
     if !queue && view.own.is_none() {
-        return enter(&engine.client, ask, view).await;
+        return enter(client, wanted, view).await;
     }
     Ok(view)
 }
 
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
-async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failure> {
-    let Ask { lock, key, mode, .. } = ask;
-    // Each further round means that somebody else came in between.
+async fn enter(client: &Client, wanted: &KeyRequest, mut view: QueueView) -> Result<QueueView, Failure> {
+    let KeyRequest { lock, key, mode, .. } = wanted;
+    // Each further round means that another client wrote to the queue in between.
     for _ in 0..ROUNDS {
         let is_free = match mode {
             Mode::Shared => view.before.is_empty(),
@@ -146,31 +152,36 @@ async fn enter(client: &Client, ask: &Ask, mut view: View) -> Result<View, Failu
         };
         let request = TxnRequest {
             compare: vec![unchanged_since(lock, view.header.revision)],
-            success: vec![Request::Put(ask.put(slot)).into()],
+            success: vec![Request::Put(wanted.put(slot)).into()],
             failure: sights(lock, key, *mode, LAST_IN_JOIN),
         };
-        let answer = txn(client, request).await?;
+        let answer = client.txn(request).await?;
         let header = answer.header.unwrap_or_default();
         if answer.succeeded {
-            return Ok(View::entered(key.clone(), slot, header));
+            return Ok(QueueView::entered(key.clone(), slot, header));
         }
-        view = View::judged(lock, *mode, header, ranges_of(answer.responses));
+        view = QueueView::judged(lock, *mode, header, ranges_of(answer.responses));
     }
     Ok(view)
 }
 
-/// Takes a slot of a semaphore for our key, which `view` shows among those who hold it. Without a slot after that the queue
+/// Takes a slot of a semaphore for our key, which `view` shows among the holders. Without a slot after that the queue
 /// has changed since: read it again.
-pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut View) -> Result<(), Failure> {
+pub(crate) async fn take_slot(
+    client: &Client,
+    wanted: &KeyRequest,
+    of: u32,
+    view: &mut QueueView,
+) -> Result<(), Failure> {
     let Some(created) = view.own else { return Ok(()) };
     let Some(slot) = standing::free_slot(of, created, &view.heads) else { return Ok(()) };
-    let unchanged = unchanged_since(&ask.lock, view.header.revision);
+    let unchanged = unchanged_since(&wanted.lock, view.header.revision);
     let request = TxnRequest {
-        compare: vec![created_at(&ask.key, created), unchanged],
-        success: vec![Request::Put(ask.put(Some(slot))).into()],
+        compare: vec![created_at(&wanted.key, created), unchanged],
+        success: vec![Request::Put(wanted.put(Some(slot))).into()],
         failure: Vec::new(),
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     if answer.succeeded {
         view.slot = Some(slot);
         view.header = answer.header.unwrap_or_default();
@@ -178,43 +189,53 @@ pub(super) async fn take_slot(client: &Client, ask: &Ask, of: u32, view: &mut Vi
     Ok(())
 }
 
-/// Makes our key behind those of others, and finds the one right before it; who holds the lock is not asked. For who
-/// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there, and was
-/// left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
+/// Makes our key behind those of others, and finds the one right before it; the holder is not asked for. For a caller
+/// knows that already, wants the lock for itself, and has never asked for this key before: `None` when it was there,
+/// and was left as it is. A request that comes late finds it made by the one after it, and perhaps taken over.
 ///
 /// This is the one request of a wait that costs the server more the longer the queue is, so it reads it once.
-pub(super) async fn line_up(engine: &Arc<Engine>, lock: &[u8], put: PutRequest) -> Result<Option<View>, Failure> {
+pub(crate) async fn line_up(
+    batcher: &Batcher,
+    lock: &[u8],
+    put: PutRequest,
+    with_release: bool,
+) -> Result<Option<QueueView>, Failure> {
     let key = put.key.clone();
     let success = vec![Request::Put(put).into(), range(last_of(lock, 2))];
     let request = TxnRequest { compare: vec![created_at(&key, 0)], success, failure: Vec::new() };
-    let rides = engine.attempts.is_passed_on(lock, engine.clock.now());
-    let answer = engine.write(Write::Join { lock: lock.to_vec(), rides }, request).await?;
+    let answer = batcher.write(Write::Join { lock: lock.to_vec(), with_release }, request).await?;
     Ok(lined_up(key, answer.header.unwrap_or_default(), answer.responses))
 }
 
-fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<View> {
+fn lined_up(key: Vec<u8>, header: Header, responses: Vec<ResponseOp>) -> Option<QueueView> {
     let mut last = ranges_of(responses).next().unwrap_or_default().into_iter();
-    // What was made just now is the last one of all.
+    // A key that was made just now is the last one of all.
     last.next().filter(|own| own.key == key && own.create_revision == header.revision)?;
     Some(match last.next() {
-        None => View::entered(key, None, header),
+        None => QueueView::entered(key, None, header),
         Some(before) => {
-            let before = vec![Mark::of(&before)];
+            let before = vec![QueueKey::of(&before)];
             let own = Some(header.revision);
-            View { own, is_new: true, holds: false, slot: None, heads: Vec::new(), before, header }
+            QueueView { own, is_new: true, holds: false, slot: None, heads: Vec::new(), before, header }
         }
     })
 }
 
 /// Reads the queue anew, linearizably: is it our turn, and whom do we wait for if not.
-pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], created: i64) -> Result<View, Failure> {
+pub(crate) async fn look(
+    client: &Client,
+    lock: &[u8],
+    mode: Mode,
+    key: &[u8],
+    created: i64,
+) -> Result<QueueView, Failure> {
     if mode == Mode::Exclusive {
-        // One who is the first needs to read no more than that.
-        let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
+        // The first key needs no more than that.
+        let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), REQUEST_WAIT).await?;
         let header = answer.header.unwrap_or_default();
         if answer.kvs.first().is_some_and(|first| first.key == key && first.create_revision == created) {
             let before = Vec::new();
-            return Ok(View {
+            return Ok(QueueView {
                 own: Some(created),
                 is_new: false,
                 holds: true,
@@ -226,8 +247,8 @@ pub(super) async fn look(client: &Client, lock: &[u8], mode: Mode, key: &[u8], c
         }
     }
     let success = sights(lock, key, mode, created.saturating_sub(1));
-    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
-    let mut view = View::judged(lock, mode, answer.header.unwrap_or_default(), ranges_of(answer.responses));
+    let answer = client.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
+    let mut view = QueueView::judged(lock, mode, answer.header.unwrap_or_default(), ranges_of(answer.responses));
     if view.own != Some(created) {
         // A later key of the same name is another one.
         view.own = None;
@@ -250,11 +271,11 @@ fn sights(lock: &[u8], key: &[u8], mode: Mode, until: i64) -> Vec<RequestOp> {
 }
 
 /// Which of these keys are still there. Costs the server nothing however long the queue is.
-pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, Header), Failure> {
-    let success = marks.iter().map(|mark| range(own(&mark.key))).collect();
-    let answer = txn(client, TxnRequest { success, ..TxnRequest::default() }).await?;
+pub(crate) async fn are_there(client: &Client, keys: &[&QueueKey]) -> Result<(bool, Header), Failure> {
+    let success = keys.iter().map(|mark| range(own(&mark.key))).collect();
+    let answer = client.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
     let mut ranges = ranges_of(answer.responses);
-    let are_there = marks.iter().all(|mark| {
+    let are_there = keys.iter().all(|mark| {
         let kvs = ranges.next().unwrap_or_default();
         kvs.first().is_some_and(|kv| kv.create_revision == mark.created)
     });
@@ -262,20 +283,20 @@ pub(super) async fn glance(client: &Client, marks: &[&Mark]) -> Result<(bool, He
 }
 
 /// One key with its value, if it is there, and as of which revision.
-pub(super) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
-    let answer: RangeResponse = client.call(RANGE, whole(key), PATIENCE).await?;
+pub(crate) async fn read(client: &Client, key: &[u8]) -> Result<(Option<KeyValue>, i64), Failure> {
+    let answer: RangeResponse = client.call(RANGE, whole(key), REQUEST_WAIT).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default().revision))
 }
 
 /// The first key of a queue, with its value.
-pub(super) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValue>, Header), Failure> {
-    let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), PATIENCE).await?;
+pub(crate) async fn head(client: &Client, lock: &[u8]) -> Result<(Option<KeyValue>, Header), Failure> {
+    let answer: RangeResponse = client.call(RANGE, first_of(lock, 1), REQUEST_WAIT).await?;
     Ok((answer.kvs.into_iter().next(), answer.header.unwrap_or_default()))
 }
 
-/// Hangs a key on another client's lease, with its value; its place and its token stay. Answers the revision; `None` when
-/// it is not as it was read any more.
-pub(super) async fn take_over(
+/// Hangs a key on another client's lease, with its value; its place and its token stay. Returns the revision; `None`
+/// when it is not as it was read any more.
+pub(crate) async fn take_over(
     client: &Client,
     read: &KeyValue,
     value: Vec<u8>,
@@ -287,36 +308,40 @@ pub(super) async fn take_over(
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     Ok(answer.succeeded.then(|| answer.header.unwrap_or_default().revision))
 }
 
 /// What became of a key that was to be deleted.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(crate) struct Deletion {
     /// Whether it was there, and was ours.
-    pub(super) deleted: bool,
+    pub(crate) deleted: bool,
     /// The create revision of the key that was asked for in the same moment, if it is there.
-    pub(super) next: Option<i64>,
-    pub(super) header: Header,
+    pub(crate) next: Option<i64>,
+    pub(crate) header: Header,
 }
 
 /// A key to be deleted, if it is still that one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Leaver<'a> {
-    pub(super) lock: &'a [u8],
-    pub(super) key: &'a [u8],
+pub(crate) struct KeyToDelete<'a> {
+    pub(crate) lock: &'a [u8],
+    pub(crate) key: &'a [u8],
     /// When it was made; 0: whenever that was.
-    pub(super) created: i64,
-    /// What it hangs on: a hold that somebody took over hangs on another lease. `None`: whatever it is.
-    pub(super) lease: Option<i64>,
-    /// Only if nobody has written it since it was made: that of an owner stays for those who have entered.
-    pub(super) if_new: bool,
+    pub(crate) created: i64,
+    /// The lease that it hangs on: a hold that another attempt took over hangs on another one. `None`: any.
+    pub(crate) lease: Option<i64>,
+    /// Only if it was not written since it was made: the head of an owner stays for its entries.
+    pub(crate) if_new: bool,
 }
 
 /// Deletes a key. Looks for the key `next` in the same moment.
-pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option<&[u8]>) -> Result<Left, Failure> {
-    let Leaver { lock, key, created, lease, if_new } = leaver;
+pub(crate) async fn delete(
+    batcher: &Batcher,
+    target: KeyToDelete<'_>,
+    next: Option<&[u8]>,
+) -> Result<Deletion, Failure> {
+    let KeyToDelete { lock, key, created, lease, if_new } = target;
     let ours = match created {
         0 => exists(key),
         _ => created_at(key, created),
@@ -330,15 +355,20 @@ pub(super) async fn leave(engine: &Arc<Engine>, leaver: Leaver<'_>, next: Option
         success: std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect(),
         failure: Vec::new(),
     };
-    let answer = engine.write(Write::Leave { lock: lock.to_vec(), key: key.to_vec() }, request).await?;
+    let answer = batcher.write(Write::Leave { lock: lock.to_vec(), key: key.to_vec() }, request).await?;
     let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
-    Ok(Left { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
+    Ok(Deletion { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
-/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Answers whether it was
-/// there.
-pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, value: Vec<u8>) -> Result<bool, Failure> {
-    let Mark { key, created } = mark;
+/// Writes another value to a key, if it hangs on `lease`; its lease, its place and its token stay. Returns whether it
+/// was there.
+pub(crate) async fn rewrite(
+    client: &Client,
+    mark: &QueueKey,
+    lease: Option<i64>,
+    value: Vec<u8>,
+) -> Result<bool, Failure> {
+    let QueueKey { key, created } = mark;
     let put = PutRequest { key: key.clone(), value, ignore_lease: true, ..PutRequest::default() };
     let made = created_at(key, *created);
     let request = TxnRequest {
@@ -346,30 +376,29 @@ pub(super) async fn rewrite(client: &Client, mark: &Mark, lease: Option<i64>, va
         success: vec![Request::Put(put).into()],
         failure: Vec::new(),
     };
-    Ok(txn(client, request).await?.succeeded)
+    Ok(client.txn(request).await?.succeeded)
 }
 
-/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. Whoever has lost
-/// a lock waits for that, so it is asked once and not for long.
-pub(super) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
-    const PATIENCE: Duration = Duration::from_millis(500);
+/// Whether the key that was made at `created` and deleted at `deleted` had been marked as broken by force. A holder
+/// that has lost a lock waits for that, so it is asked once and not for long.
+pub(crate) async fn was_broken(client: &Client, key: &[u8], created: i64, deleted: i64) -> bool {
     let request = RangeRequest { key: key.to_vec(), revision: deleted.saturating_sub(1), ..RangeRequest::default() };
-    let answer: Result<RangeResponse, Failure> = client.call(RANGE, request, PATIENCE).await;
-    let is_marked = |kv: &KeyValue| kv.create_revision == created && entry::is_broken(&kv.value);
+    let answer: Result<RangeResponse, Failure> = client.call(RANGE, request, REASON_WAIT).await;
+    let is_marked = |kv: &KeyValue| kv.create_revision == created && value::is_broken(&kv.value);
     answer.is_ok_and(|answer| answer.kvs.first().is_some_and(is_marked))
 }
 
-/// Hangs our key on another lease than `from`; its place and its token stay. Answers what it hangs on now: on a third one
-/// if an earlier request that was not answered has moved it. `None` when it is not there.
-pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
-    let Mark { key, created } = mark;
+/// Hangs our key on another lease than `from`; its place and its token stay. Returns what it hangs on now: on a third
+/// one if an earlier request that was not answered has moved it. `None` when it is not there.
+pub(crate) async fn attach(client: &Client, mark: &QueueKey, from: i64, lease: i64) -> Result<Option<i64>, Failure> {
+    let QueueKey { key, created } = mark;
     let put = PutRequest { key: key.clone(), lease, ignore_value: true, ..PutRequest::default() };
     let request = TxnRequest {
         compare: vec![created_at(key, *created), hangs_on(key, from)],
         success: vec![Request::Put(put).into()],
         failure: vec![range(whole(key))],
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     if answer.succeeded {
         return Ok(Some(lease));
     }
@@ -377,9 +406,9 @@ pub(super) async fn attach(client: &Client, mark: &Mark, from: i64, lease: i64) 
     Ok(found.map(|kv| kv.lease))
 }
 
-/// Deletes a key that a request made which nobody waits for any more: it was made after `created`, hangs on `lease`, and nobody
+/// Deletes a key that a late request made: it was made after `created`, hangs on `lease`, and no client
 /// has written it since.
-pub(super) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
+pub(crate) async fn delete_late(client: &Client, key: &[u8], created: i64, lease: i64) -> Result<(), Failure> {
     let is_later = Compare { result: CompareResult::Greater.into(), ..created_at(key, created) };
     let delete = DeleteRangeRequest { key: key.to_vec() };
     let request = TxnRequest {
@@ -387,26 +416,17 @@ pub(super) async fn delete_late(client: &Client, key: &[u8], created: i64, lease
         success: vec![Request::DeleteRange(delete).into()],
         failure: Vec::new(),
     };
-    txn(client, request).await.map(drop)
+    client.txn(request).await.map(drop)
 }
 
-/// Sends a transaction by itself.
-pub(super) async fn txn(client: &Client, request: TxnRequest) -> Result<TxnResponse, Failure> {
-    let answer: TxnResponse = client.call(TXN, request, PATIENCE).await?;
-    if answer.header.is_none() {
-        return Err(Failure::new(Fault::Unknown, "etcd sent an answer without a header"));
-    }
-    Ok(answer)
-}
-
-pub(super) fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
+pub(crate) fn ranges_of(responses: Vec<ResponseOp>) -> impl Iterator<Item = Vec<KeyValue>> {
     responses.into_iter().filter_map(|op| match op.response {
         Some(Response::Range(range)) => Some(range.kvs),
         _ => None,
     })
 }
 
-pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
+pub(crate) fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
@@ -416,7 +436,7 @@ pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     }
 }
 
-pub(super) fn exists(key: &[u8]) -> Compare {
+pub(crate) fn exists(key: &[u8]) -> Compare {
     Compare { result: CompareResult::Greater.into(), ..created_at(key, 0) }
 }
 
@@ -425,8 +445,8 @@ fn is_new(key: &[u8]) -> Compare {
     Compare { target: CompareTarget::Version.into(), create_revision: None, version: Some(1), ..created_at(key, 0) }
 }
 
-/// The key hangs on that lease: nobody has taken it over.
-pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
+/// The key hangs on that lease: no other attempt has taken it over.
+pub(crate) fn hangs_on(key: &[u8], lease: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Lease.into(),
@@ -437,7 +457,7 @@ pub(super) fn hangs_on(key: &[u8], lease: i64) -> Compare {
 }
 
 /// The key was not written, made or deleted since it was read.
-pub(super) fn unchanged(read: &KeyValue) -> Compare {
+pub(crate) fn unchanged(read: &KeyValue) -> Compare {
     Compare {
         target: CompareTarget::Mod.into(),
         create_revision: None,
@@ -458,18 +478,18 @@ fn unchanged_since(lock: &[u8], revision: i64) -> Compare {
     }
 }
 
-/// Asks whether a key is there and when it was made. Its lease is not to be read from the answer: etcd 3.7 leaves it out
+/// Asks whether a key is there and when it was made. Its lease is not to be read from the reply: etcd 3.7 leaves it out
 /// where only keys are asked for.
-pub(super) fn own(key: &[u8]) -> RangeRequest {
+pub(crate) fn own(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() }
 }
 
 /// Asks for a key with everything that belongs to it, its lease too.
-pub(super) fn whole(key: &[u8]) -> RangeRequest {
+pub(crate) fn whole(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
-pub(super) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
+pub(crate) fn first_of(lock: &[u8], limit: i64) -> RangeRequest {
     sorted(lock, SortOrder::Ascend, limit)
 }
 
@@ -488,7 +508,7 @@ fn sorted(lock: &[u8], order: SortOrder, limit: i64) -> RangeRequest {
     }
 }
 
-pub(super) fn range(range: RangeRequest) -> RequestOp {
+pub(crate) fn range(range: RangeRequest) -> RequestOp {
     Request::Range(range).into()
 }
 
@@ -496,8 +516,9 @@ pub(super) fn range(range: RangeRequest) -> RequestOp {
 mod tests {
     use prost::Message;
 
-    use super::super::pages;
     use super::*;
+    use crate::engines::etcd::protocol::messages::TxnResponse;
+    use crate::engines::etcd::protocol::pages;
 
     const LOCK: &[u8] = b"locks/a/";
     const KEY: &[u8] = b"locks/a/2a-1";
@@ -512,7 +533,7 @@ mod tests {
                     assert!(view.holds == view.before.is_empty() && view.own == Some(header.revision));
                 }
                 for mode in [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 3 }] {
-                    let view = View::judged(LOCK, mode, header, ranges_of(answer.responses.clone()));
+                    let view = QueueView::judged(LOCK, mode, header, ranges_of(answer.responses.clone()));
                     assert!(!view.holds || view.own.is_some(), "who holds it has a key");
                     let _ = view.disagreement(LOCK, mode);
                     let slot = standing::free_slot(3, view.own.unwrap_or(i64::MAX), &view.heads);

@@ -1,8 +1,9 @@
-//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is exclusive.
+//! Where a lock's keys lie: `prefix + name + "/" + lease in hex + "-" + a number`, and `"-" + mode` unless it is
+//! exclusive.
 //!
-//! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which they
-//! were made, so they queue with us. Names nest there: who waits for `a` also counts the keys of `a/b`. So a slash in a
-//! name is escaped, unless names are to be taken verbatim.
+//! Go's `concurrency.Mutex` and `etcdctl lock` look at the keys below `name/` and at nothing but the order in which
+//! they were made, so they queue with us. Names nest there: a waiter for `a` also counts the keys of `a/b`. So a slash
+//! in a name is escaped, unless names are to be taken verbatim.
 
 use crate::types::key::Key;
 use crate::types::mode::Mode;
@@ -14,29 +15,29 @@ const SLOT: &str = "slot";
 
 /// The layout of one client's keys.
 #[derive(Debug, Clone)]
-pub(super) struct Names {
-    pub(super) prefix: String,
-    pub(super) verbatim: bool,
+pub(crate) struct Names {
+    pub(crate) prefix: String,
+    pub(crate) verbatim: bool,
 }
 
 /// A key of a lock, taken apart.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) key: Key,
+pub(crate) struct Place {
+    pub(crate) key: Key,
     /// Whether it is in our own layout, and not in that of Go's client.
-    pub(super) is_ours: bool,
+    pub(crate) is_ours: bool,
 }
 
 impl Names {
     /// What all keys of the lock begin with, and no key of another.
-    pub(super) fn lock(&self, key: &Key) -> Vec<u8> {
+    pub(crate) fn lock(&self, key: &Key) -> Vec<u8> {
         let mut lock = self.all(key.as_str());
         lock.push(b'/');
         lock
     }
 
     /// What the keys of all locks begin with whose names begin with `start`.
-    pub(super) fn all(&self, start: &str) -> Vec<u8> {
+    pub(crate) fn all(&self, start: &str) -> Vec<u8> {
         let mut all = self.prefix.clone();
         for c in start.chars() {
             match c {
@@ -48,9 +49,9 @@ impl Names {
         all.into_bytes()
     }
 
-    /// The key of one attempt. Two of one lease must not have the same number at the same time: whoever makes a key that
-    /// is there already takes it for its own.
-    pub(super) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
+    /// The key of one attempt. Two of one lease must not have the same number at the same time: an attempt that makes a
+    /// key that is there already takes it for its own.
+    pub(crate) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
         let mut key = lock.to_vec();
         key.extend_from_slice(format!("{lease:x}-{number:x}").as_bytes());
         match mode {
@@ -62,32 +63,33 @@ impl Names {
         key
     }
 
-    /// What the keys of all entries begin with that an owner has in the lock at `lock`, once the first of them was made at
-    /// `created`. No name of a lock has such braces.
-    pub(super) fn inside(lock: &[u8], created: i64) -> Vec<u8> {
+    /// What the keys of all entries begin with that an owner has in the lock at `lock`, once the first of them was made
+    /// at `created`. No name of a lock has such braces.
+    pub(crate) fn inside(lock: &[u8], created: i64) -> Vec<u8> {
         let name = lock.strip_suffix(b"/").unwrap_or(lock);
         [name, format!("{{}}{created:x}/").as_bytes()].concat()
     }
 
     /// What the keys of all histories begin with.
-    pub(super) fn journals(&self) -> Vec<u8> {
+    pub(crate) fn histories(&self) -> Vec<u8> {
         format!("{}{{}}history/", self.prefix).into_bytes()
     }
 
     /// What the keys of a lock's history begin with: apart from all locks, so that who lists those does not read it.
-    pub(super) fn journal(&self, key: &Key) -> Vec<u8> {
+    pub(crate) fn history_key(&self, key: &Key) -> Vec<u8> {
         let lock = self.lock(key);
-        [&self.journals(), &lock[self.prefix.len()..]].concat()
+        [&self.histories(), &lock[self.prefix.len()..]].concat()
     }
 
-    /// How the one who made `key` uses the lock at `lock`. Others than us, and who uses a lock below it, share nothing.
-    pub(super) fn mode(lock: &[u8], key: &[u8]) -> Mode {
+    /// Returns the mode in which `key` uses the lock at `lock`. Keys of other clients, and of locks below it, are
+    /// exclusive.
+    pub(crate) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
         parse_tail(tail).unwrap_or_default()
     }
 
     /// Takes a key apart; `None` when no locker makes such keys.
-    pub(super) fn parse(&self, key: &[u8]) -> Option<Place> {
+    pub(crate) fn parse(&self, key: &[u8]) -> Option<Place> {
         let text = std::str::from_utf8(key).ok()?.strip_prefix(self.prefix.as_str())?;
         let (name, tail) = text.rsplit_once('/')?;
         let is_ours = parse_tail(tail).is_some();
@@ -119,7 +121,7 @@ fn is_hex(text: &str, longest: usize) -> bool {
 }
 
 /// The first key behind all that begin with `prefix`; empty, which means all keys, for an empty prefix.
-pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
+pub(crate) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < 0xff {
@@ -187,7 +189,7 @@ mod tests {
         let inside = [Names::inside(&lock, 0x1f), b"000102030405060708090a0b0c0d0e0f".to_vec()].concat();
         assert_eq!(inside, b"a{}1f/000102030405060708090a0b0c0d0e0f");
         assert_eq!(names.parse(&inside), None, "an entry is no lock");
-        let noted = [names.journal(&key("a/b")), b"0000018bcfe56800.0001.0a".to_vec()].concat();
+        let noted = [names.history_key(&key("a/b")), b"0000018bcfe56800.0001.0a".to_vec()].concat();
         assert_eq!(noted, b"{}history/a%2Fb/0000018bcfe56800.0001.0a");
         assert_eq!(names.parse(&noted), None, "nor is its history");
         for other in ["a/2a", "a/readme", "a/b/2a-1-shared", "a/2a-1-shared-x", "a/2a-1-slot0", "a/2a-1-slot9999"] {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tonic::transport::Channel;
 
-use super::Etcd;
-use super::client::{Client, Login};
-use super::endpoint::Endpoint;
-use super::engine::Engine;
-use super::names::Names;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::handle::Etcd;
+use crate::engines::etcd::protocol::names::Names;
+use crate::engines::etcd::wire::client::{Client, Login};
+use crate::engines::etcd::wire::endpoint::Endpoint;
 use crate::engines::shared::tls::Tls;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -33,15 +33,20 @@ enum Servers {
     Behind(Channel),
 }
 
-impl EtcdBuilder {
-    pub(super) fn dial<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Self {
+impl Etcd {
+    /// A client of the servers at `endpoints`, each `host:port`. They are one cluster.
+    pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> EtcdBuilder {
         EtcdBuilder::new(Servers::At(endpoints.into_iter().map(Into::into).collect()))
     }
 
-    pub(super) fn over(channel: Channel) -> Self {
+    /// A client over a channel that the application has made and looks after. It should not balance between servers:
+    /// what one request has done must be there for the next.
+    pub fn over(channel: Channel) -> EtcdBuilder {
         EtcdBuilder::new(Servers::Behind(channel))
     }
+}
 
+impl EtcdBuilder {
     fn new(servers: Servers) -> Self {
         EtcdBuilder {
             servers,
@@ -60,7 +65,7 @@ impl EtcdBuilder {
     }
 
     /// Takes slashes in names as they are, so that lock `a/b` is what `etcdctl lock a/b` means. Then the lock `a` is
-    /// also held by whoever holds `a/b`, as it is for Go's client. Default: slashes are escaped, and names never nest.
+    /// also held by the holder of `a/b`, as it is for Go's client. Default: slashes are escaped, and names never nest.
     pub fn verbatim_names(mut self) -> Self {
         self.verbatim = true;
         self
@@ -78,8 +83,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system trusts
-    /// without it. Default: not encrypted. Needs the feature `tls`.
+    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system
+    /// trusts without it. Default: not encrypted. Needs the feature `tls`.
     pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
         self.tls.get_or_insert_default().ca = ca;
         self

@@ -1,25 +1,25 @@
-//! Several locks in one step: one transaction makes all keys, if nobody is in any of the queues.
+//! Several locks in one step: one transaction makes all keys, if all queues are empty.
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
-use super::attempt::Attempt;
-use super::client::Client;
-use super::engine::{Engine, ask_of, holder_of};
-use super::failure::{Failure, Fault};
-use super::messages::{Compare, Header, KeyValue, Request, TxnRequest};
-use super::names::end_of;
-use super::queue::{Ask, created_at, first_of, own, range, ranges_of, txn};
 use crate::contract::{Claim, ClaimedAll};
+use crate::engines::etcd::claim::key_request;
+use crate::engines::etcd::engine::Engine;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{Compare, Header, KeyValue, Request, TxnRequest};
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::protocol::queue::{KeyRequest, created_at, first_of, own, range, ranges_of};
+use crate::engines::etcd::protocol::value;
+use crate::engines::etcd::state::attempts::Attempt;
+use crate::engines::etcd::wire::client::Client;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// How many locks one transaction takes: etcd allows for 128 operations.
-const MOST: usize = 40;
+const MOST_LOCKS: usize = 40;
 
 /// How several queues looked to a request for all of them.
 #[derive(Debug)]
-struct Gathered {
+struct AllQueues {
     /// Whether this very request made all keys.
     is_new: bool,
     /// The create revisions of our keys that are there.
@@ -29,8 +29,8 @@ struct Gathered {
     header: Header,
 }
 
-impl Gathered {
-    /// The first of the locks that somebody else has, or that was ours and is gone; `None` when all are ours.
+impl AllQueues {
+    /// Returns the first lock that another owner holds, or whose key is gone; `None` when all are ours.
     fn first_taken(&self) -> Option<usize> {
         if self.is_new {
             return None;
@@ -42,29 +42,34 @@ impl Gathered {
     }
 }
 
-/// Makes our keys in several queues if nobody is in any of them; otherwise none.
-async fn join_all(client: &Client, asks: &[Ask]) -> Result<Gathered, Failure> {
-    let free = |ask: &Ask| Compare { range_end: end_of(&ask.lock), ..created_at(&ask.lock, 0) };
+/// Makes our keys in several queues if all of them are empty; otherwise none.
+async fn join_all(client: &Client, wanted: &[KeyRequest]) -> Result<AllQueues, Failure> {
+    let free = |one: &KeyRequest| Compare { range_end: end_of(&one.lock), ..created_at(&one.lock, 0) };
     let request = TxnRequest {
-        compare: asks.iter().map(free).collect(),
-        success: asks.iter().map(|ask| Request::Put(ask.put(None)).into()).collect(),
-        failure: asks.iter().flat_map(|ask| [range(own(&ask.key)), range(first_of(&ask.lock, 1))]).collect(),
+        compare: wanted.iter().map(free).collect(),
+        success: wanted.iter().map(|one| Request::Put(one.put(None)).into()).collect(),
+        failure: wanted.iter().flat_map(|one| [range(own(&one.key)), range(first_of(&one.lock, 1))]).collect(),
     };
-    let answer = txn(client, request).await?;
+    let answer = client.txn(request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
-        return Ok(Gathered { is_new: true, own: vec![Some(header.revision); asks.len()], heads: Vec::new(), header });
+        return Ok(AllQueues {
+            is_new: true,
+            own: vec![Some(header.revision); wanted.len()],
+            heads: Vec::new(),
+            header,
+        });
     }
     let mut ranges = ranges_of(answer.responses);
     let mut first = || ranges.next().unwrap_or_default().into_iter().next();
-    let seen = asks.iter().map(|_| (first().map(|own| own.create_revision), first()));
-    let (own, heads) = seen.unzip();
-    Ok(Gathered { is_new: false, own, heads, header })
+    let read = wanted.iter().map(|_| (first().map(|own| own.create_revision), first()));
+    let (own, heads) = read.unzip();
+    Ok(AllQueues { is_new: false, own, heads, header })
 }
 
 impl Engine {
     pub(super) async fn claim_all(self: &Arc<Self>, claims: &[Claim]) -> Result<ClaimedAll> {
-        self.check_together(claims)?;
+        self.check_claims(claims)?;
         self.start();
         let mut attempts = Vec::with_capacity(claims.len());
         for claim in claims {
@@ -76,28 +81,27 @@ impl Engine {
                 }
             }
         }
-        let before = self.horizon.now();
-        let gathered = match self.make_all(&attempts, claims).await {
-            Ok(gathered) => gathered,
+        let before = self.seen_revision.now();
+        let seen = match self.make_all(&attempts, claims).await {
+            Ok(seen) => seen,
             Err(failure) => {
                 if failure.fault == Fault::LeaseGone {
                     attempts.iter().for_each(|attempt| {
-                        let session = attempt.state().session.clone();
-                        self.session_lost(&session);
+                        self.lease_lost(&attempt.lease());
                     });
                 }
                 self.forget_unmade(&attempts);
                 return Err(failure.into());
             }
         };
-        self.horizon.check(before, gathered.header)?;
-        if let Some(which) = gathered.first_taken() {
+        self.seen_revision.check(before, seen.header)?;
+        if let Some(which) = seen.first_taken() {
             self.forget_unmade(&attempts);
-            let head = gathered.heads.into_iter().nth(which).flatten();
-            let holder = head.map(|head| holder_of(&head.value, head.create_revision));
+            let head = seen.heads.into_iter().nth(which).flatten();
+            let holder = head.map(|head| value::holder_of(&head.value, head.create_revision));
             return Ok(ClaimedAll::Busy(claims[which].key.clone(), holder));
         }
-        let grants = attempts.iter().map(|attempt| self.grant_at(attempt, gathered.header.revision)).collect();
+        let grants = attempts.iter().map(|attempt| self.grant_at(attempt, seen.header.revision)).collect();
         match grants {
             Some(grants) => Ok(ClaimedAll::Granted(grants)),
             None => Err(Error::unknown("a lock was lost while it was granted")),
@@ -105,12 +109,12 @@ impl Engine {
     }
 
     /// Refuses what one transaction cannot take.
-    fn check_together(&self, claims: &[Claim]) -> Result<()> {
+    fn check_claims(&self, claims: &[Claim]) -> Result<()> {
         let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, format!("one transaction cannot take {why}")));
         let mut locks: Vec<_> = claims.iter().map(|claim| self.names.lock(&claim.key)).collect();
         locks.sort();
         match () {
-            () if locks.len() > MOST => refuse("that many locks"),
+            () if locks.len() > MOST_LOCKS => refuse("that many locks"),
             // They would be in each other's queues, made at the same revision.
             () if locks.windows(2).any(|pair| pair[1].starts_with(&pair[0])) => refuse("locks whose names nest"),
             () => Ok(()),
@@ -119,42 +123,32 @@ impl Engine {
 
     /// Makes all keys, or none. That goes on when the caller's future is dropped: only when its end is known can it be
     /// undone.
-    async fn make_all(self: &Arc<Self>, attempts: &[Arc<Attempt>], claims: &[Claim]) -> Result<Gathered, Failure> {
+    async fn make_all(self: &Arc<Self>, attempts: &[Arc<Attempt>], claims: &[Claim]) -> Result<AllQueues, Failure> {
         let mut making = Vec::with_capacity(attempts.len());
         for attempt in attempts {
-            making.push(attempt.making.clone().lock_owned().await);
+            making.push(attempt.making().clone().lock_owned().await);
         }
-        let asks: Vec<_> = attempts.iter().zip(claims).map(|(attempt, claim)| ask_of(attempt, claim)).collect();
-        let (tell, told) = oneshot::channel();
+        let wanted: Vec<_> = attempts.iter().zip(claims).map(|(attempt, claim)| key_request(attempt, claim)).collect();
         let (engine, attempts) = (self.clone(), attempts.to_vec());
-        self.run(async move {
-            let outcome = join_all(&engine.client, &asks).await;
+        self.finish(async move {
+            let outcome = join_all(&engine.client, &wanted).await;
             for (place, attempt) in attempts.iter().enumerate() {
-                let mut state = attempt.state();
                 match &outcome {
-                    Ok(gathered) => {
-                        let own = gathered.own.get(place).copied().flatten();
-                        state.created = own.unwrap_or(0);
-                        // It was made by one of the requests that were not answered.
-                        let was_there = own.is_some() && !gathered.is_new;
-                        state.doubts = state.doubts.saturating_sub(u32::from(was_there));
-                    }
-                    Err(failure) => state.doubts += u32::from(failure.fault == Fault::Unknown),
+                    Ok(seen) => attempt.state().made(seen.own.get(place).copied().flatten(), seen.is_new),
+                    Err(failure) if failure.fault == Fault::Unknown => attempt.state().unanswered(),
+                    Err(_) => {}
                 }
             }
             drop(making);
-            let _ = tell.send(outcome);
-        });
-        told.await.unwrap_or_else(|_| Err(Failure::new(Fault::Unknown, "the engine was closed")))
+            outcome
+        })
+        .await
     }
 
     /// Of these nothing is on the server, and nothing is on its way.
     fn forget_unmade(&self, attempts: &[Arc<Attempt>]) {
         for attempt in attempts {
-            let is_unmade = {
-                let state = attempt.state();
-                state.created == 0 && state.doubts == 0
-            };
+            let is_unmade = attempt.state().is_unmade();
             if is_unmade {
                 self.attempts.remove(attempt);
             }

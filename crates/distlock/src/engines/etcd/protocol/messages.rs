@@ -1,35 +1,35 @@
 //! The messages of etcd's interface that a lock needs: their field numbers are etcd's, the selection is ours.
 //!
-//! Fields that nobody here reads are left out; prost skips what it does not know.
+//! Fields that the engine does not read are left out; prost skips fields that it does not know.
 
 use prost::{Enumeration, Message, Oneof};
 
-/// Says at which revision an answer was made.
+/// Says at which revision a reply was made.
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Header {
+pub(crate) struct Header {
     #[prost(uint64, tag = "1")]
-    pub(super) cluster_id: u64,
+    pub(crate) cluster_id: u64,
     #[prost(int64, tag = "3")]
-    pub(super) revision: i64,
+    pub(crate) revision: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct KeyValue {
+pub(crate) struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(int64, tag = "2")]
-    pub(super) create_revision: i64,
+    pub(crate) create_revision: i64,
     #[prost(int64, tag = "3")]
-    pub(super) mod_revision: i64,
+    pub(crate) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
-    pub(super) value: Vec<u8>,
+    pub(crate) value: Vec<u8>,
     #[prost(int64, tag = "6")]
-    pub(super) lease: i64,
+    pub(crate) lease: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum SortOrder {
+pub(crate) enum SortOrder {
     None = 0,
     Ascend = 1,
     Descend = 2,
@@ -37,84 +37,84 @@ pub(super) enum SortOrder {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum SortTarget {
+pub(crate) enum SortTarget {
     Key = 0,
     Create = 2,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeRequest {
+pub(crate) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) range_end: Vec<u8>,
+    pub(crate) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
-    pub(super) limit: i64,
+    pub(crate) limit: i64,
     #[prost(int64, tag = "4")]
-    pub(super) revision: i64,
+    pub(crate) revision: i64,
     #[prost(enumeration = "SortOrder", tag = "5")]
-    pub(super) sort_order: i32,
+    pub(crate) sort_order: i32,
     #[prost(enumeration = "SortTarget", tag = "6")]
-    pub(super) sort_target: i32,
+    pub(crate) sort_target: i32,
     #[prost(bool, tag = "8")]
-    pub(super) keys_only: bool,
+    pub(crate) keys_only: bool,
     #[prost(int64, tag = "13")]
-    pub(super) max_create_revision: i64,
+    pub(crate) max_create_revision: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeResponse {
+pub(crate) struct RangeResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<Header>,
+    pub(crate) header: Option<Header>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) kvs: Vec<KeyValue>,
+    pub(crate) kvs: Vec<KeyValue>,
     #[prost(bool, tag = "3")]
-    pub(super) more: bool,
+    pub(crate) more: bool,
     /// How many there are, however few were asked for.
     #[prost(int64, tag = "4")]
-    pub(super) count: i64,
+    pub(crate) count: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct PutRequest {
+pub(crate) struct PutRequest {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) value: Vec<u8>,
+    pub(crate) value: Vec<u8>,
     #[prost(int64, tag = "3")]
-    pub(super) lease: i64,
+    pub(crate) lease: i64,
     #[prost(bool, tag = "5")]
-    pub(super) ignore_value: bool,
+    pub(crate) ignore_value: bool,
     #[prost(bool, tag = "6")]
-    pub(super) ignore_lease: bool,
+    pub(crate) ignore_lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct PutResponse {
+pub(crate) struct PutResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<Header>,
+    pub(crate) header: Option<Header>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DeleteRangeRequest {
+pub(crate) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DeleteRangeResponse {
+pub(crate) struct DeleteRangeResponse {
     #[prost(int64, tag = "2")]
-    pub(super) deleted: i64,
+    pub(crate) deleted: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RequestOp {
+pub(crate) struct RequestOp {
     #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
-    pub(super) request: Option<Request>,
+    pub(crate) request: Option<Request>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Request {
+pub(crate) enum Request {
     #[prost(message, tag = "1")]
     Range(RangeRequest),
     #[prost(message, tag = "2")]
@@ -132,13 +132,13 @@ impl From<Request> for RequestOp {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct ResponseOp {
+pub(crate) struct ResponseOp {
     #[prost(oneof = "Response", tags = "1, 2, 3, 4")]
-    pub(super) response: Option<Response>,
+    pub(crate) response: Option<Response>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Response {
+pub(crate) enum Response {
     #[prost(message, tag = "1")]
     Range(RangeResponse),
     #[prost(message, tag = "2")]
@@ -151,7 +151,7 @@ pub(super) enum Response {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum CompareResult {
+pub(crate) enum CompareResult {
     Equal = 0,
     Greater = 1,
     Less = 2,
@@ -159,7 +159,7 @@ pub(super) enum CompareResult {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum CompareTarget {
+pub(crate) enum CompareTarget {
     Version = 0,
     Create = 1,
     Mod = 2,
@@ -169,121 +169,121 @@ pub(super) enum CompareTarget {
 /// A condition on a key, or on each key of a range. A key that is not there has revision 0. Only the number that the
 /// target names is set.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Compare {
+pub(crate) struct Compare {
     #[prost(enumeration = "CompareResult", tag = "1")]
-    pub(super) result: i32,
+    pub(crate) result: i32,
     #[prost(enumeration = "CompareTarget", tag = "2")]
-    pub(super) target: i32,
+    pub(crate) target: i32,
     #[prost(bytes = "vec", tag = "3")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(int64, optional, tag = "4")]
-    pub(super) version: Option<i64>,
+    pub(crate) version: Option<i64>,
     /// One of several in etcd's own definition, hence sent even when it is 0.
     #[prost(int64, optional, tag = "5")]
-    pub(super) create_revision: Option<i64>,
+    pub(crate) create_revision: Option<i64>,
     #[prost(int64, optional, tag = "6")]
-    pub(super) mod_revision: Option<i64>,
+    pub(crate) mod_revision: Option<i64>,
     #[prost(int64, optional, tag = "8")]
-    pub(super) lease: Option<i64>,
+    pub(crate) lease: Option<i64>,
     #[prost(bytes = "vec", tag = "64")]
-    pub(super) range_end: Vec<u8>,
+    pub(crate) range_end: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnRequest {
+pub(crate) struct TxnRequest {
     #[prost(message, repeated, tag = "1")]
-    pub(super) compare: Vec<Compare>,
+    pub(crate) compare: Vec<Compare>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) success: Vec<RequestOp>,
+    pub(crate) success: Vec<RequestOp>,
     #[prost(message, repeated, tag = "3")]
-    pub(super) failure: Vec<RequestOp>,
+    pub(crate) failure: Vec<RequestOp>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnResponse {
+pub(crate) struct TxnResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<Header>,
+    pub(crate) header: Option<Header>,
     #[prost(bool, tag = "2")]
-    pub(super) succeeded: bool,
+    pub(crate) succeeded: bool,
     #[prost(message, repeated, tag = "3")]
-    pub(super) responses: Vec<ResponseOp>,
+    pub(crate) responses: Vec<ResponseOp>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseGrantRequest {
+pub(crate) struct LeaseGrantRequest {
     #[prost(int64, tag = "1")]
-    pub(super) ttl: i64,
+    pub(crate) ttl: i64,
     /// 0: the server chooses.
     #[prost(int64, tag = "2")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGrantResponse {
+pub(crate) struct LeaseGrantResponse {
     #[prost(int64, tag = "2")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
     #[prost(int64, tag = "3")]
-    pub(super) ttl: i64,
+    pub(crate) ttl: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseRevokeRequest {
+pub(crate) struct LeaseRevokeRequest {
     #[prost(int64, tag = "1")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseRevokeResponse {}
+pub(crate) struct LeaseRevokeResponse {}
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseKeepAliveRequest {
+pub(crate) struct LeaseKeepAliveRequest {
     #[prost(int64, tag = "1")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseKeepAliveResponse {
+pub(crate) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "2")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
     /// 0 or less: there is no such lease.
     #[prost(int64, tag = "3")]
-    pub(super) ttl: i64,
+    pub(crate) ttl: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseTimeToLiveRequest {
+pub(crate) struct LeaseTimeToLiveRequest {
     #[prost(int64, tag = "1")]
-    pub(super) id: i64,
+    pub(crate) id: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct LeaseTimeToLiveResponse {
+pub(crate) struct LeaseTimeToLiveResponse {
     #[prost(int64, tag = "3")]
-    pub(super) ttl: i64,
+    pub(crate) ttl: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct AuthenticateRequest {
+pub(crate) struct AuthenticateRequest {
     #[prost(string, tag = "1")]
-    pub(super) name: String,
+    pub(crate) name: String,
     #[prost(string, tag = "2")]
-    pub(super) password: String,
+    pub(crate) password: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct AuthenticateResponse {
+pub(crate) struct AuthenticateResponse {
     #[prost(string, tag = "2")]
-    pub(super) token: String,
+    pub(crate) token: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchRequest {
+pub(crate) struct WatchRequest {
     #[prost(oneof = "WatchOrder", tags = "1, 2")]
-    pub(super) order: Option<WatchOrder>,
+    pub(crate) order: Option<WatchOrder>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum WatchOrder {
+pub(crate) enum WatchOrder {
     #[prost(message, tag = "1")]
     Create(WatchCreateRequest),
     #[prost(message, tag = "2")]
@@ -292,70 +292,70 @@ pub(super) enum WatchOrder {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum WatchFilter {
+pub(crate) enum WatchFilter {
     NoPut = 0,
     NoDelete = 1,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchCreateRequest {
+pub(crate) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) range_end: Vec<u8>,
+    pub(crate) range_end: Vec<u8>,
     /// 0: from now on.
     #[prost(int64, tag = "3")]
-    pub(super) start_revision: i64,
+    pub(crate) start_revision: i64,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
-    pub(super) filters: Vec<i32>,
+    pub(crate) filters: Vec<i32>,
     #[prost(int64, tag = "7")]
-    pub(super) watch_id: i64,
+    pub(crate) watch_id: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct WatchCancelRequest {
+pub(crate) struct WatchCancelRequest {
     #[prost(int64, tag = "1")]
-    pub(super) watch_id: i64,
+    pub(crate) watch_id: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchResponse {
+pub(crate) struct WatchResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<Header>,
+    pub(crate) header: Option<Header>,
     #[prost(int64, tag = "2")]
-    pub(super) watch_id: i64,
+    pub(crate) watch_id: i64,
     #[prost(bool, tag = "3")]
-    pub(super) created: bool,
+    pub(crate) created: bool,
     #[prost(bool, tag = "4")]
-    pub(super) canceled: bool,
+    pub(crate) canceled: bool,
     #[prost(int64, tag = "5")]
-    pub(super) compact_revision: i64,
+    pub(crate) compact_revision: i64,
     #[prost(string, tag = "6")]
-    pub(super) cancel_reason: String,
+    pub(crate) cancel_reason: String,
     #[prost(message, repeated, tag = "11")]
-    pub(super) events: Vec<Event>,
+    pub(crate) events: Vec<Event>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum EventType {
+pub(crate) enum EventType {
     Put = 0,
     Delete = 1,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(crate) struct Event {
     #[prost(enumeration = "EventType", tag = "1")]
-    pub(super) kind: i32,
+    pub(crate) kind: i32,
     #[prost(message, optional, tag = "2")]
-    pub(super) kv: Option<EventKey>,
+    pub(crate) kv: Option<EventKey>,
 }
 
 /// The key of an event, with the revision of the change.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct EventKey {
+pub(crate) struct EventKey {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(int64, tag = "3")]
-    pub(super) mod_revision: i64,
+    pub(crate) mod_revision: i64,
 }

@@ -1,8 +1,8 @@
 //! Leases of the cluster: one for all locks of a locker family that ask for the same TTL.
 //!
-//! A session is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a stream for
-//! that; each request here opens and ends one of its own, so that an answer can only be the answer to its request, and
-//! a request that is not answered is repeated elsewhere without any state to clean up.
+//! A shared lease is kept alive by one request per third of its TTL, however many locks hang on it. etcd offers a
+//! stream for that; each request here opens and ends one of its own, so that a reply can only be the reply to its
+//! request, and a request that is not answered is repeated elsewhere without any state to clean up.
 
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -11,19 +11,20 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::client::{Client, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PATIENCE};
-use super::failure::{Failure, Fault};
-use super::messages::{
+use crate::contract::Term;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
 };
-use crate::contract::Term;
+use crate::engines::etcd::protocol::methods::{LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE};
+use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, Result};
 
 /// The shortest lease that etcd 3.4 gives.
 const LEAST_SECONDS: u64 = 2;
-/// How long a lease that nobody needs is kept for the next one who does.
+/// How long an unused lease is kept for the next lock.
 const LINGER: Duration = Duration::from_secs(30);
 /// The same for one that takes no new locks: longer than a request may be on its way.
 const RETIRED_LINGER: Duration = Duration::from_secs(10);
@@ -32,14 +33,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// One lease.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SharedLease {
     pub(super) id: i64,
-    /// What was asked for; the term says what was given.
+    /// The length that was asked for; the term says what was granted.
     seconds: u64,
     state: watch::Sender<State>,
-    /// Somebody wants it renewed now.
+    /// A caller wants it renewed now.
     wanted: Notify,
-    /// And has a term that began then.
+    /// That caller has a term that began then.
     wanted_after: Mutex<Moment>,
     /// When a lock last needed it.
     used: Mutex<Moment>,
@@ -47,9 +48,9 @@ pub(super) struct Session {
 
 #[derive(Debug, Clone)]
 struct State {
-    /// The last request that was answered, with the TTL of the answer.
+    /// The last answered request, with the TTL of its reply.
     term: Term,
-    /// How many requests failed, ever: who waits for an answer sees that there will be none.
+    /// How many requests failed, ever: a caller that waits for a reply sees that there will be none.
     failures: u64,
     /// The server does not have it any more.
     gone: bool,
@@ -57,9 +58,9 @@ struct State {
     retired: bool,
 }
 
-impl Session {
+impl SharedLease {
     pub(super) fn new(id: i64, seconds: u64, term: Term, now: Moment) -> Self {
-        Session {
+        SharedLease {
             id,
             seconds,
             state: watch::Sender::new(State { term, failures: 0, gone: false, retired: false }),
@@ -99,7 +100,7 @@ impl Session {
         self.state.send_modify(|state| state.retired = true);
     }
 
-    /// Renews the lease now, together with whoever else asks for it, and answers the new term; `None`: it is gone.
+    /// Renews the lease now, once for all callers that ask for it. Returns the new term; `None`: it is gone.
     pub(super) async fn renewed_after(&self, start: Moment) -> Result<Option<Term>> {
         let mut state = self.state.subscribe();
         let failures = {
@@ -122,7 +123,7 @@ impl Session {
         }
     }
 
-    /// Sends one keep-alive. Answers whether the lease is still there, as far as anybody knows.
+    /// Sends one keep-alive. Returns false when the lease is known to be gone.
     async fn keep_alive(&self, client: &Client, clock: &Clock) -> bool {
         let term = self.term();
         let start = clock.now();
@@ -160,8 +161,8 @@ impl Session {
         false
     }
 
-    /// Whether nobody needs it any more. That it was not used for long is not enough: a process that was stopped finds so of
-    /// what it holds.
+    /// Whether no lock needs it any more. That it was not used for long is not enough: a process that was stopped finds
+    /// so of what it holds.
     fn is_idle(&self, now: Moment, is_needed: impl Fn() -> bool) -> bool {
         if now >= self.idle_from() && is_needed() {
             self.touch(now);
@@ -183,18 +184,20 @@ impl State {
 
 /// The leases of one client.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
+pub(super) struct SharedLeases {
     /// Few: one for each TTL that is asked for.
-    open: Mutex<Vec<Arc<Session>>>,
-    /// Those that are being granted, by what was asked for: a thousand tasks that start together share one, or its failure.
+    open: Mutex<Vec<Arc<SharedLease>>>,
+    /// The leases that are being granted, by their length: a thousand tasks that start together share one, or its
+    /// failure.
     coming: Mutex<HashMap<u64, watch::Receiver<Option<Granted>>>>,
 }
 
 /// What became of a request for a lease.
-type Granted = Result<Arc<Session>, Failure>;
+type Granted = Result<Arc<SharedLease>, Failure>;
 
-impl Sessions {
-    /// A lease for a lock that asks for `ttl`. A new one must be [opened](Sessions::open), which is left to `begin`.
+impl SharedLeases {
+    /// A lease for a lock that asks for `ttl`. A new one must be [opened](SharedLeases::open), which is left to
+    /// `begin`.
     pub(super) async fn get(
         &self,
         ttl: Duration,
@@ -202,13 +205,13 @@ impl Sessions {
         begin: impl FnOnce(watch::Sender<Option<Granted>>),
     ) -> Granted {
         let seconds = whole_seconds(ttl);
-        if let Some(session) = self.find(seconds, clock.now()) {
-            return Ok(session);
+        if let Some(lease) = self.find(seconds, clock.now()) {
+            return Ok(lease);
         }
         let mut coming = {
             let mut coming = lock(&self.coming);
-            if let Some(session) = self.find(seconds, clock.now()) {
-                return Ok(session);
+            if let Some(lease) = self.find(seconds, clock.now()) {
+                return Ok(lease);
             }
             let ask = || {
                 let (tell, told) = watch::channel(None);
@@ -238,70 +241,70 @@ impl Sessions {
         granted
     }
 
-    fn find(&self, seconds: u64, now: Moment) -> Option<Arc<Session>> {
+    fn find(&self, seconds: u64, now: Moment) -> Option<Arc<SharedLease>> {
         let open = lock(&self.open);
-        let fits = |session: &&Arc<Session>| session.seconds == seconds && session.state.borrow().takes_locks();
-        let session = open.iter().find(fits)?;
-        session.touch(now);
-        Some(session.clone())
+        let fits = |lease: &&Arc<SharedLease>| lease.seconds == seconds && lease.state.borrow().takes_locks();
+        let lease = open.iter().find(fits)?;
+        lease.touch(now);
+        Some(lease.clone())
     }
 
-    /// Takes no new locks on a lease, unless one has asked for it in this moment. Answers whether that is so.
-    fn close_unused(&self, session: &Session, now: Moment) -> bool {
+    /// Takes no new locks on a lease, unless one has asked for it in this moment. Returns whether it is closed.
+    fn close_unused(&self, lease: &SharedLease, now: Moment) -> bool {
         let mut open = lock(&self.open);
-        if now < session.idle_from() {
+        if now < lease.idle_from() {
             return false;
         }
-        open.retain(|other| other.id != session.id);
+        open.retain(|other| other.id != lease.id);
         true
     }
 
     /// Forgets a lease that is gone.
-    pub(super) fn forget(&self, session: &Session) {
-        lock(&self.open).retain(|other| other.id != session.id);
+    pub(super) fn forget(&self, lease: &SharedLease) {
+        lock(&self.open).retain(|other| other.id != lease.id);
     }
 
     /// Ends all leases but those that are `kept`, and with them whatever still hangs on them.
     pub(super) async fn revoke_all_but(&self, kept: &[i64], client: &Client) -> Result<(), Failure> {
         let all = std::mem::take(&mut *lock(&self.open));
         let mut outcome = Ok(());
-        for session in all.iter().filter(|session| !session.is_gone() && !kept.contains(&session.id)) {
-            outcome = outcome.and(session.revoke(client).await);
+        for lease in all.iter().filter(|lease| !lease.is_gone() && !kept.contains(&lease.id)) {
+            outcome = outcome.and(lease.revoke(client).await);
         }
         outcome
     }
 }
 
-async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<Session, Failure> {
+async fn grant(seconds: u64, client: &Client, clock: &Clock) -> Result<SharedLease, Failure> {
     let start = clock.now();
     let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
-    let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, PATIENCE).await.map_err(|failure| {
-        // A lease that nobody knows of holds no lock and ends by itself: nothing that matters was done.
+    let granted: LeaseGrantResponse = client.call(LEASE_GRANT, request, REQUEST_WAIT).await.map_err(|failure| {
+        // A lease whose id is not known holds no lock and ends by itself: nothing that matters was done.
         if failure.fault == Fault::Unknown { failure.into_refusal() } else { failure }
     })?;
     let ttl = Duration::from_secs(granted.ttl.max(0).unsigned_abs());
-    Ok(Session::new(granted.id, seconds, Term { start, ttl }, clock.now()))
+    Ok(SharedLease::new(granted.id, seconds, Term { start, ttl }, clock.now()))
 }
 
 /// A lease for one key alone, which other clients may keep alive too. It must be [kept](keep_for_others).
-pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Result<Arc<Session>, Failure> {
+pub(super) async fn private(ttl: Duration, client: &Client, clock: &Clock) -> Result<Arc<SharedLease>, Failure> {
     Ok(Arc::new(grant(whole_seconds(ttl), client, clock).await?))
 }
 
 /// Such a lease of another client; `None` when it is gone.
-pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<Session>>, Failure> {
+pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Option<Arc<SharedLease>>, Failure> {
     let start = clock.now();
     let answer: Result<LeaseKeepAliveResponse, Failure> =
-        client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, PATIENCE).await;
+        client.call(LEASE_KEEP_ALIVE, LeaseKeepAliveRequest { id }, REQUEST_WAIT).await;
     match answer {
         Ok(answer) if answer.id == id && answer.ttl > 0 => {
             let seconds = answer.ttl.unsigned_abs();
             let term = Term { start, ttl: Duration::from_secs(seconds) };
-            Ok(Some(Arc::new(Session::new(id, seconds, term, clock.now()))))
+            Ok(Some(Arc::new(SharedLease::new(id, seconds, term, clock.now()))))
         }
         Ok(_) => Ok(None),
         Err(failure) if failure.fault == Fault::LeaseGone => Ok(None),
-        // It lives a little longer at the most, for those who hold it anyway.
+        // At most it lives a little longer, for the entries that keep it alive anyway.
         Err(failure) if failure.fault == Fault::Unknown => Err(failure.into_refusal()),
         Err(failure) => Err(failure),
     }
@@ -309,7 +312,7 @@ pub(super) async fn known(id: i64, client: &Client, clock: &Clock) -> Result<Opt
 
 /// When the next request for a lease is due.
 struct Pace<'a> {
-    session: &'a Session,
+    lease: &'a SharedLease,
     client: &'a Client,
     clock: &'a Clock,
     /// The last one failed.
@@ -317,65 +320,65 @@ struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    fn new(session: &'a Session, client: &'a Client, clock: &'a Clock) -> Self {
-        Pace { session, client, clock, failed: false }
+    fn new(lease: &'a SharedLease, client: &'a Client, clock: &'a Clock) -> Self {
+        Pace { lease, client, clock, failed: false }
     }
 
-    /// Waits until a request is due, or somebody wants one, or it is `until`; and answers whether one is to be sent.
+    /// Waits until a request is due, or a caller wants one, or it is `until`. Returns whether one is to be sent.
     async fn wait(&self, until: Moment) -> bool {
-        let Term { start, ttl } = self.session.term();
+        let Term { start, ttl } = self.lease.term();
         if self.failed {
             let pause = (ttl / 20).min(LONGEST_PAUSE);
             self.clock.sleep_until(self.clock.now().after(pause).min(until)).await;
         }
         let due = start.after(ttl / 3);
         tokio::select! {
-            () = self.session.wanted.notified() => {}
+            () = self.lease.wanted.notified() => {}
             () = self.clock.sleep_until(due.min(until)) => {}
         }
-        // Whoever asked while the last request was on its way was served by it.
-        let is_wanted = *lock(&self.session.wanted_after) >= self.session.term().start;
+        // A caller that asked while the last request was on its way was served by it.
+        let is_wanted = *lock(&self.lease.wanted_after) >= self.lease.term().start;
         is_wanted || self.clock.now() >= due
     }
 
-    /// Sends one. Answers whether the lease is still there, as far as anybody knows.
+    /// Sends one. Returns false when the lease is known to be gone.
     async fn keep_alive(&mut self) -> bool {
-        let failures = self.session.state.borrow().failures;
-        let is_there = self.session.keep_alive(self.client, self.clock).await;
-        self.failed = self.session.state.borrow().failures > failures;
+        let failures = self.lease.state.borrow().failures;
+        let is_there = self.lease.keep_alive(self.client, self.clock).await;
+        self.failed = self.lease.state.borrow().failures > failures;
         is_there
     }
 }
 
-/// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or when
-/// it is gone.
-pub(super) async fn keep_for_others(session: &Session, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
-    let mut state = session.state.subscribe();
-    let mut pace = Pace::new(session, client, clock);
+/// Keeps a lease alive as long as this client needs it, and leaves it to the others then. Returns when that is so, or
+/// when it is gone.
+pub(super) async fn keep_for_others(lease: &SharedLease, client: &Client, clock: &Clock, is_needed: impl Fn() -> bool) {
+    let mut state = lease.state.subscribe();
+    let mut pace = Pace::new(lease, client, clock);
     loop {
         let is_due = tokio::select! {
             _ = state.wait_for(|state| state.gone) => return,
             is_due = pace.wait(Moment::NEVER) => is_due,
         };
-        if is_due && (session.is_idle(clock.now(), &is_needed) || !pace.keep_alive().await) {
-            session.lose();
+        if is_due && (lease.is_idle(clock.now(), &is_needed) || !pace.keep_alive().await) {
+            lease.lose();
             return;
         }
     }
 }
 
-/// Keeps a lease alive as long as it is needed. Answers whether it is to be revoked then; or it is gone.
+/// Keeps a lease alive as long as it is needed. Returns whether it is to be revoked then; otherwise it is gone.
 pub(super) async fn keep(
-    session: &Session,
-    sessions: &Sessions,
+    lease: &SharedLease,
+    leases: &SharedLeases,
     client: &Client,
     clock: &Clock,
     is_needed: impl Fn() -> bool,
 ) -> bool {
-    let mut pace = Pace::new(session, client, clock);
+    let mut pace = Pace::new(lease, client, clock);
     loop {
-        let is_due = pace.wait(session.idle_from()).await;
-        if session.is_idle(clock.now(), &is_needed) && sessions.close_unused(session, clock.now()) {
+        let is_due = pace.wait(lease.idle_from()).await;
+        if lease.is_idle(clock.now(), &is_needed) && leases.close_unused(lease, clock.now()) {
             return true;
         }
         if is_due && !pace.keep_alive().await {
@@ -414,11 +417,11 @@ mod tests {
         let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), false, Arc::new(record));
         let Claimed::Granted(grant) = etcd.claim(&claim).await.unwrap() else { panic!("it is free") };
-        let session = etcd.engine.attempts.get(claim.attempt).unwrap().state().session.clone();
+        let lease = etcd.engine.attempts.get(claim.attempt).unwrap().lease();
         for stop in 0..5 {
-            let start = session.term().start;
+            let start = lease.term().start;
             time.advance(Duration::from_secs(35));
-            let mut state = session.state.subscribe();
+            let mut state = lease.state.subscribe();
             let state = state.wait_for(|state| state.gone || state.term.start > start).await.unwrap();
             assert!(!state.gone, "revoked in the middle of a hold, after stop {stop}");
             drop(state);

@@ -1,14 +1,15 @@
 //! Many keys, read page by page.
 
-use super::client::{Client, PATIENCE, RANGE};
-use super::failure::{Failure, Fault};
-use super::messages::{KeyValue, RangeRequest, RangeResponse};
-use super::names::end_of;
+use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::messages::{KeyValue, RangeRequest, RangeResponse};
+use crate::engines::etcd::protocol::methods::RANGE;
+use crate::engines::etcd::protocol::names::end_of;
+use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
 use crate::engines::shared::listing::{Allowance, in_time};
 use crate::types::error::Result;
 
 /// All keys that begin with `prefix`, in their order.
-pub(super) async fn list(client: &Client, prefix: &[u8], allowance: &mut Allowance) -> Result<Vec<KeyValue>> {
+pub(crate) async fn list(client: &Client, prefix: &[u8], allowance: &mut Allowance) -> Result<Vec<KeyValue>> {
     let mut all = Vec::new();
     in_time(walk(client, prefix, &end_of(prefix), keep(&mut all, allowance))).await?;
     Ok(all)
@@ -24,13 +25,13 @@ fn keep(all: &mut Vec<KeyValue>, allowance: &mut Allowance) -> impl FnMut(KeyVal
 }
 
 /// Takes all keys from `first` on and before `end`, in their order.
-pub(super) async fn walk(
+pub(crate) async fn walk(
     client: &Client,
     first: &[u8],
     end: &[u8],
     take: impl FnMut(KeyValue) -> Result<()>,
 ) -> Result<()> {
-    turn_pages(first, end, |page| client.call(RANGE, page, PATIENCE), take).await
+    turn_pages(first, end, |page| client.call(RANGE, page, REQUEST_WAIT), take).await
 }
 
 async fn turn_pages<F: Future<Output = Result<RangeResponse, Failure>>>(
@@ -60,8 +61,8 @@ async fn turn_pages<F: Future<Output = Result<RangeResponse, Failure>>>(
     }
 }
 
-/// Where the page after `answer` begins, if there is one.
-pub(super) fn next_page(from: &[u8], answer: &RangeResponse) -> Result<Option<Vec<u8>>, Failure> {
+/// Returns where the page after `answer` begins, if there is one.
+pub(crate) fn next_page(from: &[u8], answer: &RangeResponse) -> Result<Option<Vec<u8>>, Failure> {
     let Some(last) = answer.kvs.last().filter(|_| answer.more) else { return Ok(None) };
     // A server that shows the same keys again and again would be asked for ever, and fill our memory.
     if last.key.as_slice() < from {

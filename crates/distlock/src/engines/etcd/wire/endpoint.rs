@@ -17,7 +17,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One server of the cluster.
 #[derive(Debug)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     source: Source,
     link: Mutex<Link>,
 }
@@ -39,7 +39,7 @@ struct Link {
 
 impl Endpoint {
     /// The server at `address`, which is `host:port`.
-    pub(super) fn dial(address: &str, tls: Option<&Tls>, timeout: Duration) -> Result<Self> {
+    pub(crate) fn dial(address: &str, tls: Option<&Tls>, timeout: Duration) -> Result<Self> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let refuse = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Config, format!("endpoints: {address:?}: {e}"));
         let mut dial = Dial::from_shared(format!("{scheme}://{address}"))
@@ -56,12 +56,12 @@ impl Endpoint {
     }
 
     /// A server behind a channel that the application has made.
-    pub(super) fn given(channel: Channel) -> Self {
+    pub(crate) fn given(channel: Channel) -> Self {
         Endpoint { source: Source::Given(channel), link: Mutex::default() }
     }
 
     /// Where it is, for messages.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         match &self.source {
             Source::Dialled(dial) => dial.uri().authority().map(ToString::to_string).unwrap_or_default(),
             Source::Given(_) => "the given channel".into(),
@@ -69,15 +69,15 @@ impl Endpoint {
     }
 
     /// Whether it is dialled over TLS. What the application looks after is its own business.
-    pub(super) fn is_encrypted(&self) -> bool {
+    pub(crate) fn is_encrypted(&self) -> bool {
         match &self.source {
             Source::Dialled(dial) => dial.uri().scheme_str() == Some("https"),
             Source::Given(_) => true,
         }
     }
 
-    /// The connection and its number. It lives on `runtime`, whoever asks first.
-    pub(super) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
+    /// The connection and its number. It lives on `runtime`, whichever task asks first.
+    pub(crate) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
         let mut link = self.link.lock();
         let number = link.number;
         let channel = link.channel.get_or_insert_with(|| match &self.source {
@@ -92,12 +92,12 @@ impl Endpoint {
     }
 
     /// Which connection in a row it is.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.link.lock().number
     }
 
     /// Gives up the connection with this number: it did not answer, and tonic never leaves a half-open one by itself.
-    pub(super) fn abandon(&self, number: u64) {
+    pub(crate) fn abandon(&self, number: u64) {
         let mut link = self.link.lock();
         if link.number == number {
             *link = Link { channel: None, number: number + 1 };

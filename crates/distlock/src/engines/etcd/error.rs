@@ -35,7 +35,7 @@ pub(super) enum Fault {
 }
 
 impl Failure {
-    /// No answer came in time.
+    /// No reply came in time.
     pub(super) fn timeout() -> Self {
         Failure { fault: Fault::Unknown, message: "etcd did not answer in time".into() }
     }
@@ -56,7 +56,7 @@ impl Failure {
         matches!(self.fault, Fault::Full | Fault::Forbidden | Fault::LeaseGone | Fault::Rejected)
     }
 
-    /// The same for whoever only prepared something with the request: what it was for certainly was not done.
+    /// The same for a request that only prepared another one, which certainly was not sent.
     pub(super) fn into_refusal(self) -> Self {
         Failure { fault: Fault::Full, message: self.message }
     }
@@ -91,7 +91,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// The one place where an answer of the server becomes definite or unknown.
+/// The one place where a reply of the server becomes definite or unknown.
 fn fault_of(status: &Status) -> Fault {
     let message = status.message();
     // The same codes come from gRPC itself, then after the request was carried out: a reply that is too long, say.

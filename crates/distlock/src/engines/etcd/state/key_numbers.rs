@@ -1,14 +1,14 @@
 //! The numbers at the end of this client's keys.
 //!
-//! etcd remembers every key that ever was until its history is compacted, and walks over those memories whenever it reads
-//! a queue. So a lock that is taken a thousand times a second must not leave a thousand names behind: a number is used
-//! again once nothing can come of its last use.
+//! etcd remembers every key that ever was until its history is compacted, and walks over those memories whenever it
+//! reads a queue. So a lock that is taken a thousand times a second must not leave a thousand names behind: a number is
+//! used again once nothing can come of its last use.
 
 use std::collections::HashMap;
 
 /// Which numbers are taken, for each lease and lock.
 #[derive(Debug, Default)]
-pub(super) struct Slots(HashMap<(i64, Vec<u8>), Taken>);
+pub(crate) struct KeyNumbers(HashMap<(i64, Vec<u8>), Taken>);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -17,9 +17,9 @@ struct Taken {
     free: Vec<u32>,
 }
 
-impl Slots {
-    /// A number that nobody has.
-    pub(super) fn take(&mut self, lease: i64, lock: &[u8]) -> u32 {
+impl KeyNumbers {
+    /// Takes a number that no key has.
+    pub(crate) fn take(&mut self, lease: i64, lock: &[u8]) -> u32 {
         let taken = self.0.entry((lease, lock.to_vec())).or_default();
         taken.free.pop().unwrap_or_else(|| {
             taken.next += 1;
@@ -28,7 +28,7 @@ impl Slots {
     }
 
     /// Nothing can come of this use any more.
-    pub(super) fn give_back(&mut self, lease: i64, lock: &[u8], slot: u32) {
+    pub(crate) fn give_back(&mut self, lease: i64, lock: &[u8], slot: u32) {
         let place = (lease, lock.to_vec());
         let Some(taken) = self.0.get_mut(&place) else { return };
         taken.free.push(slot);
@@ -38,7 +38,7 @@ impl Slots {
     }
 
     /// The lease is gone, and with it everything that hung on it.
-    pub(super) fn forget(&mut self, lease: i64) {
+    pub(crate) fn forget(&mut self, lease: i64) {
         self.0.retain(|(other, _), _| *other != lease);
     }
 }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_number_is_used_again_only_when_it_was_given_back() {
-        let mut slots = Slots::default();
+        let mut slots = KeyNumbers::default();
         let taken = [(1, b"a"), (1, b"a"), (1, b"b"), (2, b"a")].map(|(lease, lock)| slots.take(lease, lock));
         assert_eq!(taken, [0, 1, 0, 0]);
         slots.give_back(1, b"a", 0);
