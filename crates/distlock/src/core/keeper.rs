@@ -426,11 +426,15 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
             report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));
             Released::Answered
         }
-        Err(error) if pending.is_confirmed && (!error.is_retryable() || core.clock.now() >= pending.until) => {
+        Err(error)
+            if pending.is_confirmed && (error.kind() == ErrorKind::Closed || core.clock.now() >= pending.until) =>
+        {
             tracing::debug!(target: "distlock", %error, "a claim that may arrive late was not released again");
             Released::Answered
         }
-        Err(error) if error.is_retryable() => Released::Again(pending.retry(&error, core.clock.now())),
+        Err(error) if error.is_retryable() || pending.is_confirmed => {
+            Released::Again(pending.retry(&error, core.clock.now()))
+        }
         Err(error) => {
             tracing::warn!(target: "distlock", { lock.name = %pending.claim.key, error = %error }, "lock left to its lease");
             report_end(&core, pending.hold.as_deref(), Some(&LossReason::Expired));

@@ -68,7 +68,7 @@ impl PendingRelease {
     pub(crate) fn retry(self, error: &Error, now: Moment) -> Self {
         let unanswered = self.unanswered || error.may_be_applied();
         let pause = (self.pause * 2).min(LONGEST_PAUSE);
-        PendingRelease { unanswered, due: now.after(self.pause), pause, ..self }
+        PendingRelease { unanswered, due: now.after(pause), pause, ..self }
     }
 
     /// Returns the repetition of this release, which was confirmed, for a claim that may arrive until `until`.

@@ -25,6 +25,8 @@ struct Shard {
     ready: BTreeMap<(Moment, AttemptId), u32>,
     renewal_slots: Arc<Semaphore>,
     releases: VecDeque<PendingRelease>,
+    /// Repetitions of confirmed releases: they never delay a first release.
+    repetitions: VecDeque<PendingRelease>,
     release_slots: Arc<Semaphore>,
 }
 
@@ -34,6 +36,7 @@ impl Default for Shard {
             ready: BTreeMap::new(),
             renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
             releases: VecDeque::new(),
+            repetitions: VecDeque::new(),
             release_slots: Arc::new(Semaphore::new(RELEASES_AT_ONCE)),
         }
     }
@@ -42,7 +45,7 @@ impl Default for Shard {
 impl Shard {
     fn is_idle(&self) -> bool {
         self.ready.is_empty()
-            && self.releases.is_empty()
+            && !self.has_releases()
             && self.renewal_slots.available_permits() == RENEWALS_AT_ONCE
             && self.release_slots.available_permits() == RELEASES_AT_ONCE
     }
@@ -58,11 +61,15 @@ impl Shard {
     }
 
     fn next_release(&mut self) -> Option<(PendingRelease, OwnedSemaphorePermit)> {
-        if self.releases.is_empty() {
+        if !self.has_releases() {
             return None;
         }
         let slot = self.release_slots.clone().try_acquire_owned().ok()?;
-        self.releases.pop_front().map(|release| (release, slot))
+        self.releases.pop_front().or_else(|| self.repetitions.pop_front()).map(|release| (release, slot))
+    }
+
+    fn has_releases(&self) -> bool {
+        !self.releases.is_empty() || !self.repetitions.is_empty()
     }
 }
 
@@ -74,7 +81,9 @@ impl Shards {
 
     /// Adds a release.
     pub(crate) fn add_release(&mut self, shard: u64, release: PendingRelease) {
-        self.0.entry(shard).or_default().releases.push_back(release);
+        let shard = self.0.entry(shard).or_default();
+        let queue = if release.is_confirmed { &mut shard.repetitions } else { &mut shard.releases };
+        queue.push_back(release);
     }
 
     /// Returns the holds of the next renewal call, and its permit.
@@ -93,12 +102,16 @@ impl Shards {
     }
 
     pub(crate) fn has_releases(&self) -> bool {
-        self.0.values().any(|shard| !shard.releases.is_empty())
+        self.0.values().any(Shard::has_releases)
     }
 
     /// Takes all releases that are not in flight.
     pub(crate) fn take_releases(&mut self) -> impl Iterator<Item = PendingRelease> {
-        self.0.values_mut().flat_map(|shard| std::mem::take(&mut shard.releases))
+        let take = |shard: &mut Shard| {
+            let (releases, repetitions) = (std::mem::take(&mut shard.releases), std::mem::take(&mut shard.repetitions));
+            releases.into_iter().chain(repetitions)
+        };
+        self.0.values_mut().flat_map(take)
     }
 }
 
@@ -130,6 +143,19 @@ mod tests {
         shards.add_release(2, last);
         assert_eq!(shards.next_release().expect("begun").0.claim.attempt, attempt);
         assert_eq!(shards.take_releases().count(), 200 - RELEASES_AT_ONCE);
+    }
+
+    #[test]
+    fn repetitions_are_sent_after_all_first_releases() {
+        let mut shards = Shards::default();
+        let first = PendingRelease::withdraw(&hold(&Options::default()).claim, START);
+        let repetition = first.repeat(START.after(TTL), START);
+        shards.add_release(0, repetition);
+        shards.add_release(0, first);
+        let order: Vec<_> =
+            std::iter::from_fn(|| shards.next_release()).map(|(release, _)| release.is_confirmed).collect();
+        assert_eq!(order, [false, true]);
+        assert!(!shards.has_releases());
     }
 
     #[test]

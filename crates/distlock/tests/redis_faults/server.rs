@@ -408,6 +408,32 @@ async fn f69_a_blocked_application_thread_keeps_its_lock() {
 }
 
 #[tokio::test]
+async fn f69_an_extension_that_is_never_polled_again_delays_no_renewal() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let (extended, renewed) = (locker.lock("a").await.expect("granted"), locker.lock("b").await.expect("granted"));
+    // The second of two extensions in a row is held back for a moment: it is not sent when it is polled once.
+    extended.extend(TTL).await.expect("extended");
+    let mut extension = Box::pin(extended.extend(TTL));
+    assert!(poll_once(extension.as_mut()).await.is_none(), "it waits");
+    std::thread::sleep(TTL * 2);
+    assert!(!renewed.is_lost(), "renewed by the keeper");
+    drop(extension);
+    renewed.unlock().await.expect("released");
+}
+
+/// Polls a future once. Returns its output if it is ready.
+async fn poll_once<F: Future + Unpin>(mut future: F) -> Option<F::Output> {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(match std::pin::Pin::new(&mut future).poll(context) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+#[tokio::test]
 async fn an_unreachable_server_is_an_error_at_once() {
     let port = distlock_testkit::servers::Port::free().number();
     let asked = now();

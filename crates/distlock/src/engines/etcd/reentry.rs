@@ -254,10 +254,13 @@ impl Engine {
 
     /// An entry is not there any more, or its head: tells its holder, and deletes what is left of it.
     pub(super) fn entry_lost(self: &Arc<Self>, entry: &Arc<Entry>, reason: LossReason) {
-        let lost = entry.state().lost();
-        let EntryLost::Delete { tell } = lost else { return };
-        if tell {
-            self.tell_loss(entry.id(), reason);
+        {
+            let mut state = entry.state();
+            let EntryLost::Delete { tell } = state.lost() else { return };
+            // Under the lock: a renewal that finds the entry gone must not report another reason first.
+            if tell {
+                self.tell_loss(entry.id(), reason);
+            }
         }
         let (engine, entry) = (self.clone(), entry.clone());
         self.run(async move {
@@ -323,7 +326,8 @@ impl Engine {
         claim: &Claim,
     ) -> Result<Grant> {
         self.start();
-        let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody is entry by that ticket, with token {token}"));
+        let not_held =
+            || Error::new(ErrorKind::NotHeld, format!("no owner holds it by that ticket, with token {token}"));
         let lock = self.names.lock(&claim.key);
         let (head, _) = queue::head(&self.client, &lock).await?;
         let head = head.filter(|head| head.create_revision.unsigned_abs() == token.get());

@@ -1,4 +1,4 @@
-//! LockTable in this process: the reference implementation of the contract, and what users test with.
+//! Locks in this process: the reference implementation of the contract, and what users test with.
 //!
 //! A [`Store`] is the server, a [`Memory`] one client of it. A store that is made in code is its maker's alone; the URL
 //! `mem://` names one store of the process, and `mem://name` one for each name ([`Store::named`]). A test can move the

@@ -15,9 +15,10 @@ use crate::engines::redis::wire::cluster::Cluster;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::dial::Address;
 use crate::engines::redis::wire::options::Options;
+use crate::engines::redis::wire::renewals::Renewals;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::{Moving, Servers};
-use crate::types::clock::{Clock, Moment};
+use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::key::Key;
 
@@ -52,8 +53,7 @@ pub(super) struct Client {
     pub(super) waiting: Arc<Waiting>,
     pub(super) servers: Arc<Servers>,
     pub(super) late_claims: LateClaims,
-    /// When the last small renewal call began or the last large one ended.
-    pub(super) last_renewal: tokio::sync::Mutex<Moment>,
+    pub(super) renewals: Renewals,
     /// Listens to the sentinels, if there are any.
     _sentinels: Option<JoinSet<()>>,
 }
@@ -89,13 +89,14 @@ impl Client {
                 Servers::Cluster(Box::new(Cluster::new(seeds, options, waiting.clone(), attachment.clone())))
             }
         };
-        let clock = attachment.clock.clone();
+        let (clock, servers) = (attachment.clock.clone(), Arc::new(servers));
+        let renewals = Renewals::start(servers.clone(), attachment);
         Client {
             options: options.clone(),
             waiting,
-            servers: Arc::new(servers),
+            servers,
             late_claims: LateClaims::default(),
-            last_renewal: tokio::sync::Mutex::new(clock.now()),
+            renewals,
             _sentinels: options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment)),
             clock,
         }
@@ -131,11 +132,14 @@ impl Client {
         request: impl Fn(Arc<ServerConnections>, Arc<Connection>) -> F,
     ) -> Result<T> {
         let request = &request;
+        // A server without a connection is not a reason to learn the hash slots anew: claims and renewals do that.
         let routed = |server: Arc<ServerConnections>, _| async move {
-            let connection = server.main.connection(CONNECT_WAIT).await?;
-            request(server, connection).await
+            match server.main.connection(CONNECT_WAIT).await {
+                Ok(connection) => request(server, connection).await.map(Ok),
+                Err(error) => Ok(Err(error)),
+            }
         };
-        self.servers.routed(&names.lock, Moving::Wait, routed).await
+        self.servers.routed(&names.lock, Moving::Wait, routed).await?
     }
 
     /// Sends a request by which `claims` may get what they ask for over one connection, and notes them as late unless it

@@ -31,7 +31,7 @@ struct Released {
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
         let (outcome, over) = self.end(claim).await?;
-        self.late_claims.released(claim.attempt, over);
+        self.late_claims.released(claim.attempt, over, self.clock.now());
         Ok(outcome)
     }
 
@@ -79,14 +79,18 @@ async fn release(servers: &Servers, names: &Names, attempt: AttemptId) -> Result
 /// Sends one release. Returns also whether there is more to pass on.
 async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> Result<(Released, bool)> {
     let request = |server: Arc<ServerConnections>, _| async move {
-        let connection = server.for_release(CONNECT_WAIT).await?;
+        let connection = match server.for_release(CONNECT_WAIT).await {
+            Ok(connection) => connection,
+            // Learning the hash slots anew would take longer than the keeper waits for a release.
+            Err(error) => return Ok(Err(error)),
+        };
         let mut args = redis::Cmd::with_capacity(1, 32);
         args.arg(attempt.to_string());
         let request = Request { names: names.clone(), common: None, args };
         let reply = connection.request(CallKind::Release, request).await?;
-        read(reply.outcome, connection.id)
+        Ok(read(reply.outcome, connection.id))
     };
-    servers.routed(&names.lock, Moving::Wait, request).await
+    servers.routed(&names.lock, Moving::Wait, request).await?
 }
 
 fn read(outcome: Value, over: u64) -> Result<(Released, bool)> {

@@ -312,7 +312,10 @@ impl Client {
             Fault::Unknown => Failure::new(Fault::Unreachable, "the login was not answered"),
             _ => failure,
         })?;
-        let token = answer.token.parse().map_err(|_| Failure::new(Fault::Rejected, "etcd gave an odd token"))?;
+        let mut token: MetadataValue<Ascii> =
+            answer.token.parse().map_err(|_| Failure::new(Fault::Rejected, "etcd gave an odd token"))?;
+        // So that no Debug output shows it.
+        token.set_sensitive(true);
         *self.token.lock() = Some(token);
         Ok(())
     }

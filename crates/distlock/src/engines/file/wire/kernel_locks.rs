@@ -22,7 +22,7 @@ const PIECE: usize = 64 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct KernelLocks(Vec<Flock>);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Flock {
     pid: u32,
     major: u32,
@@ -41,15 +41,13 @@ impl KernelLocks {
         let mut all = KernelLocks::default();
         for _ in 0..READS {
             let (text, pieces) = read()?;
-            for lock in KernelLocks::parse(&text).0 {
-                if !all.0.contains(&lock) {
-                    all.0.push(lock);
-                }
-            }
+            all.0.extend(KernelLocks::parse(&text).0);
             if pieces <= 1 {
                 break;
             }
         }
+        all.0.sort_unstable();
+        all.0.dedup();
         Ok(all)
     }
 

@@ -35,10 +35,11 @@ impl LateClaims {
     }
 
     /// Records that `attempt` was released over the connection `over`, and is never claimed with again.
-    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) {
+    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64, now: Moment) {
         let mut claims = self.0.lock();
         // On one connection the release arrives after the claim.
-        if claims.get(&attempt).is_some_and(|claim| claim.over == over) {
+        let is_over = |claim: &LateClaim| claim.over == over || now.since(claim.sent) >= LATEST;
+        if claims.get(&attempt).is_some_and(is_over) {
             claims.remove(&attempt);
         }
     }

@@ -12,6 +12,7 @@ pub(in crate::engines) mod link;
 mod link_state;
 mod open;
 pub(in crate::engines) mod options;
+pub(in crate::engines) mod renewals;
 mod replicas;
 pub(in crate::engines) mod sentinels;
 pub(in crate::engines) mod server_clock;
