@@ -341,7 +341,7 @@ pub(crate) mod tests {
     fn an_answer_after_the_deadline_does_not_bring_a_hold_back() {
         let hold = hold(&Options::default());
         let late = hold.end();
-        // Nobody has looked at the hold since: the answer itself must find it lost.
+        // No call has looked at the hold since: the reply itself must find it lost.
         assert!(!hold.renewed(Some(Term { start: START.after(TTL / 3), ttl: TTL }), late));
         assert_eq!(hold.loss(), Some(&LossReason::Expired));
         assert!(hold.is_lost(START), "for good, whatever a clock says");

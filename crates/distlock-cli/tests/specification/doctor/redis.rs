@@ -224,5 +224,5 @@ fn a_cluster_without_replicas_and_then_without_a_slot() {
     for node in cluster.nodes() {
         node.command(&["CLUSTER", "DELSLOTS", "7"]);
     }
-    examine(&cluster.url()).expect_among("slots", "unsafe", "nobody serves 1 of 16384");
+    examine(&cluster.url()).expect_among("slots", "unsafe", "no node serves 1 of 16384");
 }

@@ -26,7 +26,8 @@ const ROUNDS: usize = 8;
 impl Engine {
     pub(super) async fn adopt(self: &Arc<Self>, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
         self.start();
-        let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it by that ticket, with token {token}"));
+        let not_held =
+            || Error::new(ErrorKind::NotHeld, format!("no owner holds it by that ticket, with token {token}"));
         let Some(attempt) = self.adopter(from, token, claim).await? else { return Err(not_held()) };
         let (engine, claim, adopter) = (self.clone(), claim.clone(), attempt.clone());
         // That goes on when the caller's future is dropped: a release waits for its end, and undoes what it did.

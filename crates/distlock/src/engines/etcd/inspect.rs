@@ -65,7 +65,7 @@ impl Engine {
         let lock = self.names.lock(key);
         let mut queue = pages::list(&self.client, &lock, &mut Allowance::new()).await?;
         queue.sort_by_key(|kv| kv.create_revision);
-        let not_held = || Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"));
+        let not_held = || Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}"));
         let holders = &queue[..standing::holders(&lock, &queue)];
         let held = holders.iter().find(|held| held.create_revision.unsigned_abs() == token.get());
         let held = held.ok_or_else(not_held)?;

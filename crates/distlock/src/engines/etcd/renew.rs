@@ -45,7 +45,7 @@ impl Engine {
             }
             if state.is_in_question() {
                 return Err(Error::unavailable(
-                    "a lease that it may have hung on is gone, and nobody says whether it is",
+                    "a lease that its key may be attached to is gone, and it is not known whether it was",
                 ));
             }
         }

@@ -101,7 +101,7 @@ impl Backend for Memory {
                 before.inspect(|losses| losses.push(from, LossReason::Adopted));
                 Ok(grant)
             }
-            None => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+            None => Err(Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}"))),
         })
         .await
     }
@@ -118,7 +118,7 @@ impl Backend for Memory {
         self.request(Operation::ForceRelease, |locks, now| {
             let broken = locks.force_release(key, token, now);
             if broken.is_empty() {
-                return Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}")));
+                return Err(Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}")));
             }
             for (losses, attempt) in broken {
                 losses.inspect(|losses| losses.push(attempt, LossReason::Broken));

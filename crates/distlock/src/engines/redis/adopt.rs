@@ -70,7 +70,7 @@ async fn send(
             let slot = read_slot(&mut reply)?;
             Ok(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }), slot })
         }
-        "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+        "not held" => Err(Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}"))),
         "late" => Err(Error::unavailable("redis: the request arrived after its time and was refused")),
         _ => Err(garbled()),
     }

@@ -213,7 +213,7 @@ impl RedisBuilder {
         let mut seeds = Vec::new();
         match self.servers {
             Servers::Behind(_) if encryption.is_some() => {
-                return refuse("tls: whoever opens the stream encrypts it".into());
+                return refuse("tls: the application opens the stream and encrypts it".into());
             }
             Servers::Behind(_) => {}
             Servers::One(address) => self.options.dialer = Dialer::tcp(&address, encryption.as_ref()),

@@ -60,11 +60,11 @@ impl Client {
             let mut reply = connection.run(&BREAK, fill).await?;
             match reply.word()?.as_str() {
                 "broken" => Ok(()),
-                "not held" => Err(Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}"))),
+                "not held" => Err(Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}"))),
                 "foreign" => {
                     let kind = reply.word()?;
                     let message = format!("redis: the key holds a {kind} that is not ours");
-                    Err(Error::new(ErrorKind::Foreign, message).with_help("whoever made it must end it"))
+                    Err(Error::new(ErrorKind::Foreign, message).with_help("the program that made it must remove it"))
                 }
                 _ => Err(garbled()),
             }

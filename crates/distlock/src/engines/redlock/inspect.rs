@@ -130,7 +130,7 @@ async fn force_release_everywhere(engine: &AttachedRedlock, keys: Keys, token: F
     });
     Err(match foreign {
         Some(kind) => Error::new(ErrorKind::Foreign, format!("redlock: the key holds a {kind} that is not ours"))
-            .with_help("whoever made it must end it"),
-        None => Error::new(ErrorKind::NotHeld, format!("nobody holds it with token {token}")),
+            .with_help("the program that made it must remove it"),
+        None => Error::new(ErrorKind::NotHeld, format!("no owner holds it with token {token}")),
     })
 }

@@ -200,7 +200,7 @@ fn check_exposure(members: &MemberListResponse, has_login: bool, findings: &mut 
     if far.is_empty() {
         return findings.fine("auth", "off, but clients are told addresses of this machine only");
     }
-    let why = "whoever reaches it can take, break and delete every lock";
+    let why = "any client that reaches it can take, break and delete every lock";
     let found = format!("we need no login, and clients are told {}", far.join(", "));
     findings.warning("auth", found, why, "etcdctl auth enable, or client certificates, with a role for the prefix");
 }

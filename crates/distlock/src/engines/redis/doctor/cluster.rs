@@ -60,7 +60,7 @@ async fn view(options: &Options, node: &Address) -> Result<View> {
 fn check(slots: &SlotMap, info: &str, findings: &mut Findings<'_>) {
     let unserved = (0..HASH_SLOTS).filter(|slot| slots.owner(*slot).is_none()).count();
     if unserved > 0 {
-        let found = format!("nobody serves {unserved} of {HASH_SLOTS} slots");
+        let found = format!("no node serves {unserved} of {HASH_SLOTS} slots");
         let why = "locks whose names fall into them cannot be taken, by default no lock at all";
         findings.not_safe("slots", found, why, "CLUSTER ADDSLOTS, or redis-cli --cluster fix");
     } else {
@@ -73,7 +73,7 @@ fn check(slots: &SlotMap, info: &str, findings: &mut Findings<'_>) {
     }
     let masters = slots.owners().len();
     if masters < FEWEST {
-        let why = "the masters cannot agree that one of them is dead, so nobody takes its place";
+        let why = "the masters cannot agree that one of them is dead, so no replica takes its place";
         findings.warning("masters", format!("{masters} masters"), why, "run three or more");
     }
 }

@@ -56,7 +56,7 @@ pub(super) async fn examine(
     match sentinels.master().await {
         Err(error) => all.push(
             Finding::not_safe("master", &place, error.to_string())
-                .because("there is nobody to take locks from")
+                .because("no server can be asked for locks")
                 .fix("bring a majority of the sentinels back, and see what each of them says"),
         ),
         Ok(master) => {

@@ -106,7 +106,7 @@ fn eviction(facts: &Facts, findings: &mut Findings<'_>) {
             findings.warning("eviction", format!("{policy}, without maxmemory"), why, fix);
         }
         _ => {
-            let why = "locks are evicted while they are held, and then somebody else gets them";
+            let why = "locks are evicted while they are held, and then another owner gets them";
             findings.not_safe("eviction", format!("{policy} with maxmemory {limit}"), why, fix);
         }
     }
@@ -181,7 +181,7 @@ fn replicas(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>)
     let good = facts.number("min_slaves_good_slaves");
     let least: Option<u64> = facts.setting("min-replicas-to-write").and_then(|least| least.parse().ok());
     if expected.fails_over && replicas == 0 {
-        let why = "when it dies nobody takes its place: its locks are gone, and none can be taken";
+        let why = "when it dies no replica takes its place: its locks are gone, and none can be taken";
         findings.warning("replicas", "it has no replica", why, "add one, with min-replicas-to-write 1");
     }
     match (least, good) {
@@ -239,7 +239,7 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
         return findings.fine("password", "none, but only this machine reaches it");
     }
     let where_to = addresses.filter(|addresses| !addresses.is_empty()).unwrap_or_else(|| "every address".into());
-    let why = "whoever reaches it can take, break and delete every lock";
+    let why = "any client that reaches it can take, break and delete every lock";
     let fix = "set a password or users with rights of their own (docs/backends/redis.md), or bind to fewer addresses";
     findings.not_safe("password", format!("none, and it listens on {where_to}"), why, fix);
 }

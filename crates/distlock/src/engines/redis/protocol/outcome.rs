@@ -14,7 +14,7 @@ pub(in crate::engines) fn refusal(word: &str, reply: &mut Reply) -> Result<Error
     Ok(match word {
         "late" => Error::unavailable("redis: the claim arrived after its time and was refused"),
         "fence" => Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
-            .with_help("somebody wrote it by hand, or the server's clock went back by days; delete the key"),
+            .with_help("it was written by hand, or the server's clock went back by days; delete the key"),
         "quarantined" => {
             let left = Duration::from_millis(reply.unsigned()?);
             Error::unavailable(format!("redis: quarantined for another {left:?}"))
