@@ -82,7 +82,8 @@ fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
 fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
     let path = std::env::var("PATH").unwrap_or_default();
     let filter = product.filter(extent);
-    let cmd = Cmd::cargo(&["nextest", "run", "-p", "distlock", "--all-features", "--no-fail-fast", "-E", &filter])
+    // Of the whole workspace, as `cargo xtask test` builds it: with other features the library would be compiled again.
+    let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", &filter])
         .hidden_env("PATH", &format!("{}:{path}", programs.display()));
     let mut tally = Tally::default();
     let good = cmd.stream(|line| tally += counts::of_nextest(line).unwrap_or_default());
