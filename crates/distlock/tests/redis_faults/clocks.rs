@@ -79,7 +79,12 @@ async fn f19_a_backward_jump_of_the_server_clock_prolongs_leases_until_a_release
     let token = child.lock("orphaned", TTL).token();
     shim.back(ShiftedClock::Wall, ms(HOUR_MS));
     let left = |key: &str| u64::try_from(bench.command(&format!("PTTL {key}")).int()).expect("a lease");
-    assert!(left("kept") > HOUR_MS - 10_000);
+    // Newer servers read their clock once per turn of their event loop: the first command may still have the time before.
+    let start = now();
+    while left("kept") <= HOUR_MS - 10_000 {
+        assert!(now().since(start) < TEST_LIMIT, "the lease is longer by the jump");
+        sleep(ms(10)).await;
+    }
     // More than two renewals. Decision 2: a renewal never makes a lease shorter, so it does not repair this one.
     sleep(TTL).await;
     assert!(left("kept") > HOUR_MS - 10_000, "a renewal shortened a lease");
