@@ -139,7 +139,7 @@ impl Server {
             words.len()
         ));
         match (name.as_str(), words) {
-            ("HELLO", _) => Reply::Array(Vec::new()),
+            ("HELLO", _) => Reply::Array(["version", "7.0.0", "mode", "standalone"].map(Reply::text).to_vec()),
             ("ROLE", _) => Reply::Array(vec![Reply::text("master"), Reply::Int(0), Reply::Array(Vec::new())]),
             ("EVAL" | "EVALSHA", [_, script, rest @ ..]) => match &mut *self.scripts.borrow_mut() {
                 Some(scripts) => scripts.evaluate(name == "EVALSHA", script, rest),

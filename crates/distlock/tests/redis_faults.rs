@@ -11,6 +11,8 @@ mod clocks;
 mod cluster;
 #[path = "redis_faults/commands.rs"]
 mod commands;
+#[path = "redis_faults/fence.rs"]
+mod fence;
 #[path = "redis_faults/groups.rs"]
 mod groups;
 #[path = "redis_faults/guard.rs"]

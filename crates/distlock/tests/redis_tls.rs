@@ -101,7 +101,7 @@ async fn sentinels_and_their_master_use_tls() {
     assert!(setup.url().starts_with("rediss+sentinel://"), "{}", setup.url());
     trusting.tls_ca = Some(certs.ca());
     lock_once(&trusting).await.expect("locked");
-    assert_eq!(setup.servers()[0].command(&["EXISTS", "{a}:f"]).int(), 1, "on another server");
+    assert_eq!(setup.servers()[0].command(&["EXISTS", "{distlock}:f"]).int(), 1, "on another server");
     let others = Certs::new();
     trusting.tls_ca = Some(others.ca());
     let error = lock_once(&trusting).await.expect_err("not trusted");

@@ -134,7 +134,7 @@ async fn f06_a_connection_cut_at_every_byte_of_a_reply_grants_once() {
         let guard = locker.lock("a").ttl(TEST_LIMIT * 2).wait(TEST_LIMIT).await.expect("granted after a repeat");
         assert_eq!(writes() - before, writes_of_a_grant, "granted twice");
         let token = guard.fencing_token().get();
-        assert_eq!(bench.command("GET {a}:f").int(), i64::try_from(token).unwrap(), "not the last grant");
+        assert_eq!(bench.command("GET {distlock}:f").int(), i64::try_from(token).unwrap(), "not the last grant");
         assert!(token > last);
         last = token;
         guard.unlock().await.expect("released");

@@ -81,7 +81,7 @@ async fn f01_a_group_claim_with_a_lost_reply_counts_once() {
         while bench.keys().is_empty() {
             sleep(ms(5)).await;
         }
-        let fence = bench.command("GET {a}:f").int();
+        let fence = bench.command("GET {distlock}:f").int();
         bench.proxy.pass();
         let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
         assert_eq!(guard.fencing_token().get().to_string(), fence.to_string(), "another grant than the first");
@@ -270,7 +270,7 @@ async fn f34_a_wrong_type_at_the_holders_key_is_found_before_any_write() {
     let (locker, other) = (bench.direct().await, bench.direct().await);
     for (companion, ask) in ["{a}:h", "{a}:e"].into_iter().flat_map(|companion| MODES.map(|ask| (companion, ask))) {
         bench.command(&format!("LPUSH {companion} x"));
-        let fence = || bench.command("GET {a}:f").to_string();
+        let fence = || bench.command("GET {distlock}:f").to_string();
         let before = fence();
         let error = ask(&locker, "a").wait(TEST_LIMIT).await.expect_err("no holder can be stored there");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");

@@ -353,7 +353,7 @@ async fn a_claim_waits_behind_dead_waiters_without_a_token() {
     }
     die_waiting(&bench, mode, LONG, 3).await;
     // Without a token no claim can be granted.
-    bench.command("SET {a}:f film");
+    bench.command("SET {distlock}:f film");
     holder.release(&second).await.expect("released");
     let waits = claim_for(mode, LONG);
     let answer = holder.claim(&waits).await;

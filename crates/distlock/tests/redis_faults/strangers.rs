@@ -11,12 +11,12 @@ use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
 async fn f34_a_wrong_type_beside_the_lock_is_found_before_any_write() {
     let bench = Bench::start();
     let (locker, other) = (bench.direct().await, bench.direct().await);
-    for companion in ["{a}:q", "{a}:w", "{a}:f"] {
+    for companion in ["{a}:q", "{a}:w", "{distlock}:f"] {
         let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
         bench.command(&format!("DEL {companion}"));
         bench.command(&format!("LPUSH {companion} x"));
         let before = bench.command("GET a").text();
-        if companion == "{a}:f" {
+        if companion == "{distlock}:f" {
             guard.unlock().await.expect("released");
             let error = other.try_lock("a").await.expect_err("no token can be made");
             assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
@@ -92,7 +92,7 @@ async fn f43_a_token_keeps_all_its_digits() {
         let guard = locker.lock("a").await.expect("granted");
         let token = guard.fencing_token().to_string();
         assert_eq!(token.len(), 16);
-        assert_eq!(bench.command("GET {a}:f").text(), token);
+        assert_eq!(bench.command("GET {distlock}:f").text(), token);
         assert!(bench.command("GET a").text().contains(&format!(" {token} ")));
         guard.unlock().await.expect("released");
     }
@@ -141,20 +141,20 @@ async fn f67_an_invalid_fence_is_an_error_and_kept() {
     let locker = bench.direct().await;
     let fences = ["9223372036854775807", "many", "18446744073709551616", "1e300", "nan", "many PX 600000"];
     for set in fences {
-        bench.command(&format!("SET {{a}}:f {set}"));
-        let (fence, ends) = (bench.command("GET {a}:f").text(), bench.command("PEXPIRETIME {a}:f").int());
+        bench.command(&format!("SET {{distlock}}:f {set}"));
+        let (fence, ends) = (bench.command("GET {distlock}:f").text(), bench.command("PEXPIRETIME {distlock}:f").int());
         let error = locker.try_lock("a").await.expect_err("no token can be made");
         assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
-        assert_eq!(bench.command("GET {a}:f").text(), fence);
-        assert_eq!(bench.command("PEXPIRETIME {a}:f").int(), ends, "it stays for as long as it would have");
+        assert_eq!(bench.command("GET {distlock}:f").text(), fence);
+        assert_eq!(bench.command("PEXPIRETIME {distlock}:f").int(), ends, "it stays for as long as it would have");
         assert_eq!(bench.command("EXISTS a").int(), 0);
     }
     let week_ms = 7 * 24 * 60 * 60 * 1000;
-    for before in ["DEL {a}:f", "SET {a}:f 41", "SET {a}:f 41 PX 60000"] {
+    for before in ["DEL {distlock}:f", "SET {distlock}:f 41", "SET {distlock}:f 41 PX 60000"] {
         bench.command(before);
         let guard = locker.try_lock("a").await.expect("no failure").expect("free");
         assert!(guard.fencing_token().get() > 1_700_000_000_000_000, "no lower than the clock");
-        assert!(bench.command("PTTL {a}:f").int() >= week_ms, "{before}");
+        assert!(bench.command("PTTL {distlock}:f").int() >= week_ms, "{before}");
         guard.unlock().await.expect("released");
     }
 }

@@ -79,7 +79,7 @@ async fn f07_claims_dropped_in_a_batch_fail_no_others_and_leave_nothing() {
 async fn f34_the_error_of_a_request_fails_no_other_in_its_batch() {
     let bench = Bench::start();
     let locker = bench.behind_proxy().await;
-    bench.command(&format!("RPUSH {{{}}}:f film", name(5)));
+    bench.command(&format!("RPUSH {{{}}}:q film", name(5)));
     bench.proxy.delay(ms(20));
     let before = bench.server.calls("evalsha");
     let requests: Vec<_> = lock_all(&locker, 12).into_iter().map(tokio::spawn).collect();

@@ -88,7 +88,10 @@ async fn hostile_data_in_redis_are_an_error_or_a_foreign_lock() {
         ("a queue of garbage", vec!["ZADD {a}:q 1 x 2 y", "HSET {a}:w x 1 y 2 handed z"]),
         ("a far ticket", vec!["ZADD {a}:q 1e308 x", "HSET {a}:w x 99999999999999999999"]),
         ("holders of garbage", vec!["SET a distlock_group", "HSET {a}:h x y #0 z", "ZADD {a}:e inf x"]),
-        ("lists everywhere", vec!["LPUSH a 1", "LPUSH {a}:q 1", "LPUSH {a}:w 1", "LPUSH {a}:f 1", "LPUSH {a}:h 1"]),
+        (
+            "lists everywhere",
+            vec!["LPUSH a 1", "LPUSH {a}:q 1", "LPUSH {a}:w 1", "LPUSH {distlock}:f 1", "LPUSH {a}:h 1"],
+        ),
         ("a long queue", vec!["EVAL 'for i=1,20000 do redis.call(\"ZADD\",\"{a}:q\",i,i) end' 0"]),
     ] {
         server.command(&["FLUSHALL"]);

@@ -18,20 +18,20 @@ use crate::types::token::{AttemptId, FencingToken};
 impl Client {
     /// Replaces the record of the hold that `claim` became. Returns false when it has none.
     pub(super) async fn amend(&self, claim: &Claim) -> Result<bool> {
-        let names = self.names(&claim.key)?;
-        let record = value::write_record(&claim.record)?;
-        let fill = |command: &mut redis::Cmd, nonce| {
-            names.fill(command);
-            command.arg(nonce).arg(claim.attempt.to_string()).arg(&record);
-        };
+        let names = &self.names(&claim.key)?;
+        let record = &value::write_record(&claim.record)?;
         let amend = |_, connection: Arc<Connection>| async move {
+            let fill = |command: &mut redis::Cmd, nonce| {
+                names.fill(command, &connection.fences);
+                command.arg(nonce).arg(claim.attempt.to_string()).arg(record);
+            };
             match connection.run(&AMEND, fill).await?.int()? {
                 1 => Ok(true),
                 0 => Ok(false),
                 _ => Err(garbled()),
             }
         };
-        self.on_main(&names, amend).await
+        self.on_main(names, amend).await
     }
 
     /// Gives the hold that the attempt `from` has with a token to `claim`.
@@ -59,7 +59,7 @@ async fn send(
     let not_after = connection.not_after(sent);
     let mode = value::mode_text(&claim.record);
     let fill = |command: &mut redis::Cmd, nonce| {
-        names.fill(command);
+        names.fill(command, &connection.fences);
         command.arg(nonce).arg(claim.attempt.to_string()).arg(millis(claim.lease())).arg(&record).arg(wake);
         command.arg(not_after).arg(&mode).arg(from.to_string()).arg(token.get());
     };

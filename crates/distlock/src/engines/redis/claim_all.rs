@@ -78,7 +78,7 @@ async fn send(connection: &Connection, names: &[Names], wake: &str, claims: &[Cl
     let not_after = connection.not_after(sent);
     let fill = |command: &mut redis::Cmd, nonce: u64| {
         command.arg(names.len() * Names::KEYS);
-        names.iter().for_each(|names| names.keys(command));
+        names.iter().for_each(|names| names.keys(command, &connection.fences));
         command.arg(nonce).arg(wake).arg(not_after);
         for (claim, record) in claims.iter().zip(&records) {
             command.arg(claim.attempt.to_string()).arg(millis(claim.lease())).arg(record);

@@ -52,11 +52,12 @@ impl Client {
     /// Ends the hold with `token`.
     pub(super) async fn force_release(&self, key: &Key, token: FencingToken) -> Result<()> {
         let names = self.names(key)?;
-        let fill = |command: &mut redis::Cmd, nonce| {
-            names.fill(command);
-            command.arg(nonce).arg(token.get());
-        };
+        let names = &names;
         let force_release = |_, connection: Arc<Connection>| async move {
+            let fill = |command: &mut redis::Cmd, nonce| {
+                names.fill(command, &connection.fences);
+                command.arg(nonce).arg(token.get());
+            };
             let mut reply = connection.run(&BREAK, fill).await?;
             match reply.word()?.as_str() {
                 "broken" => Ok(()),
@@ -69,7 +70,7 @@ impl Client {
                 _ => Err(garbled()),
             }
         };
-        self.on_main(&names, force_release).await
+        self.on_main(names, force_release).await
     }
 }
 
@@ -93,7 +94,7 @@ async fn list(connection: &Connection, prefix: &str, start: &str, allowance: &mu
 }
 
 /// The same on a server that carries out what it is `ask`ed, and whose locks are as `look` says. Whatever else it has, a
-/// page at a time is kept of that: our fences alone may be millions.
+/// page at a time is kept of that: in a cluster our fences alone may be millions.
 async fn scan<A, L>(
     prefix: &str,
     start: &str,

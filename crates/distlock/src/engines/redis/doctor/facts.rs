@@ -8,7 +8,7 @@ use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult, Value};
 
 use crate::engines::redis::error::{Stage, classify};
-use crate::engines::redis::protocol::names::HISTORY_SUFFIX;
+use crate::engines::redis::protocol::names::{Fences, HISTORY_SUFFIX};
 use crate::engines::redis::protocol::script::read_time;
 use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::options::{Options, Protocol};
@@ -48,6 +48,17 @@ pub(in crate::engines) struct Facts {
     pub(super) is_open: bool,
     /// What it refuses to do for us, each with the reason.
     pub(super) refused: Vec<(String, String)>,
+    /// The fence of the prefix, if there is one.
+    pub(super) fence: Option<FenceFact>,
+}
+
+/// The fence of a prefix as a server has it.
+#[derive(Debug)]
+pub(super) struct FenceFact {
+    pub(super) key: String,
+    pub(super) value: String,
+    /// The server's clock when it was read.
+    pub(super) server_us: u64,
 }
 
 impl Facts {
@@ -79,6 +90,7 @@ impl Facts {
             facts.keep_time(connection).await?;
             facts.read_itself(connection).await?;
             facts.try_rights(connection, options, lock, history).await?;
+            facts.read_fence(connection, options).await?;
             Ok(facts)
         });
         let mut facts = facts.await?;
@@ -128,6 +140,17 @@ impl Facts {
             settings.extend(found.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())));
         }
         self.config = Some(settings);
+        Ok(())
+    }
+
+    /// Reads the fence that all locks behind the prefix share.
+    async fn read_fence(&mut self, connection: &mut MultiplexedConnection, options: &Options) -> Result<()> {
+        let Fences::OfPrefix(key) = Fences::of_prefix(&options.prefix) else { return Ok(()) };
+        let time: Option<Value> = allowed(connection, &redis::cmd("TIME")).await?;
+        let value: Option<Option<String>> = allowed(connection, redis::cmd("GET").arg(&key)).await?;
+        if let (Some(time), Some(Some(value))) = (time, value) {
+            self.fence = Some(FenceFact { key, value, server_us: read_time(time)? });
+        }
         Ok(())
     }
 

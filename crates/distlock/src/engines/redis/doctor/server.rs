@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::facts::Facts;
+use super::facts::{Facts, FenceFact};
 use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::options::Options;
 use crate::types::error::{Error, ErrorKind};
@@ -12,6 +12,8 @@ use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
 /// How far clocks may be apart before it is worth a warning, in seconds.
 pub(in crate::engines) const CLOCKS_APART: f64 = 1.0;
+/// How far a fence may be ahead of the clock, as `next_token` of shared.lua has it.
+const FENCE_AHEAD_US: u64 = 86_400_000_000;
 /// Connections that should be left for new clients.
 const SPARE_CONNECTIONS: u64 = 10;
 
@@ -61,6 +63,7 @@ pub(in crate::engines) fn unreachable(place: &str, error: &Error) -> Finding {
 pub(in crate::engines) fn check(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
     findings.round_trips(&facts.round_trips, expected.ttl, PING_TIMEOUT);
     clock(facts, findings);
+    fence(facts, findings);
     rights(facts, expected, findings);
     findings.encryption(expected.encrypted);
     exposure(facts, findings);
@@ -219,6 +222,18 @@ fn clock(facts: &Facts, findings: &mut Findings<'_>) {
     );
 }
 
+/// A fence from a time to come makes the tokens of all locks behind the prefix.
+fn fence(facts: &Facts, findings: &mut Findings<'_>) {
+    let Some(FenceFact { key, value, server_us }) = &facts.fence else { return };
+    let found = match value.parse::<u64>() {
+        Ok(token) if token <= server_us.saturating_add(FENCE_AHEAD_US) => return,
+        Ok(_) => format!("{key} is more than a day ahead of the server's clock"),
+        Err(_) => format!("{key} is not a number"),
+    };
+    let why = "no lock behind the prefix can be taken: the next fencing token is not known";
+    findings.not_safe("fence", found, why, "set the clock right if it is wrong, otherwise delete the key");
+}
+
 fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
     if !facts.is_open {
         return findings.fine("password", "it asks for a password");
@@ -372,6 +387,18 @@ mod tests {
         ];
         for (info, check, severity) in cases {
             assert_eq!(troubles(&server(info)), [(check, severity)], "{info:?}");
+        }
+    }
+
+    #[test]
+    fn a_fence_that_stops_the_prefix_is_found() {
+        let with = |value: &str| {
+            let fence = FenceFact { key: "{distlock}:f".into(), value: value.into(), server_us: 1_763_000_000_000_000 };
+            troubles(&Facts { fence: Some(fence), ..server(&[]) })
+        };
+        assert_eq!([with("1763000000000000"), with("1763086400000000"), with("41")], [const { Vec::new() }; 3]);
+        for value in ["1763086400000001", "18446744073709551616", "many", ""] {
+            assert_eq!(with(value), [("fence", Severity::Unsafe)], "{value}");
         }
     }
 

@@ -1,6 +1,6 @@
 -- Claims locks, each by itself. KEYS: lock, queue, waiters, fence, holders, leases of each claim; ARGV: nonce, wake, then attempt, lease_ms, not_after_us, flags, record of each; reply: nonce, now_us, then of each its token or an outcome
 -- Flags: the mode (shared.lua), heartbeat_ms (0: no queue), and delay_ms (a part of lease_ms), with spaces between.
--- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'more' (dead waiters: claim again) | 'late' | 'fence' | 'quarantined', left_ms | 'foreign', key | 'disagrees', mode.
+-- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'more' (dead waiters: claim again) | 'late' | 'fence', key | 'quarantined', left_ms | 'foreign', key | 'disagrees', mode.
 -- claim_short.lua has carried out the first `done` of them, and defines `now`, `now_digits`, `wake` and `reply`.
 
 -- Claims a lock that is held, or has a queue, or that several may hold. Returns the outcome.
@@ -64,9 +64,9 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
     if mode ~= 'x' then
       return this.join(mode, attempt, tonumber(lease_ms), wake, record)
     end
-    local token, digits = next_token(fence, now, now_digits)
+    local token, digits = next_token(lock, fence, now, now_digits)
     if not token then
-      return digits or { 'fence' }
+      return digits
     end
     local set = this.set_lock(attempt, mark, digits, wake, record, lease_ms)
     return set.err and set or { 'granted', token }
@@ -239,13 +239,13 @@ for i = done + 1, #KEYS / 6 do
     outcome = { 'late' }
   elseif string.sub(flags, 1, 2) == 'x ' and redis.pcall('EXISTS', lock, queue) == 0 then
     -- The lock is free and has no waiters.
-    is_done, outcome, digits = pcall(next_token, fence, now, now_digits)
+    is_done, outcome, digits = pcall(next_token, lock, fence, now, now_digits)
     if is_done and outcome then
       local value = attempt .. ' ' .. digits .. ' ' .. wake .. ' ' .. record
       local set = redis.pcall('SET', lock, value, 'PX', lease_ms)
       outcome = set.err and set or outcome
     elseif is_done then
-      outcome = digits or { 'fence' }
+      outcome = digits
     end
   else
     is_done, outcome =

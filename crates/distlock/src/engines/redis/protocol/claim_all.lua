@@ -1,5 +1,5 @@
 -- Claims all locks, or none. KEYS: lock, queue, waiters, fence, holders, leases of each; ARGV: nonce, wake, not_after_us, then attempt, lease_ms, record of each; reply: nonce, now_us, outcome, ...
--- Outcomes: 'granted', token of each | 'busy', which (from 1) | 'late' | 'fence' | 'quarantined', left_ms.
+-- Outcomes: 'granted', token of each | 'busy', which (from 1) | 'late' | 'fence', key | 'quarantined', left_ms.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local now_digits = clock[1] .. string.rep('0', 6 - #clock[2]) .. clock[2]
@@ -28,10 +28,9 @@ end
 local values = {}
 for i = 1, count do
   if not tokens[i] then
-    local token, digits = next_token(KEYS[6 * i - 2], now, now_digits)
+    local token, digits = next_token(KEYS[6 * i - 5], KEYS[6 * i - 2], now, now_digits)
     if not token then
-      local problem = digits or { 'fence' }
-      return problem.err and problem or { nonce, now, unpack(problem) }
+      return digits.err and digits or { nonce, now, unpack(digits) }
     end
     tokens[i] = token
     values[i] = ARGV[3 * i + 1] .. ' ' .. digits .. ' ' .. wake .. ' ' .. ARGV[3 * i + 3]

@@ -18,18 +18,21 @@ for i = 1, wake == '-' and 0 or #KEYS / 6 do
     break
   end
   local heartbeat = sub(flags, 3, -3) + 0
-  local value = call('GETRANGE', lock, '0', '4095')
-  if heartbeat == 0 or type(value) ~= 'string' or string.match(value, '^%x+()[ +]%d+ %S+ {') ~= 33 then
+  -- A lock that is free, or that never expires, is none of ours.
+  local lease_left = call('PTTL', lock)
+  if type(lease_left) ~= 'number' or lease_left < 0 or heartbeat == 0 then
     break
-  elseif sub(value, 1, 32) == attempt then
+  end
+  local value = call('GETRANGE', lock, '0', '4095')
+  if type(value) ~= 'string' or string.match(value, '^%x+()[ +]%d+ %S+ {') ~= 33 or sub(value, 1, 32) == attempt then
     break
   end
 
   local ticket = i == 1 and now_digits or string.format('%.0f', now + i - 1)
   local added = call('ZADD', queue, 'NX', ticket, attempt)
   local place
-  if type(added) ~= 'number' then
-    break
+  if added == 0 then
+    place = call('ZRANK', queue, attempt)
   elseif added == 1 then
     local last = call('ZRANGE', queue, '-2', '-1')
     if last[#last] ~= attempt then
@@ -37,9 +40,10 @@ for i = 1, wake == '-' and 0 or #KEYS / 6 do
       call('ZREM', queue, attempt)
       break
     end
+    -- The first or not: how far behind makes no difference where messages come in.
     place = #last - 1
   else
-    place = call('ZRANK', queue, attempt)
+    break
   end
   local alive_until = now / 1000 + heartbeat
   -- Lua prints 13 digits as they are.
@@ -60,10 +64,6 @@ for i = 1, wake == '-' and 0 or #KEYS / 6 do
     end
   end
   if sub(value, 33, 33) == ' ' and call('SETRANGE', lock, '32', '+') ~= #value then
-    break
-  end
-  local lease_left = call('PTTL', lock)
-  if type(lease_left) ~= 'number' then
     break
   end
   reply[i + 2] = { 'busy', lease_left, place, value, 'string' }

@@ -11,7 +11,9 @@ pub(in crate::engines) struct Names {
 }
 
 /// What the companions end in.
-const SUFFIXES: [&str; 5] = [":q", ":w", ":f", ":h", ":e"];
+const SUFFIXES: [&str; 5] = [":q", ":w", FENCE_SUFFIX, ":h", ":e"];
+/// What the key of a fence ends in.
+const FENCE_SUFFIX: &str = ":f";
 /// What the restart guard's key ends in.
 const CANARY_SUFFIX: &str = ":g";
 /// What the key of a lock's history ends in.
@@ -23,6 +25,22 @@ const NO_MORE: &str = "{}";
 /// The key of the restart guard for all locks behind a prefix.
 pub(in crate::engines) fn canary(prefix: &str) -> String {
     format!("{{{prefix}distlock}}{CANARY_SUFFIX}")
+}
+
+/// Which key is the fence of a lock, where its last token is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engines) enum Fences {
+    /// One for each lock, in its hash slot: for servers that are nodes of a cluster.
+    OfLock,
+    /// One for all locks behind a prefix: this key.
+    OfPrefix(String),
+}
+
+impl Fences {
+    /// Returns one fence for all locks behind `prefix`.
+    pub(in crate::engines) fn of_prefix(prefix: &str) -> Fences {
+        Fences::OfPrefix(format!("{{{prefix}distlock}}{FENCE_SUFFIX}"))
+    }
 }
 
 impl Names {
@@ -41,20 +59,25 @@ impl Names {
     pub(in crate::engines) const KEYS: usize = 1 + SUFFIXES.len();
 
     /// Adds how many keys a script gets, and the keys.
-    pub(in crate::engines) fn fill(&self, command: &mut redis::Cmd) {
+    pub(in crate::engines) fn fill(&self, command: &mut redis::Cmd, fences: &Fences) {
         command.arg(Names::KEYS);
-        self.keys(command);
+        self.keys(command, fences);
     }
 
     /// Adds the keys.
-    pub(in crate::engines) fn keys(&self, command: &mut redis::Cmd) {
+    pub(in crate::engines) fn keys(&self, command: &mut redis::Cmd, fences: &Fences) {
         command.arg(&self.lock);
         let mut key = self.companion("");
         let stem = key.len();
         for suffix in SUFFIXES {
-            key.truncate(stem);
-            key.push_str(suffix);
-            command.arg(&key);
+            match fences {
+                Fences::OfPrefix(fence) if suffix == FENCE_SUFFIX => command.arg(fence),
+                _ => {
+                    key.truncate(stem);
+                    key.push_str(suffix);
+                    command.arg(&key)
+                }
+            };
         }
     }
 
@@ -66,8 +89,9 @@ impl Names {
         self.companion(":w")
     }
 
+    /// The lock's own fence, which names its channel in a cluster.
     pub(in crate::engines) fn fence(&self) -> String {
-        self.companion(":f")
+        self.companion(FENCE_SUFFIX)
     }
 
     /// Who is inside, when several are.
@@ -144,13 +168,19 @@ mod tests {
             for companion in companions.iter().chain(&[names.history()]) {
                 assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
             }
-            let mut command = redis::cmd("EVALSHA");
-            names.keys(&mut command);
-            let keys = command.args_iter().skip(1).map(|arg| match arg {
-                redis::Arg::Simple(key) => String::from_utf8(key.to_vec()).unwrap(),
-                other => panic!("{other:?}"),
-            });
-            assert!(keys.eq(std::iter::once(lock).chain(companions)), "in this order");
+            let keys_with = |fences: &Fences| {
+                let mut command = redis::cmd("EVALSHA");
+                names.keys(&mut command, fences);
+                let keys = command.args_iter().skip(1).map(|arg| match arg {
+                    redis::Arg::Simple(key) => String::from_utf8(key.to_vec()).unwrap(),
+                    other => panic!("{other:?}"),
+                });
+                keys.collect::<Vec<_>>()
+            };
+            let mut keys: Vec<_> = std::iter::once(lock).chain(companions).collect();
+            assert_eq!(keys_with(&Fences::OfLock), keys, "in this order");
+            keys[3] = format!("{{{prefix}distlock}}:f");
+            assert_eq!(keys_with(&Fences::of_prefix(prefix)), keys, "with the fence of the prefix");
         }
     }
 
@@ -174,7 +204,7 @@ mod tests {
 
     #[test]
     fn names_that_are_another_locks_queue_are_refused() {
-        for key in ["{foo}:q", "{foo}:w", "user:{42}:f", "{foo}:h", "{foo}:e", "{foo}:j", &canary("")] {
+        for key in ["{foo}:q", "{foo}:w", "{distlock}:f", "{foo}:h", "{foo}:e", "{foo}:j", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }

@@ -13,8 +13,13 @@ use crate::types::options::DEFAULT_RETRY_INTERVAL;
 pub(in crate::engines) fn refusal(word: &str, reply: &mut Reply) -> Result<Error> {
     Ok(match word {
         "late" => Error::unavailable("redis: the claim arrived after its time and was refused"),
-        "fence" => Error::new(ErrorKind::Foreign, "redis: the fence of the lock is more than a day ahead")
-            .with_help("it was written by hand, or the server's clock went back by days; delete the key"),
+        "fence" => {
+            let key = reply.word()?;
+            let problem =
+                format!("redis: the fence {key:?} is more than a day ahead of the server's clock, or no number");
+            Error::new(ErrorKind::Foreign, problem)
+                .with_help("it was written by hand, or the clock went back by days; delete the key")
+        }
         "quarantined" => {
             let left = Duration::from_millis(reply.unsigned()?);
             Error::unavailable(format!("redis: quarantined for another {left:?}"))

@@ -35,12 +35,20 @@ local function read(...)
   return reply
 end
 
+-- The token that this call has made last: the fence it is from, its number and digits, and the locks that have it.
+local made_from, made_token, made_digits, made_for
 -- Sets the fence. Returns the token of the next grant and its digits: higher than every one before, and no lower than the clock in
 -- microseconds, so that it rises even when the fence was lost. Returns nil, and leaves the fence as it was, when it is not one of ours;
--- the second value is then the server's refusal to write, or that of the restart guard: every grant needs a token.
+-- the second value is then the outcome: the server's refusal to write, that of the restart guard (every grant needs a token), or 'fence'
+-- and the fence's key. In a cluster each lock has a fence; elsewhere all locks behind a prefix have one.
 -- The fence expires a week after the last grant, and up to an hour later: its end is set at the first grant of each hour only.
 local FENCE_MS, HOUR_US = '608400000', 3600000000
-local function next_token(fence, now, now_digits)
+local function next_token(lock, fence, now, now_digits)
+  if made_from == fence and not made_for[lock] then
+    -- The grants of a call may have one token, as long as they are of different locks.
+    made_for[lock] = true
+    return made_token, made_digits
+  end
   if guard then
     local left = guard().quarantine(now)
     if type(left) == 'table' then
@@ -67,7 +75,7 @@ local function next_token(fence, now, now_digits)
     if is_set then
       redis.call('SET', fence, last, 'KEEPTTL')
     end
-    return nil
+    return nil, { 'fence', fence }
   end
   local token, digits = now, now_digits
   if number and number >= now then
@@ -82,6 +90,7 @@ local function next_token(fence, now, now_digits)
   elseif not number or number < now - now % HOUR_US then
     redis.call('PEXPIRE', fence, FENCE_MS)
   end
+  made_from, made_token, made_digits, made_for = fence, token, digits, { [lock] = true }
   return token, digits
 end
 
@@ -118,7 +127,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
     return redis.pcall('SET', lock, id .. mark .. token .. ' ' .. channel .. ' ' .. text, 'PX', lease_ms)
   end
 
-  -- Sends a message to a process. The fence's key has the tag of the lock, so in a cluster the channel has its hash slot.
+  -- Sends a message to a process. In a cluster the fence's key has the tag of the lock, so the channel has its hash slot.
   local function publish(channel, message)
     if is_sharded then
       return redis.pcall('SPUBLISH', 'distlock:wake:' .. fence .. ':' .. channel, message)
@@ -440,7 +449,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
     elseif spare_token then
       return spare_token
     end
-    local token, digits = next_token(fence, now, now_digits)
+    local token, digits = next_token(lock, fence, now, now_digits)
     if not token then
       return nil, digits
     end
@@ -452,7 +461,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
   local function join(mode, id, lease_ms, channel, text)
     local token, refusal = token_for(mode)
     if not token then
-      return refusal or { 'fence' }
+      return refusal
     end
     local slot, refused = enter(mode, id, token, lease_ms, channel, text)
     spare_token = nil

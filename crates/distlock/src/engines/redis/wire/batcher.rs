@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use redis::{Arg, Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::protocol::names::{Fences, Names};
 use crate::engines::redis::protocol::script::{CLAIM, RELEASE, Script};
 use crate::types::error::Result;
 
@@ -140,9 +140,14 @@ impl Drop for Single<'_> {
 }
 
 /// Adds the keys of all requests, then `nonce` and what they have in common, then the arguments of each.
-pub(super) fn fill<'a>(command: &mut Cmd, nonce: u64, requests: impl Iterator<Item = &'a Request> + Clone) {
+pub(super) fn fill<'a>(
+    command: &mut Cmd,
+    fences: &Fences,
+    nonce: u64,
+    requests: impl Iterator<Item = &'a Request> + Clone,
+) {
     command.arg(requests.clone().count() * Names::KEYS);
-    requests.clone().for_each(|request| request.names.keys(command));
+    requests.clone().for_each(|request| request.names.keys(command, fences));
     command.arg(nonce);
     if let Some(common) = requests.clone().find_map(|request| request.common.as_deref()) {
         command.arg(common);

@@ -131,7 +131,7 @@ impl Connection {
     ) -> (Cmd, u64) {
         let (nonce, script) = (nonce(), kind.script());
         let command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
-        (self.call(command, |command| batcher::fill(command, nonce, requests)), nonce)
+        (self.call(command, |command| batcher::fill(command, &self.fences, nonce, requests)), nonce)
     }
 
     /// Sends a call; returns the parts of the reply behind the nonce.

@@ -8,11 +8,13 @@ use redis::{Cmd, RedisError, Value};
 use tokio::sync::{OnceCell, SetOnce};
 
 use crate::engines::redis::error::{Stage, classify_at, is_demoted, is_no_script};
+use crate::engines::redis::protocol::names::Fences;
 use crate::engines::redis::protocol::script::{Dialect, Reply, Script, garbled, nonce, read_time};
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::batcher::Batcher;
+use crate::engines::redis::wire::hello::Hello;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::types::clock::Moment;
@@ -36,6 +38,8 @@ pub(in crate::engines) struct Connection {
     demoted: SetOnce<()>,
     listening: Listening,
     pub(super) dialect: Dialect,
+    /// Which keys are the fences on this server.
+    pub(in crate::engines) fences: Fences,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
@@ -56,6 +60,7 @@ impl Connection {
     pub(super) fn new(
         multiplexed: MultiplexedConnection,
         options: &Options,
+        hello: Hello,
         place: Arc<str>,
         server_clock: Arc<ServerClock>,
         waiting: Option<Arc<Waiting>>,
@@ -73,6 +78,7 @@ impl Connection {
             demoted: SetOnce::new(),
             listening,
             dialect: options.dialect(),
+            fences: hello.fences(options),
             guard: options.guard.clone(),
             batcher: Batcher::default(),
             run_id: OnceCell::new(),

@@ -7,6 +7,7 @@ pub(in crate::engines) mod cluster;
 pub(in crate::engines) mod connection;
 pub(in crate::engines) mod dial;
 pub(in crate::engines) mod hash_slot;
+mod hello;
 pub(in crate::engines) mod join_all;
 pub(in crate::engines) mod link;
 mod link_state;

@@ -13,6 +13,7 @@ use crate::engines::redis::state::restart_guard::Look;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::dial::{Dialer, Driver};
+use crate::engines::redis::wire::hello::Hello;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
 use crate::types::clock::Moment;
@@ -114,6 +115,12 @@ async fn prepare(
         // The waiters are woken when the connection is open.
         warn_of(leap);
     }
+    let hello = match query(&mut multiplexed, &Hello::ask(protocol)).await {
+        Ok(answer) => Hello::read(&answer),
+        // A server or proxy that refuses it says nothing of itself.
+        Err(error) if !error.is_io_error() => Hello::default(),
+        Err(error) => return Err(failed(error)),
+    };
     let (mut listening, mut listener) = (Listening::No, None);
     match (waiting.clone(), protocol) {
         (None, _) => {}
@@ -132,7 +139,7 @@ async fn prepare(
         }
     }
     let (place, server_clock) = (server.place.clone(), server_clock.clone());
-    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening), listener))
+    Ok((Connection::new(multiplexed, options, hello, place, server_clock, waiting, listening), listener))
 }
 
 /// Refuses a replica, which would refuse every claim: the link then looks for the master.

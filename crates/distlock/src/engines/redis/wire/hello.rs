@@ -1,0 +1,81 @@
+//! What a server says of itself when a connection is opened.
+
+use redis::{Cmd, Value};
+
+use crate::engines::redis::protocol::names::Fences;
+use crate::engines::redis::wire::options::{Options, Protocol};
+
+/// A server's reply to `HELLO`, which no access list forbids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Hello {
+    /// Whether it is a node of a cluster; `None` when it does not say.
+    is_cluster: Option<bool>,
+}
+
+impl Hello {
+    /// Returns the request, in the protocol that the connection speaks already.
+    pub(super) fn ask(protocol: Protocol) -> Cmd {
+        let mut hello = redis::cmd("HELLO");
+        hello.arg(match protocol {
+            Protocol::Resp2 => 2,
+            Protocol::Resp3 => 3,
+        });
+        hello
+    }
+
+    /// Reads the reply. What is not understood counts as not said.
+    pub(super) fn read(answer: &Value) -> Hello {
+        Hello { is_cluster: field(answer, "mode").map(|mode| mode == "cluster") }
+    }
+
+    /// Returns which keys are the fences. A node of a cluster refuses a script whose keys are of several hash slots, also
+    /// when it is used as a single server; one that does not say what it is may be one.
+    pub(super) fn fences(&self, options: &Options) -> Fences {
+        match self.is_cluster {
+            Some(false) if !options.is_cluster => Fences::of_prefix(&options.prefix),
+            _ => Fences::OfLock,
+        }
+    }
+}
+
+/// Returns a field of the reply: a map in the new protocol, names and values in turn in the old one.
+fn field<'a>(answer: &'a Value, name: &str) -> Option<&'a str> {
+    match answer {
+        Value::Map(fields) => fields.iter().find(|(key, _)| text(key) == Some(name)).and_then(|(_, value)| text(value)),
+        Value::Array(parts) => {
+            parts.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name)).and_then(|pair| text(&pair[1]))
+        }
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(text).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn a_node_of_a_cluster_says_so_in_both_protocols() {
+        for (mode, is_cluster) in [("standalone", false), ("cluster", true), ("sentinel", false)] {
+            let map = Value::Map(vec![(word("server"), word("redis")), (word("mode"), word(mode))]);
+            let list = Value::Array(vec![word("proto"), Value::Int(2), word("mode"), word(mode)]);
+            for answer in [map, list] {
+                assert_eq!(Hello::read(&answer).is_cluster, Some(is_cluster), "{answer:?}");
+            }
+        }
+        for answer in [Value::Nil, Value::Okay, Value::Array(vec![word("mode")]), Value::Map(Vec::new())] {
+            assert_eq!(Hello::read(&answer), Hello::default(), "{answer:?}");
+        }
+    }
+}
