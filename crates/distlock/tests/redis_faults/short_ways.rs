@@ -207,12 +207,16 @@ fn outcome(reply: &Reply) -> String {
     }
 }
 
-fn request(dice: &mut Dice, number: u64, modes: &[&str]) -> Request {
+/// A request; a plain one for most of the runs.
+fn request(dice: &mut Dice, number: u64, is_plain: bool) -> Request {
     let attempt = format!("{:024x}{number:08x}", dice.roll(1 << 20) as u64);
-    let mode = dice.pick(modes);
-    let (heartbeat, delay) = (dice.pick(&["10000", "10000", "30000", "0"]), dice.pick(&["0", "0", "0", "500"]));
+    let modes: &[&str] = if is_plain { &["x"] } else { &["x", "x", "s", "r61"] };
+    let delays: &[&str] = if is_plain { &["0"] } else { &["0", "0", "0", "500"] };
+    let channels = if is_plain { &CHANNELS[..3] } else { &CHANNELS };
+    let (mode, delay) = (dice.pick(modes), dice.pick(delays));
+    let heartbeat = dice.pick(&["10000", "10000", "20000", "30000", "0"]);
     let (flags, lease_ms) = (format!("{mode} {heartbeat} {delay}"), 10_000 + 500 * number);
-    Request { lock: dice.pick(&LOCKS), attempt, channel: dice.pick(&CHANNELS), flags, lease_ms }
+    Request { lock: dice.pick(&LOCKS), attempt, channel: dice.pick(channels), flags, lease_ms }
 }
 
 /// Does the same to both servers that happens to them without us.
@@ -225,12 +229,15 @@ fn disturb(dice: &mut Dice, sides: &mut [Side; 2]) {
     let first = place.array().first().map(ToString::to_string).unwrap_or_default();
     let (hour, days) = (ahead(3600), ahead(300_000));
     let silent = "10000 1000000000000 aaaa 0 x {\"owner\":\"silent\"}";
-    let command: Vec<&str> = match dice.roll(8) {
+    let is_odd = !matches!(sides[0].command(&["GET", &fence]).to_string().get(..1), Some("" | "1") | None);
+    let is_odd = is_odd || sides[0].command(&["GET", lock]).to_string() == "film";
+    let command: Vec<&str> = match dice.roll(9) {
+        _ if is_odd => vec!["DEL", &fence, lock],
         0 => vec!["DEL", lock],
         1 => vec!["SET", lock, "film", "NX"],
         2 => vec!["SET", &fence, &hour],
         3 => vec!["SET", &fence, &days],
-        4 => vec!["SET", &fence, "1763000!film!!!!"],
+        4 => vec!["SET", &fence, "9film film film!"],
         5 => vec!["DEL", &fence],
         _ if first.is_empty() => vec!["DEL", lock],
         6 => vec!["HSET", &waiters, &first, silent],
@@ -239,34 +246,45 @@ fn disturb(dice: &mut Dice, sides: &mut [Side; 2]) {
     sides.iter_mut().for_each(|side| drop(side.command(&command)));
 }
 
+/// Takes up to `count` claims to release: most often those that hold a lock.
+fn take_some(dice: &mut Dice, side: &mut Side, claims: &mut Vec<Request>, count: usize) -> Vec<Request> {
+    let values = LOCKS.map(|lock| side.command(&["GET", lock]).to_string());
+    let mut taken = Vec::new();
+    for _ in 0..count.min(claims.len()) {
+        let value = dice.pick(&[&values[0], &values[1]]);
+        let holder = claims.iter().position(|claim| value.starts_with(&claim.attempt)).filter(|_| dice.roll(4) > 0);
+        let place = holder.unwrap_or_else(|| dice.roll(claims.len()));
+        taken.push(claims.remove(place));
+    }
+    taken
+}
+
 #[tokio::test]
 async fn random_requests_end_on_the_short_ways_as_on_the_full_ones() {
     let mut sides = [Side::start(true), Side::start(false)];
     let mut handed = 0;
     for run in 0..RUNS {
-        let modes: &[&str] = if run % 3 == 0 { &["x", "x", "s", "r61"] } else { &["x"] };
         let (mut dice, mut claims) = (Dice(run), Vec::<Request>::new());
         sides.iter_mut().for_each(|side| drop(side.command(&["FLUSHALL"])));
         for step in 0..STEPS {
             // The scripts compare times of whole milliseconds.
             std::thread::sleep(Duration::from_millis(2));
             let count = dice.pick(&[1, 1, 1, 2, 3]);
-            let said: Vec<Vec<String>> = match dice.roll(12) {
+            let said: Vec<Vec<String>> = match dice.roll(16) {
                 0 => {
                     disturb(&mut dice, &mut sides);
                     Vec::new()
                 }
-                1..6 if !claims.is_empty() => {
-                    let most = count.min(claims.len());
-                    let ended: Vec<Request> = (0..most).map(|_| claims.remove(dice.roll(claims.len()))).collect();
+                1..8 if !claims.is_empty() => {
+                    let ended = take_some(&mut dice, &mut sides[0], &mut claims, count);
                     sides.iter_mut().map(|side| side.release(&ended)).collect()
                 }
-                6 if !claims.is_empty() => {
+                8 if !claims.is_empty() => {
                     let again = [claims[dice.roll(claims.len())].clone()];
                     sides.iter_mut().map(|side| side.claim(&again)).collect()
                 }
                 _ => {
-                    let mut new: Vec<_> = (0..count as u64).map(|i| request(&mut dice, step * 8 + i, modes)).collect();
+                    let mut new: Vec<_> = (0..count as u64).map(|i| request(&mut dice, step * 8 + i, run % 3 != 0)).collect();
                     let channel = new[0].channel;
                     new.iter_mut().for_each(|request| request.channel = channel);
                     claims.extend(new.iter().cloned());
