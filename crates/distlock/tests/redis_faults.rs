@@ -22,6 +22,8 @@ mod links;
 #[path = "redis_faults/log.rs"]
 mod log;
 mod log_kit;
+#[path = "redis_faults/natives.rs"]
+mod natives;
 #[path = "redis_faults/partition.rs"]
 mod partition;
 #[path = "redis_faults/queue.rs"]

@@ -11,6 +11,7 @@ use crate::engines::redis::error::{Stage, classify};
 use crate::engines::redis::protocol::names::HISTORY_SUFFIX;
 use crate::engines::redis::protocol::script::read_time;
 use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -44,6 +45,8 @@ pub(in crate::engines) struct Facts {
     pub(super) info: Option<HashMap<String, String>>,
     /// What CONFIG GET says; `None` without the right to ask.
     pub(super) config: Option<HashMap<String, String>>,
+    /// The native commands that are used.
+    pub(super) natives: Natives,
     /// Whether it takes commands without a log-in.
     pub(super) is_open: bool,
     /// What it refuses to do for us, each with the reason.
@@ -79,6 +82,7 @@ impl Facts {
             facts.keep_time(connection).await?;
             facts.read_itself(connection).await?;
             facts.try_rights(connection, options, lock, history).await?;
+            facts.natives = Natives::find(connection, &options.prefix).await.map_err(|error| failed(&error))?;
             Ok(facts)
         });
         let mut facts = facts.await?;

@@ -62,6 +62,7 @@ pub(in crate::engines) fn check(facts: &Facts, expected: &Expectations, findings
     findings.round_trips(&facts.round_trips, expected.ttl, PING_TIMEOUT);
     clock(facts, findings);
     rights(facts, expected, findings);
+    natives(facts, findings);
     findings.encryption(expected.encrypted);
     exposure(facts, findings);
     if facts.info.is_none() {
@@ -242,6 +243,14 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
     let why = "any client that reaches it can take, break and delete every lock";
     let fix = "set a password or users with rights of their own (docs/backends/redis.md), or bind to fewer addresses";
     findings.not_safe("password", format!("none, and it listens on {where_to}"), why, fix);
+}
+
+fn natives(facts: &Facts, findings: &mut Findings<'_>) {
+    let found = match facts.natives.compare_and_delete {
+        Some(command) => format!("{} releases locks", command.name()),
+        None => "none: scripts release locks".into(),
+    };
+    findings.fine("native commands", found);
 }
 
 fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {

@@ -13,6 +13,7 @@ use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::batcher::Batcher;
+use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::types::clock::Moment;
@@ -38,6 +39,8 @@ pub(in crate::engines) struct Connection {
     pub(super) dialect: Dialect,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
+    /// The native commands that may be sent instead of scripts.
+    pub(in crate::engines) natives: Natives,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
     run_id: OnceCell<String>,
 }
@@ -60,6 +63,7 @@ impl Connection {
         server_clock: Arc<ServerClock>,
         waiting: Option<Arc<Waiting>>,
         listening: Listening,
+        natives: Natives,
     ) -> Connection {
         Connection {
             id: nonce(),
@@ -75,6 +79,7 @@ impl Connection {
             dialect: options.dialect(),
             guard: options.guard.clone(),
             batcher: Batcher::default(),
+            natives,
             run_id: OnceCell::new(),
         }
     }

@@ -10,6 +10,7 @@ pub(in crate::engines) mod hash_slot;
 pub(in crate::engines) mod join_all;
 pub(in crate::engines) mod link;
 mod link_state;
+pub(in crate::engines) mod natives;
 mod open;
 pub(in crate::engines) mod options;
 pub(in crate::engines) mod renewals;

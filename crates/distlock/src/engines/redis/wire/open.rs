@@ -13,6 +13,7 @@ use crate::engines::redis::state::restart_guard::Look;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::dial::{Dialer, Driver};
+use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
 use crate::types::clock::Moment;
@@ -69,6 +70,8 @@ async fn open_as(
         }
     };
     let connection = Arc::new(connection);
+    let (place, natives) = (&connection.place, &connection.natives);
+    tracing::debug!(target: "distlock", %place, %natives, "connected to redis");
     Ok((connection.clone(), drive(connection, driver, listening)))
 }
 
@@ -131,8 +134,9 @@ async fn prepare(
             }
         }
     }
+    let natives = Natives::find(&mut multiplexed, &options.prefix).await.map_err(failed)?;
     let (place, server_clock) = (server.place.clone(), server_clock.clone());
-    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening), listener))
+    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening, natives), listener))
 }
 
 /// Refuses a replica, which would refuse every claim: the link then looks for the master.
