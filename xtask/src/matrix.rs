@@ -45,7 +45,9 @@ pub(crate) fn run(wanted: &[&str]) -> bool {
             None => println!("[{number}/{}] skipped: {}: its package cannot be had", chosen.len(), version.name),
         }
     }
-    if let Err(error) = page::write(&rows) {
+    if has_changes() {
+        println!("{} is not written: the tree has changes, so no commit says what was run", page::PATH);
+    } else if let Err(error) = page::write(&rows) {
         eprintln!("{} cannot be written: {error}", page::PATH);
         return false;
     }
@@ -111,6 +113,12 @@ fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
 fn commit() -> String {
     let head = Cmd::new("git").args(&["rev-parse", "--short=10", "HEAD"]).read();
     head.map_or_else(|| "unknown".into(), |text| text.trim().to_owned())
+}
+
+/// Returns whether files other than documentation differ from the commit.
+fn has_changes() -> bool {
+    let status = Cmd::new("git").args(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]).read();
+    status.is_none_or(|changes| !changes.trim().is_empty())
 }
 
 /// Returns the day as year-month-day.
