@@ -35,6 +35,8 @@ mod reach_queue_kit;
 mod redis_faults_kit;
 #[path = "redis_faults/reference.rs"]
 mod reference;
+#[path = "redis_faults/refusals.rs"]
+mod refusals;
 #[path = "redis_faults/replicas.rs"]
 mod replicas;
 #[path = "redis_faults/rights.rs"]

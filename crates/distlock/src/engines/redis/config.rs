@@ -98,6 +98,7 @@ impl RedisBuilder {
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
             wait_replicas: 0,
             guard: None,
+            needs_info: false,
             wake: AttemptId::random(),
         };
         RedisBuilder { servers, tls: None, tls_server_name: None, restart_guard: false, options }
@@ -205,6 +206,7 @@ impl RedisBuilder {
         }
         if self.restart_guard {
             self.options.guard = Some(Arc::new(RestartGuard::new(prefix)));
+            self.options.needs_info = true;
         }
         if let Some(tls) = &self.tls {
             self.options.encryption = Some(Encryption::new(tls, self.tls_server_name.as_deref())?);

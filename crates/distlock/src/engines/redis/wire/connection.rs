@@ -41,6 +41,8 @@ pub(in crate::engines) struct Connection {
     pub(super) batcher: Batcher,
     /// The native commands that may be sent instead of scripts.
     pub(in crate::engines) natives: Natives,
+    /// Whether scripts may publish.
+    pub(super) publishes: bool,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
     run_id: OnceCell<String>,
 }
@@ -63,7 +65,7 @@ impl Connection {
         server_clock: Arc<ServerClock>,
         waiting: Option<Arc<Waiting>>,
         listening: Listening,
-        natives: Natives,
+        (natives, publishes): (Natives, bool),
     ) -> Connection {
         Connection {
             id: nonce(),
@@ -80,6 +82,7 @@ impl Connection {
             guard: options.guard.clone(),
             batcher: Batcher::default(),
             natives,
+            publishes,
             run_id: OnceCell::new(),
         }
     }
@@ -179,9 +182,9 @@ impl Connection {
         self.run_id.get_or_try_init(ask).await.map(String::as_str)
     }
 
-    /// Whether messages for waiters come in.
+    /// Whether messages for waiters come in: they are listened for, and clients with our rights may send them.
     pub(in crate::engines) fn hears(&self) -> bool {
-        !matches!(self.listening, Listening::No)
+        self.publishes && !matches!(self.listening, Listening::No)
     }
 
     /// Returns when the server has said that it is no master any more.

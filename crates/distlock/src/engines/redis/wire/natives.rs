@@ -46,13 +46,27 @@ pub(in crate::engines) struct Natives {
 }
 
 impl Natives {
-    /// Finds them out by using them on a key behind `prefix`, with a value that no key has. A version would not tell
-    /// whether the user may send them.
+    /// Returns the question which of them the server lists.
+    pub(in crate::engines) fn question() -> Cmd {
+        let mut question = redis::cmd("COMMAND");
+        question.arg("INFO");
+        for candidate in CompareAndDelete::ALL {
+            question.arg(candidate.name());
+        }
+        question
+    }
+
+    /// Finds them out by using those that the reply to [`question`](Natives::question) lists, on a key behind `prefix`,
+    /// with a value that no key has. A version would not tell whether the user may send them.
     ///
     /// # Errors
     /// Those of the connection. Whatever the server refuses it does not have.
-    pub(in crate::engines) async fn find(connection: &mut MultiplexedConnection, prefix: &str) -> RedisResult<Natives> {
-        for candidate in listed(connection).await? {
+    pub(in crate::engines) async fn find(
+        connection: &mut MultiplexedConnection,
+        prefix: &str,
+        listed: RedisResult<Value>,
+    ) -> RedisResult<Natives> {
+        for candidate in candidates(listed) {
             let (key, value) = (format!("{prefix}distlock-natives"), AttemptId::random().to_string());
             let reply = send(connection, &candidate.command(&key, value.as_bytes())).await?;
             if is_carried_out(&reply) {
@@ -71,15 +85,10 @@ impl fmt::Display for Natives {
 
 /// Returns the commands to try: those that the server lists, or all where it does not list commands. So a server
 /// without them does not count refused commands.
-async fn listed(connection: &mut MultiplexedConnection) -> RedisResult<Vec<CompareAndDelete>> {
-    let mut question = redis::cmd("COMMAND");
-    question.arg("INFO");
-    for candidate in CompareAndDelete::ALL {
-        question.arg(candidate.name());
-    }
-    let Ok(Value::Array(found)) = send(connection, &question).await? else { return Ok(CompareAndDelete::ALL.into()) };
+fn candidates(listed: RedisResult<Value>) -> Vec<CompareAndDelete> {
+    let Ok(Value::Array(found)) = listed else { return CompareAndDelete::ALL.into() };
     let is_there = |(_, info): &(CompareAndDelete, Value)| matches!(info, Value::Array(parts) if !parts.is_empty());
-    Ok(CompareAndDelete::ALL.into_iter().zip(found).filter(is_there).map(|(candidate, _)| candidate).collect())
+    CompareAndDelete::ALL.into_iter().zip(found).filter(is_there).map(|(candidate, _)| candidate).collect()
 }
 
 /// Returns whether a reply shows that the server carries the command out. A node of a cluster that does not serve the

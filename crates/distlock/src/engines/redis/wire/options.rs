@@ -46,6 +46,8 @@ pub(in crate::engines) struct Options {
     pub(in crate::engines) wait_replicas: u32,
     /// Holds grants back after the server may have forgotten leases.
     pub(in crate::engines) guard: Option<Arc<RestartGuard>>,
+    /// Whether scripts ask for `INFO`, to notice a restart.
+    pub(in crate::engines) needs_info: bool,
     /// Names the channel for messages to this engine's waiters.
     pub(in crate::engines) wake: AttemptId,
 }

@@ -65,7 +65,7 @@ impl ServerConnections {
     pub(in crate::engines) fn hears(&self, connection: &Connection, names: &Names) -> bool {
         match &self.subscriber {
             None => connection.hears(),
-            Some(subscriber) => subscriber.hears(&names.fence()),
+            Some(subscriber) => connection.publishes && subscriber.hears(&names.fence()),
         }
     }
 
@@ -73,8 +73,21 @@ impl ServerConnections {
     pub(in crate::engines) async fn begin_to_hear(&self, names: &Names) -> bool {
         match &self.subscriber {
             None => false,
+            Some(_) if !self.publishes() => false,
             Some(subscriber) => subscriber.listen(&names.fence()).await,
         }
+    }
+
+    /// Returns whether messages can come in, as far as is known.
+    pub(in crate::engines) fn may_hear(&self) -> bool {
+        match &self.subscriber {
+            None => self.main.now().is_none_or(|connection| connection.hears()),
+            Some(subscriber) => self.publishes() && !subscriber.is_refused(),
+        }
+    }
+
+    fn publishes(&self) -> bool {
+        self.main.now().is_none_or(|connection| connection.publishes)
     }
 
     /// Returns the connection for a release: that of its claim, so that it arrives after the claim; the reserved one
