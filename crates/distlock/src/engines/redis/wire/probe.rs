@@ -46,13 +46,15 @@ impl Probe {
         }
         let refusals: Vec<String> = redis::from_redis_value(refusals).unwrap_or_default();
         let [mute, info] = <[String; 2]>::try_from(refusals).unwrap_or_default();
-        if is_right(&info) {
+        if !info.is_empty() {
             let text = format!("redis: {place} refuses INFO, without which a restart cannot be noticed: {info}");
             return Err(Error::new(ErrorKind::Auth, text));
         }
         let natives = Natives::find(connection, &options.prefix, listed).await;
         let natives = natives.map_err(|error| classify_at(place, &error, Stage::Opening))?;
-        Ok(Probe { identity, mute: is_right(&mute).then_some(mute), natives })
+        // In a cluster other refusals come from nodes that do not serve the slot of the channel.
+        let is_mute = if options.is_cluster { is_right(&mute) } else { !mute.is_empty() };
+        Ok(Probe { identity, mute: is_mute.then_some(mute), natives })
     }
 }
 
@@ -101,13 +103,13 @@ async fn send(
     }
 }
 
-/// Returns whether a refusal is about a right of the user, or about a command that the server does not have. Other
-/// refusals may pass, or come from a node of a cluster that does not serve the channel of the probe.
+/// Returns whether a refusal is about a right of the user, or about a command that the server does not have.
 pub(in crate::engines) fn is_right(refusal: &str) -> bool {
-    // What 7.0 says of a right that a script lacks, and later versions. Commands may also be renamed away.
+    // What 7.0 says of a right that a script lacks, and later versions.
     let of_rights = ["NOPERM", "executing the script can't", "ACL failure in script"];
-    let of_commands = ["nknown command", "Unknown Redis command", "find scripting engine"];
-    of_rights.iter().chain(&of_commands).any(|sign| refusal.contains(sign))
+    // Commands may also be renamed away. Some products put their name between these words.
+    let is_unknown = refusal.contains("nknown") && refusal.contains("command");
+    is_unknown || refusal.contains("find scripting engine") || of_rights.iter().any(|sign| refusal.contains(sign))
 }
 
 /// As [`is_right`], of an error that the server sent.
