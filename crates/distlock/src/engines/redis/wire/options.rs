@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
+use crate::engines::redis::protocol::names::Fences;
 use crate::engines::redis::protocol::script::Dialect;
 use crate::engines::redis::state::restart_guard::RestartGuard;
 use crate::engines::redis::wire::dial::Dialer;
@@ -48,6 +49,8 @@ pub(in crate::engines) struct Options {
     pub(in crate::engines) guard: Option<Arc<RestartGuard>>,
     /// Whether connections give the server the scripts of this engine before they are needed.
     pub(in crate::engines) loads_scripts: bool,
+    /// Whether scripts ask for `INFO`, to notice a restart.
+    pub(in crate::engines) needs_info: bool,
     /// Names the channel for messages to this engine's waiters.
     pub(in crate::engines) wake: AttemptId,
 }
@@ -58,6 +61,15 @@ impl Options {
         match &self.sentinels {
             None => Ok(self.dialer.clone()),
             Some(sentinels) => Ok(Dialer::tcp(&sentinels.master().await?, self.encryption.as_ref())),
+        }
+    }
+
+    /// Returns which keys are the fences on a server that says whether it is part of a cluster. A node of a cluster refuses
+    /// a script whose keys are in different hash slots; one that does not say may be one.
+    pub(in crate::engines) fn fences(&self, is_cluster: Option<bool>) -> Fences {
+        match is_cluster {
+            Some(false) if !self.is_cluster => Fences::of_prefix(&self.prefix),
+            _ => Fences::OfLock,
         }
     }
 
