@@ -34,6 +34,9 @@ pub(crate) struct Core {
     pub(crate) closing: SetOnce<()>,
     /// Set when the keeper has ended, to the locks whose release was not confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
+    /// The keeper's runtime, once the keeper is started.
+    #[cfg(feature = "blocking")]
+    pub(crate) keeper_runtime: std::sync::OnceLock<Handle>,
     /// The process that made the family. A forked child is another process.
     pub(crate) process: Arc<Process>,
 }
@@ -98,6 +101,8 @@ impl Core {
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
+            #[cfg(feature = "blocking")]
+            keeper_runtime: std::sync::OnceLock::new(),
             process: Process::current(),
         }
     }

@@ -11,6 +11,8 @@ pub(crate) mod mode;
 pub(crate) mod options;
 pub(crate) mod owner;
 pub(crate) mod secret;
+#[cfg(feature = "serde")]
+pub(crate) mod serialize;
 pub(crate) mod span;
 pub(crate) mod sync;
 pub(crate) mod ticket;
