@@ -21,7 +21,7 @@ mod verify;
 mod watch;
 
 use clap::error::ErrorKind;
-use distlock::Error;
+use distlock::{Config, Error};
 
 use crate::command_line;
 use crate::engine::{Engine, Settings};
@@ -45,7 +45,13 @@ pub fn main() -> Exit {
     match command_line::parse(words) {
         Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
         Ok(Flags { command: Command::Verify(flags) }) if is_worker => verify::worker::main(flags),
-        Ok(flags) => dispatch(flags.command),
+        Ok(flags) => {
+            // Also without an engine: a typing error may be why there is none.
+            for name in Config::unknown_vars() {
+                Notes::default().say(&Note::UnknownVariable { name });
+            }
+            dispatch(flags.command)
+        }
         Err(error) => refuse(&error),
     }
 }

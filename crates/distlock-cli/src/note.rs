@@ -92,6 +92,11 @@ pub enum Note {
         /// The lock.
         name: String,
     },
+    /// A variable of the environment begins like a setting and is none.
+    UnknownVariable {
+        /// Its name.
+        name: String,
+    },
     /// Something failed.
     Failed {
         /// The error in one line.
@@ -109,6 +114,7 @@ impl Note {
             | Note::Refused { .. }
             | Note::LeftOut { .. }
             | Note::NoHistory { .. }
+            | Note::UnknownVariable { .. }
             | Note::Failed { .. } => Level::Normal,
             _ => Level::Verbose,
         }
@@ -124,7 +130,7 @@ impl Note {
             }
             Note::Started { pid } => json!({"event": "started", "pid": pid}),
             Note::AtRisk { left } => json!({"event": "at_risk", "left_s": seconds(left)}),
-            Note::Lost { reason } => json!({"event": "lost", "reason": reason.to_string()}),
+            Note::Lost { reason } => json!({"event": "lost", "reason": reason.describe()}),
             Note::HeldTooLong { limit } => json!({"event": "held_too_long", "limit_s": seconds(limit)}),
             Note::Stopping { signal, grace } => {
                 json!({"event": "stopping", "signal": signal, "grace_s": seconds(grace)})
@@ -139,6 +145,7 @@ impl Note {
             Note::Released => json!({"event": "released"}),
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
             Note::NoHistory { name } => json!({"event": "no_history", "name": name}),
+            Note::UnknownVariable { name } => json!({"event": "unknown_variable", "name": name}),
             Note::Failed { message } => json!({"event": "failed", "message": message}),
         }
     }
@@ -154,7 +161,7 @@ impl fmt::Display for Note {
             Note::AtRisk { left } => {
                 write!(f, "lock renewals get no answer, the lease ends in {:.1} s", left.as_secs_f64())
             }
-            Note::Lost { reason } => write!(f, "lock lost: {reason}"),
+            Note::Lost { reason } => write!(f, "lock lost: {}", reason.describe()),
             Note::HeldTooLong { limit } => {
                 write!(f, "the lock was held for {:.1} s, as --at-most allows", limit.as_secs_f64())
             }
@@ -189,6 +196,9 @@ impl fmt::Display for Note {
                 f,
                 "{name:?} has no history; clients write one with history=N in their URL, or with DISTLOCK_HISTORY=N"
             ),
+            Note::UnknownVariable { name } => {
+                write!(f, "the variable {name} is no setting and is ignored; `distlock help` lists the settings")
+            }
             Note::Failed { message } => f.write_str(message),
         }
     }

@@ -26,7 +26,8 @@
 //! # Features
 //! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted
 //! connections. `metrics`: counters, gauges and histograms for the `metrics` facade. `spans`: `tracing` spans around
-//! acquiring, holding and renewing.
+//! acquiring, holding and renewing. `blocking`: `Blocking`, the same requests and guards for threads without async.
+//! `serde`: tokens, keys, holders, leaders, reasons, error kinds and listings in serde's formats.
 
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
@@ -61,6 +62,8 @@ mod pages {
 }
 
 pub use api::ask::{AskRequest, Asked};
+#[cfg(feature = "blocking")]
+pub use api::blocking::Blocking;
 pub use api::election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use api::fencing;
 pub use api::guard::{HoldState, LockGuard};

@@ -195,3 +195,43 @@ fn locks_in_memory_work_outside_of_a_runtime_until_a_wait() {
     block_on(guard.unlock()).expect("released");
     block_on(locker.close()).expect("closed");
 }
+
+/// What a URL says wins; the builder has the defaults and what a URL cannot say.
+#[tokio::test]
+async fn a_builder_and_a_url_meet() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counts = seen.clone();
+    let builder = move || {
+        let counts = counts.clone();
+        let observer = move |_: &distlock::Event<'_>| {
+            counts.fetch_add(1, Ordering::SeqCst);
+        };
+        Locker::builder().default_ttl(Duration::from_secs(30)).observer(observer)
+    };
+    for (url, ttl) in [("mem://meets", 30), ("mem://meets?default_ttl=7s", 7), ("mem://meets?ttl=7s", 7)] {
+        let locker = builder().connect(url).await.unwrap();
+        let guard = locker.lock("a").await.unwrap();
+        let left = guard.remaining().unwrap();
+        assert!(left <= Duration::from_secs(ttl) && left > Duration::from_secs(ttl) / 2, "{url}: {left:?}");
+        guard.unlock().await.unwrap();
+    }
+    assert!(seen.load(Ordering::SeqCst) > 0, "the observer was told");
+    let error = Locker::builder().default_ttl(Duration::ZERO).connect("mem://").await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().starts_with("ttl: "), "{error}");
+}
+
+/// A service starts although its engine is away, and locks when the engine is there.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_lazy_locker_waits_for_its_engine() {
+    let mut redis = distlock_testkit::servers::RedisServer::start();
+    redis.kill9();
+    let locker = Locker::builder().connect_lazy(&redis.url()).unwrap();
+    let error = locker.try_lock("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let waiter = tokio::spawn(async move { locker.lock("a").wait(TEST_LIMIT).await.map(drop) });
+    redis.restart(distlock_testkit::servers::Data::Kept);
+    timeout(TEST_LIMIT, waiter).await.expect("it ends").unwrap().expect("granted");
+}

@@ -55,9 +55,15 @@ async fn lock_events_are_logged_with_the_documented_names() {
         ("lock acquired", &[" DEBUG ", "lock.name=invoice:42", "lock.owner=req-7", "lock.token=1", "lock.wait_s="][..]),
         ("lock busy", &["lock.owner=req-8", "owner req-7"]),
         ("lock wait timed out", &[" INFO ", "lock.outcome=\"timeout\"", "lock.wait_s=4"]),
-        ("lock wait failed", &[" WARN ", "lock.name=away", "lock.outcome=\"unavailable\"", "error.kind=Unavailable"]),
-        ("lock renewal failed", &[" WARN ", "error.kind=Unavailable", "lock.ttl_s="]),
-        ("lock lost", &[" ERROR ", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\""]),
+        (
+            "lock wait failed",
+            &[" WARN ", "lock.name=away", "lock.outcome=\"unavailable\"", "error.kind=\"unavailable\""],
+        ),
+        ("lock renewal failed", &[" WARN ", "error.kind=\"unavailable\"", "lock.ttl_s="]),
+        (
+            "lock lost",
+            &[" ERROR ", "lock.outcome=\"lost\"", "lock.held_s=4", "lock.backend=\"memory\"", "lock.reason=\"broken\""],
+        ),
         ("lock forced", &[" WARN ", "reason=\"stuck\""]),
         ("lock released", &["lock.name=other", "lock.outcome=\"released\""]),
     ] {

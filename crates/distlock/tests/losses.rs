@@ -78,7 +78,7 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
     for (token, reason) in reasons {
         assert_eq!(reason, LossReason::Expired, "the clock settles it");
         assert_eq!(told[&token], std::slice::from_ref(&reason), "the reason that observers got for token {token}");
-        assert_eq!(written[&token], Some(reason.to_string()), "the recorded reason of token {token}");
+        assert_eq!(written[&token], Some(reason.describe().to_owned()), "the recorded reason of token {token}");
     }
 }
 

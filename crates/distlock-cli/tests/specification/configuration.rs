@@ -48,6 +48,18 @@ fn an_unknown_scheme_is_named_without_the_rest_of_the_url() {
 }
 
 #[test]
+fn a_variable_that_is_no_setting_is_named_and_the_old_name_of_one_is_none() {
+    let machine = Machine::new();
+    let run = |name: &str| finish(machine.distlock(&["run", "job", "true"]).env(name, "7s"));
+    let done = run("DISTLOCK_TLL");
+    assert_eq!(done.code, 0);
+    assert!(done.stderr.contains("DISTLOCK_TLL") && done.stderr.contains("is ignored"), "{}", done.stderr);
+    for known in ["DISTLOCK_TTL", "DISTLOCK_DEFAULT_TTL", "DISTLOCK_TOKEN"] {
+        assert_eq!((run(known).code, run(known).stderr.as_str()), (0, ""), "{known}");
+    }
+}
+
+#[test]
 fn common_options_may_precede_the_command() {
     let machine = Machine::new();
     let url = format!("file://{}", machine.text("elsewhere"));

@@ -56,7 +56,7 @@ pub async fn the_history_records_every_hold(world: &World) {
     let owners: Vec<_> = entries.iter().map(|entry| &entry.record.owner).collect();
     assert!(owners[..2] == [first.locker.owner(); 2] && owners[2..] == [second.locker.owner(); 2], "{owners:?}");
     let lost = &entries[3];
-    assert_eq!(lost.reason.as_deref(), Some(&*LossReason::MaxHold.to_string()));
+    assert_eq!(lost.reason.as_deref(), Some(LossReason::MaxHold.describe()));
     assert!(lost.took_ms.is_some_and(|held| held >= 140), "{lost:?}");
     assert_eq!(lost.record.label.as_deref(), Some("the second"));
     assert_eq!(*lost.record.process, *Process::current());

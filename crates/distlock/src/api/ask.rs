@@ -33,6 +33,7 @@ pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the question.
+#[derive(Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct AskRequest {
     locker: Locker,

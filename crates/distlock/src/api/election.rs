@@ -29,6 +29,7 @@ use crate::types::token::FencingToken;
 /// leadership.resign().await?;
 /// # Ok(()) }
 /// ```
+#[derive(Debug)]
 pub struct Election {
     locker: Locker,
     /// An invalid name is refused at each use.
@@ -37,6 +38,7 @@ pub struct Election {
 
 /// The current leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Leader {
     /// The value that the leader published.
@@ -61,27 +63,14 @@ impl Election {
         CampaignRequest(request.label(value))
     }
 
-    /// Runs `work` as the leader. When the leadership is lost, the work is dropped at its next await, and started
-    /// again when the election is won again. When the work completes, the leader resigns.
-    ///
-    /// # Errors
-    /// The error of the campaign or of the resignation. A loss of leadership while the work runs is not an error: the
-    /// election is re-entered.
-    ///
-    /// # Cancel safety
-    /// Dropping the future drops the work and gives up the leadership.
-    pub async fn lead<T>(&self, value: &str, mut work: impl AsyncFnMut(&Leadership) -> T) -> Result<T> {
-        loop {
-            let leadership = self.campaign(value).await?;
-            match leadership.guard.run(work(&leadership)).await {
-                Ok(done) => {
-                    leadership.resign().await?;
-                    return Ok(done);
-                }
-                Err(lost) if lost.kind() == ErrorKind::Lost => {}
-                Err(error) => return Err(error),
-            }
-        }
+    /// Runs `work` as the leader, again after each loss: short for `campaign(value).lead(work)`, see
+    /// [`CampaignRequest::lead`].
+    pub fn lead<T, V, W>(&self, value: V, work: W) -> impl Future<Output = Result<T>> + use<T, V, W>
+    where
+        V: Into<Arc<str>>,
+        W: AsyncFnMut(&Leadership) -> T,
+    {
+        self.campaign(value).lead(work)
     }
 
     /// Returns the current leader; `None` if there is none.
@@ -101,6 +90,13 @@ impl Election {
 
     fn key(&self) -> Result<Key> {
         self.key.clone().map_err(|(kind, message)| Error::new(kind, message))
+    }
+}
+
+/// The clone is the same candidate.
+impl Clone for Election {
+    fn clone(&self) -> Self {
+        Election { locker: self.locker.same_owner(), key: self.key.clone() }
     }
 }
 
@@ -129,6 +125,7 @@ impl Leader {
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the candidacy, or gives up the leadership if it was just won.
+#[derive(Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct CampaignRequest(LockRequest);
 
@@ -152,6 +149,62 @@ impl CampaignRequest {
     /// Sets the time without an election after the leadership was lost, as [`LockRequest::lock_delay`].
     pub fn lock_delay(self, delay: Duration) -> Self {
         CampaignRequest(self.0.lock_delay(delay))
+    }
+
+    /// Makes the candidate an owner of its own, as [`LockRequest::as_new_owner`].
+    pub fn as_new_owner(self) -> Self {
+        CampaignRequest(self.0.as_new_owner())
+    }
+
+    /// Sets the metrics label, as [`LockRequest::group`].
+    #[cfg(feature = "metrics")]
+    pub fn group(self, group: &'static str) -> Self {
+        CampaignRequest(self.0.group(group))
+    }
+
+    /// Runs `work` as the leader. When the leadership is lost, the work is dropped at its next await, and started
+    /// again when the election is won again. When the work completes, the leader resigns.
+    ///
+    /// The future owns what it needs, so it can be spawned. `async move` moves what the work captures into it, which
+    /// a spawned task needs:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::sync::atomic::{AtomicU64, Ordering};
+    /// # use std::time::Duration;
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locker = Locker::connect("mem://").await?;
+    /// let term = Arc::new(AtomicU64::new(0));
+    ///
+    /// let seen = term.clone();
+    /// let campaign = locker.election("scheduler").campaign("node-7").ttl(Duration::from_secs(5));
+    /// let leading = tokio::spawn(campaign.lead(async move |leadership| {
+    ///     seen.store(leadership.guard().fencing_token().get(), Ordering::Relaxed);
+    /// }));
+    /// leading.await??;
+    /// assert!(term.load(Ordering::Relaxed) > 0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of the campaign or of the resignation. A loss of leadership while the work runs is not an error: the
+    /// election is re-entered.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work and gives up the leadership.
+    pub async fn lead<T>(self, mut work: impl AsyncFnMut(&Leadership) -> T) -> Result<T> {
+        loop {
+            let leadership = Leadership { guard: self.0.repeat().await? };
+            match leadership.guard.run(work(&leadership)).await {
+                Ok(done) => {
+                    leadership.resign().await?;
+                    return Ok(done);
+                }
+                Err(lost) if lost.kind() == ErrorKind::Lost => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -199,6 +252,7 @@ impl Leadership {
 }
 
 /// Observes the leader; made by [`Election::observe`].
+#[derive(Debug)]
 pub struct Leaders<'a> {
     election: &'a Election,
     interval: Duration,

@@ -50,6 +50,7 @@ pub struct LockGuard {
 
 /// The state of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum HoldState {
     /// The lease is valid.
@@ -58,6 +59,25 @@ pub enum HoldState {
     AtRisk,
     /// The lock is lost. This is final.
     Lost,
+}
+
+impl HoldState {
+    /// Returns the word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            HoldState::Held => "held",
+            HoldState::AtRisk => "at_risk",
+            HoldState::Lost => "lost",
+        }
+    }
+}
+
+/// Writes [`HoldState::as_str`].
+impl fmt::Display for HoldState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 impl LockGuard {
@@ -178,6 +198,27 @@ impl LockGuard {
             work.as_mut().poll(context).map(Ok)
         })
         .await
+    }
+
+    /// Runs fallible `work` while the lock is held, like [`run`](LockGuard::run), with one error for both: the work's own,
+    /// or the loss of the lock turned into it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locker = distlock::Locker::connect("mem://").await?;
+    /// let guard = locker.lock("invoice:42").await?;
+    /// let number = guard.try_run::<_, Box<dyn std::error::Error>>(async { Ok("42".parse::<u32>()?) }).await?;
+    /// # assert_eq!(number, 42);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of the work; of a loss, [`Error`] of kind `Lost`, converted.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work and nothing else.
+    pub async fn try_run<T, E: From<Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.run(work).await?
     }
 
     /// Returns a file descriptor that keeps the lock while any copy of it is open, for a child process to inherit;

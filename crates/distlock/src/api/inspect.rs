@@ -1,6 +1,7 @@
 //! Inspection of locks: holders, waiters, history, and force release.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::types::token::FencingToken;
 pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Inspects locks; made by [`Locker::inspect`](crate::Locker::inspect).
+#[derive(Clone)]
 pub struct Inspect {
     family: Arc<Family>,
     /// The owner that inspects and force-releases.
@@ -116,6 +118,12 @@ impl Inspect {
     }
 }
 
+impl fmt::Debug for Inspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inspect").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
 /// A change of a lock that a [`Watch`] returns.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -127,6 +135,7 @@ pub enum Change {
 }
 
 /// Watches locks; made by [`Inspect::watch`].
+#[derive(Debug)]
 pub struct Watch {
     inspect: Inspect,
     prefix: String,

@@ -31,13 +31,16 @@ use crate::types::ticket::HoldTicket;
 ///
 /// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend with one
 /// another. Sharing one handle by reference or [`Arc`] shares the owner: locking a key that the owner holds already
-/// is an error of kind `AlreadyHeld`, or a re-entry with `.reentrant()`.
+/// is an error of kind `AlreadyHeld`, or a re-entry with `.reentrant()`. A service whose requests share one handle
+/// makes each its own owner with [`as_new_owner`](LockRequest::as_new_owner) or, for all of them, with
+/// [`owner_per_request`](LockerBuilder::owner_per_request).
 ///
 /// When the last clone and the last guard are dropped, all remaining holds are released in the background.
 /// [`close`](Locker::close) does the same and waits for the releases.
 pub struct Locker {
     family: Arc<Family>,
     owner: OwnerId,
+    owners: Owners,
     options: Options,
 }
 
@@ -58,6 +61,7 @@ impl Locker {
             drift: DEFAULT_DRIFT,
             observer: None,
             history: 0,
+            owners: Owners::Handle,
         }
     }
 
@@ -69,7 +73,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
+        LockRequest::new(self.family.clone(), checked(key), self.requester(), self.options.clone())
     }
 
     /// Requests a lock once, without waiting: `None` if another owner holds it, an error only for a failure.
@@ -78,7 +82,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.options.clone())
+        TryLockRequest::new(self.family.clone(), checked(key), self.requester(), self.options.clone())
     }
 
     /// Requests a shared lock: readers share it, writers exclude them. A reader behind a waiting writer waits.
@@ -90,7 +94,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        LockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+        LockRequest::new(self.family.clone(), checked(key), self.requester(), self.in_mode(Mode::Shared))
     }
 
     /// Requests a shared lock once: `None` if a writer holds it or waits for it.
@@ -99,7 +103,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        TryLockRequest::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Shared))
+        TryLockRequest::new(self.family.clone(), checked(key), self.requester(), self.in_mode(Mode::Shared))
     }
 
     /// Requests an exclusive lock: an alias of [`lock`](Locker::lock), to go with [`read`](Locker::read).
@@ -129,7 +133,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        Semaphore::new(self.family.clone(), checked(key), self.owner.clone(), self.in_mode(Mode::Slot { of: slots }))
+        Semaphore::new(self.family.clone(), checked(key), self.requester(), self.in_mode(Mode::Slot { of: slots }))
     }
 
     /// Requests several locks, all or nothing, in a deadlock-free order.
@@ -138,7 +142,7 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        LockAllRequest::new(self.family.clone(), keys, self.owner.clone(), self.options.clone())
+        LockAllRequest::new(self.family.clone(), keys, self.requester(), self.options.clone())
     }
 
     /// Returns an election: the holder of the lock of that name is the leader.
@@ -178,8 +182,16 @@ impl Locker {
         AskRequest::new(self.clone(), checked(key), reason.into())
     }
 
-    fn same_owner(&self) -> Locker {
-        Locker { family: self.family.clone(), owner: self.owner.clone(), options: self.options.clone() }
+    pub(crate) fn same_owner(&self) -> Locker {
+        Locker { owner: self.owner.clone(), ..self.clone() }
+    }
+
+    /// Returns the owner of the next request.
+    fn requester(&self) -> OwnerId {
+        match self.owners {
+            Owners::Handle => self.owner.clone(),
+            Owners::Request => OwnerId::random(),
+        }
     }
 
     pub(crate) async fn pause(&self, time: Duration) -> Result<()> {
@@ -214,6 +226,14 @@ impl Locker {
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.family.backend.capabilities()
+    }
+
+    /// Returns the keeper's runtime, while the keeper runs.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn keeper_runtime(&self) -> Result<tokio::runtime::Handle> {
+        self.family.check_process()?;
+        let runtime = self.family.keeper_runtime.get().filter(|_| self.family.closed.get().is_none());
+        runtime.cloned().ok_or_else(Error::closed)
     }
 
     /// Returns once the engine can be used.
@@ -252,7 +272,8 @@ where
 impl Clone for Locker {
     /// Returns a **new owner** over the same connections.
     fn clone(&self) -> Self {
-        Locker { family: self.family.clone(), owner: OwnerId::random(), options: self.options.clone() }
+        let (owner, owners) = (OwnerId::random(), self.owners);
+        Locker { family: self.family.clone(), owner, owners, options: self.options.clone() }
     }
 }
 
@@ -265,11 +286,30 @@ impl fmt::Debug for Locker {
 /// A builder of a [`Locker`] with other defaults.
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockerBuilder {
-    options: Options,
+    pub(crate) options: Options,
+    pub(crate) history: u32,
     clock: Clock,
     drift: f64,
     observer: Option<Arc<dyn Observer>>,
-    history: u32,
+    owners: Owners,
+}
+
+/// Who the owner of a request is that does not name one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owners {
+    /// The handle.
+    Handle,
+    /// The request itself.
+    Request,
+}
+
+impl fmt::Debug for LockerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LockerBuilder { options, history, drift, owners, .. } = self;
+        let mut out = f.debug_struct("LockerBuilder");
+        out.field("options", options).field("history", history).field("clock_drift", drift).field("owners", owners);
+        out.finish_non_exhaustive()
+    }
 }
 
 impl LockerBuilder {
@@ -341,6 +381,26 @@ impl LockerBuilder {
         self
     }
 
+    /// Makes every request an owner of its own unless it names an [`owner`](LockRequest::owner), as if each called
+    /// [`as_new_owner`](LockRequest::as_new_owner). Default: all requests of a handle have the handle's owner.
+    ///
+    /// For services whose requests share one handle, such as the state of a web server: they contend with each other
+    /// instead of failing with kind `AlreadyHeld`. A hold is then unlocked through its guard, and re-entry needs an
+    /// owner that is named.
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let locker = Locker::builder().owner_per_request().connect("mem://per-request").await?;
+    /// let first = locker.lock("order:7").await?;
+    /// assert!(locker.try_lock("order:7").await?.is_none());
+    /// # first.unlock().await }
+    /// ```
+    pub fn owner_per_request(mut self) -> Self {
+        self.owners = Owners::Request;
+        self
+    }
+
     /// Returns a locker over `backend`.
     ///
     /// # Errors
@@ -351,7 +411,7 @@ impl LockerBuilder {
     }
 
     pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
-        self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
+        self.check_defaults()?;
         let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
         let reporter = Reporter::new(backend.name(), self.observer, pace)?;
         let history = (self.history > 0).then(|| HistoryWriter::new(self.history));
@@ -360,7 +420,12 @@ impl LockerBuilder {
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
         }
         let family = keeper::start(Core::new(backend, self.clock, self.drift, reporter, history))?;
-        Ok(Locker { family, owner: OwnerId::random(), options: self.options })
+        Ok(Locker { family, owner: OwnerId::random(), owners: self.owners, options: self.options })
+    }
+
+    /// Refuses defaults that are invalid.
+    pub(crate) fn check_defaults(&self) -> Result<()> {
+        self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))
     }
 
     fn check(&self) -> Result<()> {

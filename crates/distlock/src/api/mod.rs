@@ -1,6 +1,8 @@
 //! What users call.
 
 pub(crate) mod ask;
+#[cfg(feature = "blocking")]
+pub(crate) mod blocking;
 pub(crate) mod election;
 pub mod fencing;
 pub(crate) mod guard;

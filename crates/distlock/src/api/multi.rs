@@ -119,6 +119,14 @@ fn in_order(keys: Vec<Key>) -> Result<BTreeSet<Key>> {
     if ordered.is_empty() { Err(Error::invalid("keys", "there are none")) } else { Ok(ordered) }
 }
 
+impl fmt::Debug for LockAllRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LockAllRequest { keys, owner, options, .. } = self;
+        let mut out = f.debug_struct("LockAllRequest");
+        out.field("keys", keys).field("owner", owner).field("options", options).finish_non_exhaustive()
+    }
+}
+
 impl IntoFuture for LockAllRequest {
     type Output = Result<MultiGuard>;
     type IntoFuture = RequestFuture<MultiGuard>;
@@ -200,6 +208,17 @@ impl MultiGuard {
             work.as_mut().poll(context).map(Ok)
         })
         .await
+    }
+
+    /// Runs fallible `work` while all locks are held, with one error for both, as [`LockGuard::try_run`].
+    ///
+    /// # Errors
+    /// The error of the work; of a loss, [`Error`] of kind `Lost`, converted.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work and nothing else.
+    pub async fn try_run<T, E: From<Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.run(work).await?
     }
 
     /// Releases all locks, the last one first, and confirms it.

@@ -1,5 +1,6 @@
 //! Requests: builders that are awaited.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,6 +33,13 @@ impl RequestParts {
         RequestParts { family, key, owner: Ok(owner), options }
     }
 
+    /// Returns the same request once more.
+    fn repeat(&self) -> Self {
+        let key = self.key.as_ref().map(Key::clone).map_err(Error::duplicate);
+        let owner = self.owner.as_ref().map(OwnerId::clone).map_err(Error::duplicate);
+        RequestParts { family: self.family.clone(), key, owner, options: self.options.clone() }
+    }
+
     /// Acquires the lock; `finish` turns the guard, if there is one, into the caller's result. An `async fn` would have room
     /// for the parts twice.
     fn acquire<T>(self, finish: fn(Option<LockGuard>) -> Result<T>) -> impl Future<Output = Result<T>> + Send {
@@ -43,6 +51,17 @@ impl RequestParts {
             let hold = acquire(&family, key, owner, &options).await?;
             finish(hold.map(|hold| LockGuard::new(family, hold)))
         }
+    }
+}
+
+impl fmt::Debug for RequestParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RequestParts { key, owner, options, .. } = self;
+        f.debug_struct("Request")
+            .field("key", key)
+            .field("owner", owner)
+            .field("options", options)
+            .finish_non_exhaustive()
     }
 }
 
@@ -65,6 +84,26 @@ macro_rules! common_options {
         /// The locker's owner: each clone has its own.
         pub fn owner(mut self, id: impl AsRef<str>) -> Self {
             self.0.owner = OwnerId::new(id);
+            self
+        }
+
+        /// Makes this request an owner of its own, as if it were made with a clone of the locker: it contends with other
+        /// requests of the same handle instead of failing with kind `AlreadyHeld`.
+        ///
+        /// For services that share one handle between their requests or tasks. Such a hold is unlocked through its guard;
+        /// [`Locker::unlock`](crate::Locker::unlock) by name needs an [`owner`](Self::owner) that the caller knows.
+        ///
+        /// ```
+        /// # use distlock::Locker;
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+        /// let locker = Locker::connect("mem://new-owner").await?;
+        /// let first = locker.try_lock("order:7").as_new_owner().await?;
+        /// let second = locker.try_lock("order:7").as_new_owner().await?;
+        /// assert!(first.is_some() && second.is_none()); // without `as_new_owner`: an error of kind AlreadyHeld
+        /// # Ok(()) }
+        /// ```
+        pub fn as_new_owner(mut self) -> Self {
+            self.0.owner = Ok(OwnerId::random());
             self
         }
 
@@ -138,12 +177,18 @@ macro_rules! common_options {
 ///
 /// # Cancel safety
 /// Dropping the future at any point withdraws the claim from the queue, or releases the lock if it was just granted.
+#[derive(Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct LockRequest(RequestParts);
 
 impl LockRequest {
     pub(crate) fn new(family: Arc<Family>, key: Result<Key>, owner: OwnerId, options: Options) -> Self {
         LockRequest(RequestParts::new(family, key, owner, options))
+    }
+
+    /// Returns the same request once more.
+    pub(crate) fn repeat(&self) -> Self {
+        LockRequest(self.0.repeat())
     }
 
     common_options!();
@@ -194,6 +239,7 @@ impl IntoFuture for LockRequest {
 ///
 /// # Cancel safety
 /// Dropping the future at any point releases the lock if it was just granted.
+#[derive(Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct TryLockRequest(RequestParts);
 
@@ -260,6 +306,13 @@ impl UnlockRequest {
             // Between the two lookups the keeper found it lost, or another task unlocked it.
             Left::Gone => Err(Error::new(ErrorKind::NotHeld, "it has just ended").with_key(&key)),
         }
+    }
+}
+
+impl fmt::Debug for UnlockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UnlockRequest { key, owner, .. } = self;
+        f.debug_struct("UnlockRequest").field("key", key).field("owner", owner).finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Counting semaphores.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::api::request::{LockRequest, TryLockRequest};
@@ -31,6 +32,14 @@ pub struct Semaphore {
     key: std::result::Result<Key, (ErrorKind, String)>,
     owner: OwnerId,
     options: Options,
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Semaphore { key, owner, options, .. } = self;
+        let mut out = f.debug_struct("Semaphore");
+        out.field("key", key).field("owner", owner).field("mode", &options.mode).finish_non_exhaustive()
+    }
 }
 
 impl Semaphore {

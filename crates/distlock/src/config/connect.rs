@@ -1,6 +1,6 @@
 //! From a URL or a configuration to a locker, and to an examination of its engine.
 
-use crate::api::locker::Locker;
+use crate::api::locker::{Locker, LockerBuilder};
 use crate::config::fields::Config;
 use crate::config::settings::Settings;
 use crate::core::family::check_runtime;
@@ -26,16 +26,111 @@ impl Locker {
     /// # Errors
     /// As [`connect`](Locker::connect), naming the invalid field.
     pub async fn from_config(config: &Config) -> Result<Locker> {
-        let settings = config.validate()?;
+        Locker::builder().from_config(config).await
+    }
+}
+
+#[cfg(feature = "blocking")]
+impl crate::api::blocking::Blocking {
+    /// Returns a locker on the engine that `url` names, as [`Locker::connect`], and blocks the thread until it is
+    /// connected.
+    ///
+    /// # Errors
+    /// As [`Locker::connect`]; kind `Config` inside a tokio runtime.
+    pub fn connect(url: &str) -> Result<Self> {
+        Self::build(Locker::builder(), url)
+    }
+
+    /// Returns the locker of `builder` on the engine that `url` names, as [`LockerBuilder::connect`].
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn build(builder: LockerBuilder, url: &str) -> Result<Self> {
+        crate::api::blocking::refuse_runtime()?;
+        let settings = builder.settings(&Config::from_url(url)?)?;
+        let locker = Self::of(builder.open(&settings)?);
+        locker.wait(locker.ready())?;
+        Ok(locker)
+    }
+}
+
+impl LockerBuilder {
+    /// Returns a locker on the engine that `url` names, as [`Locker::connect`], with what was set here.
+    ///
+    /// What the URL says wins: the builder's TTL and history are the defaults of a URL without them.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use distlock::{Event, Locker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let locker = Locker::builder()
+    ///     .default_ttl(Duration::from_secs(30))
+    ///     .observer(|event: &Event<'_>| println!("{event:?}"))
+    ///     .connect("mem://")
+    ///     .await?;
+    /// # locker.lock("a").await?.unlock().await }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locker::connect`].
+    pub async fn connect(self, url: &str) -> Result<Locker> {
+        self.from_config(&Config::from_url(url)?).await
+    }
+
+    /// Returns a locker on the engine that `config` names, as [`Locker::from_config`], with what was set here.
+    ///
+    /// What the configuration says wins: TTL, retry interval, number of retries and history of the builder are the
+    /// defaults of a configuration without them.
+    ///
+    /// # Errors
+    /// As [`Locker::from_config`].
+    // The receiver is a builder that is used up.
+    #[allow(clippy::wrong_self_convention)]
+    pub async fn from_config(self, config: &Config) -> Result<Locker> {
+        let settings = self.settings(config)?;
         check_place(&settings)?;
-        let locker = Locker::builder()
-            .default_ttl(settings.engine.default_ttl)
-            .retry_interval(settings.retry_interval)
-            .max_retries(settings.max_retries)
-            .history(settings.engine.history)
-            .build_boxed(settings.address.open(&settings.engine)?)?;
+        let locker = self.open(&settings)?;
         locker.ready().await?;
         Ok(locker)
+    }
+
+    /// Returns a locker on the engine that `url` names without waiting for the engine: for services that must start
+    /// before their engine is there. Requests find out whether it can be reached, and wait for it as they do after an
+    /// outage; a wrong password shows then, too.
+    ///
+    /// ```no_run
+    /// # async fn start() -> distlock::Result<()> {
+    /// let locker = distlock::Locker::builder().connect_lazy("redis://127.0.0.1/")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locker::connect`], except that an engine that cannot be reached is no error yet.
+    pub fn connect_lazy(self, url: &str) -> Result<Locker> {
+        let settings = self.settings(&Config::from_url(url)?)?;
+        check_place(&settings)?;
+        self.open(&settings)
+    }
+
+    /// Checks `config`, with the builder's defaults where it says nothing.
+    fn settings(&self, config: &Config) -> Result<Settings> {
+        self.check_defaults()?;
+        let mut defaults = Config::default();
+        defaults.default_ttl = Some(self.options.ttl);
+        defaults.retry_interval = Some(self.options.retry_interval);
+        defaults.max_retries = Some(self.options.max_retries);
+        defaults.history = Some(self.history);
+        config.clone().or(defaults).validate()
+    }
+
+    /// Returns a locker whose engine may not be connected yet.
+    fn open(mut self, settings: &Settings) -> Result<Locker> {
+        self.options.ttl = settings.engine.default_ttl;
+        self.options.retry_interval = settings.retry_interval;
+        self.options.max_retries = settings.max_retries;
+        self.history = settings.engine.history;
+        self.build_boxed(settings.address.open(&settings.engine)?)
     }
 }
 

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::limits::{self, check_history};
+use crate::config::names::{current_name, is_unknown_variable, variable, variables};
 use crate::config::redact::{Hides, redact, redact_endpoint};
 use crate::config::registry::Driver;
 use crate::config::url;
 use crate::config::value::Value;
+use crate::engines::shared::row::WithoutUrl;
 use crate::engines::shared::settings::check_prefix;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::secret::Secret;
@@ -39,7 +41,7 @@ use crate::types::secret::Secret;
 /// ```
 /// use distlock::Config;
 ///
-/// let mut config = Config::from_url("redlock://a,b,c?ttl=30s")?;
+/// let mut config = Config::from_url("redlock://a,b,c?default_ttl=30s")?;
 /// config.prefix = Some("jobs:".into());
 /// config.check()?;
 /// # Ok::<(), distlock::Error>(())
@@ -49,7 +51,7 @@ use crate::types::secret::Secret;
 pub struct Config {
     /// The engine. Needed with `endpoints`; with `url` it must agree with the scheme.
     pub driver: Option<Driver>,
-    /// Where the locks live, in one line: `redis://user:password@host:6379/0?prefix=jobs:&ttl=30s`.
+    /// Where the locks live, in one line: `redis://user:password@host:6379/0?prefix=jobs:&default_ttl=30s`.
     pub url: Option<String>,
     /// The servers, instead of `url`: `host`, `host:port` or `user:password@host:port`. A scheme before it
     /// (`redis rediss http https etcd etcds`) says whether to use TLS; without one the TLS files say it. In the
@@ -119,12 +121,27 @@ impl Config {
 
     /// Reads `DISTLOCK_URL`, `DISTLOCK_DEFAULT_TTL` and so on: each field's name in upper case behind `DISTLOCK_`.
     ///
-    /// Other variables with that prefix are ignored: `distlock run` sets some for its child.
+    /// A variable with that prefix that is no setting is logged, and otherwise ignored: see
+    /// [`unknown_vars`](Config::unknown_vars).
     ///
     /// # Errors
     /// Kind `Config`, naming the variable.
     pub fn from_env() -> Result<Config> {
+        for name in Config::unknown_vars() {
+            tracing::warn!(target: "distlock", "the variable {name} is no setting; it is ignored");
+        }
         Config::from_vars(|name| std::env::var_os(name))
+    }
+
+    /// Returns the names of variables that begin with `DISTLOCK_` and are neither settings nor what `distlock run`
+    /// sets for its command: most likely typing errors. Their values are not read.
+    #[must_use]
+    pub fn unknown_vars() -> Vec<String> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let mut unknown: Vec<_> =
+            names.filter(|name| is_unknown_variable(name, FIELDS.iter().map(|(field, _)| *field))).collect();
+        unknown.sort();
+        unknown
     }
 
     /// Like [`from_env`](Config::from_env), with variables from `lookup`.
@@ -134,8 +151,8 @@ impl Config {
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
         let mut config = Config::default();
         for (field, _) in FIELDS {
-            let variable = variable(field);
-            if let Some(value) = lookup(&variable) {
+            let found = variables(field).find_map(|variable| Some((lookup(&variable)?, variable)));
+            if let Some((value, variable)) = found {
                 config.set(field, Value::Text(value)).map_err(|fault| refuse(&variable, fault))?;
             }
         }
@@ -171,7 +188,8 @@ impl Config {
     ///
     /// Fields that belong together stay together. A `url` hides the lower `driver`, `url` and `endpoints`, and its
     /// prefix, TTL and history count like fields; `endpoints` hide the lower `url` and `endpoints`; `password` and
-    /// `password_file` hide both, and so do `tls_cert` and `tls_key`. A 0 is a value: it means the default.
+    /// `password_file` hide both, and so do `tls_cert` and `tls_key`. A `url` of an engine without servers, which has no
+    /// prefix, hides the lower `prefix`. A 0 is a value: it means the default.
     #[must_use]
     pub fn or(mut self, mut lower: Config) -> Config {
         // An invalid URL is refused when the configuration is used.
@@ -179,6 +197,10 @@ impl Config {
             self.prefix = self.prefix.or(said.prefix);
             self.default_ttl = self.default_ttl.or(said.ttl);
             self.history = self.history.or(said.history);
+            // An engine without servers has no prefix: that of the lower source is for another engine.
+            if let WithoutUrl::Default(_) = said.address.row().without_url {
+                lower.prefix = None;
+            }
         }
         if self.url.is_some() {
             (lower.driver, lower.url, lower.endpoints) = (None, None, Vec::new());
@@ -219,6 +241,7 @@ impl Config {
             Value::Number(seconds) => bounds.seconds(seconds).map(Some),
             value => bounds.parse(&value.text().unwrap_or_default()).map(Some),
         };
+        let field = current_name(field);
         if let Value::Absent = value {
             return if FIELDS.iter().any(|(name, _)| *name == field) { Ok(()) } else { Err(unknown_field()) };
         }
@@ -256,12 +279,55 @@ fn unknown_field() -> String {
     format!("no such field; known are {}", FIELDS.map(|(name, _)| name).join(", "))
 }
 
-fn variable(field: &str) -> String {
-    format!("DISTLOCK_{}", field.to_ascii_uppercase())
-}
-
 pub(super) fn refuse(field: &str, fault: impl fmt::Display) -> Error {
     Error::new(ErrorKind::Config, format!("{field}: {fault}"))
+}
+
+/// Writes the fields that are set, with the names of TOML; passwords are `***`. So what is written shows a
+/// configuration, and is not one that connects if it had a password.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Config {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeMap;
+        let time = |time: &Option<Duration>| time.map(|time| humantime::format_duration(time).to_string());
+        let file = |file: &Option<PathBuf>| file.as_ref().map(|file| file.display().to_string());
+        let hidden = || "***".to_owned();
+        // A value that is not an absolute path may be the password itself.
+        let password_file = self
+            .password_file
+            .as_deref()
+            .map(|file| if file.is_absolute() { file.display().to_string() } else { hidden() });
+        let texts = [
+            ("driver", self.driver.map(|driver| driver.to_string())),
+            ("url", self.url.as_deref().map(redact)),
+            ("prefix", self.prefix.clone()),
+            ("default_ttl", time(&self.default_ttl)),
+            ("retry_interval", time(&self.retry_interval)),
+            ("dial_timeout", time(&self.dial_timeout)),
+            ("username", self.username.clone()),
+            ("password", self.password.as_ref().map(|_| hidden())),
+            ("password_file", password_file),
+            ("tls_ca", file(&self.tls_ca)),
+            ("tls_cert", file(&self.tls_cert)),
+            ("tls_key", file(&self.tls_key)),
+        ];
+        let mut map = serializer.serialize_map(None)?;
+        for (name, text) in texts {
+            if let Some(text) = text {
+                map.serialize_entry(name, &text)?;
+            }
+        }
+        for (name, number) in [("max_retries", self.max_retries), ("history", self.history)] {
+            if let Some(number) = number {
+                map.serialize_entry(name, &number)?;
+            }
+        }
+        if !self.endpoints.is_empty() {
+            let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| redact_endpoint(endpoint)).collect();
+            map.serialize_entry("endpoints", &endpoints)?;
+        }
+        map.end()
+    }
 }
 
 impl fmt::Debug for Config {

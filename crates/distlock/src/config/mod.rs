@@ -6,6 +6,7 @@
 pub(crate) mod connect;
 pub(crate) mod fields;
 pub(crate) mod limits;
+mod names;
 mod reading;
 pub(crate) mod redact;
 pub(crate) mod registry;

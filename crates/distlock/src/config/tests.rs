@@ -180,7 +180,7 @@ fn a_variable_that_is_not_utf8_is_refused_unless_it_names_a_file() {
 fn a_wrong_toml_is_refused_with_the_place_and_the_field() {
     let known = "no such field; known are driver, url, endpoints";
     let cases = [
-        ("ttl = '3s'", "line 1, column 7: ttl: no such field; known are driver, url, endpoints"),
+        ("tll = '3s'", "line 1, column 7: tll: no such field; known are driver, url, endpoints"),
         ("\n[redis]\nurl = 'redis://db'", known),
         ("prefix = 'é'\n  default_ttl = '50ms'", "line 2, column 17: default_ttl: 50ms is not accepted"),
         ("history = 10001", "line 1, column 11: history: 10001 is not from 0 to 10000"),
@@ -211,6 +211,8 @@ fn other_formats_of_serde_work_and_may_leave_fields_null() {
         Config::deserialize(MapDeserializer::<_, Plain>::new(pairs.iter().copied())).unwrap()
     };
     assert_eq!(read(&[("url", "mem://"), ("default_ttl", "3s")]).default_ttl, Some(Duration::from_secs(3)));
+    assert_eq!(read(&[("url", "mem://"), ("ttl", "3s")]).default_ttl, Some(Duration::from_secs(3)), "the old name");
+    assert_eq!(read(&[("ttl", "4s"), ("default_ttl", "3s")]).default_ttl, Some(Duration::from_secs(3)));
     // Not while it is read: the format's own error may print the line.
     let refused = |pairs: &[(&'static str, &'static str)]| read(pairs).check().unwrap_err().to_string();
     assert_eq!(refused(&[("url", "mem://"), ("url", "mem://")]), "url: given twice");
@@ -605,4 +607,14 @@ fn of_variables_that_are_handed_on_passwords_are_taken_out_and_nothing_else() {
     let plain = |name: &str| Some(if name == "DISTLOCK_URL" { "redis://app@db" } else { "app@db,db2" }.into());
     let changed = Config::vars_without_passwords(plain);
     assert_eq!(changed, [("DISTLOCK_PASSWORD".to_owned(), None)], "what has no password in it stays as it is");
+}
+
+#[test]
+fn a_prefix_of_another_engine_is_no_error_for_one_without_servers() {
+    let file = Config { prefix: Some("jobs:".into()), url: Some("redis://db".into()), ..Config::default() };
+    let memory = url("mem://").or(file.clone());
+    assert_eq!((memory.prefix.as_deref(), memory.check().is_ok()), (None, true));
+    assert_eq!(url("redis://other").or(file).prefix.as_deref(), Some("jobs:"));
+    let own = url("mem://?prefix=jobs:").or(Config::default());
+    assert_eq!(own.prefix.as_deref(), Some("jobs:"), "its own prefix is refused when it is opened");
 }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::config::limits::{self, check_history};
+use crate::config::names::current_name;
 use crate::config::registry::schemes;
 use crate::engines::shared::host::{is_plain_name, percent_decode};
 use crate::engines::shared::row::{EngineAddress, Scheme};
@@ -54,6 +55,7 @@ fn read_options<'a>(scheme: &Scheme, query: &'a str, parts: &mut UrlParts<'a>) -
     let mut seen = Vec::new();
     for option in query.split('&').filter(|option| !option.is_empty()) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        let name = current_name(name);
         let known = [&COMMON_OPTIONS, scheme.options].concat();
         if !known.contains(&name) {
             let name = if is_plain_name(name) { format!("option {name:?}") } else { "an option".into() };
@@ -79,7 +81,7 @@ fn set_option<'a>(parts: &mut UrlParts<'a>, name: &'a str, value: String) -> Res
             check_prefix(&value)?;
             parts.prefix = Some(value);
         }
-        "ttl" => parts.ttl = Some(limits::TTL.parse(&value)?),
+        "default_ttl" => parts.ttl = Some(limits::TTL.parse(&value)?),
         "history" => {
             let most = value.parse().map_err(|_| format!("not a whole number from 0 to {MAX_HISTORY}"))?;
             parts.history = Some(check_history(most)?);

@@ -6,7 +6,8 @@ use crate::types::key::Key;
 use crate::types::owner::{Holder, Record};
 
 /// A lock as the engine sees it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The lock.

@@ -245,7 +245,7 @@ fn enter_again(
         .with_ttl_left(hold.left(now));
     Err(Error::new(ErrorKind::AlreadyHeld, "this owner has the lock already")
         .with_holder(Some(holder))
-        .with_help("give each task its own owner with locker.clone(), or ask for .reentrant()")
+        .with_help("give each task its own owner with .as_new_owner() or locker.clone(), or ask for .reentrant()")
         .with_key(key))
 }
 

@@ -34,6 +34,9 @@ pub(crate) struct Core {
     pub(crate) closing: SetOnce<()>,
     /// Set when the keeper has ended, to the locks whose release was not confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
+    /// The keeper's runtime, once the keeper is started.
+    #[cfg(feature = "blocking")]
+    pub(crate) keeper_runtime: std::sync::OnceLock<Handle>,
     /// The process that made the family.
     pub(crate) process: Arc<Process>,
     /// Its number. A forked child has another.
@@ -100,6 +103,8 @@ impl Core {
             holds: Holds::new(),
             closing: SetOnce::new(),
             closed: SetOnce::new(),
+            #[cfg(feature = "blocking")]
+            keeper_runtime: std::sync::OnceLock::new(),
             process: Process::current(),
             process_number: process_number(),
         }

@@ -69,6 +69,8 @@ fn keep(core: &Arc<Core>) -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (losses, pushed) = Losses::channel();
     let (handle, caller_runtime, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());
+    #[cfg(feature = "blocking")]
+    let _ = core.keeper_runtime.set(handle.clone());
     core.backend.attach(Attachment { losses, keeper_runtime: handle, caller_runtime, clock, drift: core.drift });
     let _ = give.send((runtime, pushed));
     Ok(())

@@ -17,6 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Only [`ErrorKind::Unknown`] leaves open whether the request was applied; every other kind is definite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// This owner holds the lock already, and the request is not re-entrant.
@@ -46,6 +47,35 @@ pub enum ErrorKind {
     Closed,
     /// The engine failed in a way that has no kind of its own.
     Backend,
+}
+
+impl ErrorKind {
+    /// Returns the word for it that logs and metrics use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::AlreadyHeld => "already_held",
+            ErrorKind::NotHeld => "not_held",
+            ErrorKind::Timeout => "timeout",
+            ErrorKind::Lost => "lost",
+            ErrorKind::Unknown => "unknown",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::InvalidInput => "invalid_input",
+            ErrorKind::Foreign => "foreign",
+            ErrorKind::Config => "config",
+            ErrorKind::Auth => "auth",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Backend => "backend",
+        }
+    }
+}
+
+/// Writes [`ErrorKind::as_str`].
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 /// A failure, with the lock it is about.
@@ -92,7 +122,7 @@ impl Error {
     }
 
     pub(crate) fn lost(reason: LossReason) -> Self {
-        let mut error = Error::new(ErrorKind::Lost, format!("the lock was lost: {reason}"))
+        let mut error = Error::new(ErrorKind::Lost, format!("the lock was lost: {}", reason.describe()))
             .with_help("stop the work it protected; whatever checks the fencing token refuses what comes late");
         error.0.loss = Some(reason);
         error

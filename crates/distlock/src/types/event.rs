@@ -10,6 +10,7 @@ use crate::types::token::FencingToken;
 
 /// Why a lock was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LossReason {
     /// Its lease ended before a renewal succeeded.
@@ -30,9 +31,26 @@ pub enum LossReason {
     Unlocked,
 }
 
-impl fmt::Display for LossReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl LossReason {
+    /// Returns the word for it that logs and metrics use.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            LossReason::Expired => "expired",
+            LossReason::Revoked => "revoked",
+            LossReason::Broken => "broken",
+            LossReason::MaxHold => "max_hold",
+            LossReason::Silent => "silent",
+            LossReason::Adopted => "adopted",
+            LossReason::Closed => "closed",
+            LossReason::Unlocked => "unlocked",
+        }
+    }
+
+    /// Returns what happened to the lock, as a clause: "its lease ended before a renewal was answered".
+    #[must_use]
+    pub const fn describe(&self) -> &'static str {
+        match self {
             LossReason::Expired => "its lease ended before a renewal was answered",
             LossReason::Revoked => "the engine says that it is not ours any more",
             LossReason::Broken => "it was released by force",
@@ -41,7 +59,14 @@ impl fmt::Display for LossReason {
             LossReason::Adopted => "another process took it over",
             LossReason::Closed => "its locker was closed",
             LossReason::Unlocked => "its owner unlocked it by name",
-        })
+        }
+    }
+}
+
+/// Writes [`LossReason::as_str`].
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 
@@ -167,7 +192,7 @@ pub(crate) fn trace(event: &Event<'_>) {
                 event,
                 "lock wait failed",
                 "lock.outcome" = outcome,
-                "error.kind" = debug(error.kind()),
+                "error.kind" = error.kind().as_str(),
                 "error" = display(error),
                 "lock.wait_s" = waited.as_secs_f64()
             );
@@ -184,7 +209,7 @@ pub(crate) fn trace(event: &Event<'_>) {
                     WARN,
                     event,
                     "lock renewal failed",
-                    "error.kind" = debug(error.kind()),
+                    "error.kind" = error.kind().as_str(),
                     "error" = display(error),
                     "lock.ttl_s" = left
                 );
@@ -201,7 +226,8 @@ pub(crate) fn trace(event: &Event<'_>) {
                 event,
                 "lock lost",
                 "lock.outcome" = "lost",
-                "lock.reason" = display(reason),
+                "lock.reason" = reason.as_str(),
+                "reason" = reason.describe(),
                 "lock.held_s" = held.as_secs_f64()
             );
         }

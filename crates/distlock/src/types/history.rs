@@ -90,7 +90,7 @@ impl HistoryEntry {
         let (kind, took, reason) = match event {
             EventKind::Acquired { waited } => (HistoryKind::Acquired, waited, None),
             EventKind::Released { held } => (HistoryKind::Released, held, None),
-            EventKind::Lost { reason, held } => (HistoryKind::Lost, held, Some(reason.to_string())),
+            EventKind::Lost { reason, held } => (HistoryKind::Lost, held, Some(reason.describe().to_owned())),
             _ => return None,
         };
         let took_ms = Some(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
@@ -169,7 +169,7 @@ mod tests {
         let record = entry(0, HistoryKind::Lost, 0).record;
         let lost = EventKind::Lost { reason: &LossReason::Expired, held: Duration::from_millis(1_500) };
         let lost = HistoryEntry::of(&lost, FencingToken::new(u64::MAX), &record, 7).unwrap();
-        assert_eq!((lost.took_ms, lost.reason.as_deref()), (Some(1_500), Some(&*LossReason::Expired.to_string())));
+        assert_eq!((lost.took_ms, lost.reason.as_deref()), (Some(1_500), Some(LossReason::Expired.describe())));
         let line = lost.to_line().unwrap();
         assert!(
             !line.contains('\n') && line.contains("\"what\":\"lost\"") && line.contains("\"label\":\"x\""),

@@ -1,6 +1,6 @@
 //! The name of a lock.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -187,6 +187,40 @@ impl TryFrom<String> for Key {
         Key::new(name)
     }
 }
+
+impl TryFrom<Cow<'_, str>> for Key {
+    type Error = Error;
+    fn try_from(name: Cow<'_, str>) -> Result<Key> {
+        Key::new(name)
+    }
+}
+
+impl TryFrom<Arc<str>> for Key {
+    type Error = Error;
+    fn try_from(name: Arc<str>) -> Result<Key> {
+        match fault_of(&name) {
+            None => Ok(Key(name)),
+            Some(fault) => Err(refuse(fault)),
+        }
+    }
+}
+
+macro_rules! key_from_number {
+    ($($number:ty)*) => {$(
+        /// Makes a name of decimal digits.
+        ///
+        /// ```
+        /// assert_eq!(distlock::Key::from(42).as_str(), "42");
+        /// ```
+        impl From<$number> for Key {
+            fn from(number: $number) -> Key {
+                Key(number.to_string().into())
+            }
+        }
+    )*};
+}
+
+key_from_number!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize);
 
 impl TryFrom<&[u8]> for Key {
     type Error = Error;

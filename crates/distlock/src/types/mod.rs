@@ -14,6 +14,8 @@ pub(crate) mod random_bytes;
 #[cfg(any(feature = "redis", test))]
 pub(crate) mod record_json;
 pub(crate) mod secret;
+#[cfg(feature = "serde")]
+pub(crate) mod serialize;
 pub(crate) mod span;
 pub(crate) mod sync;
 pub(crate) mod ticket;

@@ -225,15 +225,36 @@ impl fmt::Display for Record {
 
 /// A holder of a lock, as far as the engine knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
     /// The holder's record; `None` if it is not a client of this library.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub record: Option<Arc<Record>>,
     /// Its fencing token, if it has one.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub token: Option<FencingToken>,
     /// Time until the engine frees the lock by itself; `None` when it never does.
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            rename = "ttl_left_ms",
+            with = "crate::types::serialize::millis",
+            default,
+            skip_serializing_if = "Option::is_none"
+        )
+    )]
     pub ttl_left: Option<Duration>,
     /// How long it has been held, where that is known.
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            rename = "held_for_ms",
+            with = "crate::types::serialize::millis",
+            default,
+            skip_serializing_if = "Option::is_none"
+        )
+    )]
     pub held_for: Option<Duration>,
 }
 

@@ -39,6 +39,43 @@ impl FromStr for FencingToken {
     }
 }
 
+impl From<u64> for FencingToken {
+    fn from(number: u64) -> Self {
+        FencingToken(number)
+    }
+}
+
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> u64 {
+        token.0
+    }
+}
+
+/// For columns of SQL databases, which have no unsigned numbers.
+///
+/// ```
+/// use distlock::FencingToken;
+///
+/// let column = i64::try_from(FencingToken::new(7))?;
+/// assert_eq!(FencingToken::try_from(column)?.get(), 7);
+/// assert!(FencingToken::try_from(-1_i64).is_err());
+/// # Ok::<(), distlock::Error>(())
+/// ```
+impl TryFrom<FencingToken> for i64 {
+    type Error = Error;
+    fn try_from(token: FencingToken) -> Result<i64> {
+        i64::try_from(token.0).map_err(|_| Error::invalid("token", format_args!("{token} is above {}", i64::MAX)))
+    }
+}
+
+impl TryFrom<i64> for FencingToken {
+    type Error = Error;
+    fn try_from(number: i64) -> Result<Self> {
+        let number = u64::try_from(number);
+        number.map(FencingToken).map_err(|_| Error::invalid("token", "a number below 0 is not a token"))
+    }
+}
+
 /// The random 128-bit name of one attempt to take a lock: what makes claim, renew and release safe to repeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(u128);

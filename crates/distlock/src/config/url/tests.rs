@@ -136,7 +136,7 @@ fn every_scheme_takes_a_prefix_and_a_ttl() {
             "redlock" | "redlocks" => "h1,h2,h3",
             _ => "h1",
         };
-        let parsed = parse(&format!("{scheme}://{rest}?ttl=1.5s&prefix=a%26b")).unwrap();
+        let parsed = parse(&format!("{scheme}://{rest}?default_ttl=1.5s&prefix=a%26b")).unwrap();
         assert_eq!(parsed.prefix.as_deref(), Some("a&b"), "{scheme}");
         assert_eq!(parsed.ttl, Some(Duration::from_millis(1500)), "{scheme}");
     }
@@ -195,18 +195,21 @@ fn what_is_wrong_is_refused_with_the_part_that_is_wrong() {
         ("etcd://h1/%7Ba%7D", "the path is to be a prefix: a control character or a brace at byte 0"),
         ("mem://?history=10001", "option \"history\": 10001 is not from 0 to 10000"),
         ("mem://?history=all", "option \"history\": not a whole number from 0 to 10000"),
-        ("etcd://h1?protocol=3", "option \"protocol\" is not known here; known are prefix, ttl, history, names"),
+        (
+            "etcd://h1?protocol=3",
+            "option \"protocol\" is not known here; known are prefix, default_ttl, history, names",
+        ),
         ("etcd://h1?names=raw", "option \"names\": neither escaped nor verbatim"),
         ("redis://db?names=verbatim", "option \"names\" is not known here"),
         (
             "redis://db?password=x",
-            "option \"password\" is not known here; known are prefix, ttl, history, restart_guard, wait_replicas, protocol, db",
+            "option \"password\" is not known here; known are prefix, default_ttl, history, restart_guard, wait_replicas, protocol, db",
         ),
         ("redis://db?p%61ss=x", "an option is not known here"),
-        ("redis://db?ttl=1s&ttl=2s", "option \"ttl\" is given twice"),
+        ("redis://db?default_ttl=1s&ttl=2s", "option \"default_ttl\" is given twice"),
         ("redis://db?prefix=a;db=1", "option \"prefix\": an '=' in the value"),
-        ("redis://db?ttl", "option \"ttl\": not a length of time"),
-        ("redis://db?ttl=50ms", "option \"ttl\": 50ms is not accepted; accepted is 100ms to 1day"),
+        ("redis://db?default_ttl", "option \"default_ttl\": not a length of time"),
+        ("redis://db?ttl=50ms", "option \"default_ttl\": 50ms is not accepted; accepted is 100ms to 1day"),
         ("redis://db?prefix=%0A", "option \"prefix\": a control character"),
         ("redis://db?prefix=%ff", "option \"prefix\": not UTF-8 after decoding"),
         ("redis://db?restart_guard=yes", "option \"restart_guard\": neither on nor off"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engines::shared::host::{Credentials, Host, ServerAddress, percent_decode};
 
 /// The options that the URL of any engine may have.
-pub(crate) const COMMON_OPTIONS: [&str; 3] = ["prefix", "ttl", "history"];
+pub(crate) const COMMON_OPTIONS: [&str; 3] = ["prefix", "default_ttl", "history"];
 
 /// A URL behind its scheme. The common options are checked already; an engine reads the rest.
 ///

@@ -74,7 +74,7 @@ impl HoldMeter {
             EventKind::Released { held } => self.ended(backend, "released", *held),
             EventKind::Lost { reason, held } => {
                 let end = if **reason == LossReason::Broken { "forced" } else { "lost" };
-                counter!("distlock_losses_total", "backend" => backend, "reason" => word_for(reason)).increment(1);
+                counter!("distlock_losses_total", "backend" => backend, "reason" => reason.as_str()).increment(1);
                 self.ended(backend, end, *held);
             }
             EventKind::Waiting { .. } | EventKind::TimedOut { .. } | EventKind::Failed { .. } => {}
@@ -85,19 +85,6 @@ impl HoldMeter {
         self.active.end();
         let group = self.group;
         histogram!("distlock_hold_duration_seconds", "group" => group, "backend" => backend, "end" => end).record(held);
-    }
-}
-
-fn word_for(reason: &LossReason) -> &'static str {
-    match reason {
-        LossReason::Expired => "expired",
-        LossReason::Revoked => "revoked",
-        LossReason::Broken => "broken",
-        LossReason::MaxHold => "max_hold",
-        LossReason::Silent => "silent",
-        LossReason::Adopted => "adopted",
-        LossReason::Closed => "closed",
-        LossReason::Unlocked => "unlocked",
     }
 }
 
