@@ -79,7 +79,9 @@ mod tests {
     #[test]
     fn a_version_is_compared_by_its_numbers() {
         let hello = |version| Hello::read(&Value::Map(vec![(word("version"), word(version))]));
-        assert!(["6.2.0", "6.10.1", "7.0", "10.0.0-rc1", "8.0.1"].iter().all(|version| hello(version).is_since([6, 2])));
+        assert!(
+            ["6.2.0", "6.10.1", "7.0", "10.0.0-rc1", "8.0.1"].iter().all(|version| hello(version).is_since([6, 2]))
+        );
         assert!(!["6.1.9", "5.0", "6", "", "x.2", "255"].iter().any(|version| hello(version).is_since([6, 2])));
     }
 
