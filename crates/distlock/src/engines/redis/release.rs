@@ -142,7 +142,9 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
 
 fn read(outcome: Value, over: u64) -> Result<(Released, bool)> {
     let mut reply = match outcome {
-        Value::Int(_) => return Ok((Released { outcome: Release::Released, had_waiters: false, next: None, over }, false)),
+        Value::Int(_) => {
+            return Ok((Released { outcome: Release::Released, had_waiters: false, next: None, over }, false));
+        }
         Value::Array(parts) => Reply::of(parts),
         _ => return Err(garbled()),
     };

@@ -131,7 +131,8 @@ pub(in crate::engines) fn call<'a>(
     by_text: bool,
 ) -> Cmd {
     let Some(first) = requests.clone().next() else { return Cmd::new() };
-    let (count, bytes) = requests.clone().fold((0, 0), |(count, bytes), request| (count + 1, bytes + request.text.len()));
+    let (count, bytes) =
+        requests.clone().fold((0, 0), |(count, bytes), request| (count + 1, bytes + request.text.len()));
     let script = if first.lease.is_some() { &LEAN_CLAIM } else { &LEAN_RELEASE };
     let mut command = Cmd::with_capacity(4 * count + 8, bytes + OTHER_BYTES);
     script.begin(&mut command, by_text);
@@ -193,7 +194,12 @@ const ALL: &str = "*";
 impl<'a> LeanReply<'a> {
     /// Parses the reply to the call with `nonce` and `count` requests; `None` when it is not one, so that the connection
     /// cannot be trusted.
-    pub(in crate::engines) fn read(reply: &'a Value, nonce: u64, count: usize, of_claims: bool) -> Option<LeanReply<'a>> {
+    pub(in crate::engines) fn read(
+        reply: &'a Value,
+        nonce: u64,
+        count: usize,
+        of_claims: bool,
+    ) -> Option<LeanReply<'a>> {
         let Value::BulkString(bytes) = reply else { return None };
         let text = std::str::from_utf8(bytes).ok()?;
         let (echoed, rest) = text.split_once(' ').unwrap_or((text, ""));
@@ -230,7 +236,7 @@ mod tests {
     const LEASE: LeanLease = LeanLease { lease_ms: 10_000, not_after_us: 1_763_000_000_000_000 };
 
     fn args(command: &Cmd) -> Vec<String> {
-        let text = |arg| match arg {
+        let text = |arg: Arg<&[u8]>| match arg {
             Arg::Simple(arg) => String::from_utf8(arg.to_vec()).unwrap(),
             other => panic!("{other:?}"),
         };
@@ -250,7 +256,11 @@ mod tests {
         let keys = ["app:a", "app:b{t}", "{app:a}:q", "app:b{t}:q", "{app:distlock}:f"];
         assert_eq!((words[0].as_str(), words[1].len(), words[2].as_str()), ("EVALSHA", 40, "5"));
         assert_eq!(words[3..8], keys);
-        assert_eq!(words[8..], ["7", "1763000000000000", "10000", attempt, " - {}", attempt, " - {}"], "the first to be late");
+        assert_eq!(
+            words[8..],
+            ["7", "1763000000000000", "10000", attempt, " - {}", attempt, " - {}"],
+            "the first to be late"
+        );
         let words = args(&call(claims[..1].iter(), &Fences::OfLock, 7, true));
         assert_eq!((words[0].as_str(), words[1].as_str()), ("EVAL", LEAN_CLAIM.text));
         assert_eq!(words[2..6], ["3", "app:a", "{app:a}:q", "{app:a}:f"]);

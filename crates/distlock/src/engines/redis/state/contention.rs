@@ -31,9 +31,9 @@ impl Contention {
 
     fn place(&self, lock: &str) -> &AtomicU64 {
         // FNV-1a.
-        let hash = lock.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = lock
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         &self.0[((hash ^ (hash >> 32)) as usize) % PLACES]
     }
 }

@@ -206,7 +206,12 @@ impl Connection {
     }
 
     /// Returns the call for some requests.
-    fn pack<'a>(&self, kind: CallKind, requests: impl Iterator<Item = &'a Request> + Clone, by_text: bool) -> (Cmd, Call) {
+    fn pack<'a>(
+        &self,
+        kind: CallKind,
+        requests: impl Iterator<Item = &'a Request> + Clone,
+        by_text: bool,
+    ) -> (Cmd, Call) {
         let call = Call { kind, nonce: nonce(), sent: self.now(), count: requests.clone().count() };
         let script = match kind {
             CallKind::LeanClaim | CallKind::LeanRelease => {
