@@ -296,7 +296,7 @@ impl UnlockRequest {
         family.check_caller()?;
         let _under_way = family.holds.begin().map_err(|error| error.with_key(&key))?;
         let now = family.clock.now();
-        let Some(hold) = family.holds.held(&owner, &key, family.holds.place(&owner, &key), now) else {
+        let Some(hold) = family.holds.held(&owner, &key, family.holds.hash(&owner, &key), now) else {
             let message = format!("owner {owner} does not hold it");
             return Err(Error::new(ErrorKind::NotHeld, message).with_key(&key));
         };

@@ -9,7 +9,7 @@ use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
 use crate::core::attempt::{Accepted, Attempt, bounded};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
-use crate::core::holds::Place;
+use crate::core::holds::HoldHash;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{EventKind, LossReason};
@@ -45,13 +45,13 @@ pub(crate) async fn acquire(
 ) -> Result<Option<Arc<Hold>>> {
     family.check_caller()?;
     let _under_way = family.holds.begin()?;
-    let (place, started) = (family.holds.place(&owner, &key), family.clock.now());
-    if let Some(hold) = enter_again(family, &key, &owner, options, place, started)? {
+    let (hash, started) = (family.holds.hash(&owner, &key), family.clock.now());
+    if let Some(hold) = enter_again(family, &key, &owner, options, hash, started)? {
         return Ok(Some(hold));
     }
     let claim = claim_for(family, key, owner, options)?;
     let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
-    span.around(take(family, claim, options, place, started)).await
+    span.around(take(family, claim, options, hash, started)).await
 }
 
 /// Returns the claim of a request, if the engine can do what it asks for.
@@ -83,10 +83,10 @@ fn take<'a>(
     family: &'a Arc<Family>,
     claim: Claim,
     options: &'a Options,
-    place: Place,
+    hash: HoldHash,
     started: Moment,
 ) -> impl Future<Output = Result<Option<Arc<Hold>>>> + Send + 'a {
-    let mut attempt = Attempt::new(family, claim, options, place, started);
+    let mut attempt = Attempt::new(family, claim, options, hash, started);
     async move {
         attempt.sent = true;
         let until = last_reply_by(attempt.until, Duration::ZERO);
@@ -119,13 +119,13 @@ pub(crate) async fn claim_all(
     }
     let started = family.clock.now();
     for key in keys {
-        enter_again(family, key, owner, options, family.holds.place(owner, key), started)?;
+        enter_again(family, key, owner, options, family.holds.hash(owner, key), started)?;
     }
     let record = Record::new(owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
     let record = Arc::new(Record { lapses: options.lapses(), ..record });
     let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
     let attempt =
-        |claim: &Claim| Attempt::new(family, claim.clone(), options, family.holds.place(owner, &claim.key), started);
+        |claim: &Claim| Attempt::new(family, claim.clone(), options, family.holds.hash(owner, &claim.key), started);
     let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(attempt(claim), options)).collect();
     let [first, ..] = all.as_slice() else { return Ok(None) };
     let until = first.last_reply_by();
@@ -204,13 +204,13 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
         let message = format!("the {} engine cannot take a hold over", family.backend.name());
         return Err(refused(Error::new(ErrorKind::Unsupported, message)));
     }
-    let (place, started) = (family.holds.place(&ticket.owner, &ticket.key), family.clock.now());
-    enter_again(family, &ticket.key, &ticket.owner, options, place, started)?;
+    let (hash, started) = (family.holds.hash(&ticket.owner, &ticket.key), family.clock.now());
+    enter_again(family, &ticket.key, &ticket.owner, options, hash, started)?;
     let label = options.label.clone().or_else(|| ticket.label.clone());
     let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
     let record = Arc::new(Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
-    let mut acquire = Acquire::new(Attempt::new(family, claim, options, place, started), options);
+    let mut acquire = Acquire::new(Attempt::new(family, claim, options, hash, started), options);
     let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
         Ok(ControlFlow::Break(Ok(Some(hold)))) => Ok(Some(hold)),
         Ok(ControlFlow::Break(Err(error))) | Err(error) => Err(error),
@@ -226,14 +226,14 @@ fn enter_again(
     key: &Key,
     owner: &OwnerId,
     options: &Options,
-    place: Place,
+    hash: HoldHash,
     now: Moment,
 ) -> Result<Option<Arc<Hold>>> {
     // Slots of a semaphore are never found: an owner may have several.
     let has = if options.reentrant {
-        family.holds.reenter(owner, key, place, options.mode, now)
+        family.holds.reenter(owner, key, hash, options.mode, now)
     } else {
-        family.holds.held(owner, key, place, now).map(Err)
+        family.holds.held(owner, key, hash, now).map(Err)
     };
     let hold = match has {
         None => return Ok(None),
@@ -431,8 +431,8 @@ impl<'a> Acquire<'a> {
 
     /// Checks whether another task of the same owner has taken the lock meanwhile.
     fn look_inside(&self) -> Step {
-        let Attempt { family, claim: Claim { key, record, .. }, place, .. } = &self.attempt;
-        match enter_again(family, key, &record.owner, self.options, *place, family.clock.now()) {
+        let Attempt { family, claim: Claim { key, record, .. }, hash, .. } = &self.attempt;
+        match enter_again(family, key, &record.owner, self.options, *hash, family.clock.now()) {
             Ok(None) => ControlFlow::Continue(()),
             end => ControlFlow::Break(end),
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::contract::{BoxFuture, Claim, Grant};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
-use crate::core::holds::Place;
+use crate::core::holds::HoldHash;
 use crate::core::keeper::retire;
 use crate::core::pending_release::PendingRelease;
 use crate::types::clock::Moment;
@@ -25,7 +25,7 @@ pub(super) struct Attempt<'a> {
     pub(super) claim: Claim,
     /// Whether the engine may have received a claim of it.
     pub(super) sent: bool,
-    pub(super) place: Place,
+    pub(super) hash: HoldHash,
     pub(super) started: Moment,
     /// The end of the caller's wait.
     pub(super) until: Moment,
@@ -42,15 +42,21 @@ pub(super) enum Accepted {
 }
 
 impl<'a> Attempt<'a> {
-    /// Returns an attempt that begins at `started`, whose hold would be at `place`.
-    pub(super) fn new(family: &'a Arc<Family>, claim: Claim, options: &Options, place: Place, started: Moment) -> Self {
+    /// Returns an attempt that begins at `started`, whose hold would have `hash`.
+    pub(super) fn new(
+        family: &'a Arc<Family>,
+        claim: Claim,
+        options: &Options,
+        hash: HoldHash,
+        started: Moment,
+    ) -> Self {
         let until = match options.wait {
             // The engine's own bounds apply to the one claim of a try.
             None | Some(Duration::ZERO) => Moment::NEVER,
             Some(wait) => started.after(wait),
         };
         let meter = AcquireMeter::begin(&family.clock, started, family.reporter.backend, options.group);
-        Attempt { family, claim, sent: false, place, started, until, meter }
+        Attempt { family, claim, sent: false, hash, started, until, meter }
     }
 
     /// Turns a grant that is read at `now` into a hold.
@@ -60,7 +66,7 @@ impl<'a> Attempt<'a> {
         if hold.is_lost(now) {
             return Accepted::Late;
         }
-        match family.holds.insert(hold.clone(), self.place, now) {
+        match family.holds.insert(hold.clone(), self.hash, now) {
             Ok(Some(lost)) => retire(family, &lost),
             Ok(None) => {}
             Err(_closed) => return Accepted::Closed,

@@ -232,7 +232,7 @@ mod tests {
         let error = ask(child.clone()).await.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("after the fork"), "{error}");
-        child.holds.insert(hold.clone(), child.holds.place(hold.owner(), hold.key()), child.clock.now()).unwrap();
+        child.holds.insert(hold.clone(), child.holds.hash(hold.owner(), hold.key()), child.clock.now()).unwrap();
         child.leave_in_background(&hold);
         assert!(child.holds.get(hold.claim.attempt).is_some(), "left alone");
         drop(child);

@@ -51,16 +51,16 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Where the table has the holds of one owner and lock: their hash, made once per acquisition.
+/// The hash of an owner and a lock, by which the table finds their hold; made once per acquisition.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place(u64);
+pub(crate) struct HoldHash(u64);
 
 #[derive(Default)]
 struct Table {
     /// By attempt id, which is random: its own bits are its hash.
     entries: HashTable<Entry>,
-    /// The newest hold of each owner and lock, by its place. All of them are in `entries`.
-    owned: HashTable<(Place, AttemptId)>,
+    /// The newest hold of each owner and lock, by its hash. All of them are in `entries`.
+    owned: HashTable<(HoldHash, AttemptId)>,
     agenda: BTreeSet<(Moment, AttemptId)>,
     releases: Vec<PendingRelease>,
     /// When the keeper looks next without being woken; `None` while it is at work.
@@ -75,7 +75,7 @@ struct Table {
 
 struct Entry {
     hold: Arc<Hold>,
-    place: Place,
+    hash: HoldHash,
     /// How many times its owner has entered.
     count: u32,
     /// Its moment in the agenda.
@@ -124,9 +124,9 @@ impl Holds {
         }
     }
 
-    /// Returns the place of the holds that `owner` has of `key`.
-    pub(crate) fn place(&self, owner: &OwnerId, key: &Key) -> Place {
-        Place(self.hasher.hash_one((owner, key)))
+    /// Returns the hash of the holds that `owner` has of `key`.
+    pub(crate) fn hash(&self, owner: &OwnerId, key: &Key) -> HoldHash {
+        HoldHash(self.hasher.hash_one((owner, key)))
     }
 
     /// Registers a claim or a release that begins in a caller's future.
@@ -140,9 +140,9 @@ impl Holds {
         if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
     }
 
-    /// Adds a new hold, whose place is `place`. Returns an earlier hold of the same owner and lock that is lost but not
+    /// Adds a new hold, whose hash is `hash`. Returns an earlier hold of the same owner and lock that is lost but not
     /// retired yet: the caller retires it, so that its end is reported before the new hold.
-    pub(crate) fn insert(&self, hold: Arc<Hold>, place: Place, now: Moment) -> Result<Option<Arc<Hold>>> {
+    pub(crate) fn insert(&self, hold: Arc<Hold>, hash: HoldHash, now: Moment) -> Result<Option<Arc<Hold>>> {
         let mut look = hold.next_look(now);
         let mut table = self.table();
         if table.closed_by.is_some() {
@@ -156,9 +156,9 @@ impl Holds {
         }
         let attempt = hold.claim.attempt;
         // An owner may have several slots of a semaphore, so a slot is not found by owner and key.
-        let before = if hold.slot.is_none() { table.own(&hold, place) } else { None };
+        let before = if hold.slot.is_none() { table.own(&hold, hash) } else { None };
         table.agenda.insert((look, attempt));
-        let entry = Entry { hold, place, count: 1, look };
+        let entry = Entry { hold, hash, count: 1, look };
         table.entries.insert_unique(attempt.bits(), entry, |entry| entry.attempt().bits());
         self.wake_by(&mut table, look);
         let before = before.and_then(|attempt| table.entry(attempt));
@@ -166,16 +166,23 @@ impl Holds {
     }
 
     /// Returns the live hold that `owner` has of `key`.
-    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, place: Place, now: Moment) -> Option<Arc<Hold>> {
-        self.table().find(owner, key, place, now).map(|entry| entry.hold.clone())
+    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, hash: HoldHash, now: Moment) -> Option<Arc<Hold>> {
+        self.table().find(owner, key, hash, now).map(|entry| entry.hold.clone())
     }
 
     /// Re-enters the live hold that `owner` has of `key`, unless only one of hold and `mode` is shared. `Err` is a hold that
     /// cannot be entered, `None` means that there is none. Lookup and entry are one step: another task may take the lock
     /// between two.
-    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, place: Place, mode: Mode, now: Moment) -> Option<Reentry> {
+    pub(crate) fn reenter(
+        &self,
+        owner: &OwnerId,
+        key: &Key,
+        hash: HoldHash,
+        mode: Mode,
+        now: Moment,
+    ) -> Option<Reentry> {
         let mut table = self.table();
-        let entry = table.find(owner, key, place, now)?;
+        let entry = table.find(owner, key, hash, now)?;
         if entry.hold.is_shared() != (mode == Mode::Shared) {
             return Some(Err(entry.hold.clone()));
         }
@@ -224,8 +231,8 @@ impl Holds {
                 Left::Inside
             }
             Some(entry) if entry.hold.park(now) => {
-                let (hold, place) = (entry.hold.clone(), entry.place);
-                table.disown(place, attempt);
+                let (hold, hash) = (entry.hold.clone(), entry.hash);
+                table.disown(hash, attempt);
                 let look = hold.next_look(now);
                 table.reschedule(attempt, look);
                 self.wake_by(table, look);
@@ -361,42 +368,42 @@ impl Table {
         self.entries.find_mut(attempt.bits(), |entry| entry.attempt() == attempt)
     }
 
-    fn find(&mut self, owner: &OwnerId, key: &Key, place: Place, now: Moment) -> Option<&mut Entry> {
-        let attempt = *self.owned_by(place, owner, key)?;
+    fn find(&mut self, owner: &OwnerId, key: &Key, hash: HoldHash, now: Moment) -> Option<&mut Entry> {
+        let attempt = *self.owned_by(hash, owner, key)?;
         self.entry(attempt).filter(|entry| !entry.hold.is_lost(now))
     }
 
-    fn owned_by(&mut self, place: Place, owner: &OwnerId, key: &Key) -> Option<&mut AttemptId> {
+    fn owned_by(&mut self, hash: HoldHash, owner: &OwnerId, key: &Key) -> Option<&mut AttemptId> {
         let Table { entries, owned, .. } = self;
         let is_of = |attempt: AttemptId| {
             let entry = entries.find(attempt.bits(), |entry| entry.attempt() == attempt);
             entry.is_some_and(|entry| entry.is_of(owner, key))
         };
-        let found = owned.find_mut(place.0, |(at, attempt)| *at == place && is_of(*attempt));
+        let found = owned.find_mut(hash.0, |(at, attempt)| *at == hash && is_of(*attempt));
         found.map(|(_, attempt)| attempt)
     }
 
     /// Makes `hold` the newest one of its owner and lock. Returns the one before.
-    fn own(&mut self, hold: &Hold, place: Place) -> Option<AttemptId> {
-        if let Some(newest) = self.owned_by(place, hold.owner(), hold.key()) {
+    fn own(&mut self, hold: &Hold, hash: HoldHash) -> Option<AttemptId> {
+        if let Some(newest) = self.owned_by(hash, hold.owner(), hold.key()) {
             return Some(std::mem::replace(newest, hold.claim.attempt));
         }
-        self.owned.insert_unique(place.0, (place, hold.claim.attempt), |(place, _)| place.0);
+        self.owned.insert_unique(hash.0, (hash, hold.claim.attempt), |(hash, _)| hash.0);
         None
     }
 
     /// Removes the owner's claim on the hold of `attempt`, unless the owner has taken the lock again since.
-    fn disown(&mut self, place: Place, attempt: AttemptId) {
-        if let Ok(owned) = self.owned.find_entry(place.0, |(_, newest)| *newest == attempt) {
+    fn disown(&mut self, hash: HoldHash, attempt: AttemptId) {
+        if let Ok(owned) = self.owned.find_entry(hash.0, |(_, newest)| *newest == attempt) {
             owned.remove();
         }
     }
 
     fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
         let found = self.entries.find_entry(attempt.bits(), |entry| entry.attempt() == attempt).ok()?;
-        let (Entry { hold, place, look, .. }, _) = found.remove();
+        let (Entry { hold, hash, look, .. }, _) = found.remove();
         self.agenda.remove(&(look, attempt));
-        self.disown(place, attempt);
+        self.disown(hash, attempt);
         Some(hold)
     }
 
@@ -421,8 +428,8 @@ mod tests {
             let holds = Holds::new();
             let mut hold = hold(&Options::default());
             hold.claim.delay = TTL;
-            let place = holds.place(hold.owner(), hold.key());
-            holds.insert(Arc::new(hold), place, START).unwrap();
+            let hash = holds.hash(hold.owner(), hold.key());
+            holds.insert(Arc::new(hold), hash, START).unwrap();
             holds.close(now);
             holds.take_work(now).releases.len()
         };
@@ -435,16 +442,16 @@ mod tests {
     fn leaving_counts_down_and_only_the_last_time_ends_the_hold() {
         let holds = Holds::new();
         let hold = Arc::new(hold(&Options::default()));
-        holds.insert(hold.clone(), holds.place(hold.owner(), hold.key()), START).unwrap();
-        let place = holds.place(hold.owner(), hold.key());
-        let entered = holds.reenter(hold.owner(), hold.key(), place, Mode::Exclusive, START);
+        holds.insert(hold.clone(), holds.hash(hold.owner(), hold.key()), START).unwrap();
+        let hash = holds.hash(hold.owner(), hold.key());
+        let entered = holds.reenter(hold.owner(), hold.key(), hash, Mode::Exclusive, START);
         assert!(entered.is_some_and(|entered| entered.is_ok_and(|entered| entered.token == hold.token)));
-        let as_reader = holds.reenter(hold.owner(), hold.key(), place, Mode::Shared, START);
+        let as_reader = holds.reenter(hold.owner(), hold.key(), hash, Mode::Shared, START);
         assert!(as_reader.is_some_and(|refused| refused.is_err()));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));
-        assert!(holds.held(hold.owner(), hold.key(), place, START).is_none());
+        assert!(holds.held(hold.owner(), hold.key(), hash, START).is_none());
         assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
     }
 }
