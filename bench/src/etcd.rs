@@ -59,7 +59,9 @@ pub(crate) fn run(parts: &[String]) {
             }
         });
         if wanted("processes") {
-            [2, 8].map(|processes| contended::in_processes(&server, processes));
+            for processes in [2, 8] {
+                contended::in_processes(&server, processes);
+            }
         }
         println!();
     }
