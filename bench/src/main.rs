@@ -11,6 +11,7 @@ fn main() {
     match name.as_str() {
         "core" => core::run(),
         "etcd" => etcd::run(&std::env::args().skip(2).collect::<Vec<_>>()),
+        "etcd-contender" => etcd::contender(&std::env::args().skip(2).collect::<Vec<_>>()),
         "redis" => redis::run(),
         "redlock" => redlock::run(),
         _ => {

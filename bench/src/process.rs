@@ -9,7 +9,12 @@ pub(crate) fn status(field: &str) -> u64 {
 
 /// Returns the user and system time of this process; the kernel counts it in hundredths of a second.
 pub(crate) fn cpu_ms() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    cpu_ms_of(std::process::id())
+}
+
+/// Returns the same of another process.
+pub(crate) fn cpu_ms_of(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = text.rsplit(')').next().unwrap_or_default();
     after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
 }

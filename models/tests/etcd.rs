@@ -37,6 +37,8 @@ enum Flaw {
     DeadlineFromReceipt,
     /// The next one of the same client has the lock as soon as the release is sent.
     HandsOnAtOnce,
+    /// A release hands over to a waiter of the same client, whoever else is before that one.
+    HandsPastOthers,
     /// A holder does not watch its own key.
     NoOwnWatch,
 }
@@ -147,6 +149,16 @@ fn at(tick: u8) -> Moment {
     Moment::from_nanos(0).after(Duration::from_secs(tick.into()))
 }
 
+/// What a release reads in the same moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Read {
+    Nothing,
+    /// The key right behind.
+    Key(Mark),
+    /// The first key that is left.
+    First,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Message {
     Join {
@@ -170,10 +182,10 @@ enum Message {
     },
     Leave {
         own: Mark,
-        next: Option<Mark>,
+        read: Read,
         is_repeat: bool,
     },
-    /// With the key right behind, if it is there.
+    /// With the key that was read, if it is there.
     Left {
         own: Mark,
         is_deleted: bool,
@@ -324,9 +336,11 @@ impl Etcd {
             Message::Joined { own, before } => {
                 let Some(attempt) = &mut state.places[own.place].state else { return };
                 attempt.made(Some(own.created.into()), true);
-                match before {
-                    None => state.grant(own, own.created, true),
-                    Some(before) => state.wait(own, before, own.created),
+                let first_at = attempt.first_at().map(|revision| u8::try_from(revision).expect("few revisions"));
+                match (before, first_at) {
+                    (None, _) => state.grant(own, own.created, true),
+                    (_, Some(revision)) => state.grant(own, revision, true),
+                    (Some(before), None) => state.wait(own, before, own.created),
                 }
             }
             Message::Refused { place } => state.lease_gone(CLIENT_OF[place]),
@@ -338,8 +352,10 @@ impl Etcd {
             Message::Looked { own, is_there, before, revision } => {
                 self.looked(state, own, is_there.then_some(revision), before);
             }
-            Message::Leave { own, next, .. } => self.leave(state, own, next),
-            Message::Left { own, is_deleted, next, revision } => left(state, own, is_deleted, next, revision),
+            Message::Leave { own, read, .. } => self.leave(state, own, read),
+            Message::Left { own, is_deleted, next, revision } => {
+                self.left(state, own, is_deleted.then_some(revision), next)
+            }
             Message::KeepAlive { client, sent } => {
                 let answer = match &mut state.leases[client] {
                     Some(ends) => {
@@ -388,13 +404,17 @@ impl Etcd {
         }
     }
 
-    fn leave(&self, state: &mut State, own: Mark, next: Option<Mark>) {
+    fn leave(&self, state: &mut State, own: Mark, read: Read) {
         let by_name = self.flaw == Flaw::ReleaseByName;
         let is_meant = |key: &Mark| *key == own || by_name && key.place == own.place;
         let is_deleted = state.keys.iter().any(is_meant);
         state.robbed |= state.keys.iter().any(|key| is_meant(key) && *key != own);
         state.delete(is_meant);
-        let next = next.filter(|next| state.has(next.created));
+        let next = match read {
+            Read::Nothing => None,
+            Read::Key(next) => Some(next).filter(|next| state.has(next.created)),
+            Read::First => state.keys.first().copied(),
+        };
         let revision = state.revision;
         state.wire.insert(Message::Left { own, is_deleted, next, revision });
     }
@@ -428,29 +448,37 @@ impl Etcd {
         // Only of a holder is it known that no key was before its own.
         let is_first = leaving.was_held || attempt.is_first();
         let mut others = (0..state.places.len()).filter(|next| CLIENT_OF[*next] == CLIENT_OF[place]);
-        let next =
-            others.find(|next| state.places[*next].waits_for().is_some_and(|before| before.contains(&queue_key(own))));
+        let past_others = self.flaw == Flaw::HandsPastOthers;
+        let next = others.find(|next| {
+            state.places[*next].waits_for().is_some_and(|before| past_others || before.contains(&queue_key(own)))
+        });
         let next = next.filter(|_| is_first).map(|next| Mark { place: next, created: state.places[next].created() });
-        state.wire.insert(Message::Leave { own, next, is_repeat: false });
+        let read = match next {
+            Some(next) => Read::Key(next),
+            None if is_first => Read::First,
+            None => Read::Nothing,
+        };
+        state.wire.insert(Message::Leave { own, read, is_repeat: false });
         if let Some(next) = next.filter(|_| self.flaw == Flaw::HandsOnAtOnce) {
             state.grant(next, state.revision, false);
         }
     }
-}
 
-/// A release was answered: the old key is gone and the next is there, as of one revision.
-fn left(state: &mut State, own: Mark, is_deleted: bool, next: Option<Mark>, revision: u8) {
-    let now = at(state.now);
-    let place = &mut state.places[own.place];
-    if place.is_leaving() && place.created() == own.created {
-        let after = place.state.as_mut().map(|attempt| attempt.left(true, is_deleted, now));
-        assert_eq!(after, Some(AfterDeletion::Forget), "no request was left unanswered");
-        place.forget();
-    }
-    if let Some(next) = next.filter(|_| is_deleted)
-        && let Some(attempt) = &mut state.places[next.place].state
-    {
-        attempt.handed_over(next.created.into(), revision.into());
+    /// A release was answered: the old key was `deleted` as of a revision, and the next one is there.
+    fn left(&self, state: &mut State, own: Mark, deleted: Option<u8>, next: Option<Mark>) {
+        let now = at(state.now);
+        let place = &mut state.places[own.place];
+        if place.is_leaving() && place.created() == own.created {
+            let after = place.state.as_mut().map(|attempt| attempt.left(true, deleted.is_some(), now));
+            assert_eq!(after, Some(AfterDeletion::Forget), "no request was left unanswered");
+            place.forget();
+        }
+        let next = next.filter(|next| CLIENT_OF[next.place] == CLIENT_OF[own.place]);
+        if let (Some(revision), Some(next)) = (deleted, next)
+            && let Some(attempt) = &mut state.places[next.place].state
+        {
+            attempt.handed_over(next.created.into(), revision.into());
+        }
     }
 }
 
@@ -522,7 +550,7 @@ impl Model for Etcd {
             Action::LeaveAgain { place } => {
                 let own = Mark { place, created: state.places[place].created() };
                 state.repeats -= 1;
-                state.wire.insert(Message::Leave { own, next: None, is_repeat: true });
+                state.wire.insert(Message::Leave { own, read: Read::Nothing, is_repeat: true });
             }
             Action::TakeTurn { place } => {
                 let own = Mark { place, created: state.places[place].created() };
@@ -626,6 +654,11 @@ fn a_deadline_from_the_receipt_of_the_keepalive_is_detected() {
 #[test]
 fn handing_over_before_the_reply_is_detected() {
     expect_broken(Etcd { flaw: Flaw::HandsOnAtOnce, ..REVOKED }, &[ONE_HOLDER]);
+}
+
+#[test]
+fn handing_over_past_another_clients_waiter_is_detected() {
+    expect_broken(Etcd { flaw: Flaw::HandsPastOthers, ..ENGINE }, &[ONE_HOLDER]);
 }
 
 #[test]

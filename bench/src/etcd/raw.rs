@@ -25,8 +25,8 @@ pub(super) struct Raw {
 
 impl Raw {
     /// Connects on the caller's runtime.
-    pub(super) async fn connect(server: &EtcdServer) -> Raw {
-        let endpoint = Endpoint::from_shared(server.endpoint()).expect("an address").tcp_nodelay(true);
+    pub(super) async fn connect(url: &str) -> Raw {
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("an address").tcp_nodelay(true);
         Raw { channel: endpoint.connect().await.expect("connected") }
     }
 

@@ -45,7 +45,7 @@ struct Waiting {
 
 impl Recipe {
     pub(super) async fn connect(server: &EtcdServer, name: &str, waiters: usize) -> Recipe {
-        let raw = Raw::connect(server).await;
+        let raw = Raw::connect(&server.endpoint()).await;
         let mut leases = Vec::new();
         for _ in 0..waiters {
             leases.push(raw.grant(60).await);

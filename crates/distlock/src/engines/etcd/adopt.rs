@@ -49,6 +49,9 @@ impl Engine {
                 if key.is_some_and(|key| engine.watches.saw_deletion(adopter.lock(), &key)) {
                     adopter.state().end_was_seen();
                 }
+                if engine.watches.has_prefix() {
+                    adopter.state().was_not_watched();
+                }
             }
             taken
         });

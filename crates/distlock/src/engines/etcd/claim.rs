@@ -59,10 +59,15 @@ impl Engine {
                         let _ = self.release(claim).await;
                         return Err(claim.mode().disagrees(other));
                     }
-                    if !view.holds {
+                    let first_at = attempt.state().first_at();
+                    if let Some(revision) = first_at {
+                        // The predecessor left before this request was answered.
+                        if let Some(grant) = self.grant_at(&attempt, revision) {
+                            return Ok(Claimed::Granted(grant));
+                        }
+                    } else if !view.holds {
                         return Ok(Claimed::Busy(self.keep_place(&attempt, claim, view)));
-                    }
-                    if let Some(grant) = self.grant(&attempt, &view) {
+                    } else if let Some(grant) = self.grant(&attempt, &view) {
                         return Ok(Claimed::Granted(grant));
                     }
                 }
@@ -128,6 +133,9 @@ impl Engine {
             && let with_release = self.attempts.is_passed_on(attempt.lock(), self.clock.now())
             && let Some(view) = queue::line_up(&self.batcher, attempt.lock(), request.put(None), with_release).await?
         {
+            if let (true, true, Some(created)) = (with_release, view.holds, view.own) {
+                attempt.state().came_with_release(created);
+            }
             return Ok(view);
         }
         queue::join(&self.client, &self.batcher, request, queue).await
@@ -240,4 +248,46 @@ pub(super) fn key_request(attempt: &Attempt, claim: &Claim) -> KeyRequest {
 
 pub(super) fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {
     Busy { holder, poll_after: Some((claim.ttl / 3).min(LONGEST_POLL)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use distlock_testkit::servers::EtcdServer;
+
+    use super::*;
+    use crate::contract::Backend;
+    use crate::engines::etcd::Etcd;
+    use crate::types::key::Key;
+    use crate::types::owner::{OwnerId, Process, Record};
+
+    /// A claim has read the queue, and is slow. Meanwhile a later one takes the slot that was free, and leaves.
+    #[tokio::test]
+    async fn a_slot_is_not_taken_after_a_later_permit_has_had_it() {
+        const OF: u32 = 3;
+        let server = EtcdServer::start();
+        let etcd = Etcd::builder([server.address().to_string()]).build().unwrap();
+        let record = Record::new(OwnerId::new("o").unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        let record = Arc::new(record.with_mode(Mode::Slot { of: OF }));
+        let claim = || Claim::new(Key::new("a").unwrap(), Duration::from_secs(60), true, record.clone());
+        let slot_of = async |claim: &Claim| match etcd.claim(claim).await {
+            Ok(Claimed::Granted(grant)) => grant.slot,
+            other => panic!("{other:?}"),
+        };
+        let (first, slow, later) = (claim(), claim(), claim());
+        assert_eq!(slot_of(&first).await, Some(0));
+        let engine = &etcd.engine;
+        let attempt = engine.attempt_of(&slow).await.unwrap().unwrap();
+        let request = key_request(&attempt, &slow);
+        let mut view = queue::join(&engine.client, &engine.batcher, &request, true).await.unwrap();
+        assert!(view.holds && view.slot.is_none());
+        etcd.release(&first).await.unwrap();
+        assert_eq!(slot_of(&later).await, Some(1), "the lowest is left to the slow one");
+        etcd.release(&later).await.unwrap();
+        queue::take_slot(&engine.client, &request, OF, &mut view).await.unwrap();
+        assert_eq!(view.slot, None, "its token is lower than the last one of that slot");
+        let view = engine.take_slot(&attempt, &slow, view).await;
+        assert!(matches!(view, Ok(QueueView { slot: Some(0), .. })), "{view:?}");
+    }
 }

@@ -12,6 +12,7 @@ use super::seen_revision::SeenRevision;
 use super::shared_lease::SharedLeases;
 use super::state::attempts::Attempts;
 use super::state::entry::Entries;
+use super::state::hold_watch::HoldWatch;
 use super::wire::batcher::Batcher;
 use super::wire::client::Client;
 use super::wire::tasks::Tasks;
@@ -34,6 +35,7 @@ pub(super) struct Engine {
     pub(super) attempts: Attempts,
     pub(super) entries: Entries,
     pub(super) watches: Watches,
+    pub(super) hold_watch: Mutex<HoldWatch>,
     pub(super) batcher: Batcher,
     pub(super) seen_revision: SeenRevision,
     /// The lease that histories are written on today.
@@ -50,11 +52,12 @@ impl Engine {
             batcher: Batcher::new(client.clone(), clock.clone(), tasks.clone()),
             client,
             clock,
+            watches: Watches::new(names.all("")),
+            hold_watch: Mutex::default(),
             names,
             leases: SharedLeases::default(),
             attempts: Attempts::default(),
             entries: Entries::default(),
-            watches: Watches::default(),
             seen_revision: SeenRevision::default(),
             history_lease: Mutex::default(),
             tasks,

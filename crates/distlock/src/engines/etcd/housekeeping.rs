@@ -7,6 +7,8 @@ use super::engine::Engine;
 use super::protocol::messages::EventType;
 use super::state::attempts::Attempt;
 use super::state::effect::Chore;
+use super::state::hold_watch::WatchChoice;
+use super::wire::watches::{Change, Sight};
 use crate::types::clock::Moment;
 
 /// How often the agenda is looked at.
@@ -22,16 +24,27 @@ impl Engine {
         }
         let engine = self.clone();
         self.run(async move {
-            engine
-                .watches
-                .follow(&engine.client, &engine.clock, |kind, key, revision| match kind {
-                    EventType::Delete => engine.saw_deletion(key, revision),
-                    EventType::Put => engine.saw_write(key, revision),
-                })
-                .await;
+            let told = |change: Option<Change<'_>>| match change {
+                Some(change) => engine.saw_change(change),
+                None => engine.hold_watch.lock().refused(),
+            };
+            engine.watches.follow(&engine.client, &engine.clock, told).await;
         });
         let engine = self.clone();
         self.run(async move { engine.keep_house().await });
+    }
+
+    fn saw_change(self: &Arc<Self>, change: Change<'_>) {
+        if change.by_prefix {
+            let owner = self.attempts.owner_of(change.key);
+            if owner.is_none_or(|owner| owner.state().is_leaving()) {
+                self.hold_watch.lock().saw_event_of_others();
+            }
+        }
+        match change.kind {
+            EventType::Delete => self.saw_deletion(change.key, change.revision),
+            EventType::Put => self.saw_write(change.key, change.revision),
+        }
     }
 
     async fn keep_house(self: Arc<Self>) {
@@ -43,6 +56,7 @@ impl Engine {
                 self.attempts.look_again(&attempt, next);
             }
             self.look_after_entries(now);
+            self.hold_watch.lock().tick(now);
             self.watches.prune(now);
         }
     }
@@ -82,15 +96,34 @@ impl Engine {
             }
             Chore::LookAt(moment) => moment,
             Chore::WatchKey { revision, in_question } => {
-                let ends = self.watches.watch(attempt.lock(), revision.saturating_add(1), now);
-                let writes = self.watches.watch_writes(attempt.key(), revision.saturating_add(1), now);
-                if ends.misses(revision) || writes.misses(revision) || in_question {
+                if self.watch_hold(attempt, revision, now).misses(revision) || in_question {
                     self.look_for(attempt);
                     return now.after(TICK);
                 }
                 later
             }
         }
+    }
+
+    /// Watches the key of a hold, which was there at `revision`: by itself, or with all others of this client.
+    fn watch_hold(&self, attempt: &Attempt, revision: i64, now: Moment) -> Sight {
+        let holds = self.attempts.count_long_hold(attempt);
+        let choice = self.hold_watch.lock().choose(holds, now);
+        // A watch on the key alone stays as long as the hold, unless it is one of too many.
+        match choice {
+            WatchChoice::Prefix if !self.watches.has_key(attempt.key()) => {
+                let first = if self.watches.has_prefix() { revision } else { self.first_unwatched().min(revision) };
+                self.watches.watch_prefix(first, now)
+            }
+            WatchChoice::Own | WatchChoice::Prefix => self.watches.watch_key(attempt.key(), revision, now),
+        }
+    }
+
+    /// Returns the lowest revision at which the key of a hold was there that is not watched yet.
+    fn first_unwatched(&self) -> i64 {
+        let revision = |attempt: Arc<Attempt>| attempt.state().held_at();
+        let unwatched = self.attempts.all().into_iter().filter(|attempt| !self.watches.has_key(attempt.key()));
+        unwatched.filter_map(revision).min().unwrap_or(i64::MAX)
     }
 
     fn delete_soon(self: &Arc<Self>, attempt: &Arc<Attempt>) {

@@ -10,7 +10,7 @@ use crate::engines::etcd::protocol::messages::{KeyValue, LeaseTimeToLiveRequest,
 use crate::engines::etcd::protocol::methods::LEASE_TIME_TO_LIVE;
 use crate::engines::etcd::protocol::names::{Names, end_of};
 use crate::engines::etcd::protocol::pages;
-use crate::engines::etcd::protocol::queue::{self, KeyToDelete};
+use crate::engines::etcd::protocol::queue::{self, KeyToDelete, Read};
 use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::protocol::standing;
 use crate::engines::etcd::protocol::value;
@@ -79,7 +79,7 @@ impl Engine {
         }
         let key =
             KeyToDelete { lock: &lock, key: &held.key, created: held.create_revision, lease: None, if_new: false };
-        let left = queue::delete(&self.batcher, key, None).await?;
+        let left = queue::delete(&self.batcher, key, Read::Nothing).await?;
         if left.deleted { Ok(()) } else { Err(not_held()) }
     }
 

@@ -60,8 +60,9 @@ impl Engine {
     }
 
     /// An unanswered request may still make the key of a forgotten attempt: deletes one that is made after `created`.
-    /// No other attempt gets its name.
-    fn delete_late(self: &Arc<Self>, attempt: &Attempt, created: i64) {
+    /// No other attempt gets its name. The core does not know the attempt any more, or has been told that it is lost, so
+    /// its keeper does not repeat the release.
+    pub(super) fn delete_late(self: &Arc<Self>, attempt: &Attempt, created: i64) {
         let lease = attempt.lease();
         if lease.is_gone() {
             return;

@@ -37,6 +37,7 @@ use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
     Wake,
 };
+use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::{HistoryEntry, answer_all};
 use crate::types::key::Key;
@@ -107,6 +108,10 @@ impl Backend for Etcd {
             Mode::Reentrant => self.engine.release_entry(claim).await,
             _ => self.engine.release(claim).await,
         }
+    }
+
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        self.engine.attempts.get(claim.attempt)?.state().late_until()
     }
 
     async fn amend(&self, lease: &Lease) -> Result<bool> {

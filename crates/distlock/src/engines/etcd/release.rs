@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::engine::Engine;
 use super::error::{Failure, Fault};
-use super::protocol::queue::{self, Deletion, KeyToDelete};
+use super::protocol::queue::{self, Deletion, KeyToDelete, Read};
 use super::protocol::queue_key::QueueKey;
 use super::state::attempts::Attempt;
 use super::state::effect::AfterDeletion;
@@ -44,26 +44,33 @@ impl Engine {
             return Ok(outcome(false));
         }
         let own = attempt.own_key();
-        let next = own.as_ref().filter(|_| is_first);
-        let next = next.and_then(|own| self.attempts.next_after(own, attempt.lock()));
-        // A slot or an entry needs more than to be the first.
-        let next = next.filter(|next| matches!(next.mode(), Mode::Exclusive | Mode::Shared));
-        let next = next.and_then(|next| Some((next.own_key()?, next)));
+        let next = own.as_ref().filter(|_| is_first).and_then(|own| self.next_after(own, attempt));
+        let read = match &next {
+            Some(next) => Read::Key(&next.key),
+            // The claim of a waiter may be on its way.
+            None if is_first && self.attempts.has_company(attempt) => Read::First,
+            None => Read::Nothing,
+        };
         let seen = self.seen_revision.now();
-        let sent = self.delete_key(attempt, next.as_ref().map(|next| &*next.0.key)).await;
+        let sent = self.delete_key(attempt, read).await;
         let deletion = sent.inspect_err(|_| self.attempts.wake_behind(attempt))?;
-        if let Some((key, next)) = next
-            && self.seen_revision.check(seen, deletion.header).is_ok()
-        {
-            self.hand_over(&deletion, &key, &next);
+        if self.seen_revision.check(seen, deletion.header).is_ok() {
+            self.hand_over(&deletion, attempt.lock(), next.as_ref());
         }
-        self.has_left(attempt, own.is_some(), deletion.deleted);
-        Ok(outcome(deletion.deleted))
+        let outcome = outcome(deletion.deleted);
+        self.has_left(attempt, own, deletion.deleted);
+        Ok(outcome)
     }
 
-    /// Deletes the key of `attempt`, whose [making](Attempt::making) the caller has locked. Reads the key `next` with
-    /// it.
-    async fn delete_key(&self, attempt: &Attempt, next: Option<&[u8]>) -> Result<Deletion, Failure> {
+    /// Returns the key of the waiter of this client right behind `own`, which needs no more than to be the first. A slot or
+    /// an entry needs more.
+    fn next_after(&self, own: &QueueKey, attempt: &Attempt) -> Option<QueueKey> {
+        let next = self.attempts.next_after(own, attempt.lock())?;
+        matches!(next.mode(), Mode::Exclusive | Mode::Shared).then(|| next.own_key())?
+    }
+
+    /// Deletes the key of `attempt`, whose [making](Attempt::making) the caller has locked, and does `read` with it.
+    async fn delete_key(&self, attempt: &Attempt, read: Read<'_>) -> Result<Deletion, Failure> {
         let to_delete = attempt.state().to_delete();
         let created = to_delete.created;
         let if_new = attempt.mode() == Mode::Reentrant;
@@ -74,54 +81,65 @@ impl Engine {
                 attempt.state().deletion_unanswered(created);
             }
         };
-        let mut deletion = queue::delete(&self.batcher, key, next).await.inspect_err(note)?;
+        let mut deletion = queue::delete(&self.batcher, key, read).await.inspect_err(note)?;
         // After the lease that it is moved from, so that the key cannot slip through in between.
         for lease in to_delete.moving_to {
             if deletion.deleted {
                 break;
             }
             let key = KeyToDelete { lease: Some(lease), ..key };
-            deletion = queue::delete(&self.batcher, key, next).await.inspect_err(note)?;
+            deletion = queue::delete(&self.batcher, key, read).await.inspect_err(note)?;
         }
         Ok(deletion)
     }
 
-    /// Hands the lock to the waiter right behind its last holder, if the reply to the release proves that its key is
-    /// there.
-    fn hand_over(&self, deletion: &Deletion, key: &QueueKey, next: &Attempt) {
-        let is_first = deletion.deleted && deletion.next == Some(key.created);
-        if is_first && next.handed_over(key.created, deletion.header.revision) {
-            self.attempts.set_holder(next);
+    /// Hands the lock to the waiter whose key the reply to the release shows to be the first: the key `asked` that was
+    /// right behind the released one, or where that was not known whichever is the first now.
+    fn hand_over(&self, deletion: &Deletion, lock: &[u8], asked: Option<&QueueKey>) {
+        let shown = deletion.next.as_ref().filter(|shown| asked.is_none_or(|asked| asked == *shown));
+        let Some(first) = shown.filter(|_| deletion.deleted) else { return };
+        let Some(next) = self.attempts.owner_of(&first.key) else { return };
+        let fits = next.lock() == lock && matches!(next.mode(), Mode::Exclusive | Mode::Shared);
+        if fits && next.handed_over(first.created, deletion.header.revision) {
+            self.attempts.set_holder(&next);
         }
     }
 
     /// A release was answered: the key was deleted, or was not there.
-    fn has_left(&self, attempt: &Attempt, was_known: bool, deleted: bool) {
+    fn has_left(&self, attempt: &Attempt, own: Option<QueueKey>, deleted: bool) -> AfterDeletion {
+        let was_known = own.is_some();
+        if let Some(own) = own.filter(|_| deleted) {
+            self.attempts.remember_left(own);
+        }
         let after = {
             let mut state = attempt.state();
             let after = state.left(was_known, deleted, self.clock.now());
-            if after == AfterDeletion::DeleteAgain {
+            if after == AfterDeletion::Late {
                 state.lease().retire();
             }
             after
         };
         match after {
             AfterDeletion::Forget => self.attempts.remove(attempt),
-            AfterDeletion::DeleteAgain => self.attempts.wake_behind(attempt),
+            AfterDeletion::Late => self.attempts.wake_behind(attempt),
         }
+        after
     }
 
-    /// Deletes the key of an attempt whose time is over.
-    pub(super) async fn delete(&self, attempt: &Attempt) {
+    /// Deletes the key of an attempt whose time is over, which the core does not ask for any more.
+    pub(super) async fn delete(self: &Arc<Self>, attempt: &Attempt) {
         // The earlier deletion is still on its way.
         let Ok(_alone) = attempt.making().try_lock() else { return };
         if !self.attempts.has(attempt) {
             // The earlier deletion is done, and another key may have the name by now.
             return;
         }
-        let was_known = attempt.own_key().is_some();
-        if let Ok(deletion) = self.delete_key(attempt, None).await {
-            self.has_left(attempt, was_known, deletion.deleted);
+        let own = attempt.own_key();
+        if let Ok(deletion) = self.delete_key(attempt, Read::Nothing).await
+            && self.has_left(attempt, own, deletion.deleted) == AfterDeletion::Late
+        {
+            self.attempts.remove(attempt);
+            self.delete_late(attempt, 0);
         }
     }
 }

@@ -94,6 +94,10 @@ impl Engine {
     async fn wait_for_end(&self, attempt: &Attempt, wait: &Wait, claim: &Claim) -> Told {
         let Wait { before, revision, .. } = wait;
         let news = || if attempt.state().has_news() { Told::Again } else { Told::Look };
+        if before.iter().any(|before| self.attempts.has_left(before)) {
+            // The claim was on its way when that key was deleted, and was answered later.
+            return news();
+        }
         if before.iter().all(|before| self.attempts.is_own(before)) {
             // This client is the first to hear of its own keys and wakes us: no watch is needed.
             attempt.turn().notified().await;

@@ -306,6 +306,9 @@ pub(crate) struct WatchCreateRequest {
     /// 0: from now on.
     #[prost(int64, tag = "3")]
     pub(crate) start_revision: i64,
+    /// Says from time to time how far it is where nothing happens.
+    #[prost(bool, tag = "4")]
+    pub(crate) progress_notify: bool,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
     pub(crate) filters: Vec<i32>,
     #[prost(int64, tag = "7")]

@@ -20,6 +20,8 @@ use crate::types::mode::Mode;
 const ROUNDS: usize = 32;
 /// How long a holder that has lost its lock waits for the reason.
 const REASON_WAIT: Duration = Duration::from_millis(500);
+/// How many keys a transaction compares before it takes a slot: etcd allows for 128 operations.
+const MOST_KEEPERS: usize = 120;
 /// No limit: whatever was made up to now.
 const LAST_IN_JOIN: i64 = 0;
 
@@ -151,7 +153,7 @@ async fn enter(client: &Client, wanted: &KeyRequest, mut view: QueueView) -> Res
             _ => None,
         };
         let request = TxnRequest {
-            compare: vec![unchanged_since(lock, view.header.revision)],
+            compare: slot_is_kept(lock, slot, i64::MAX, &view),
             success: vec![Request::Put(wanted.put(slot)).into()],
             failure: sights(lock, key, *mode, LAST_IN_JOIN),
         };
@@ -175,12 +177,10 @@ pub(crate) async fn take_slot(
 ) -> Result<(), Failure> {
     let Some(created) = view.own else { return Ok(()) };
     let Some(slot) = standing::free_slot(of, created, &view.heads) else { return Ok(()) };
-    let unchanged = unchanged_since(&wanted.lock, view.header.revision);
-    let request = TxnRequest {
-        compare: vec![created_at(&wanted.key, created), unchanged],
-        success: vec![Request::Put(wanted.put(Some(slot))).into()],
-        failure: Vec::new(),
-    };
+    let mut compare = slot_is_kept(&wanted.lock, Some(slot), created, view);
+    compare.push(created_at(&wanted.key, created));
+    let request =
+        TxnRequest { compare, success: vec![Request::Put(wanted.put(Some(slot))).into()], failure: Vec::new() };
     let answer = client.txn(request).await?;
     if answer.succeeded {
         view.slot = Some(slot);
@@ -317,8 +317,8 @@ pub(crate) async fn take_over(
 pub(crate) struct Deletion {
     /// Whether it was there, and was ours.
     pub(crate) deleted: bool,
-    /// The create revision of the key that was asked for in the same moment, if it is there.
-    pub(crate) next: Option<i64>,
+    /// The key that was asked for in the same moment, if it is there.
+    pub(crate) next: Option<QueueKey>,
     pub(crate) header: Header,
 }
 
@@ -335,28 +335,39 @@ pub(crate) struct KeyToDelete<'a> {
     pub(crate) if_new: bool,
 }
 
-/// Deletes a key. Looks for the key `next` in the same moment.
-pub(crate) async fn delete(
-    batcher: &Batcher,
-    target: KeyToDelete<'_>,
-    next: Option<&[u8]>,
-) -> Result<Deletion, Failure> {
+/// What a deletion reads in the same moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Read<'a> {
+    Nothing,
+    /// That key.
+    Key(&'a [u8]),
+    /// The first key that is left in the queue. The longer the queue, the more that costs the server.
+    First,
+}
+
+/// Deletes a key, and reads another one in the same moment.
+pub(crate) async fn delete(batcher: &Batcher, target: KeyToDelete<'_>, next: Read<'_>) -> Result<Deletion, Failure> {
     let KeyToDelete { lock, key, created, lease, if_new } = target;
     let ours = match created {
         0 => exists(key),
         _ => created_at(key, created),
     };
     let delete = Request::DeleteRange(DeleteRangeRequest { key: key.to_vec() });
+    let next = match next {
+        Read::Nothing => None,
+        Read::Key(next) => Some(own(next)),
+        Read::First => Some(RangeRequest { keys_only: true, ..first_of(lock, 1) }),
+    };
     let request = TxnRequest {
         compare: [Some(ours), lease.map(|lease| hangs_on(key, lease)), if_new.then(|| is_new(key))]
             .into_iter()
             .flatten()
             .collect(),
-        success: std::iter::once(delete.into()).chain(next.map(|next| range(own(next)))).collect(),
+        success: std::iter::once(delete.into()).chain(next.map(range)).collect(),
         failure: Vec::new(),
     };
     let answer = batcher.write(Write::Leave { lock: lock.to_vec(), key: key.to_vec() }, request).await?;
-    let next = ranges_of(answer.responses).flatten().next().map(|next| next.create_revision);
+    let next = ranges_of(answer.responses).flatten().next().map(|next| QueueKey::of(&next));
     Ok(Deletion { deleted: answer.succeeded, next, header: answer.header.unwrap_or_default() })
 }
 
@@ -464,6 +475,14 @@ pub(crate) fn unchanged(read: &KeyValue) -> Compare {
         mod_revision: Some(read.mod_revision),
         ..created_at(&read.key, 0)
     }
+}
+
+/// The queue is as `view` shows it, as far as that matters for taking `slot`. That no key was written since is not enough:
+/// a later key may have taken the slot and left again.
+fn slot_is_kept(lock: &[u8], slot: Option<u32>, created: i64, view: &QueueView) -> Vec<Compare> {
+    let keepers = slot.into_iter().flat_map(|slot| standing::keepers_of(slot, created, &view.heads));
+    let kept = keepers.take(MOST_KEEPERS).map(unchanged);
+    kept.chain([unchanged_since(lock, view.header.revision)]).collect()
 }
 
 /// No key of the lock was made or written after `revision`. Some may have gone.

@@ -59,6 +59,15 @@ pub(crate) fn free_slot(of: u32, created: i64, heads: &[KeyValue]) -> Option<u32
     admission::lowest_free_slot(of, heads.iter().filter_map(slot_of), slow)
 }
 
+/// Returns the keys among `heads` that keep `slot` for our key: while all of them are as they were read, no later key takes
+/// it. The end of one of them lets a later key take `slot`, and our key a lower one.
+pub(crate) fn keepers_of(slot: u32, created: i64, heads: &[KeyValue]) -> impl Iterator<Item = &KeyValue> {
+    heads.iter().filter(move |kv| match value::read(&kv.value).and_then(|value| value.slot) {
+        Some(lower) => lower < slot,
+        None => kv.create_revision < created,
+    })
+}
+
 /// Returns a mode among `keys` that disagrees with `mode`.
 pub(crate) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
     admission::disagreement(mode, keys.into_iter().map(|key| Names::mode(lock, key)))
@@ -143,6 +152,9 @@ mod tests {
         assert_eq!(free_slot(3, 9, &[with_slot(1, Some(1)), with_slot(2, None)]), Some(2));
         assert_eq!(free_slot(3, 2, &[with_slot(1, Some(0)), with_slot(2, None), with_slot(3, Some(2))]), Some(1));
         assert_eq!(free_slot(1, 9, &[with_slot(1, Some(0))]), None);
+        let heads = [with_slot(1, Some(0)), with_slot(2, None), with_slot(3, None), with_slot(4, Some(2))];
+        let keepers: Vec<_> = keepers_of(1, 3, &heads).map(|kv| kv.create_revision).collect();
+        assert_eq!(keepers, [1, 2], "a slot that is higher, and a key that came later, keep nothing");
     }
 
     #[test]

@@ -20,10 +20,10 @@ use crate::types::clock::Moment;
 
 /// A hold is watched when it lasts longer than this. Most holds are shorter and cost no watch.
 pub(crate) const WATCH_AFTER: Duration = Duration::from_millis(250);
-/// A hold that was handed over within this client and is older than this will not be released in a moment.
+/// A hold that was passed on within this client and is older than this will not be released in a moment.
 const RELEASED_SOON: Duration = Duration::from_millis(5);
-/// How long a key that an unanswered request may still make is deleted again and again.
-const LATE_KEY_WAIT: Duration = Duration::from_secs(60);
+/// How long an unanswered request may still make a key: its deletion is repeated until then.
+pub(crate) const LATE_KEY_WAIT: Duration = Duration::from_secs(60);
 
 /// A lease that a key may hang on.
 pub trait LeaseHandle: Clone {
@@ -44,12 +44,15 @@ pub struct AttemptState<L> {
     created: i64,
     /// The last revision at which a key of this name was seen deleted.
     deleted: i64,
+    /// The last revision at which the key was seen written before the lock was held.
+    written: i64,
     /// The revision up to which the queue was read.
     revision: i64,
     /// The keys whose end it waits for, as of `revision`: while all of them exist, the lock is not free for it.
     before: Vec<QueueKey>,
-    /// The predecessor has left; the reply from this revision showed our key, which is the first from then on.
-    first_at: Option<i64>,
+    /// The reply to a predecessor's release showed the key that was made at the first revision: from the second
+    /// revision on it is the first key of the queue.
+    shown_first: Option<(i64, i64)>,
     /// The slot of a semaphore that it has.
     slot: Option<u32>,
     /// How many requests to make the key were not answered and may still make it.
@@ -62,8 +65,8 @@ pub struct AttemptState<L> {
     known_start: Moment,
     /// After this moment the key is deleted.
     keep_until: Moment,
-    /// When deleting a key began that a late request may still make, and when to delete it next.
-    delete_again: Option<(Moment, Moment)>,
+    /// Until when an unanswered request may make the key, though a release was answered.
+    late_until: Option<Moment>,
 }
 
 impl<L: LeaseHandle> AttemptState<L> {
@@ -75,16 +78,17 @@ impl<L: LeaseHandle> AttemptState<L> {
             phase: Phase::Waiting,
             created,
             deleted: 0,
+            written: 0,
             revision: 0,
             before: Vec::new(),
-            first_at: None,
+            shown_first: None,
             slot: None,
             unanswered: 0,
             in_question: false,
             name_is_taken: false,
             known_start,
             keep_until,
-            delete_again: None,
+            late_until: None,
         }
     }
 
@@ -145,7 +149,17 @@ impl<L: LeaseHandle> AttemptState<L> {
 
     /// Returns whether the predecessor has left and this key is the first.
     pub fn is_first(&self) -> bool {
-        self.first_at.is_some()
+        self.first_at().is_some()
+    }
+
+    /// Returns the revision from which on this key is the first, if a release has shown that.
+    pub fn first_at(&self) -> Option<i64> {
+        self.shown_first.filter(|(created, _)| *created == self.created).map(|(_, revision)| revision)
+    }
+
+    /// Returns until when an unanswered request may make the key, though a release was answered.
+    pub fn late_until(&self) -> Option<Moment> {
+        self.late_until
     }
 
     /// Returns whether an unanswered request may still make the key.
@@ -180,7 +194,7 @@ impl<L: LeaseHandle> AttemptState<L> {
             created: self.created,
             revision: self.revision,
             before: self.before.clone(),
-            first_at: self.first_at,
+            first_at: self.first_at(),
         })
     }
 
@@ -189,8 +203,8 @@ impl<L: LeaseHandle> AttemptState<L> {
         self.is_first() || self.phase != Phase::Waiting
     }
 
-    /// Returns whether a hold that was handed over within this client is about to be released; with `has_next`, the
-    /// next waiter of this client gets it then and releases it too.
+    /// Returns whether a hold that was passed on within this client is about to be released; with `has_next`, the next
+    /// waiter of this client gets it then and releases it too.
     pub fn is_released_soon(&self, now: Moment, has_next: bool) -> bool {
         self.is_first()
             && match self.phase {
@@ -212,6 +226,11 @@ impl<L: LeaseHandle> AttemptState<L> {
         // One of the unanswered requests made it.
         let was_there = own.is_some() && !is_new;
         self.unanswered = self.unanswered.saturating_sub(u32::from(was_there));
+    }
+
+    /// The key that was made at `created` came in one request with the predecessor's release, and is the first.
+    pub fn came_with_release(&mut self, created: i64) {
+        self.shown_first = Some((created, created));
     }
 
     /// A request to make or to take over the key was not answered.
@@ -250,19 +269,22 @@ impl<L: LeaseHandle> AttemptState<L> {
             Phase::Leaving { .. } | Phase::Gone => return Granted::GivenUp,
         }
         self.revision = self.revision.max(revision);
+        // Another attempt may have taken the hold over before this client heard of it.
+        self.in_question |= self.written > self.revision;
         self.known_start = term.start;
         self.keep_until = self.keep_until.max(term.start.after(term.ttl));
         Granted::Held { created: self.created, slot: self.slot }
     }
 
     /// The reply to the predecessor's release showed, as of `revision`, that the key made at `created` is the first.
-    /// Returns whether the attempt waits with that key, and is to be woken.
+    /// Returns whether the attempt waits with that key, and is to be woken. An attempt that does not know its key yet
+    /// finds out when its own request is answered.
     pub fn handed_over(&mut self, created: i64, revision: i64) -> bool {
-        let waits = self.phase == Phase::Waiting && self.created == created;
-        if waits {
-            self.first_at = Some(revision);
+        let waits = self.phase == Phase::Waiting;
+        if waits && (self.created == created || self.created == 0) {
+            self.shown_first = Some((created, revision));
         }
-        waits
+        waits && self.created == created
     }
 
     /// A release begins; `None` when the key is gone.
@@ -296,8 +318,8 @@ impl<L: LeaseHandle> AttemptState<L> {
             return AfterDeletion::Forget;
         }
         self.created = 0;
-        self.delete_again.get_or_insert((now, now));
-        AfterDeletion::DeleteAgain
+        let until = *self.late_until.get_or_insert(now.after(LATE_KEY_WAIT));
+        if now < until { AfterDeletion::Late } else { AfterDeletion::Forget }
     }
 
     /// A lease is gone, and every key that hung on it.
@@ -349,8 +371,21 @@ impl<L: LeaseHandle> AttemptState<L> {
     }
 
     /// A watch saw at `revision` that the key was written. Returns whether to read who wrote it.
-    pub fn saw_write(&self, revision: i64) -> bool {
+    pub fn saw_write(&mut self, revision: i64) -> bool {
+        if self.phase == Phase::Waiting {
+            self.written = self.written.max(revision);
+        }
         self.phase.is_held() && self.revision < revision
+    }
+
+    /// A watch may have seen changes of the key before it became this attempt's: it is read once.
+    pub fn was_not_watched(&mut self) {
+        self.in_question = true;
+    }
+
+    /// Returns the revision at which the key of a hold was there; `None` when it is no hold.
+    pub fn held_at(&self) -> Option<i64> {
+        self.phase.is_held().then_some(self.revision)
     }
 
     /// The key was read as of `revision`, and this attempt was the last to write it.
@@ -450,7 +485,9 @@ impl<L: LeaseHandle> AttemptState<L> {
         let is_over = now >= self.keep_until;
         match self.phase {
             Phase::Gone => Chore::Forget,
-            Phase::Leaving { .. } => self.delete_again(is_over, now),
+            // The core repeats a release, and forgets it when its time is over.
+            Phase::Leaving { .. } if self.late_until.is_some_and(|until| now < until) || !is_over => Chore::Rest,
+            Phase::Leaving { .. } => Chore::Delete,
             Phase::Held(_) | Phase::Waiting if is_over => {
                 self.phase = Phase::Leaving { was_held: self.phase.is_held() };
                 Chore::End
@@ -458,21 +495,6 @@ impl<L: LeaseHandle> AttemptState<L> {
             Phase::Waiting => Chore::WatchQueue,
             Phase::Held(since) if now.since(since) < WATCH_AFTER => Chore::LookAt(since.after(WATCH_AFTER)),
             Phase::Held(_) => Chore::WatchKey { revision: self.revision, in_question: self.in_question },
-        }
-    }
-
-    fn delete_again(&mut self, is_over: bool, now: Moment) -> Chore {
-        match self.delete_again {
-            Some((began, _)) if now.since(began) > LATE_KEY_WAIT => Chore::Forget,
-            Some((began, next)) if now >= next => {
-                // Backs off: a request that is a minute late is unlikely to arrive in the next second.
-                self.delete_again = Some((began, now.after(now.since(began))));
-                Chore::Delete
-            }
-            Some(_) => Chore::Rest,
-            // The core repeats a release that failed until the hold's time is over. Housekeeping does so from then on.
-            None if is_over => Chore::Delete,
-            None => Chore::Rest,
         }
     }
 }

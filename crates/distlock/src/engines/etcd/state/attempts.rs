@@ -3,7 +3,7 @@
 //! Many locks share a lease that lives as long as the process. So each attempt also has an end of its own: when the
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
+
+/// How many keys that this client has deleted are remembered, for claims that were sent before and are answered after.
+const REMEMBERED: usize = 256;
 
 /// One attempt to take a lock, and the hold that it may have become.
 #[derive(Debug)]
@@ -153,6 +156,12 @@ pub(crate) struct Attempts(Mutex<Table>);
 struct Table {
     all: HashMap<AttemptId, Arc<Attempt>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
+    /// How many attempts each lock has.
+    by_lock: HashMap<Vec<u8>, usize>,
+    /// The keys that this client has deleted last.
+    left: VecDeque<QueueKey>,
+    /// The holds that last for a while.
+    long_holds: HashSet<AttemptId>,
     numbers: KeyNumbers,
     /// When to look after which.
     agenda: BTreeSet<(Moment, AttemptId)>,
@@ -219,6 +228,8 @@ impl Attempts {
             return;
         }
         table.all.remove(&attempt.id);
+        table.count_out(&attempt.lock);
+        table.long_holds.remove(&attempt.id);
         if table.by_key.get(&attempt.key) == Some(&attempt.id) {
             table.by_key.remove(&attempt.key);
         }
@@ -268,11 +279,48 @@ impl Attempts {
         })
     }
 
-    /// A key was deleted at `revision`: wakes its waiters, and returns the attempt whose key it was.
+    /// Returns whether this client has more attempts for the lock of `attempt`.
+    pub(crate) fn has_company(&self, attempt: &Attempt) -> bool {
+        self.table().by_lock.get(&attempt.lock).is_some_and(|count| *count > 1)
+    }
+
+    /// The hold of `attempt` lasts for a while. Returns how many do.
+    pub(crate) fn count_long_hold(&self, attempt: &Attempt) -> usize {
+        let mut table = self.table();
+        if table.has(attempt) {
+            table.long_holds.insert(attempt.id);
+        }
+        table.long_holds.len()
+    }
+
+    /// This client has deleted `key`.
+    pub(crate) fn remember_left(&self, key: QueueKey) {
+        let mut table = self.table();
+        if table.left.len() == REMEMBERED {
+            table.left.pop_front();
+        }
+        table.left.push_back(key);
+    }
+
+    /// Returns whether this client has deleted `awaited` a moment ago.
+    pub(crate) fn has_left(&self, awaited: &QueueKey) -> bool {
+        self.table().left.contains(awaited)
+    }
+
+    /// A key was deleted at `revision`: wakes its waiters, and returns the attempt whose key it was. The waiters behind a
+    /// key that this client is deleting are woken again by the reply to that.
     pub(crate) fn deleted(&self, key: &[u8], revision: i64) -> Option<Arc<Attempt>> {
         let mut table = self.table();
-        table.wake_behind(key, revision);
-        table.owner_of(key)
+        let owner = table.owner_of(key);
+        let is_leaving = owner.as_ref().is_some_and(|owner| {
+            let state = owner.state();
+            state.is_leaving() && state.created() < revision
+        });
+        match is_leaving {
+            true => table.notify_behind(key, revision),
+            false => table.wake_behind(key, revision),
+        }
+        owner
     }
 
     /// The key of `attempt` may be gone: wakes its waiters.
@@ -399,11 +447,24 @@ impl Table {
             shown: Mutex::new(Shown { record: claim.record.clone(), holder: None }),
         });
         self.agenda.insert((look, attempt.id));
+        *self.by_lock.entry(attempt.lock.clone()).or_default() += 1;
         if attempt.named.is_some() {
             self.by_key.insert(attempt.key.clone(), attempt.id);
         }
-        self.all.insert(attempt.id, attempt.clone());
+        if let Some(old) = self.all.insert(attempt.id, attempt.clone()) {
+            self.count_out(&old.lock);
+        }
         attempt
+    }
+
+    /// An attempt for `lock` is forgotten.
+    fn count_out(&mut self, lock: &[u8]) {
+        if let Some(count) = self.by_lock.get_mut(lock) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_lock.remove(lock);
+            }
+        }
     }
 
     /// Whether this very attempt is here: another may have taken its id, or its key, since it was forgotten.
@@ -417,12 +478,19 @@ impl Table {
 
     /// Wakes the waiters for the end of a key of this name that was made before `revision`.
     fn wake_behind(&mut self, key: &[u8], revision: i64) {
+        self.notify_behind(key, revision);
         let made = |created| QueueKey { key: key.to_vec(), created };
         let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(awaited, _)| awaited.clone()).collect();
         for awaited in ended {
-            let waiters = self.behind.remove(&awaited).unwrap_or_default();
-            waiters.iter().filter_map(|id| self.all.get(id)).for_each(|next| next.turn.notify_one());
+            self.behind.remove(&awaited);
         }
+    }
+
+    /// The same, and keeps them: they are woken again.
+    fn notify_behind(&self, key: &[u8], revision: i64) {
+        let made = |created| QueueKey { key: key.to_vec(), created };
+        let waiters = self.behind.range(made(0)..made(revision)).flat_map(|(_, waiters)| waiters);
+        waiters.filter_map(|id| self.all.get(id)).for_each(|next| next.turn.notify_one());
     }
 
     fn unlink(&mut self, before: &QueueKey, id: AttemptId) {
@@ -475,6 +543,35 @@ mod tests {
         assert!(!second.handed_over(1, 3), "that was another key");
         assert!(second.handed_over(2, 3));
         assert!(is_woken(&second).await, "it would wait for nothing");
+    }
+
+    /// The watch is faster than the reply to the release, which does not show the next key.
+    #[tokio::test]
+    async fn one_that_waits_for_the_reply_to_our_release_is_woken_by_it() {
+        let attempts = Attempts::default();
+        let (first, second) = (made(&attempts, 1), made(&attempts, 2));
+        let awaited = first.own_key().unwrap();
+        attempts.put_behind(&second, vec![awaited.clone()]);
+        first.state().leave();
+        attempts.deleted(&first.key, 3);
+        assert!(is_woken(&second).await && attempts.is_leaving(&awaited));
+        attempts.remember_left(awaited.clone());
+        attempts.remove(&first);
+        assert!(is_woken(&second).await, "it would wait for a reply that has come");
+        assert!(attempts.has_left(&awaited) && !attempts.has_left(&second.own_key().unwrap()));
+    }
+
+    #[test]
+    fn attempts_of_one_lock_are_counted() {
+        let attempts = Attempts::default();
+        let first = made(&attempts, 1);
+        assert!(!attempts.has_company(&first));
+        let second = made(&attempts, 2);
+        assert!(attempts.has_company(&first) && attempts.has_company(&second));
+        attempts.remove(&second);
+        assert!(!attempts.has_company(&first));
+        attempts.remove(&first);
+        assert!(attempts.table().by_lock.is_empty());
     }
 
     #[test]

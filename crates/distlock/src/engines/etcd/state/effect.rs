@@ -53,8 +53,8 @@ pub struct ToDelete {
 pub enum AfterDeletion {
     /// Forget the attempt.
     Forget,
-    /// An unanswered request may still make the key: retire its lease, and delete it again.
-    DeleteAgain,
+    /// An unanswered request may still make the key: retire its lease, and repeat the release.
+    Late,
 }
 
 /// What to do about an attempt when a lease is gone.

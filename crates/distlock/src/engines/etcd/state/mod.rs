@@ -5,5 +5,6 @@ pub(crate) mod attempt;
 pub(crate) mod attempts;
 pub(crate) mod effect;
 pub(crate) mod entry;
+pub(crate) mod hold_watch;
 pub(crate) mod key_numbers;
 pub(crate) mod phase;

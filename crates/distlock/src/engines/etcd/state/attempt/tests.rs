@@ -76,6 +76,17 @@ fn a_lock_is_handed_only_to_the_key_that_the_reply_shows() {
 }
 
 #[test]
+fn a_key_that_is_shown_first_before_its_claim_is_answered_is_first_then() {
+    for (made, first_at) in [(5, Some(9)), (10, None)] {
+        let mut state = new();
+        assert!(!state.handed_over(5, 9), "nothing is to be woken");
+        assert!(!state.is_first(), "it may be an older key of this name");
+        state.made(Some(made), true);
+        assert_eq!(state.first_at(), first_at);
+    }
+}
+
+#[test]
 fn a_deletion_by_another_client_is_a_loss_and_our_own_is_none() {
     let mut state = held();
     assert_eq!(state.saw_deletion(9), SawDeletion::FindReason { created: 5 });
@@ -100,16 +111,22 @@ fn a_request_that_was_not_answered_keeps_the_name_until_the_key_is_found() {
 }
 
 #[test]
-fn a_late_key_is_deleted_again_ever_more_seldom_and_not_for_ever() {
-    let mut state = new();
-    state.unanswered();
-    state.leave();
-    assert_eq!(state.left(false, false, at(0)), AfterDeletion::DeleteAgain);
-    assert_eq!([0, 100, 200, 300, 400].map(|ms| state.due(at(ms))), {
-        use Chore::{Delete, Rest};
-        [Delete, Delete, Delete, Rest, Delete]
-    });
-    assert_eq!(state.due(at(60_001)), Chore::Forget);
+fn a_late_key_is_waited_for_while_it_may_come_and_not_for_ever() {
+    let late = || {
+        let mut state = new();
+        state.unanswered();
+        state.leave();
+        assert_eq!(state.left(false, false, at(100)), AfterDeletion::Late);
+        state
+    };
+    let mut state = late();
+    let until = at(100).after(LATE_KEY_WAIT);
+    assert_eq!(state.late_until(), Some(until));
+    assert_eq!(state.left(false, false, at(30_000)), AfterDeletion::Late, "another release does not prolong it");
+    assert_eq!((state.late_until(), state.due(at(30_000))), (Some(until), Chore::Rest), "the core repeats the release");
+    assert_eq!(late().due(until), Chore::Delete, "the core has not");
+    assert_eq!(state.left(false, false, until), AfterDeletion::Forget);
+    assert!(!state.frees_name(), "the request may come even later");
     let mut state = new();
     state.unanswered();
     state.leave();
@@ -202,6 +219,16 @@ fn a_write_concerns_a_hold_only_if_it_came_after_what_was_read() {
     assert!(!state.saw_write(5) && state.saw_write(6) && !waiting().saw_write(6));
     state.found_own_value(6);
     assert!(!state.saw_write(6));
+}
+
+#[test]
+fn a_write_between_the_grant_and_its_reply_is_looked_into() {
+    for (written, in_question) in [(5, false), (6, true)] {
+        let mut state = waiting();
+        assert!(!state.saw_write(written), "it is no hold yet");
+        state.granted(5, false, term(), at(0));
+        assert_eq!(state.is_in_question(), in_question);
+    }
 }
 
 #[test]
