@@ -2,6 +2,8 @@
 //!
 //! Both run in the same process against the same server in alternating rounds, so that the ratios hold on any machine.
 
+mod handover;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,14 +23,19 @@ const CYCLES: u64 = 20_000;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Prints all figures of the Redis engine, or those of one part: `one`, `many`, `contended` or `held`.
+/// Prints all figures of the Redis engine, or those of one part: `one`, `many`, `contended`, `handover` or `held`.
 pub(crate) fn run() {
+    if let [part, port, kind] = &std::env::args().skip(2).collect::<Vec<_>>()[..]
+        && part == "waiter"
+    {
+        return handover::waiter(port.parse().expect("a port"), kind);
+    }
     let server = RedisServer::start();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         println!("redis {}, 2 workers", server.info("server", "redis_version").unwrap_or_default());
-        let bench = Arc::new(Bench { raw: raw_connection(&server).await, locker: locker(&server) });
+        let bench = Arc::new(Bench { raw: raw_connection(&server).await, locker: locker(server.port()) });
         bench.locker.lock("warm").await.expect("granted").unlock().await.expect("released");
         let sha: String = redis::cmd("SCRIPT")
             .arg("LOAD")
@@ -47,6 +54,9 @@ pub(crate) fn run() {
         if wants("contended") {
             contended(&server).await;
         }
+        if wants("handover") {
+            handover::run(&server, std::env::args().nth(3).as_deref()).await;
+        }
         if wants("held") {
             held(&server).await;
         }
@@ -58,8 +68,8 @@ struct Bench {
     locker: Locker,
 }
 
-fn locker(server: &RedisServer) -> Locker {
-    let engine = Redis::tcp("127.0.0.1", server.port()).build().expect("an engine");
+fn locker(port: u16) -> Locker {
+    let engine = Redis::tcp("127.0.0.1", port).build().expect("an engine");
     Locker::builder().default_ttl(TTL).build(engine).expect("a locker")
 }
 
@@ -185,7 +195,7 @@ fn slow(server: &RedisServer) -> i64 {
 
 /// One lock under constant contention.
 async fn contended(server: &RedisServer) {
-    let locker = Arc::new(locker(server));
+    let locker = Arc::new(locker(server.port()));
     let left = Arc::new(AtomicU64::new(CYCLES));
     locker.lock("warm").await.expect("granted").unlock().await.expect("released");
     let (evals, publishes) = (server.calls("evalsha"), server.calls("publish"));
@@ -251,7 +261,7 @@ async fn publish_to_push(server: &RedisServer) -> Duration {
 
 /// Many held locks: the cost of keeping them.
 async fn held(server: &RedisServer) {
-    let locker = locker(server);
+    let locker = locker(server.port());
     let mut guards: Vec<LockGuard> = Vec::with_capacity(HELD);
     for number in 0..HELD {
         guards.push(locker.lock(format!("held:{number}")).await.expect("granted"));

@@ -45,6 +45,8 @@ mod rights;
 mod sentinel;
 #[path = "redis_faults/server.rs"]
 mod server;
+#[path = "redis_faults/short_ways.rs"]
+mod short_ways;
 #[path = "redis_faults/stale.rs"]
 mod stale;
 #[path = "redis_faults/strangers.rs"]

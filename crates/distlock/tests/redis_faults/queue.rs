@@ -30,7 +30,7 @@ fn engine(port: u16) -> Redis {
     Redis::tcp("127.0.0.1", port).build().expect("an engine")
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let latest = now().after(TEST_LIMIT * 2);
     while !is_so() {
         assert!(now() < latest, "never: {what}");

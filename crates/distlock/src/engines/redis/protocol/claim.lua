@@ -1,10 +1,7 @@
 -- Claims locks, each by itself. KEYS: lock, queue, waiters, fence, holders, leases of each claim; ARGV: nonce, wake, then attempt, lease_ms, not_after_us, flags, record of each; reply: nonce, now_us, then of each its token or an outcome
 -- Flags: the mode (shared.lua), heartbeat_ms (0: no queue), and delay_ms (a part of lease_ms), with spaces between.
 -- Outcomes: 'granted', token, slot (of a group, '-': none) | 'busy', pttl_ms, place (-1: none), value, type | 'more' (dead waiters: claim again) | 'late' | 'fence', key | 'quarantined', left_ms | 'foreign', key | 'disagrees', mode.
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
-local now_digits = clock[1] .. string.rep('0', 6 - #clock[2]) .. clock[2]
-local wake = ARGV[2]
+-- claim_short.lua has carried out the first `done` of them, and defines `now`, `now_digits`, `wake` and `reply`.
 
 -- Claims a lock that is held, or has a queue, or that several may hold. Returns the outcome.
 local function claim(lock, queue, waiters, fence, holders, leases, attempt, lease_ms, flags, record)
@@ -232,8 +229,7 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
   return { 'busy', left, place, held or '', held_type }
 end
 
-local reply = { ARGV[1], now }
-for i = 1, #KEYS / 6 do
+for i = done + 1, #KEYS / 6 do
   local k, a = 6 * i - 6, 5 * i - 3
   local lock, queue, fence = KEYS[k + 1], KEYS[k + 2], KEYS[k + 4]
   local attempt, lease_ms, flags, record = ARGV[a + 1], ARGV[a + 2], ARGV[a + 4], ARGV[a + 5]

@@ -1,5 +1,6 @@
 -- Releases locks, each by itself. KEYS: lock, queue, waiters, fence, holders, leases of each release; ARGV: nonce, then the attempt of each; reply: nonce, then of each a number (released, and it had no waiters) or an outcome
 -- Outcomes: 'released' | 'not ours', each with the attempt to wake, '' or 'more' (dead waiters: release again).
+-- release_short.lua has carried out the first `done` of them, and defines `reply`, and `known` for the next one.
 
 -- Releases a lock that has waiters or several holders, or that the attempt does not hold. `held` is the start of its value. Returns
 -- the outcome.
@@ -43,11 +44,11 @@ local function release(lock, queue, waiters, fence, holders, leases, attempt, he
   return { 'not ours', next_up }
 end
 
-local reply = { ARGV[1] }
-for i = 1, #KEYS / 6 do
+for i = done + 1, #KEYS / 6 do
   local k, attempt = 6 * i - 6, ARGV[i + 1]
   local lock = KEYS[k + 1]
-  local held = redis.pcall('GETRANGE', lock, '0', '32')
+  local held = known or redis.pcall('GETRANGE', lock, '0', '32')
+  known = nil
   if held == attempt .. ' ' then
     reply[i + 1] = redis.pcall('DEL', lock)
   else

@@ -25,6 +25,8 @@ enum Beside {
     Dialect,
     /// The dialect and `shared.lua`.
     Shared,
+    /// The dialect, this text, which carries out the common requests without a function, and `shared.lua`.
+    Short(&'static str),
 }
 
 /// What differs between servers.
@@ -45,13 +47,18 @@ struct Assembled {
     sha: String,
 }
 
+const BOUNDS: &str = include_str!("bounds.lua");
 const SHARED: &str = include_str!("shared.lua");
+const CLAIM_SHORT: &str = include_str!("claim_short.lua");
+const RELEASE_SHORT: &str = include_str!("release_short.lua");
 
 pub(in crate::engines) static LEAN_CLAIM: Script = Script::new("claim", include_str!("lean_claim.lua"));
 pub(in crate::engines) static LEAN_RELEASE: Script = Script::new("release", include_str!("lean_release.lua"));
-pub(in crate::engines) static CLAIM: Script = Script::with_shared("claim", include_str!("claim.lua"));
+pub(in crate::engines) static CLAIM: Script =
+    Script::beside(Beside::Short(CLAIM_SHORT), "claim", include_str!("claim.lua"));
 pub(in crate::engines) static CLAIM_ALL: Script = Script::with_shared("claim", include_str!("claim_all.lua"));
-pub(in crate::engines) static RELEASE: Script = Script::with_shared("release", include_str!("release.lua"));
+pub(in crate::engines) static RELEASE: Script =
+    Script::beside(Beside::Short(RELEASE_SHORT), "release", include_str!("release.lua"));
 pub(in crate::engines) static BREAK: Script = Script::with_shared("break", include_str!("break.lua"));
 pub(in crate::engines) static AMEND: Script = Script::with_shared("amend", include_str!("amend.lua"));
 pub(in crate::engines) static ADOPT: Script = Script::with_shared("adopt", include_str!("adopt.lua"));
@@ -114,7 +121,8 @@ impl Script {
             let text = match self.beside {
                 Beside::Nothing => self.text.to_owned(),
                 Beside::Dialect => [dialect.text(), self.text].concat(),
-                Beside::Shared => [dialect.text(), SHARED, self.text].concat(),
+                Beside::Shared => [dialect.text(), BOUNDS, SHARED, self.text].concat(),
+                Beside::Short(short) => [dialect.text(), BOUNDS, short, SHARED, self.text].concat(),
             };
             let sha = redis::Script::new(&text).get_hash().to_owned();
             Assembled { text, sha }
@@ -274,6 +282,22 @@ mod tests {
             assert!(!script.text.contains("PUBLISH"), "{}: `publish` knows the channel", script.name);
         }
         assert_eq!(SHARED.matches("'PUBLISH'").count(), 1);
+        // The short way of a release makes a token of its own, where there is no guard, and knows the channel, too.
+        assert!(RELEASE_SHORT.find("elseif guard or").unwrap() < RELEASE_SHORT.find("'SET', fence").unwrap());
+        assert!(RELEASE_SHORT.find("if is_sharded then").unwrap() < RELEASE_SHORT.find("'SPUBLISH'").unwrap());
+        for given in ["'SET', lock", "'SET', fence", "PUBLISH"] {
+            assert!(!CLAIM_SHORT.contains(given), "{given}: it grants nothing");
+        }
+    }
+
+    #[test]
+    fn the_short_ways_define_no_function_and_print_few_numbers() {
+        for (name, text) in [("claim", CLAIM_SHORT), ("release", RELEASE_SHORT), ("bounds", BOUNDS)] {
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("--")).collect::<String>();
+            assert!(!code.contains("function"), "{name}: the server makes each anew at every call");
+            assert!(!code.contains("tostring("), "{name}");
+        }
+        assert!(!RELEASE_SHORT.contains("format") && !RELEASE_SHORT.contains("tonumber"));
     }
 
     #[test]

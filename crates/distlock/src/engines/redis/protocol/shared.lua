@@ -16,10 +16,6 @@
 
 -- A value of ours: attempt (32 digits), token, channel.
 local OURS = '^(%x+)[ +](%d+) (%S+) {'
--- A grant that was handed over lasts this long at first, so that a frozen process costs the other waiters little.
-local FIRST_LEASE_MS = 1000
--- A waiter keeps its place for its ttl, within these bounds; `heartbeat` in time.rs.
-local SHORTEST_HEARTBEAT_MS, LONGEST_HEARTBEAT_MS = 3000, 30000
 -- What one call spends on dead waiters: how many places it looks at, how many channels without a listener it finds. Each walk and each
 -- request may do the least, also when those before it have used up the most. And how many waiters a request lets in. Where a bound ends
 -- it, the outcome is 'more', which is not 'nobody'.

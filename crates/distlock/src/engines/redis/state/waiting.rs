@@ -22,6 +22,8 @@ pub(in crate::engines) struct Waiting {
     table: Mutex<BTreeMap<AttemptId, Place>>,
     /// How many there are: where locks are free there are none, and then nothing is locked.
     count: AtomicUsize,
+    /// The waiters whose messages were taken and that are not woken yet.
+    told: Mutex<Vec<Arc<Notify>>>,
     /// How often all attempts had to claim again, perhaps from another server with another clock.
     era: AtomicU64,
 }
@@ -56,7 +58,14 @@ struct Handed {
 impl Waiting {
     pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
         let Attachment { drift, losses, .. } = attachment.clone();
-        Waiting { drift, losses, table: Mutex::default(), count: AtomicUsize::new(0), era: AtomicU64::new(0) }
+        Waiting {
+            drift,
+            losses,
+            table: Mutex::default(),
+            count: AtomicUsize::new(0),
+            told: Mutex::default(),
+            era: AtomicU64::new(0),
+        }
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
@@ -126,6 +135,7 @@ impl Waiting {
     /// reply was.
     pub(in crate::engines) fn wake_all(&self) {
         let mut table = self.table();
+        self.told.lock().clear();
         self.era.fetch_add(1, Ordering::AcqRel);
         for place in table.values_mut() {
             place.claimed = None;
@@ -135,36 +145,46 @@ impl Waiting {
         }
     }
 
-    /// Takes a message of our channel. One that is not understood is ignored: the waiter's slow poll stands behind it.
+    /// Takes a message of our channel, and wakes its waiter. One that is not understood is ignored: the waiter's slow poll
+    /// stands behind it.
     pub(in crate::engines) fn hear(&self, message: &[u8], received: Moment) {
+        self.take_message(message, received);
+        self.wake_told();
+    }
+
+    /// Takes a message of our channel. Its waiter is woken by the next [`wake_told`](Waiting::wake_told).
+    pub(in crate::engines) fn take_message(&self, message: &[u8], received: Moment) {
         let Ok(text) = std::str::from_utf8(message) else { return };
         let mut words = text.split(' ');
+        let lost = |word: Option<&str>, reason| {
+            if let Some(attempt) = word.and_then(|word| word.parse().ok()) {
+                self.losses.push(attempt, reason);
+            }
+        };
         match words.next() {
             Some("grant") => {
                 if let Some((attempt, handed)) = read_grant(&mut words, received)
                     && let Some(place) = self.table().get_mut(&attempt)
                 {
                     place.handed = Some(handed);
-                    place.message.notify_one();
+                    self.told.lock().push(place.message.clone());
                 }
             }
             Some("retry") => {
                 let table = self.table();
                 let told = words.filter_map(|word| table.get(&word.parse().ok()?));
-                told.for_each(|place| place.message.notify_one());
+                self.told.lock().extend(told.map(|place| place.message.clone()));
             }
-            Some("lost") => {
-                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
-                    self.losses.push(attempt, LossReason::Broken);
-                }
-            }
-            Some("adopted") => {
-                if let Some(attempt) = words.next().and_then(|word| word.parse().ok()) {
-                    self.losses.push(attempt, LossReason::Adopted);
-                }
-            }
+            Some("lost") => lost(words.next(), LossReason::Broken),
+            Some("adopted") => lost(words.next(), LossReason::Adopted),
             _ => {}
         }
+    }
+
+    /// Wakes the waiters whose messages were taken.
+    pub(in crate::engines) fn wake_told(&self) {
+        let told = std::mem::take(&mut *self.told.lock());
+        told.iter().for_each(|message| message.notify_one());
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<AttemptId, Place>> {

@@ -64,13 +64,24 @@ async fn open_as(
     let mut driver: Driver = Box::pin(driver);
     let (connection, listening) = tokio::select! {
         biased;
-        prepared = prepare(options, server, waiting, server_clock, protocol, multiplexed) => prepared?,
+        prepared = prepare(options, server, waiting.clone(), server_clock, protocol, multiplexed) => prepared?,
         () = &mut driver => {
             return Err(Error::unavailable(format!("redis: {}: the connection broke while it was opened", server.place)));
         }
     };
     let connection = Arc::new(connection);
-    Ok((connection.clone(), drive(connection, driver, listening)))
+    Ok((connection.clone(), drive(connection, waking(driver, waiting), listening)))
+}
+
+/// Returns `driver`, which wakes the waiters whose messages it has read. It wakes them behind the callers whose replies came
+/// with the messages: a runtime runs the task first that was woken last, and for the release of the new holder others wait.
+fn waking(mut driver: Driver, waiting: Option<Arc<Waiting>>) -> Driver {
+    let Some(waiting) = waiting else { return driver };
+    Box::pin(std::future::poll_fn(move |context| {
+        let polled = driver.as_mut().poll(context);
+        waiting.wake_told();
+        polled
+    }))
 }
 
 /// Returns what drives the connection: its I/O, the listening connection, and the batches. One task, so that a batch
@@ -200,7 +211,7 @@ fn opening_failed(server: &Dialer, error: &RedisError) -> Error {
 
 fn hear_push(waiting: &Waiting, push: &PushInfo, received: Moment) {
     if let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) {
-        waiting.hear(message, received);
+        waiting.take_message(message, received);
     }
 }
 
