@@ -33,12 +33,17 @@ impl Broken {
     /// Returns the script with the defect.
     pub(crate) fn spoil(self, script: &str) -> String {
         let changes: &[(&str, &str)] = match self {
-            Broken::ReleasesWithoutOwnerCheck => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
+            Broken::ReleasesWithoutOwnerCheck => &[
+                ("if held == attempt .. ' ' then", "if held ~= '' then"),
+                ("if call('GETRANGE', K[i], '0', '32') ~= A[i + 1] then", "if false then"),
+            ],
             Broken::HalvesLeases => &[("'PX', lease_ms)", "'PX', math.floor(lease_ms / 2))")],
             Broken::CountsFromOne => &[
                 ("local token, digits = now, now_digits", "local token, digits = 1, '1'"),
                 ("'SET', fence, now_digits, 'KEEPTTL', 'GET'", "'GET', fence"),
                 ("number and number >= now then", "number then"),
+                // Leaves the token to the full script.
+                ("call('SET', fence, now, 'KEEPTTL', 'GET')", "{ err = '' }"),
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],
             Broken::ShortensQueues => &[

@@ -139,6 +139,13 @@ impl Child {
         self.ask(format_args!("fork {key}"))
     }
 
+    /// Forks the child, and draws attempt ids in the copy and in the child. Returns how many were drawn, and how many of
+    /// them are different.
+    #[track_caller]
+    pub fn fork_and_draw(&mut self) -> Answer {
+        self.ask(format_args!("draw"))
+    }
+
     /// Sends an order and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, order: impl Display) -> Answer {
@@ -147,8 +154,8 @@ impl Child {
     }
 
     /// Sends an order without waiting for the answer: `connect URL`, `lock KEY TTL_MS`, `try KEY TTL_MS`, `read KEY
-    /// TTL_MS`, `permit KEY TTL_MS SLOTS`, `enter KEY TTL_MS OWNER`, `unlock KEY`, `drop KEY`, `state KEY`, `lost KEY`
-    /// or `fork KEY`.
+    /// TTL_MS`, `permit KEY TTL_MS SLOTS`, `enter KEY TTL_MS OWNER`, `unlock KEY`, `drop KEY`, `state KEY`, `lost KEY`,
+    /// `fork KEY` or `draw`.
     #[track_caller]
     pub fn send(&mut self, order: impl Display) {
         let sent = writeln!(self.line.get_mut(), "{order}");

@@ -19,6 +19,8 @@ mod groups;
 mod guard;
 #[path = "redis_faults/hung_master.rs"]
 mod hung_master;
+#[path = "redis_faults/lean.rs"]
+mod lean;
 #[path = "redis_faults/links.rs"]
 mod links;
 #[path = "redis_faults/log.rs"]

@@ -1,12 +1,12 @@
 //! The program of the child process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use distlock::{Clock, Error, LockGuard, Locker, Moment};
+use distlock::{AttemptId, Clock, Error, LockGuard, Locker, Moment};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
@@ -32,6 +32,14 @@ fn at_once<T>(work: impl Future<Output = distlock::Result<T>>) -> distlock::Resu
         Poll::Ready(outcome) => outcome,
         Poll::Pending => Err(Error::unknown("it waits")),
     }
+}
+
+/// How many ids a process and its fork draw: more than are fetched at a time.
+const IDS: usize = 100;
+
+fn draw(count: usize) -> String {
+    let ids: Vec<_> = (0..count).map(|_| AttemptId::random().to_string()).collect();
+    ids.join(" ")
 }
 
 fn ending(outcome: &distlock::Result<()>) -> String {
@@ -101,6 +109,14 @@ impl Program {
             ["fork", key] => {
                 let said = in_a_fork(|| self.as_a_fork(key))?;
                 Ok(Ok(Outcome::State(said)))
+            }
+            ["draw"] => {
+                // The copy is made after the first id: the child has random bytes left then.
+                let first = draw(1);
+                let (theirs, ours) = (in_a_fork(|| draw(IDS))?, draw(IDS));
+                let all: Vec<&str> = [&*first, &*theirs, &*ours].into_iter().flat_map(|ids| ids.split(' ')).collect();
+                let different = all.iter().collect::<HashSet<_>>().len();
+                Ok(Ok(Outcome::State(format!("{} {different}", all.len()))))
             }
             ["lost", key] => Ok(Ok(Outcome::Lost(format!("{:?}", guard(key)?.lost().await)))),
             _ => Err(strange()),

@@ -337,13 +337,13 @@ impl LockGuard {
         // If the engine cannot be called from here, the guard is dropped, which releases in the background.
         self.family.check_caller().map_err(|error| error.with_key(self.key()))?;
         let Some(hold) = self.hold.take() else { return Ok(()) };
-        self.family.check_process()?;
         // A closed family has released it already: `leave` returns `Gone`.
         let _under_way = self.family.holds.begin();
-        match self.family.holds.leave(hold.claim.attempt, self.family.clock.now()) {
-            Left::Inside if hold.is_lost(self.family.clock.now()) => Err(loss_of(&hold)),
+        let now = self.family.clock.now();
+        match self.family.holds.leave(hold.claim.attempt, now) {
+            Left::Inside if hold.is_lost(now) => Err(loss_of(&hold)),
             Left::Inside | Left::Parked => Ok(()),
-            Left::Last(hold) => release_now(&self.family, hold).await,
+            Left::Last(hold) => release_now(&self.family, hold, now).await,
             Left::Gone => Err(loss_of(&hold)),
         }
     }

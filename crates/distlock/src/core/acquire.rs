@@ -1,23 +1,19 @@
 //! Taking a lock: claim, wait, claim again, within the caller's bounds.
 
 use std::collections::BTreeSet;
-use std::future::poll_fn;
 use std::ops::ControlFlow;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::contract::{Busy, Claim, Claimed, ClaimedAll, Grant, Wake};
+use crate::core::attempt::{Accepted, Attempt, bounded};
 use crate::core::family::Family;
 use crate::core::hold::Hold;
-use crate::core::keeper::retire;
-use crate::core::pending_release::PendingRelease;
+use crate::core::holds::HoldHash;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{EventKind, LossReason};
 use crate::types::key::Key;
-use crate::types::meter::AcquireMeter;
 use crate::types::mode::Mode;
 use crate::types::options::Options;
 use crate::types::owner::{Holder, OwnerId, Record};
@@ -49,20 +45,62 @@ pub(crate) async fn acquire(
 ) -> Result<Option<Arc<Hold>>> {
     family.check_caller()?;
     let _under_way = family.holds.begin()?;
-    if let Some(hold) = enter_again(family, &key, &owner, options)? {
+    let (hash, started) = (family.holds.hash(&owner, &key), family.clock.now());
+    if let Some(hold) = enter_again(family, &key, &owner, options, hash, started)? {
         return Ok(Some(hold));
     }
-    let record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
-    let record = Record { lapses: options.lapses(), ..record };
-    let record = Arc::new(record.with_mode(mode_for(family, options).map_err(|error| error.with_key(&key))?));
-    let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
-    if !options.delay.is_zero() && !family.backend.capabilities().delays {
+    let claim = claim_for(family, key, owner, options)?;
+    let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
+    span.around(take(family, claim, options, hash, started)).await
+}
+
+/// Returns the claim of a request, if the engine can do what it asks for.
+fn claim_for(family: &Family, key: Key, owner: OwnerId, options: &Options) -> Result<Claim> {
+    let able = family.backend.capabilities();
+    let mode = match options.mode {
+        // Where the engine has no re-entry by owner, re-entry stays within the family.
+        Mode::Exclusive if options.reentrant && able.reenters => Mode::Reentrant,
+        mode if able.allows(mode) => mode,
+        mode => {
+            let message = format!("the {} engine cannot be asked for {mode}", family.backend.name());
+            let help = "Locker::capabilities() says what an engine can do";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_help(help).with_key(&key));
+        }
+    };
+    if !options.delay.is_zero() && !able.delays {
         let message = format!("the {} engine cannot keep a lock after its loss", family.backend.name());
         return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
     }
-    let claim = Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, record) };
-    let span = Span::acquire(&claim.key, &claim.record.owner, family.reporter.backend);
-    span.around(Acquire::new(family, claim, options).run()).await
+    let mut record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
+    (record.mode, record.lapses) = (mode, options.lapses());
+    let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
+    Ok(Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, Arc::new(record)) })
+}
+
+/// Claims once, which is all that a free lock takes. Only what follows any other reply needs the whole of [`Acquire`], in a
+/// box of its own: this future is made and moved for every lock. An `async fn` would have room for its arguments twice.
+fn take<'a>(
+    family: &'a Arc<Family>,
+    claim: Claim,
+    options: &'a Options,
+    hash: HoldHash,
+    started: Moment,
+) -> impl Future<Output = Result<Option<Arc<Hold>>>> + Send + 'a {
+    let mut attempt = Attempt::new(family, claim, options, hash, started);
+    async move {
+        attempt.sent = true;
+        let until = last_reply_by(attempt.until, Duration::ZERO);
+        let answer = bounded(family, until, family.backend.claim(&attempt.claim)).await;
+        if let Ok(Some(Ok(Claimed::Granted(grant)))) = answer
+            && let Accepted::Held(hold) = attempt.accept(grant, options, family.clock.now())
+        {
+            let end = Ok(Some(hold));
+            attempt.meter.ends(&end);
+            span::acquired(&end);
+            return end;
+        }
+        Box::pin(Acquire::new(attempt, options).run(answer)).await
+    }
 }
 
 /// Claims all of `keys` in one step; `None` when the engine cannot do that, or one is taken and the caller waits.
@@ -79,15 +117,18 @@ pub(crate) async fn claim_all(
     if !family.backend.capabilities().claim_all {
         return Ok(None);
     }
+    let started = family.clock.now();
     for key in keys {
-        enter_again(family, key, owner, options)?;
+        enter_again(family, key, owner, options, family.holds.hash(owner, key), started)?;
     }
     let record = Record::new(owner.clone(), family.process.clone(), options.label.clone(), family.clock.wall());
     let record = Arc::new(Record { lapses: options.lapses(), ..record });
     let claims: Vec<_> = keys.iter().map(|key| Claim::new(key.clone(), options.ttl, false, record.clone())).collect();
-    let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(family, claim.clone(), options)).collect();
+    let attempt =
+        |claim: &Claim| Attempt::new(family, claim.clone(), options, family.holds.hash(owner, &claim.key), started);
+    let mut all: Vec<_> = claims.iter().map(|claim| Acquire::new(attempt(claim), options)).collect();
     let [first, ..] = all.as_slice() else { return Ok(None) };
-    let (asked, until) = (first.started, first.last_reply_by());
+    let until = first.last_reply_by();
     all.iter_mut().for_each(|acquire| acquire.attempt.sent = true);
     let mut answer = bounded(family, until, family.backend.claim_all(&claims)).await?;
     let waits = options.wait != Some(Duration::ZERO);
@@ -119,13 +160,13 @@ pub(crate) async fn claim_all(
             Err(all[0].out_of_reach(error).with_key(&claims[0].key))
         }
         Some(Err(error)) => Err(error.with_key(&claims[0].key)),
-        None => Err(all[0].no_reply(asked).with_key(&claims[0].key)),
+        None => Err(all[0].no_reply(started).with_key(&claims[0].key)),
     };
     for acquire in &mut all {
         match &taken {
             // Each lock is claimed again, and counted then.
-            Ok(None) => acquire.meter.forget(),
-            end => acquire.meter.ends(end),
+            Ok(None) => acquire.attempt.meter.forget(),
+            end => acquire.attempt.meter.ends(end),
         }
     }
     if let Err(error) = &taken {
@@ -163,44 +204,36 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
         let message = format!("the {} engine cannot take a hold over", family.backend.name());
         return Err(refused(Error::new(ErrorKind::Unsupported, message)));
     }
-    enter_again(family, &ticket.key, &ticket.owner, options)?;
+    let (hash, started) = (family.holds.hash(&ticket.owner, &ticket.key), family.clock.now());
+    enter_again(family, &ticket.key, &ticket.owner, options, hash, started)?;
     let label = options.label.clone().or_else(|| ticket.label.clone());
     let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
     let record = Arc::new(Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode));
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
-    let mut acquire = Acquire::new(family, claim, options);
+    let mut acquire = Acquire::new(Attempt::new(family, claim, options, hash, started), options);
     let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {
         Ok(ControlFlow::Break(Ok(Some(hold)))) => Ok(Some(hold)),
         Ok(ControlFlow::Break(Err(error))) | Err(error) => Err(error),
         Ok(_) => Err(Error::lost(LossReason::Expired)),
     };
-    acquire.meter.ends(&adopted);
+    acquire.attempt.meter.ends(&adopted);
     adopted.transpose().unwrap_or_else(|| Err(Error::lost(LossReason::Expired))).map_err(refused)
 }
 
-/// Returns the mode to claim in. Where the engine has no re-entry by owner, re-entry stays within the family.
-fn mode_for(family: &Family, options: &Options) -> Result<Mode> {
-    let able = family.backend.capabilities();
-    match options.mode {
-        Mode::Exclusive if options.reentrant && able.reenters => Ok(Mode::Reentrant),
-        mode if able.allows(mode) => Ok(mode),
-        mode => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("the {} engine cannot be asked for {mode}", family.backend.name()),
-        )
-        .with_help("Locker::capabilities() says what an engine can do")),
-    }
-}
-
 /// Returns what an owner gets that already has the lock: its hold again, or an error at once, never a self-deadlock.
-fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -> Result<Option<Arc<Hold>>> {
+fn enter_again(
+    family: &Family,
+    key: &Key,
+    owner: &OwnerId,
+    options: &Options,
+    hash: HoldHash,
+    now: Moment,
+) -> Result<Option<Arc<Hold>>> {
     // Slots of a semaphore are never found: an owner may have several.
-    let now = family.clock.now();
-    let shared = options.mode == Mode::Shared;
     let has = if options.reentrant {
-        family.holds.reenter(owner, key, shared, now)
+        family.holds.reenter(owner, key, hash, options.mode, now)
     } else {
-        family.holds.held(owner, key, now).map(Err)
+        family.holds.held(owner, key, hash, now).map(Err)
     };
     let hold = match has {
         None => return Ok(None),
@@ -216,38 +249,10 @@ fn enter_again(family: &Family, key: &Key, owner: &OwnerId, options: &Options) -
         .with_key(key))
 }
 
-/// An attempt that must be withdrawn from the engine unless it becomes a hold.
-struct Attempt<'a> {
-    family: &'a Arc<Family>,
-    claim: Claim,
-    /// Whether the engine may have received a claim of it.
-    sent: bool,
-}
-
-impl Attempt<'_> {
-    /// Replaces the attempt after the engine has ended it. A release of the old attempt may still be on its way; it cannot
-    /// end what the new one is granted.
-    fn begin_anew(&mut self) {
-        // A claim of the old attempt without a reply may still take the lock: this ends it.
-        self.family.holds.hand_over(PendingRelease::withdraw(&self.claim, self.family.clock.now()));
-        self.claim.attempt = AttemptId::random();
-        self.sent = false;
-    }
-}
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        if self.sent && self.family.check_process().is_ok() {
-            self.family.holds.hand_over(PendingRelease::withdraw(&self.claim, self.family.clock.now()));
-        }
-    }
-}
-
+/// An acquisition that is not over with its first claim.
 struct Acquire<'a> {
     attempt: Attempt<'a>,
     options: &'a Options,
-    started: Moment,
-    until: Moment,
     attempts: u32,
     failures: u32,
     stale_grants: u32,
@@ -261,7 +266,6 @@ struct Acquire<'a> {
     in_doubt: bool,
     /// How long the last reply took.
     round_trip: Duration,
-    meter: AcquireMeter,
 }
 
 /// The engine said that another owner has the lock.
@@ -284,20 +288,14 @@ impl BusyReply {
 /// What to do after a reply: end, or claim again.
 type Step = ControlFlow<Result<Option<Arc<Hold>>>>;
 
+/// The reply to a claim, if there was one, unless the family closed.
+type Answer = Result<Option<Result<Claimed>>>;
+
 impl<'a> Acquire<'a> {
-    fn new(family: &'a Arc<Family>, claim: Claim, options: &'a Options) -> Self {
-        let started = family.clock.now();
-        let until = match options.wait {
-            // The engine's own bounds apply to the one claim of a try.
-            None | Some(Duration::ZERO) => Moment::NEVER,
-            Some(wait) => started.after(wait),
-        };
-        let attempt = Attempt { family, claim, sent: false };
+    fn new(attempt: Attempt<'a>, options: &'a Options) -> Self {
         Acquire {
             attempt,
             options,
-            started,
-            until,
             attempts: 0,
             failures: 0,
             stale_grants: 0,
@@ -306,27 +304,35 @@ impl<'a> Acquire<'a> {
             failure: None,
             in_doubt: false,
             round_trip: Duration::ZERO,
-            meter: AcquireMeter::begin(&family.clock, family.reporter.backend, options.group),
         }
     }
 
-    async fn run(mut self) -> Result<Option<Arc<Hold>>> {
+    /// Goes on after the first claim, to which `first` is the reply.
+    async fn run(mut self, first: Answer) -> Result<Option<Arc<Hold>>> {
+        let mut step = self.heed(first, false, self.attempt.started).await;
         loop {
-            if let ControlFlow::Break(end) = self.claim_once().await {
-                self.meter.ends(&end);
+            if let ControlFlow::Break(end) = step {
+                self.attempt.meter.ends(&end);
                 span::acquired(&end);
                 if let Err(error) = &end {
                     self.report_failure(error);
                 }
                 return end.map_err(|error| error.with_key(&self.attempt.claim.key));
             }
+            step = self.claim_once().await;
         }
     }
 
     async fn claim_once(&mut self) -> Step {
         let sent_before = std::mem::replace(&mut self.attempt.sent, true);
         let asked = self.family().clock.now();
-        let answer = match self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await {
+        let answer = self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await;
+        self.heed(answer, sent_before, asked).await
+    }
+
+    /// Does what the reply to a claim of the moment `asked` requires.
+    async fn heed(&mut self, answer: Answer, sent_before: bool, asked: Moment) -> Step {
+        let answer = match answer {
             Ok(Some(answer)) => answer,
             Ok(None) => return self.unanswered(asked),
             Err(closed) => return ControlFlow::Break(Err(closed)),
@@ -373,20 +379,12 @@ impl<'a> Acquire<'a> {
 
     /// The engine granted the lock. From here to the guard there is no await.
     fn accept(&mut self, grant: Grant) -> Step {
-        let family = self.family().clone();
-        let now = family.clock.now();
-        let hold = Arc::new(Hold::new(self.attempt.claim.clone(), grant, self.options, family.drift, now));
-        if hold.is_lost(now) {
-            return self.refuse_stale(now);
+        let now = self.family().clock.now();
+        match self.attempt.accept(grant, self.options, now) {
+            Accepted::Held(hold) => ControlFlow::Break(Ok(Some(hold))),
+            Accepted::Late => self.refuse_stale(now),
+            Accepted::Closed => ControlFlow::Break(Err(Error::closed())),
         }
-        match family.holds.insert(hold.clone(), now) {
-            Ok(Some(lost)) => retire(&family, &lost),
-            Ok(None) => {}
-            Err(closed) => return ControlFlow::Break(Err(closed)),
-        }
-        self.attempt.sent = false;
-        family.report(&hold, EventKind::Acquired { waited: now.since(self.started) });
-        ControlFlow::Break(Ok(Some(hold)))
     }
 
     /// Handles a grant that arrived after its own deadline. Claims are idempotent, so claiming again renews it.
@@ -394,7 +392,7 @@ impl<'a> Acquire<'a> {
         self.stale_grants += 1;
         // The holder that was seen before has released the lock.
         self.busy = None;
-        if now >= self.until || self.is_spent() {
+        if now >= self.attempt.until || self.is_spent() {
             return self.time_out();
         }
         if self.stale_grants < STALE_GRANTS {
@@ -409,7 +407,7 @@ impl<'a> Acquire<'a> {
         let now = self.family().clock.now();
         self.busy = Some(BusyReply { holder: busy.holder, at: now });
         self.stale_grants = 0;
-        if self.options.wait == Some(Duration::ZERO) || now >= self.until || self.is_spent() {
+        if self.options.wait == Some(Duration::ZERO) || now >= self.attempt.until || self.is_spent() {
             // The holder may be another task of the same owner.
             return match self.look_inside() {
                 ControlFlow::Continue(()) if self.options.once => ControlFlow::Break(Ok(None)),
@@ -418,11 +416,11 @@ impl<'a> Acquire<'a> {
             };
         }
         if !std::mem::replace(&mut self.waits, true) {
-            self.meter.waits();
+            self.attempt.meter.waits();
             self.report(EventKind::Waiting { holder: self.busy.as_ref().and_then(|busy| busy.holder.as_ref()) });
         }
         let poll = now.after(busy.poll_after.unwrap_or(self.options.retry_interval));
-        let wake = self.bounded(poll.min(self.until), self.family().backend.wait(&self.attempt.claim)).await;
+        let wake = self.bounded(poll.min(self.attempt.until), self.family().backend.wait(&self.attempt.claim)).await;
         match wake {
             Ok(Some(Wake::Granted(grant))) => self.accept(grant),
             // After the caller's time, too: a last claim tells whether the engine is reachable and who has the lock now.
@@ -433,8 +431,8 @@ impl<'a> Acquire<'a> {
 
     /// Checks whether another task of the same owner has taken the lock meanwhile.
     fn look_inside(&self) -> Step {
-        let Claim { key, record, .. } = &self.attempt.claim;
-        match enter_again(self.family(), key, &record.owner, self.options) {
+        let Attempt { family, claim: Claim { key, record, .. }, hash, .. } = &self.attempt;
+        match enter_again(family, key, &record.owner, self.options, *hash, family.clock.now()) {
             Ok(None) => ControlFlow::Continue(()),
             end => ControlFlow::Break(end),
         }
@@ -455,10 +453,12 @@ impl<'a> Acquire<'a> {
         }
         let now = self.family().clock.now();
         let resume = now.after(back_off(self.options.retry_interval, self.failures));
-        match self.bounded(resume.min(self.until), self.grant_in_pause()).await {
+        match self.bounded(resume.min(self.attempt.until), self.grant_in_pause()).await {
             Err(closed) => ControlFlow::Break(Err(closed)),
             Ok(Some(grant)) => self.accept(grant),
-            Ok(None) if self.family().clock.now() >= self.until => ControlFlow::Break(Err(self.out_of_reach(error))),
+            Ok(None) if self.family().clock.now() >= self.attempt.until => {
+                ControlFlow::Break(Err(self.out_of_reach(error)))
+            }
             Ok(None) => {
                 self.failure = Some(error);
                 ControlFlow::Continue(())
@@ -491,7 +491,7 @@ impl<'a> Acquire<'a> {
 
     /// Returns the error for a wait that ended while `failure` was the last thing known of the engine.
     fn out_of_reach(&self, failure: Error) -> Error {
-        let waited = self.family().clock.now().since(self.started).as_secs_f64();
+        let waited = self.family().clock.now().since(self.attempt.started).as_secs_f64();
         let message = format!("the engine did not serve the claim within {waited:.3} s: {failure}");
         match self.in_doubt {
             true => Error::unknown(message).with_help(WITHDRAWN),
@@ -519,12 +519,12 @@ impl<'a> Acquire<'a> {
 
     /// Returns until when a reply counts: a little longer than the caller waits.
     fn last_reply_by(&self) -> Moment {
-        self.until.after((self.round_trip * 2).clamp(LAST_REPLY, LONGEST_LAST_REPLY))
+        last_reply_by(self.attempt.until, self.round_trip)
     }
 
     fn time_out(&self) -> Step {
         let now = self.family().clock.now();
-        let waited = now.since(self.started);
+        let waited = now.since(self.attempt.started);
         self.report(EventKind::TimedOut { waited });
         let message = match (self.options.wait, self.attempts) {
             (Some(Duration::ZERO), _) => "another owner has it".to_owned(),
@@ -538,7 +538,7 @@ impl<'a> Acquire<'a> {
     /// Reports that the acquisition ended because the engine could not be reached.
     fn report_failure(&self, error: &Error) {
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
-            let waited = self.family().clock.now().since(self.started);
+            let waited = self.family().clock.now().since(self.attempt.started);
             self.report(EventKind::Failed { error, waited });
         }
     }
@@ -561,20 +561,9 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// Runs `future` until `until` (then `None`) or until the family closes. A closed family sends no further request: the
-/// keeper has withdrawn the attempt.
-async fn bounded<T>(family: &Family, until: Moment, future: impl Future<Output = T>) -> Result<Option<T>> {
-    let mut future = pin!(future);
-    let unless_closed = poll_fn(|context| match family.closing.initialized() {
-        true => Poll::Ready(Err(Error::closed())),
-        false => future.as_mut().poll(context).map(|done| Ok(Some(done))),
-    });
-    tokio::select! {
-        biased;
-        done = unless_closed => done,
-        _ = family.closing.wait() => Err(Error::closed()),
-        slept = family.sleep_until(until), if until != Moment::NEVER => slept.map(|()| None),
-    }
+/// Returns until when the reply to a claim counts that may wait until `until`, if the reply before took `round_trip`.
+fn last_reply_by(until: Moment, round_trip: Duration) -> Moment {
+    until.after((round_trip * 2).clamp(LAST_REPLY, LONGEST_LAST_REPLY))
 }
 
 /// Returns the pause after so many failures: it doubles from the retry interval on, with jitter, so that clients do not

@@ -16,7 +16,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::EventKind;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
-use crate::types::owner::Process;
+use crate::types::owner::{Process, process_number};
 
 /// The handle that lockers and guards share. When the last one is dropped, the keeper releases everything and stops.
 pub(crate) struct Family(Arc<Core>);
@@ -34,8 +34,10 @@ pub(crate) struct Core {
     pub(crate) closing: SetOnce<()>,
     /// Set when the keeper has ended, to the locks whose release was not confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
-    /// The process that made the family. A forked child is another process.
+    /// The process that made the family.
     pub(crate) process: Arc<Process>,
+    /// Its number. A forked child has another.
+    process_number: u64,
 }
 
 impl Family {
@@ -99,17 +101,20 @@ impl Core {
             closing: SetOnce::new(),
             closed: SetOnce::new(),
             process: Process::current(),
+            process_number: process_number(),
         }
     }
 
     /// Refuses to act in a forked child: the holds, the keeper and the connections are its parent's.
     pub(crate) fn check_process(&self) -> Result<()> {
-        let pid = std::process::id();
-        if pid == self.process.pid {
-            return Ok(());
-        }
-        let message = format!("this locker belongs to process {}, not to its fork {pid}", self.process.pid);
-        Err(Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork"))
+        if process_number() == self.process_number { Ok(()) } else { Err(self.refuse_fork()) }
+    }
+
+    #[cold]
+    fn refuse_fork(&self) -> Error {
+        let (parent, pid) = (self.process.pid, std::process::id());
+        let message = format!("this locker belongs to process {parent}, not to its fork {pid}");
+        Error::new(ErrorKind::Closed, message).with_help("make a new Locker after the fork")
     }
 
     /// Refuses a call that cannot reach the engine: in a forked child, and outside of a tokio runtime where the engine needs
@@ -216,15 +221,13 @@ mod tests {
         let hold = ask(family.clone()).await.unwrap().unwrap();
 
         // The same family as a fork of its process would see it.
-        let mut parent = Process::clone(&family.process);
-        parent.pid += 1;
         let backend = Box::new(Memory::on(&store));
         let core = Core::new(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None);
-        let child = Family::of(Arc::new(Core { process: Arc::new(parent), ..core }));
+        let child = Family::of(Arc::new(Core { process_number: core.process_number + 1, ..core }));
         let error = ask(child.clone()).await.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("after the fork"), "{error}");
-        child.holds.insert(hold.clone(), child.clock.now()).unwrap();
+        child.holds.insert(hold.clone(), child.holds.hash(hold.owner(), hold.key()), child.clock.now()).unwrap();
         child.leave_in_background(&hold);
         assert!(child.holds.get(hold.claim.attempt).is_some(), "left alone");
         drop(child);

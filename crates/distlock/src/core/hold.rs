@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::SetOnce;
 
 use crate::contract::{Claim, Grant, Lease, Term};
-use crate::types::clock::{Moment, deadline};
+use crate::types::clock::{Moment, deadline, part_of};
 use crate::types::event::LossReason;
 use crate::types::key::Key;
 use crate::types::meter::HoldMeter;
@@ -21,7 +21,7 @@ const SHORTEST_REPLY_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_REPLY_WAIT: Duration = Duration::from_secs(2);
 /// Renewals start at no more than this many moments per renewal interval: the keeper wakes no more often than that, however
 /// many locks there are, and renewals of one moment share a call.
-const ROUNDS: u32 = 64;
+const ROUNDS: f64 = 64.0;
 
 /// One hold of a lock, shared by its guards and the keeper.
 pub(crate) struct Hold {
@@ -180,8 +180,11 @@ impl Hold {
     /// Keeps a hold that its owner unlocks before `at_least` has passed until then. Returns `false` when nothing is left to
     /// wait for.
     pub(crate) fn park(&self, now: Moment) -> bool {
+        if now >= self.least_end {
+            return false;
+        }
         let mut state = self.state();
-        if now >= self.least_end || self.settle(&state, now) {
+        if self.settle(&state, now) {
             return false;
         }
         state.parked = true;
@@ -279,9 +282,9 @@ impl Hold {
         // Up to a tenth earlier, so that locks taken together are not renewed together.
         let early = 1.0 - 0.1 * self.claim.attempt.fraction();
         // An engine may reply with a shared lease that was renewed a while ago: asking again at once would not help.
-        let soonest = now.after(state.term.ttl.min(end.since(now)).mul_f64(self.renew_at / 2.0));
-        let interval = state.term.ttl.mul_f64(self.renew_at);
-        let look = state.term.start.after(interval.mul_f64(early)).down_to(interval / ROUNDS);
+        let soonest = now.after(part_of(state.term.ttl.min(end.since(now)), self.renew_at / 2.0));
+        let interval = part_of(state.term.ttl, self.renew_at);
+        let look = state.term.start.after(part_of(interval, early)).down_to(part_of(interval, 1.0 / ROUNDS));
         look.max(soonest).min(end)
     }
 

@@ -1,10 +1,11 @@
 //! The table of a family's holds: which owner has which lock, and when the keeper must look at each.
 
-use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hashbrown::HashTable;
 use tokio::sync::Notify;
 
 use crate::core::hold::Hold;
@@ -13,8 +14,9 @@ use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
 use crate::types::key::Key;
+use crate::types::mode::Mode;
 use crate::types::owner::OwnerId;
-use crate::types::sync::atomic::{AtomicUsize, Ordering};
+use crate::types::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
 
@@ -28,6 +30,10 @@ const CLOSE_GRACE: Duration = Duration::from_secs(5);
 /// otherwise look too late.
 pub(crate) struct Holds {
     table: Mutex<Table>,
+    /// Whether the table is closed, for those that only ask that.
+    is_closed: AtomicBool,
+    /// Hashes owners and keys, which strangers may choose.
+    hasher: RandomState,
     /// Tells the keeper to look at the table now.
     pub(crate) wake: Notify,
     /// The number of claims and releases that run in callers' futures.
@@ -45,10 +51,16 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+/// The hash of an owner and a lock, by which the table finds their hold; made once per acquisition.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HoldHash(u64);
+
 #[derive(Default)]
 struct Table {
-    entries: HashMap<AttemptId, Entry>,
-    owned: HashMap<(OwnerId, Key), AttemptId>,
+    /// By attempt id, which is random: its own bits are its hash.
+    entries: HashTable<Entry>,
+    /// The newest hold of each owner and lock, by its hash. All of them are in `entries`.
+    owned: HashTable<(HoldHash, AttemptId)>,
     agenda: BTreeSet<(Moment, AttemptId)>,
     releases: Vec<PendingRelease>,
     /// When the keeper looks next without being woken; `None` while it is at work.
@@ -63,6 +75,7 @@ struct Table {
 
 struct Entry {
     hold: Arc<Hold>,
+    hash: HoldHash,
     /// How many times its owner has entered.
     count: u32,
     /// Its moment in the agenda.
@@ -102,7 +115,18 @@ pub(crate) enum Left {
 
 impl Holds {
     pub(crate) fn new() -> Self {
-        Holds { table: Mutex::default(), wake: Notify::new(), under_way: AtomicUsize::new(0) }
+        Holds {
+            table: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            hasher: RandomState::new(),
+            wake: Notify::new(),
+            under_way: AtomicUsize::new(0),
+        }
+    }
+
+    /// Returns the hash of the holds that `owner` has of `key`.
+    pub(crate) fn hash(&self, owner: &OwnerId, key: &Key) -> HoldHash {
+        HoldHash(self.hasher.hash_one((owner, key)))
     }
 
     /// Registers a claim or a release that begins in a caller's future.
@@ -116,9 +140,10 @@ impl Holds {
         if self.is_closed() { Err(Error::closed()) } else { Ok(under_way) }
     }
 
-    /// Adds a new hold. Returns an earlier hold of the same owner and lock that is lost but not retired yet: the caller
-    /// retires it, so that its end is reported before the new hold.
-    pub(crate) fn insert(&self, hold: Arc<Hold>, now: Moment) -> Result<Option<Arc<Hold>>> {
+    /// Adds a new hold, whose hash is `hash`. Returns an earlier hold of the same owner and lock that is lost but not
+    /// retired yet: the caller retires it, so that its end is reported before the new hold.
+    pub(crate) fn insert(&self, hold: Arc<Hold>, hash: HoldHash, now: Moment) -> Result<Option<Arc<Hold>>> {
+        let mut look = hold.next_look(now);
         let mut table = self.table();
         if table.closed_by.is_some() {
             return Err(Error::closed());
@@ -127,33 +152,38 @@ impl Holds {
             && let Some(reason) = table.early_losses.remove(&hold.claim.attempt)
         {
             hold.lose(reason, now);
+            look = now;
         }
-        let look = if hold.is_lost(now) { now } else { hold.next_look(now) };
         let attempt = hold.claim.attempt;
         // An owner may have several slots of a semaphore, so a slot is not found by owner and key.
-        let mut before = None;
-        if hold.slot.is_none() {
-            before = table.owned.insert((hold.owner().clone(), hold.key().clone()), attempt);
-        }
+        let before = if hold.slot.is_none() { table.own(&hold, hash) } else { None };
         table.agenda.insert((look, attempt));
-        table.entries.insert(attempt, Entry { hold, count: 1, look });
+        let entry = Entry { hold, hash, count: 1, look };
+        table.entries.insert_unique(attempt.bits(), entry, |entry| entry.attempt().bits());
         self.wake_by(&mut table, look);
-        let before = before.and_then(|attempt| table.entries.get(&attempt));
+        let before = before.and_then(|attempt| table.entry(attempt));
         Ok(before.map(|entry| entry.hold.clone()).filter(|hold| hold.is_lost(now)))
     }
 
     /// Returns the live hold that `owner` has of `key`.
-    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, now: Moment) -> Option<Arc<Hold>> {
-        self.table().find(owner, key, now).map(|entry| entry.hold.clone())
+    pub(crate) fn held(&self, owner: &OwnerId, key: &Key, hash: HoldHash, now: Moment) -> Option<Arc<Hold>> {
+        self.table().find(owner, key, hash, now).map(|entry| entry.hold.clone())
     }
 
-    /// Re-enters the live hold that `owner` has of `key`, if its mode is the one that `shared` asks for. `Err` is a hold that
+    /// Re-enters the live hold that `owner` has of `key`, unless only one of hold and `mode` is shared. `Err` is a hold that
     /// cannot be entered, `None` means that there is none. Lookup and entry are one step: another task may take the lock
     /// between two.
-    pub(crate) fn reenter(&self, owner: &OwnerId, key: &Key, shared: bool, now: Moment) -> Option<Reentry> {
+    pub(crate) fn reenter(
+        &self,
+        owner: &OwnerId,
+        key: &Key,
+        hash: HoldHash,
+        mode: Mode,
+        now: Moment,
+    ) -> Option<Reentry> {
         let mut table = self.table();
-        let entry = table.find(owner, key, now)?;
-        if entry.hold.is_shared() != shared {
+        let entry = table.find(owner, key, hash, now)?;
+        if entry.hold.is_shared() != (mode == Mode::Shared) {
             return Some(Err(entry.hold.clone()));
         }
         entry.count += 1;
@@ -163,7 +193,7 @@ impl Holds {
     /// Records a loss that the engine pushed. Returns the hold, unless the attempt is not a hold yet.
     pub(crate) fn lose(&self, attempt: AttemptId, reason: LossReason, now: Moment) -> Option<Arc<Hold>> {
         let mut table = self.table();
-        if let Some(entry) = table.entries.get(&attempt) {
+        if let Some(entry) = table.entry(attempt) {
             entry.hold.lose(reason, now);
             return Some(entry.hold.clone());
         }
@@ -194,15 +224,15 @@ impl Holds {
     }
 
     fn leave_in(&self, table: &mut Table, attempt: AttemptId, now: Moment) -> Left {
-        match table.entries.get_mut(&attempt) {
+        match table.entry(attempt) {
             None => Left::Gone,
             Some(entry) if entry.count > 1 => {
                 entry.count -= 1;
                 Left::Inside
             }
             Some(entry) if entry.hold.park(now) => {
-                let hold = entry.hold.clone();
-                table.disown(&hold);
+                let (hold, hash) = (entry.hold.clone(), entry.hash);
+                table.disown(hash, attempt);
                 let look = hold.next_look(now);
                 table.reschedule(attempt, look);
                 self.wake_by(table, look);
@@ -218,7 +248,7 @@ impl Holds {
     }
 
     pub(crate) fn get(&self, attempt: AttemptId) -> Option<Arc<Hold>> {
-        self.table().entries.get(&attempt).map(|entry| entry.hold.clone())
+        self.table().entry(attempt).map(|entry| entry.hold.clone())
     }
 
     /// Schedules the keeper's next look at a hold: `at` after a failed renewal, otherwise when the next one is due.
@@ -246,7 +276,7 @@ impl Holds {
         table.planned = None;
         let mut due = Vec::new();
         while let Some(&(look, attempt)) = table.agenda.first().filter(|(look, _)| *look <= now) {
-            let Some(hold) = table.entries.get(&attempt).map(|entry| entry.hold.clone()) else {
+            let Some(hold) = table.entry(attempt).map(|entry| entry.hold.clone()) else {
                 table.agenda.remove(&(look, attempt));
                 continue;
             };
@@ -281,7 +311,8 @@ impl Holds {
     pub(crate) fn close(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut table = self.table();
         table.closed_by.get_or_insert(now.after(CLOSE_GRACE));
-        let mut holds: Vec<_> = table.entries.drain().map(|(_, entry)| entry.hold).collect();
+        self.is_closed.store(true, Ordering::SeqCst);
+        let mut holds: Vec<_> = table.entries.drain().map(|entry| entry.hold).collect();
         holds.sort_by_key(|hold| (hold.end(), hold.claim.attempt));
         table.agenda.clear();
         table.owned.clear();
@@ -298,7 +329,7 @@ impl Holds {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.table().closed_by.is_some()
+        self.is_closed.load(Ordering::SeqCst)
     }
 
     /// Ends the keeper's work for a closed family, unless something is left to do. Returns whether it ended.
@@ -322,32 +353,64 @@ impl Holds {
     }
 }
 
+impl Entry {
+    fn attempt(&self) -> AttemptId {
+        self.hold.claim.attempt
+    }
+
+    fn is_of(&self, owner: &OwnerId, key: &Key) -> bool {
+        self.hold.key() == key && self.hold.owner() == owner
+    }
+}
+
 impl Table {
-    fn find(&mut self, owner: &OwnerId, key: &Key, now: Moment) -> Option<&mut Entry> {
-        let attempt = self.owned.get(&(owner.clone(), key.clone()))?;
-        self.entries.get_mut(attempt).filter(|entry| !entry.hold.is_lost(now))
+    fn entry(&mut self, attempt: AttemptId) -> Option<&mut Entry> {
+        self.entries.find_mut(attempt.bits(), |entry| entry.attempt() == attempt)
     }
 
-    fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
-        let Entry { hold, look, .. } = self.entries.remove(&attempt)?;
-        self.agenda.remove(&(look, attempt));
-        self.disown(&hold);
-        Some(hold)
+    fn find(&mut self, owner: &OwnerId, key: &Key, hash: HoldHash, now: Moment) -> Option<&mut Entry> {
+        let attempt = *self.owned_by(hash, owner, key)?;
+        self.entry(attempt).filter(|entry| !entry.hold.is_lost(now))
     }
 
-    /// Removes the owner's claim on `hold`, unless the owner has taken the lock again since.
-    fn disown(&mut self, hold: &Hold) {
-        if let MapEntry::Occupied(owned) = self.owned.entry((hold.owner().clone(), hold.key().clone()))
-            && *owned.get() == hold.claim.attempt
-        {
+    fn owned_by(&mut self, hash: HoldHash, owner: &OwnerId, key: &Key) -> Option<&mut AttemptId> {
+        let Table { entries, owned, .. } = self;
+        let is_of = |attempt: AttemptId| {
+            let entry = entries.find(attempt.bits(), |entry| entry.attempt() == attempt);
+            entry.is_some_and(|entry| entry.is_of(owner, key))
+        };
+        let found = owned.find_mut(hash.0, |(at, attempt)| *at == hash && is_of(*attempt));
+        found.map(|(_, attempt)| attempt)
+    }
+
+    /// Makes `hold` the newest one of its owner and lock. Returns the one before.
+    fn own(&mut self, hold: &Hold, hash: HoldHash) -> Option<AttemptId> {
+        if let Some(newest) = self.owned_by(hash, hold.owner(), hold.key()) {
+            return Some(std::mem::replace(newest, hold.claim.attempt));
+        }
+        self.owned.insert_unique(hash.0, (hash, hold.claim.attempt), |(hash, _)| hash.0);
+        None
+    }
+
+    /// Removes the owner's claim on the hold of `attempt`, unless the owner has taken the lock again since.
+    fn disown(&mut self, hash: HoldHash, attempt: AttemptId) {
+        if let Ok(owned) = self.owned.find_entry(hash.0, |(_, newest)| *newest == attempt) {
             owned.remove();
         }
     }
 
+    fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
+        let found = self.entries.find_entry(attempt.bits(), |entry| entry.attempt() == attempt).ok()?;
+        let (Entry { hold, hash, look, .. }, _) = found.remove();
+        self.agenda.remove(&(look, attempt));
+        self.disown(hash, attempt);
+        Some(hold)
+    }
+
     fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
-        let Some(entry) = self.entries.get_mut(&attempt) else { return false };
-        self.agenda.remove(&(entry.look, attempt));
-        entry.look = look;
+        let Some(entry) = self.entry(attempt) else { return false };
+        let before = std::mem::replace(&mut entry.look, look);
+        self.agenda.remove(&(before, attempt));
         self.agenda.insert((look, attempt));
         true
     }
@@ -365,7 +428,8 @@ mod tests {
             let holds = Holds::new();
             let mut hold = hold(&Options::default());
             hold.claim.delay = TTL;
-            holds.insert(Arc::new(hold), START).unwrap();
+            let hash = holds.hash(hold.owner(), hold.key());
+            holds.insert(Arc::new(hold), hash, START).unwrap();
             holds.close(now);
             holds.take_work(now).releases.len()
         };
@@ -378,15 +442,16 @@ mod tests {
     fn leaving_counts_down_and_only_the_last_time_ends_the_hold() {
         let holds = Holds::new();
         let hold = Arc::new(hold(&Options::default()));
-        holds.insert(hold.clone(), START).unwrap();
-        let entered = holds.reenter(hold.owner(), hold.key(), false, START);
+        holds.insert(hold.clone(), holds.hash(hold.owner(), hold.key()), START).unwrap();
+        let hash = holds.hash(hold.owner(), hold.key());
+        let entered = holds.reenter(hold.owner(), hold.key(), hash, Mode::Exclusive, START);
         assert!(entered.is_some_and(|entered| entered.is_ok_and(|entered| entered.token == hold.token)));
-        let as_reader = holds.reenter(hold.owner(), hold.key(), true, START);
+        let as_reader = holds.reenter(hold.owner(), hold.key(), hash, Mode::Shared, START);
         assert!(as_reader.is_some_and(|refused| refused.is_err()));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Inside));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Last(_)));
         assert!(matches!(holds.leave(hold.claim.attempt, START), Left::Gone));
-        assert!(holds.held(hold.owner(), hold.key(), START).is_none());
+        assert!(holds.held(hold.owner(), hold.key(), hash, START).is_none());
         assert_eq!(holds.plan(), Moment::NEVER, "nothing of it is left in the agenda");
     }
 }

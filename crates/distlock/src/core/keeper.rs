@@ -419,8 +419,12 @@ fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
 /// Tries a release once.
 async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphorePermit) -> Released {
     let unanswered = |_| Err(Error::unknown("the release was not answered"));
-    match timeout(CALL_TIMEOUT, release::send(&core, &pending)).await.unwrap_or_else(unanswered) {
-        Ok(outcome) => {
+    let call = release::send(&core, &pending.claim, core.clock.now());
+    match timeout(CALL_TIMEOUT, call).await.unwrap_or_else(unanswered) {
+        Ok((outcome, late_until)) => {
+            if let Some(until) = late_until {
+                core.holds.hand_over(pending.repeat(until, core.clock.now()));
+            }
             // After a release without a reply, "not ours" means that it was carried out.
             let lost = outcome == Release::NotOurs && !pending.unanswered;
             report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));

@@ -2,75 +2,79 @@
 
 use std::sync::Arc;
 
-use crate::contract::Release;
+use crate::contract::{Claim, Release};
 use crate::core::family::Core;
 use crate::core::hold::Hold;
 use crate::core::pending_release::PendingRelease;
+use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::{EventKind, LossReason};
 
-/// Sends `pending` once. A confirmed release whose claim may still arrive is handed to the keeper to be repeated.
-pub(crate) async fn send(core: &Core, pending: &PendingRelease) -> Result<Release> {
-    let sent = core.clock.now();
-    let outcome = core.backend.release(&pending.claim).await?;
-    if let Some(until) = core.backend.late_until(&pending.claim).filter(|until| sent < *until) {
-        core.holds.hand_over(pending.repeat(until, core.clock.now()));
-    }
-    Ok(outcome)
+/// Sends a release of `claim` once, at `sent`. Returns also until when a claim of its attempt may still arrive: until then
+/// the keeper repeats the release.
+pub(crate) async fn send(core: &Core, claim: &Claim, sent: Moment) -> Result<(Release, Option<Moment>)> {
+    let outcome = core.backend.release(claim).await?;
+    Ok((outcome, core.backend.late_until(claim).filter(|until| sent < *until)))
 }
 
-/// Hands the release to the keeper if the caller's future is dropped before the engine has answered.
+/// Hands the release to the keeper if the caller's future is dropped before the engine has answered, or if that failed.
 struct Releasing<'a> {
     core: &'a Core,
-    pending: Option<PendingRelease>,
+    hold: Arc<Hold>,
+    began: Moment,
+    /// Whether a release may have been carried out; `None` when one was.
+    is_in_doubt: Option<bool>,
 }
 
 impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
+        if let Some(unanswered) = self.is_in_doubt {
+            let mut pending = PendingRelease::end(&self.hold, self.began);
+            pending.unanswered = unanswered;
             self.core.holds.hand_over(pending);
         }
     }
 }
 
 /// Releases a hold that is out of the table, in the caller's future.
-pub(crate) async fn release_now(core: &Core, hold: Arc<Hold>) -> Result<()> {
-    let now = core.clock.now();
-    let mut pending = match PendingRelease::leave(&hold, now) {
-        Some(pending) if pending.hold.is_some() => pending,
-        lost => {
-            core.report_loss(&hold);
-            core.reporter.flush();
-            lost.into_iter().for_each(|pending| core.holds.hand_over(pending));
-            return Err(loss_of(&hold));
-        }
-    };
+pub(crate) async fn release_now(core: &Core, hold: Arc<Hold>, now: Moment) -> Result<()> {
+    if hold.is_lost(now) {
+        return Err(leave_lost(core, &hold, now));
+    }
     // Another task may still have a guard of what is unlocked by name: it learns of the end before the engine does.
     hold.lose(LossReason::Unlocked, now);
     // If this future is dropped, the release may have been carried out.
-    pending.unanswered = true;
-    let mut releasing = Releasing { core, pending: Some(pending) };
-    let Some(pending) = &releasing.pending else { return Ok(()) };
-    match send(core, pending).await {
-        Ok(outcome) => {
-            releasing.pending = None;
-            let held = now.since(hold.acquired);
-            if outcome == Release::Released {
-                core.report(&hold, EventKind::Released { held });
-                return Ok(());
-            }
-            let reason = LossReason::Revoked;
-            core.report(&hold, EventKind::Lost { reason: &reason, held });
-            Err(Error::lost(reason).with_key(hold.key()))
-        }
-        Err(error) => {
-            if let Some(pending) = &mut releasing.pending {
-                pending.unanswered = error.may_be_applied();
-            }
-            let help = "releasing goes on in the background, at the latest its lease ends it";
-            Err(error.with_key(hold.key()).with_help(help))
-        }
+    let mut releasing = Releasing { core, hold, began: now, is_in_doubt: Some(true) };
+    let sent = send(core, &releasing.hold.claim, now).await;
+    releasing.is_in_doubt = sent.as_ref().err().map(Error::may_be_applied);
+    let hold = &releasing.hold;
+    let (outcome, late_until) = sent.map_err(|error| {
+        let help = "releasing goes on in the background, at the latest its lease ends it";
+        error.with_key(hold.key()).with_help(help)
+    })?;
+    if let Some(until) = late_until {
+        let now = core.clock.now();
+        core.holds.hand_over(PendingRelease::withdraw(&hold.claim, now).repeat(until, now));
     }
+    let held = now.since(hold.acquired);
+    if outcome == Release::Released {
+        core.report(hold, EventKind::Released { held });
+        return Ok(());
+    }
+    let reason = LossReason::Revoked;
+    core.report(hold, EventKind::Lost { reason: &reason, held });
+    Err(Error::lost(reason).with_key(hold.key()))
+}
+
+/// Reports the loss of a hold whose owner leaves it, and releases what the engine may still keep. Returns the loss.
+#[cold]
+fn leave_lost(core: &Core, hold: &Arc<Hold>, now: Moment) -> Error {
+    core.report_loss(hold);
+    core.reporter.flush();
+    if let Some(pending) = PendingRelease::leave(hold, now) {
+        core.holds.hand_over(pending);
+    }
+    loss_of(hold)
 }
 
 /// Returns the error that says how `hold` was lost.

@@ -73,7 +73,14 @@ impl fmt::Debug for Moment {
 /// Returns the local deadline of a lease of `ttl` whose request was written at `start` (rule 1): `start + ttl(1 −
 /// drift) − 2 ms`.
 pub(crate) fn deadline(start: Moment, ttl: Duration, drift: f64) -> Moment {
-    start.after(ttl.mul_f64(1.0 - drift)).before(MARGIN)
+    start.after(part_of(ttl, 1.0 - drift)).before(MARGIN)
+}
+
+/// Returns `part` of `whole`, to the nearest nanosecond; at most about 584 years.
+pub(crate) fn part_of(whole: Duration, part: f64) -> Duration {
+    let nanos = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
+    // A conversion of f64 to u64 saturates.
+    Duration::from_nanos((nanos as f64 * part + 0.5) as u64)
 }
 
 /// A source of time.

@@ -99,6 +99,11 @@ fn refuse(fault: impl fmt::Display) -> Error {
 }
 
 fn fault_of(name: &str) -> Option<String> {
+    // Most names are short and plain: seen in one pass over their bytes.
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'{' && byte != b'}';
+    if (1..=MAX_KEY_BYTES).contains(&name.len()) && name.bytes().all(is_plain) {
+        return None;
+    }
     if name.is_empty() {
         return Some("the name is empty".into());
     }

@@ -10,6 +10,9 @@ pub(crate) mod meter;
 pub(crate) mod mode;
 pub(crate) mod options;
 pub(crate) mod owner;
+pub(crate) mod random_bytes;
+#[cfg(any(feature = "redis", test))]
+pub(crate) mod record_json;
 pub(crate) mod secret;
 pub(crate) mod span;
 pub(crate) mod sync;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::num::NonZeroU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -119,6 +120,11 @@ impl Process {
         let user = std::env::var("USER").ok().filter(|user| is_name(user)).unwrap_or_else(user_of_uid);
         Arc::new(Process { host, pid: std::process::id(), user })
     }
+}
+
+/// Returns a number that no ancestor of this process has: its generation, or its id where the kernel does not tell of forks.
+pub(crate) fn process_number() -> u64 {
+    distlock_fork::generation().map_or_else(|| std::process::id().into(), NonZeroU64::get)
 }
 
 fn is_name(user: &str) -> bool {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::types::error::{Error, Result};
+use crate::types::random_bytes;
 
 /// A number that rises with every grant of a lock, so that the resource can refuse late writes.
 ///
@@ -43,7 +44,7 @@ impl FromStr for FencingToken {
 pub struct AttemptId(u128);
 
 impl AttemptId {
-    /// Returns a new random id, straight from the kernel, so that a forked or cloned process never repeats one.
+    /// Returns a new random id, of bytes from the kernel that no other thread and no fork of this process uses.
     ///
     /// # Panics
     /// If the kernel has no random numbers; there is no safe lock without them.
@@ -53,9 +54,7 @@ impl AttemptId {
         if let Some(next) = seeded::next() {
             return AttemptId(next);
         }
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("the kernel gives random numbers");
-        AttemptId(u128::from_ne_bytes(bytes))
+        AttemptId(u128::from_ne_bytes(random_bytes::draw()))
     }
 
     /// For simulations: from now on the ids that this thread makes, and the jitter derived from them, come from
@@ -65,10 +64,36 @@ impl AttemptId {
         seeded::SEED.set(seed);
     }
 
+    /// Returns the 32 lower-case hex digits of the id, as it is printed.
+    pub(crate) fn hex(self) -> [u8; 32] {
+        let mut digits = [0; 32];
+        for (at, eight) in digits.chunks_exact_mut(8).enumerate() {
+            eight.copy_from_slice(&hex_digits((self.0 >> (96 - 32 * at)) as u32));
+        }
+        digits
+    }
+
+    /// Returns 64 random bits of the id, to find it in a hash table.
+    pub(crate) fn bits(self) -> u64 {
+        self.0 as u64
+    }
+
     /// Returns a number from 0 to 1 that is derived from this id: jitter without further random numbers.
     pub(crate) fn fraction(self) -> f64 {
         f64::from((self.0 >> 96) as u32) / f64::from(u32::MAX)
     }
+}
+
+/// Returns the hex digits of a number, all eight computed at once: printing digit by digit costs as much as the rest of a
+/// claim's text.
+fn hex_digits(number: u32) -> [u8; 8] {
+    // One byte for each four bits.
+    let mut digits = u64::from(number);
+    digits = (digits | digits << 16) & 0x0000_ffff_0000_ffff;
+    digits = (digits | digits << 8) & 0x00ff_00ff_00ff_00ff;
+    digits = (digits | digits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    let is_letter = (digits + 0x0606_0606_0606_0606) >> 4 & 0x0101_0101_0101_0101;
+    (digits + 0x3030_3030_3030_3030 + is_letter * u64::from(b'a' - b'0' - 10)).to_be_bytes()
 }
 
 /// Ids from a seed.
@@ -95,7 +120,7 @@ mod seeded {
 
 impl fmt::Display for AttemptId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        f.write_str(std::str::from_utf8(&self.hex()).unwrap_or_default())
     }
 }
 
@@ -126,6 +151,9 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(a.to_string().parse::<AttemptId>().unwrap(), a);
         assert_eq!(AttemptId(1).to_string(), "00000000000000000000000000000001");
+        for id in [a.0, b.0, u128::MAX, 0x0123_4567_89ab_cdef_fedc_ba98_7654_3210] {
+            assert_eq!(AttemptId(id).to_string(), format!("{id:032x}"));
+        }
     }
 
     #[cfg(feature = "simulation")]

@@ -23,6 +23,13 @@ async fn f13_a_fork_cannot_use_or_release_its_parents_locks() {
     bench.expect_nothing_left().await;
 }
 
+#[tokio::test]
+async fn f13_a_fork_draws_other_attempt_ids_than_its_parent() {
+    let mut child = Child::start();
+    // One before the fork, then 100 in each process.
+    assert_eq!(child.fork_and_draw().outcome, Outcome::State("201 201".into()));
+}
+
 /// A resource that remembers the highest token it has seen, and refuses lower ones. KEYS: data, highest; ARGV: token,
 /// data.
 const FENCED_WRITE: &str = "

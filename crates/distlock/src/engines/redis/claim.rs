@@ -6,13 +6,14 @@ use redis::Value;
 
 use crate::contract::{Claim, Claimed, Grant, Term};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
+use crate::engines::redis::protocol::lean::{LeanLease, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::protocol::outcome::{read_busy, read_slot, refusal};
+use crate::engines::redis::protocol::outcome::{late, read_busy, read_slot, refusal};
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::protocol::time::{heartbeat, millis};
 use crate::engines::redis::protocol::value;
 use crate::engines::redis::release::MOST_CALLS;
-use crate::engines::redis::wire::calls::{CallKind, Request, RequestReply};
+use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::Moving;
@@ -24,8 +25,67 @@ use crate::types::token::FencingToken;
 const CLAIM_ARGS: usize = 5;
 const CLAIM_BYTES: usize = 96;
 
+/// A claim on its way to the lean script.
+struct LeanClaim {
+    connection: Arc<Connection>,
+    request: LeanRequest,
+    sent: Moment,
+}
+
 impl Client {
     pub(super) async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        if let Some(lean) = self.lean_claim(claim)
+            && let Some(outcome) = self.claim_lean(claim, lean).await
+        {
+            return outcome;
+        }
+        // Boxed: the future of a claim that is granted at once stays small.
+        Box::pin(self.claim_fully(claim)).await
+    }
+
+    /// Returns what sends a claim to the lean script; `None` when that script cannot serve it, or is not likely to.
+    fn lean_claim(&self, claim: &Claim) -> Option<LeanClaim> {
+        let is_first = self.late_claims.until(claim.attempt).is_none() && !self.waiting.is_enlisted(claim.attempt);
+        if !is_first || !claim.mode().is_exclusive() {
+            return None;
+        }
+        let record = value::write_record(&claim.record).ok()?;
+        let request = LeanRequest::claim(&self.options.prefix, &claim.key, claim.attempt)?;
+        let (connection, hears) = self.servers.at_once(request.lock(), |server| {
+            let connection = server.main.now().filter(|connection| connection.claims_lean)?;
+            let hears = server.hears_at(&connection, || request.own_fence());
+            Some((connection, hears))
+        })?;
+        let sent = self.clock.now();
+        if self.contention.is_recent(request.lock(), sent) {
+            return None;
+        }
+        let lease = LeanLease { lease_ms: millis(claim.lease()), not_after_us: connection.not_after(sent) };
+        let request = request.asking_for(lease, hears.then_some(self.options.wake), &record)?;
+        Some(LeanClaim { connection, request, sent })
+    }
+
+    /// Claims by the lean script. Returns `None` when it has certainly not granted the lock, and the full script is next.
+    async fn claim_lean(&self, claim: &Claim, lean: LeanClaim) -> Option<Result<Claimed>> {
+        let LeanClaim { connection, request, sent } = lean;
+        let sending = self.late_claims.sending(std::slice::from_ref(claim), sent, connection.id);
+        let outcome = connection.request(CallKind::LeanClaim, Request::Lean(request)).await;
+        match outcome {
+            Err(error) if error.may_be_applied() => return Some(Err(error)),
+            _ => sending.answered(),
+        }
+        match outcome {
+            Ok(RequestReply::Lean(LeanOutcome::Done(token))) => {
+                let term = Term { start: sent, ttl: claim.ttl };
+                Some(Ok(Claimed::Granted(Grant::new(FencingToken::new(token), Some(term)))))
+            }
+            Ok(RequestReply::Lean(LeanOutcome::Late)) => Some(Err(late())),
+            _ => None,
+        }
+    }
+
+    /// Claims by the full script.
+    async fn claim_fully(&self, claim: &Claim) -> Result<Claimed> {
         let outcome = match self.try_claim(claim).await {
             Ok((claimed, server)) => self.confirm(&server, claimed, claim).await,
             Err(error) => Err(error),
@@ -86,7 +146,7 @@ impl Client {
         let sent = self.clock.now();
         let request = self.send_claim(connection, names, claim, sent, hears);
         let reply = self.follow(std::slice::from_ref(claim), connection, request).await?;
-        let RequestReply { server_us, outcome } = reply;
+        let RequestReply::Full { server_us, outcome } = reply else { return Err(garbled()) };
         connection.saw_clock(sent, server_us);
         let granted = |token, slot| {
             let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
@@ -104,6 +164,7 @@ impl Client {
                 granted(token, slot)
             }
             "busy" => {
+                self.contention.note(&names.lock, sent);
                 self.waiting.answered(claim.attempt, sent, server_us);
                 read_busy(reply, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)))
             }
@@ -131,7 +192,8 @@ impl Client {
             .arg(flags)
             .arg(record);
         let common = Some(self.wake_channel(hears));
-        connection.request(CallKind::Claim, Request { names: names.clone(), common, args }).await
+        let request = FullRequest { names: names.clone(), common, args };
+        connection.request(CallKind::Claim, Request::Full(request)).await
     }
 
     /// Returns `claimed`; a grant only when enough replicas have it, otherwise it is given back.

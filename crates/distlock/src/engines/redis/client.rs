@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::contract::{Attachment, Claim};
 use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::state::contention::Contention;
 use crate::engines::redis::state::late_claims::LateClaims;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::cluster::Cluster;
@@ -53,6 +54,7 @@ pub(super) struct Client {
     pub(super) waiting: Arc<Waiting>,
     pub(super) servers: Arc<Servers>,
     pub(super) late_claims: LateClaims,
+    pub(super) contention: Contention,
     pub(super) renewals: Renewals,
     /// Listens to the sentinels, if there are any.
     _sentinels: Option<JoinSet<()>>,
@@ -96,6 +98,7 @@ impl Client {
             waiting,
             servers,
             late_claims: LateClaims::default(),
+            contention: Contention::new(),
             renewals,
             _sentinels: options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment)),
             clock,

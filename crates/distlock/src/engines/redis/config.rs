@@ -97,6 +97,7 @@ impl RedisBuilder {
             protocol: None,
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
             wait_replicas: 0,
+            loads_scripts: true,
             guard: None,
             wake: AttemptId::random(),
         };

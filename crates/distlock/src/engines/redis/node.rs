@@ -45,6 +45,7 @@ impl NodeOptions {
             return Err(Error::new(ErrorKind::Config, problem).with_help("leave it out, or use redis:// with replicas"));
         }
         options.wake = wake;
+        options.loads_scripts = false;
         Ok(NodeOptions(Arc::new(options)))
     }
 

@@ -7,9 +7,11 @@ use redis::Value;
 
 use crate::contract::{Claim, Release};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
+use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::{Reply, garbled};
-use crate::engines::redis::wire::calls::{CallKind, Request};
+use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
+use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::{Moving, Servers};
 use crate::types::token::AttemptId;
@@ -22,6 +24,8 @@ const MORE: &str = "more";
 /// An answered release.
 struct Released {
     outcome: Release,
+    /// Whether the lock had waiters or other holders, or was not the attempt's.
+    had_waiters: bool,
     /// The attempt that must claim the lock next without having been notified.
     next: Option<AttemptId>,
     /// The id of the connection that it was sent over.
@@ -30,15 +34,56 @@ struct Released {
 
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
+        if let Some((connection, request)) = self.lean_release(claim) {
+            let over = connection.id;
+            match connection.request(CallKind::LeanRelease, Request::Lean(request)).await {
+                Ok(RequestReply::Lean(LeanOutcome::Done(_))) => {
+                    self.forget_late(claim.attempt, over);
+                    return Ok(Release::Released);
+                }
+                Err(error) if error.may_be_applied() => return Err(error),
+                _ => {}
+            }
+        }
+        // Boxed: the future of a release that the lean script serves stays small.
+        Box::pin(self.release_fully(claim)).await
+    }
+
+    /// Returns what sends a release to the lean script; `None` when that script is not likely to serve it.
+    fn lean_release(&self, claim: &Claim) -> Option<(Arc<Connection>, LeanRequest)> {
+        if !claim.mode().is_exclusive() || self.waiting.is_enlisted(claim.attempt) {
+            return None;
+        }
+        let request = LeanRequest::release(&self.options.prefix, &claim.key, claim.attempt)?;
+        if self.contention.is_recent(request.lock(), self.clock.now()) {
+            return None;
+        }
+        let connection = self.servers.at_once(request.lock(), ServerConnections::open_for_release)?;
+        Some((connection, request))
+    }
+
+    /// Releases by the full script.
+    async fn release_fully(&self, claim: &Claim) -> Result<Release> {
         let (outcome, over) = self.end(claim).await?;
-        self.late_claims.released(claim.attempt, over, self.clock.now());
+        self.forget_late(claim.attempt, over);
         Ok(outcome)
+    }
+
+    /// Records that `attempt` was released over the connection with this id.
+    fn forget_late(&self, attempt: AttemptId, over: u64) {
+        if !self.late_claims.is_empty() {
+            self.late_claims.released(attempt, over, self.clock.now());
+        }
     }
 
     /// Ends the hold or the place of an attempt. Returns the outcome and the id of the connection that it went over.
     pub(super) async fn end(&self, claim: &Claim) -> Result<(Release, u64)> {
         self.waiting.forget(claim.attempt);
-        let released = release(&self.servers, &self.names(&claim.key)?, claim.attempt).await?;
+        let names = self.names(&claim.key)?;
+        let released = release(&self.servers, &names, claim.attempt).await?;
+        if released.had_waiters {
+            self.contention.note(&names.lock, self.clock.now());
+        }
         // A waiter of this process that only polls need not wait for its next poll.
         if let Some(next) = released.next {
             self.waiting.wake(next);
@@ -86,16 +131,20 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
         };
         let mut args = redis::Cmd::with_capacity(1, 32);
         args.arg(attempt.to_string());
-        let request = Request { names: names.clone(), common: None, args };
-        let reply = connection.request(CallKind::Release, request).await?;
-        Ok(read(reply.outcome, connection.id))
+        let request = FullRequest { names: names.clone(), common: None, args };
+        match connection.request(CallKind::Release, Request::Full(request)).await? {
+            RequestReply::Full { outcome, .. } => Ok(read(outcome, connection.id)),
+            RequestReply::Lean(_) => Ok(Err(garbled())),
+        }
     };
     servers.routed(&names.lock, Moving::Wait, request).await?
 }
 
 fn read(outcome: Value, over: u64) -> Result<(Released, bool)> {
     let mut reply = match outcome {
-        Value::Int(_) => return Ok((Released { outcome: Release::Released, next: None, over }, false)),
+        Value::Int(_) => {
+            return Ok((Released { outcome: Release::Released, had_waiters: false, next: None, over }, false));
+        }
         Value::Array(parts) => Reply::of(parts),
         _ => return Err(garbled()),
     };
@@ -105,5 +154,5 @@ fn read(outcome: Value, over: u64) -> Result<(Released, bool)> {
         _ => return Err(garbled()),
     };
     let next = reply.word()?;
-    Ok((Released { outcome, next: next.parse().ok(), over }, next == MORE))
+    Ok((Released { outcome, had_waiters: true, next: next.parse().ok(), over }, next == MORE))
 }

@@ -11,7 +11,13 @@ impl Client {
             return self.wait_after_failure(claim).await;
         }
         match notified(&self.waiting, claim.attempt).await {
-            Some(grant) if self.is_confirmed(claim).await => Wake::Granted(grant),
+            Some(grant) if self.is_confirmed(claim).await => {
+                // Others wait perhaps: its release goes to the full script at once.
+                if let Ok(names) = self.names(&claim.key) {
+                    self.contention.note(&names.lock, self.clock.now());
+                }
+                Wake::Granted(grant)
+            }
             // The next claim finds a grant that is not confirmed, and confirms it or gives it back.
             _ => Wake::Retry,
         }

@@ -1,7 +1,7 @@
 //! The metrics without the feature: everything here is empty and compiled away.
 
 use super::MeteredResult;
-use crate::types::clock::Clock;
+use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::event::EventKind;
 
@@ -23,7 +23,7 @@ impl HoldMeter {
 pub(crate) struct AcquireMeter;
 
 impl AcquireMeter {
-    pub(crate) fn begin(_clock: &Clock, _backend: &'static str, _group: Group) -> AcquireMeter {
+    pub(crate) fn begin(_clock: &Clock, _started: Moment, _backend: &'static str, _group: Group) -> AcquireMeter {
         AcquireMeter
     }
 

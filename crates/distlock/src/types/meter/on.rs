@@ -114,9 +114,15 @@ pub(crate) struct AcquireMeter {
 }
 
 impl AcquireMeter {
-    pub(crate) fn begin(clock: &Clock, backend: &'static str, group: Group) -> AcquireMeter {
-        let (clock, started) = (clock.clone(), clock.now());
-        AcquireMeter { clock, started, backend, group: group.0, outcome: Some("dropped"), waiting: Counted::default() }
+    pub(crate) fn begin(clock: &Clock, started: Moment, backend: &'static str, group: Group) -> AcquireMeter {
+        AcquireMeter {
+            clock: clock.clone(),
+            started,
+            backend,
+            group: group.0,
+            outcome: Some("dropped"),
+            waiting: Counted::default(),
+        }
     }
 
     /// Another owner holds the lock: the acquisition waits.

@@ -1,5 +1,6 @@
 //! Keys, values, scripts and their replies.
 
+pub(in crate::engines) mod lean;
 pub(in crate::engines) mod names;
 pub(in crate::engines) mod outcome;
 pub(in crate::engines) mod script;

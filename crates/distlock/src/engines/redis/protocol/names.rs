@@ -7,13 +7,14 @@ use crate::types::key::Key;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engines) struct Names {
     pub(in crate::engines) lock: String,
-    has_tag: bool,
 }
 
 /// What the companions end in.
-const SUFFIXES: [&str; 5] = [":q", ":w", FENCE_SUFFIX, ":h", ":e"];
+const SUFFIXES: [&str; 5] = [QUEUE_SUFFIX, ":w", FENCE_SUFFIX, ":h", ":e"];
+/// What the key of a lock's queue ends in.
+pub(in crate::engines) const QUEUE_SUFFIX: &str = ":q";
 /// What the key of a fence ends in.
-const FENCE_SUFFIX: &str = ":f";
+pub(in crate::engines) const FENCE_SUFFIX: &str = ":f";
 /// What the restart guard's key ends in.
 const CANARY_SUFFIX: &str = ":g";
 /// What the key of a lock's history ends in.
@@ -47,12 +48,11 @@ impl Names {
     /// The lock's key is its name behind the prefix and nothing else: that is where other libraries look, too.
     pub(in crate::engines) fn new(prefix: &str, key: &Key) -> Result<Names> {
         let lock = format!("{prefix}{key}");
-        let has_tag = lock.contains('{');
-        if has_tag && SUFFIXES.iter().chain(&[CANARY_SUFFIX, HISTORY_SUFFIX]).any(|suffix| lock.ends_with(suffix)) {
+        if !may_be_lock(&lock) {
             return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g or :j here")
                 .with_help("these are keys beside another lock"));
         }
-        Ok(Names { lock, has_tag })
+        Ok(Names { lock })
     }
 
     /// How many keys there are.
@@ -110,16 +110,8 @@ impl Names {
     }
 
     fn companion(&self, suffix: &str) -> String {
-        let lock = &self.lock;
-        let mut key = String::with_capacity(lock.len() + 4);
-        if !self.has_tag {
-            key.extend(["{", lock, "}"]);
-        } else if is_all_tag(lock) {
-            // As it is, it would be the companion of the lock that has the name between the braces.
-            key.extend([lock, NO_MORE]);
-        } else {
-            key.push_str(lock);
-        }
+        let mut key = String::with_capacity(self.lock.len() + 4);
+        push_stem(&mut key, &self.lock);
         key.push_str(suffix);
         key
     }
@@ -132,6 +124,41 @@ impl Names {
             _ => stored,
         };
         Key::new(lock.strip_prefix(prefix)?).ok()
+    }
+}
+
+/// Returns whether a lock may have this key: it is not that of a companion.
+pub(in crate::engines) fn may_be_lock(lock: &str) -> bool {
+    let suffixes = SUFFIXES.iter().chain(&[CANARY_SUFFIX, HISTORY_SUFFIX]);
+    !lock.contains('{') || !suffixes.into_iter().any(|suffix| lock.ends_with(suffix))
+}
+
+/// Adds the key of a companion to a text that begins with the lock's key, which ends at `lock_end`.
+pub(in crate::engines) fn push_companion(text: &mut String, lock_end: usize, suffix: &str) {
+    match text[..lock_end].contains('{') {
+        // Without a second text for the key: this is done for every claim.
+        false => {
+            text.push('{');
+            text.extend_from_within(..lock_end);
+            text.push('}');
+        }
+        true => {
+            let lock = text[..lock_end].to_owned();
+            push_stem(text, &lock);
+        }
+    }
+    text.push_str(suffix);
+}
+
+/// Adds what the companions of a lock begin with.
+fn push_stem(key: &mut String, lock: &str) {
+    if !lock.contains('{') {
+        key.extend(["{", lock, "}"]);
+    } else if is_all_tag(lock) {
+        // As it is, it would be the companion of the lock that has the name between the braces.
+        key.extend([lock, NO_MORE]);
+    } else {
+        key.push_str(lock);
     }
 }
 
@@ -179,6 +206,9 @@ mod tests {
             };
             let mut keys: Vec<_> = std::iter::once(lock).chain(companions).collect();
             assert_eq!(keys_with(&Fences::OfLock), keys, "in this order");
+            let mut text = keys[0].clone();
+            push_companion(&mut text, keys[0].len(), QUEUE_SUFFIX);
+            assert_eq!(text, [keys[0].as_str(), &keys[1]].concat());
             keys[3] = format!("{{{prefix}distlock}}:f");
             assert_eq!(keys_with(&Fences::of_prefix(prefix)), keys, "with the fence of the prefix");
         }

@@ -9,10 +9,15 @@ use crate::engines::redis::protocol::value;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::options::DEFAULT_RETRY_INTERVAL;
 
+/// Returns the error of a claim that the server refused because of its age.
+pub(in crate::engines) fn late() -> Error {
+    Error::unavailable("redis: the claim arrived after its time and was refused")
+}
+
 /// Returns why a claim was not granted although the lock is free.
 pub(in crate::engines) fn refusal(word: &str, reply: &mut Reply) -> Result<Error> {
     Ok(match word {
-        "late" => Error::unavailable("redis: the claim arrived after its time and was refused"),
+        "late" => late(),
         "fence" => {
             let key = reply.word()?;
             let problem =

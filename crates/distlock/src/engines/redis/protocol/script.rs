@@ -52,6 +52,8 @@ const SHARED: &str = include_str!("shared.lua");
 const CLAIM_SHORT: &str = include_str!("claim_short.lua");
 const RELEASE_SHORT: &str = include_str!("release_short.lua");
 
+pub(in crate::engines) static LEAN_CLAIM: Script = Script::new("claim", include_str!("lean_claim.lua"));
+pub(in crate::engines) static LEAN_RELEASE: Script = Script::new("release", include_str!("lean_release.lua"));
 pub(in crate::engines) static CLAIM: Script =
     Script::beside(Beside::Short(CLAIM_SHORT), "claim", include_str!("claim.lua"));
 pub(in crate::engines) static CLAIM_ALL: Script = Script::with_shared("claim", include_str!("claim_all.lua"));
@@ -67,6 +69,10 @@ pub(in crate::engines) static CONFIRM: Script = Script::with_shared("confirm", i
 pub(in crate::engines) static SHOW: Script = Script::with_shared("show", include_str!("show.lua"));
 pub(in crate::engines) static HISTORY_WRITE: Script = Script::new("history", include_str!("history_write.lua"));
 pub(in crate::engines) static HISTORY_READ: Script = Script::new("history", include_str!("history_read.lua"));
+
+/// The scripts that a lock may need in the middle of its life, when a reply that says that the server lacks one may be lost.
+pub(in crate::engines) static PRELOADED: [&Script; 6] =
+    [&LEAN_CLAIM, &LEAN_RELEASE, &CLAIM, &RELEASE, &RENEW, &RENEW_GROUP];
 
 impl Script {
     /// A script that is the same on every server and needs no other text.
@@ -93,6 +99,21 @@ impl Script {
         let mut command = redis::cmd("EVAL");
         command.arg(&self.assembled(dialect).text);
         command
+    }
+
+    /// Begins the call of a script that is the same on every server: by its text, or by its hash.
+    pub(in crate::engines) fn begin(&self, command: &mut Cmd, by_text: bool) {
+        let assembled = self.assembled(Dialect::Plain);
+        match by_text {
+            true => command.arg("EVAL").arg(&assembled.text),
+            false => command.arg("EVALSHA").arg(&assembled.sha),
+        };
+    }
+
+    /// Returns the hash and the text.
+    pub(in crate::engines) fn hash_and_text(&self, dialect: Dialect) -> (&str, &str) {
+        let assembled = self.assembled(dialect);
+        (&assembled.sha, &assembled.text)
     }
 
     fn assembled(&self, dialect: Dialect) -> &Assembled {
@@ -227,7 +248,9 @@ mod tests {
         }
     }
 
-    static ALL: [&Script; 12] = [
+    static ALL: [&Script; 14] = [
+        &LEAN_CLAIM,
+        &LEAN_RELEASE,
         &CLAIM,
         &CLAIM_ALL,
         &RELEASE,

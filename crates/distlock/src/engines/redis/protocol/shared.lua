@@ -35,8 +35,9 @@ local function read(...)
   return reply
 end
 
--- The token that this call has made last: the fence it is from, its number and digits, and the locks that have it.
-local made_from, made_token, made_digits, made_for
+-- The token that this call has made last: the `fence` it is from, its number and `digits`, the `lock` it is for, and the other locks that
+-- have it, by name.
+local made
 -- Sets the fence. Returns the token of the next grant and its digits: higher than every one before, and no lower than the clock in
 -- microseconds, so that it rises even when the fence was lost. Returns nil, and leaves the fence as it was, when it is not one of ours;
 -- the second value is then the outcome: the server's refusal to write, that of the restart guard (every grant needs a token), or 'fence'
@@ -44,10 +45,10 @@ local made_from, made_token, made_digits, made_for
 -- The fence expires a week after the last grant, and up to an hour later: its end is set at the first grant of each hour only.
 local FENCE_MS, HOUR_US = '608400000', 3600000000
 local function next_token(lock, fence, now, now_digits)
-  if made_from == fence and not made_for[lock] then
+  if made and made.fence == fence and made.lock ~= lock and not made.others[lock] then
     -- The grants of a call may have one token, as long as they are of different locks.
-    made_for[lock] = true
-    return made_token, made_digits
+    made.others[lock] = true
+    return made.token, made.digits
   end
   if guard then
     local left = guard().quarantine(now)
@@ -90,7 +91,7 @@ local function next_token(lock, fence, now, now_digits)
   elseif not number or number < now - now % HOUR_US then
     redis.call('PEXPIRE', fence, FENCE_MS)
   end
-  made_from, made_token, made_digits, made_for = fence, token, digits, { [lock] = true }
+  made = { fence = fence, token = token, digits = digits, lock = lock, others = {} }
   return token, digits
 end
 

@@ -6,19 +6,36 @@ use std::time::Duration;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::mode::Mode;
 use crate::types::owner::{Holder, Record};
+use crate::types::record_json::write_json;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// The longest record in bytes; the scripts read a little more than that of a key.
 const MAX_RECORD_BYTES: usize = 3 * 1024;
 
+/// Room for a record of ordinary length.
+const RECORD_BYTES: usize = 192;
+
 /// Returns the record as it is stored: JSON on one line.
 pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
-    let failed = |problem: String| Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"));
-    let text = serde_json::to_string(record).map_err(|error| failed(error.to_string()))?;
-    if text.len() > MAX_RECORD_BYTES {
-        return Err(failed(format!("{} bytes, at most {MAX_RECORD_BYTES} are stored", text.len())));
+    let mut text = Vec::with_capacity(RECORD_BYTES);
+    append_record(record, &mut text)?;
+    String::from_utf8(text).map_err(|error| refuse(error.to_string()))
+}
+
+/// Appends the record to `out` as it is stored. If it is too long, `out` stays as it was.
+pub(in crate::engines) fn append_record(record: &Record, out: &mut Vec<u8>) -> Result<()> {
+    let start = out.len();
+    write_json(record, out);
+    let bytes = out.len() - start;
+    if bytes > MAX_RECORD_BYTES {
+        out.truncate(start);
+        return Err(refuse(format_args!("{bytes} bytes, at most {MAX_RECORD_BYTES} are stored")));
     }
-    Ok(text)
+    Ok(())
+}
+
+fn refuse(problem: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"))
 }
 
 /// Returns the holder of a lock, from its value and what is left of its lease. A value that is not ours has no record.
@@ -124,6 +141,19 @@ mod tests {
         for before in ["900 1763 - 0 x", "900 1763 -"] {
             assert_eq!(waiter(format!("{before} {json}").as_bytes()).as_ref(), Some(&record));
         }
+    }
+
+    #[test]
+    fn a_record_is_appended_whole_or_not_at_all() {
+        let (short, mut out) = (record(), b"before ".to_vec());
+        append_record(&short, &mut out).unwrap();
+        assert_eq!(out, format!("before {}", serde_json::to_string(&short).unwrap()).as_bytes());
+        let process = Process { host: "h".repeat(MAX_RECORD_BYTES), pid: 1, user: "u".into() };
+        let long = Record { process: Arc::new(process), ..short };
+        let before = out.clone();
+        assert_eq!(append_record(&long, &mut out).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(out, before);
+        assert!(write_record(&long).is_err());
     }
 
     #[test]

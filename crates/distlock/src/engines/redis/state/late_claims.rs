@@ -5,6 +5,7 @@
 //! can arrive.
 
 use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -19,7 +20,11 @@ const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
 
 /// The unanswered claims of one engine: the last of each attempt.
 #[derive(Default)]
-pub(in crate::engines) struct LateClaims(Mutex<BTreeMap<AttemptId, LateClaim>>);
+pub(in crate::engines) struct LateClaims {
+    claims: Mutex<BTreeMap<AttemptId, LateClaim>>,
+    /// How many there are: most often none, and then nothing is locked.
+    count: AtomicUsize,
+}
 
 struct LateClaim {
     sent: Moment,
@@ -36,21 +41,33 @@ impl LateClaims {
 
     /// Records that `attempt` was released over the connection `over`, and is never claimed with again.
     pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64, now: Moment) {
-        let mut claims = self.0.lock();
+        if self.is_empty() {
+            return;
+        }
+        let mut claims = self.claims.lock();
         // On one connection the release arrives after the claim.
         let is_over = |claim: &LateClaim| claim.over == over || now.since(claim.sent) >= LATEST;
         if claims.get(&attempt).is_some_and(is_over) {
             claims.remove(&attempt);
+            self.count.store(claims.len(), Ordering::Release);
         }
     }
 
     /// Returns until when a claim of `attempt` may still arrive.
     pub(in crate::engines) fn until(&self, attempt: AttemptId) -> Option<Moment> {
-        self.0.lock().get(&attempt).map(|claim| claim.sent.after(LATEST))
+        if self.is_empty() {
+            return None;
+        }
+        self.claims.lock().get(&attempt).map(|claim| claim.sent.after(LATEST))
+    }
+
+    /// Returns whether every claim that was sent so far was answered. An attempt that asks knows of its own claims.
+    pub(in crate::engines) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
     }
 
     fn note(&self, sending: &Sending<'_>) {
-        let mut claims = self.0.lock();
+        let mut claims = self.claims.lock();
         for claim in sending.claims {
             // An attempt that is never released is forgotten when there are many.
             if claims.len().is_power_of_two() {
@@ -58,6 +75,7 @@ impl LateClaims {
             }
             claims.insert(claim.attempt, LateClaim { sent: sending.sent, over: sending.over });
         }
+        self.count.store(claims.len(), Ordering::Release);
     }
 }
 

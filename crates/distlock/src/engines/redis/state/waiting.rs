@@ -4,7 +4,7 @@ use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -20,6 +20,8 @@ pub(in crate::engines) struct Waiting {
     drift: f64,
     losses: Losses,
     table: Mutex<BTreeMap<AttemptId, Place>>,
+    /// How many there are: where locks are free there are none, and then nothing is locked.
+    count: AtomicUsize,
     /// The waiters whose messages were taken and that are not woken yet.
     told: Mutex<Vec<Arc<Notify>>>,
     /// How often all attempts had to claim again, perhaps from another server with another clock.
@@ -56,13 +58,22 @@ struct Handed {
 impl Waiting {
     pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
         let Attachment { drift, losses, .. } = attachment.clone();
-        Waiting { drift, losses, table: Mutex::default(), told: Mutex::default(), era: AtomicU64::new(0) }
+        Waiting {
+            drift,
+            losses,
+            table: Mutex::default(),
+            count: AtomicUsize::new(0),
+            told: Mutex::default(),
+            era: AtomicU64::new(0),
+        }
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
     pub(in crate::engines) fn enlist(&self, attempt: AttemptId) {
         let place = || Place { message: Arc::new(Notify::new()), era: 0, claimed: None, handed: None };
-        self.table().entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
+        let mut table = self.table();
+        table.entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
+        self.count.store(table.len(), Ordering::Release);
     }
 
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
@@ -74,15 +85,20 @@ impl Waiting {
     }
 
     pub(in crate::engines) fn forget(&self, attempt: AttemptId) {
-        self.table().remove(&attempt);
+        if !self.is_empty() {
+            let mut table = self.table();
+            table.remove(&attempt);
+            self.count.store(table.len(), Ordering::Release);
+        }
     }
 
     pub(in crate::engines) fn is_enlisted(&self, attempt: AttemptId) -> bool {
-        self.table().contains_key(&attempt)
+        !self.is_empty() && self.table().contains_key(&attempt)
     }
 
+    /// Returns whether no attempt waits. An attempt that asks knows whether it does.
     pub(in crate::engines) fn is_empty(&self) -> bool {
-        self.table().is_empty()
+        self.count.load(Ordering::Acquire) == 0
     }
 
     /// Returns what is notified when a message for `attempt` comes; `None` when it is not enlisted.
@@ -103,6 +119,7 @@ impl Waiting {
         let grant = told.and_then(|(handed, claimed)| handed.grant(claimed, self.drift));
         if grant.is_some() {
             place.remove();
+            self.count.store(table.len(), Ordering::Release);
         }
         grant
     }

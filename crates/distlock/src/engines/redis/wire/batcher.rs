@@ -1,39 +1,54 @@
-//! The queue of claims and releases that wait for the next call of their connection.
+//! The queues of claims and releases that wait for the next call of their connection.
 //!
-//! A request that finds no call under way is sent alone at once. Requests that come meanwhile are batched: one write,
-//! one script, one outcome for each.
+//! A request that finds no call of its kind in flight is sent alone at once. Requests that come meanwhile are batched: one
+//! write, one script, one outcome for each. A few calls are in flight at a time, so that client and server work side by
+//! side.
 
-use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
 
 use redis::{Arg, Cmd, Value};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
+use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::{Fences, Names};
-use crate::engines::redis::protocol::script::{CLAIM, RELEASE, Script};
 use crate::types::error::Result;
+use crate::types::sync::{Mutex, MutexGuard};
 
-/// How many requests one call carries: a fraction of a millisecond of the server's time.
+/// How many requests one call carries: about a tenth of a millisecond of the server's time.
 const MOST: usize = 32;
+/// How many calls of a kind are in flight.
+const MOST_IN_FLIGHT: usize = 8;
 
-/// What a request asks for. Releases have batches of their own: they never wait behind claims.
+/// What a request asks for. Each kind has calls of its own: releases never wait behind claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engines) enum CallKind {
+    LeanClaim,
+    LeanRelease,
     Claim,
     Release,
 }
 
+const KINDS: [CallKind; 4] = [CallKind::LeanRelease, CallKind::LeanClaim, CallKind::Release, CallKind::Claim];
+
 impl CallKind {
-    pub(super) fn script(self) -> &'static Script {
+    /// Returns what it is called in messages.
+    pub(super) fn name(self) -> &'static str {
         match self {
-            CallKind::Claim => &CLAIM,
-            CallKind::Release => &RELEASE,
+            CallKind::LeanClaim | CallKind::Claim => "claim",
+            CallKind::LeanRelease | CallKind::Release => "release",
         }
     }
 }
 
 /// One claim or release.
-pub(in crate::engines) struct Request {
+pub(in crate::engines) enum Request {
+    Lean(LeanRequest),
+    Full(FullRequest),
+}
+
+/// A claim or release for the full scripts.
+pub(in crate::engines) struct FullRequest {
     pub(in crate::engines) names: Names,
     /// What all requests of a call have in common: for claims, the channel for messages to this process.
     pub(in crate::engines) common: Option<String>,
@@ -41,34 +56,65 @@ pub(in crate::engines) struct Request {
     pub(in crate::engines) args: Cmd,
 }
 
+impl Request {
+    pub(super) fn lean(&self) -> Option<&LeanRequest> {
+        if let Request::Lean(request) = self { Some(request) } else { None }
+    }
+
+    pub(super) fn full(&self) -> Option<&FullRequest> {
+        if let Request::Full(request) = self { Some(request) } else { None }
+    }
+
+    /// Returns whether one call can carry both.
+    fn goes_with(&self, other: &Request) -> bool {
+        self.lean().and_then(LeanRequest::lease_ms) == other.lean().and_then(LeanRequest::lease_ms)
+    }
+}
+
 /// The server's reply to one request of a call.
-pub(in crate::engines) struct RequestReply {
-    /// The server's clock, where the script reads it.
-    pub(in crate::engines) server_us: u64,
-    pub(in crate::engines) outcome: Value,
+pub(in crate::engines) enum RequestReply {
+    Lean(LeanOutcome),
+    Full {
+        /// The server's clock, where the script reads it.
+        server_us: u64,
+        outcome: Value,
+    },
 }
 
 /// The requests of one connection.
 #[derive(Default)]
 pub(super) struct Batcher {
-    lanes: Mutex<[BatchLane; 2]>,
-    due: [Notify; 2],
+    lanes: Mutex<Lanes>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    of_kind: [BatchLane; 4],
+    /// Wakes the task that sends the batches. Taken when it was woken.
+    sender: Option<Waker>,
+    /// The batches that are in flight, in the order in which they were sent.
+    sent: VecDeque<(CallKind, Vec<Entry>)>,
+    is_dead: bool,
 }
 
 /// The requests of one kind.
 #[derive(Default)]
 struct BatchLane {
-    /// Whether a request that was sent alone is unanswered.
-    has_single: bool,
-    /// Whether a batch is unanswered.
-    has_batch: bool,
+    /// How many calls are unanswered.
+    in_flight: usize,
     queue: VecDeque<Entry>,
-    last: u64,
+    /// The caller whose request is in flight alone, if there is one.
+    single: Option<Waker>,
+}
+
+impl BatchLane {
+    fn is_due(&self) -> bool {
+        !self.queue.is_empty() && self.in_flight < MOST_IN_FLIGHT
+    }
 }
 
 /// A request that waits for the next batch, or is in one.
 pub(super) struct Entry {
-    number: u64,
     pub(super) request: Request,
     pub(super) reply: oneshot::Sender<Result<RequestReply>>,
 }
@@ -76,57 +122,137 @@ pub(super) struct Entry {
 /// How a request is sent.
 pub(super) enum Path<'a> {
     Alone(Request, Single<'a>),
-    Batched(u64, oneshot::Receiver<Result<RequestReply>>),
+    Batched(oneshot::Receiver<Result<RequestReply>>),
+    /// Not at all: the connection is broken.
+    Dead,
+}
+
+/// Whether a batch was handed to the connection.
+pub(super) enum HandOver<T> {
+    Sent(T),
+    /// A caller has dropped its request meanwhile.
+    Incomplete(Vec<Entry>),
+    /// The connection is broken.
+    Dead(Vec<Entry>),
+}
+
+/// What was left when a connection broke.
+pub(super) struct Remains {
+    /// The requests that were never sent.
+    pub(super) queued: Vec<(CallKind, Entry)>,
+    /// Those that were sent and not answered.
+    pub(super) sent: Vec<(CallKind, Entry)>,
 }
 
 impl Batcher {
     pub(super) fn enter(&self, kind: CallKind, request: Request) -> Path<'_> {
         let mut lanes = self.lanes();
-        let lane = &mut lanes[kind as usize];
-        if !lane.has_single && !lane.has_batch && lane.queue.is_empty() {
-            lane.has_single = true;
+        if lanes.is_dead {
+            return Path::Dead;
+        }
+        let lane = &mut lanes.of_kind[kind as usize];
+        if lane.in_flight == 0 && lane.queue.is_empty() {
+            lane.in_flight = 1;
             return Path::Alone(request, Single(self, kind));
         }
         let (reply, replied) = oneshot::channel();
-        lane.last += 1;
-        let number = lane.last;
-        lane.queue.push_back(Entry { number, request, reply });
-        if lane.queue.len() == 1 && !lane.has_batch {
-            self.due[kind as usize].notify_one();
+        lane.queue.push_back(Entry { request, reply });
+        let sender = if lane.is_due() { lanes.sender.take() } else { None };
+        drop(lanes);
+        if let Some(sender) = sender {
+            sender.wake();
         }
-        Path::Batched(number, replied)
+        Path::Batched(replied)
     }
 
-    /// Takes a request out of the queue. Returns false when it was sent before.
-    pub(super) fn withdraw(&self, kind: CallKind, number: u64) -> bool {
+    /// Returns when there is a batch to send. One task calls this.
+    pub(super) fn poll_due(&self, context: &Context<'_>) -> Poll<()> {
         let mut lanes = self.lanes();
-        let queue = &mut lanes[kind as usize].queue;
-        let place = queue.iter().position(|entry| entry.number == number);
-        place.and_then(|place| queue.remove(place)).is_some()
+        if lanes.of_kind.iter().any(BatchLane::is_due) {
+            return Poll::Ready(());
+        }
+        if !lanes.sender.as_ref().is_some_and(|sender| sender.will_wake(context.waker())) {
+            lanes.sender = Some(context.waker().clone());
+        }
+        Poll::Pending
     }
 
-    /// Returns when there is a batch to send.
-    pub(super) async fn due(&self, kind: CallKind) {
-        self.due[kind as usize].notified().await;
-    }
-
-    /// Takes the next batch out of the queue.
-    pub(super) fn take(&self, kind: CallKind) -> Option<Vec<Entry>> {
+    /// Takes the next batch out of its queue; it counts as in flight from now on. Releases first: they let others in.
+    pub(super) fn take(&self) -> Option<(CallKind, Vec<Entry>)> {
         let mut lanes = self.lanes();
-        let lane = &mut lanes[kind as usize];
+        let kind = KINDS.into_iter().find(|kind| lanes.of_kind[*kind as usize].is_due())?;
+        let lane = &mut lanes.of_kind[kind as usize];
         let count = lane.queue.len().min(MOST);
-        lane.has_batch = count > 0;
-        lane.has_batch.then(|| lane.queue.drain(..count).collect())
+        let first = &lane.queue[0].request;
+        let entries = match lane.queue.iter().take(count).all(|entry| entry.request.goes_with(first)) {
+            true => lane.queue.drain(..count).collect(),
+            false => lane.take_alike(),
+        };
+        lane.in_flight += 1;
+        Some((kind, entries))
     }
 
-    /// Calls `send` under the lock that every request takes when it enters.
-    pub(super) fn before_others<T>(&self, send: impl FnOnce() -> T) -> T {
-        let _lanes = self.lanes();
-        send()
+    /// Calls `send` for entries whose callers all wait still, under the lock that every request takes when it enters. Keeps
+    /// the entries until they are answered.
+    pub(super) fn hand_over<T>(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce() -> T) -> HandOver<T> {
+        let mut lanes = self.lanes();
+        if lanes.is_dead {
+            return HandOver::Dead(entries);
+        } else if entries.iter().any(|entry| entry.reply.is_closed()) {
+            return HandOver::Incomplete(entries);
+        }
+        lanes.sent.push_back((kind, entries));
+        HandOver::Sent(send())
     }
 
-    fn lanes(&self) -> MutexGuard<'_, [BatchLane; 2]> {
+    /// Takes the entries of the batch that was sent first: it is answered first.
+    pub(super) fn answered(&self) -> Option<(CallKind, Vec<Entry>)> {
+        self.lanes().sent.pop_front()
+    }
+
+    /// A batch of this kind is not in flight any more. The task that sends batches calls this, and looks for more itself.
+    pub(super) fn landed(&self, kind: CallKind) {
+        self.lanes().of_kind[kind as usize].in_flight -= 1;
+    }
+
+    /// Has the caller of the request that is in flight alone woken when the connection breaks.
+    pub(super) fn watch_alone(&self, kind: CallKind, context: &Context<'_>) {
+        self.lanes().of_kind[kind as usize].single = Some(context.waker().clone());
+    }
+
+    /// Takes all requests out. From now on none enters; the callers whose requests are in flight alone are woken.
+    pub(super) fn end(&self) -> Remains {
+        let mut lanes = self.lanes();
+        lanes.is_dead = true;
+        let (mut queued, mut singles) = (Vec::new(), Vec::new());
+        for kind in KINDS {
+            let lane = &mut lanes.of_kind[kind as usize];
+            queued.extend(lane.queue.drain(..).map(|entry| (kind, entry)));
+            singles.extend(lane.single.take());
+        }
+        let sent = lanes.sent.drain(..).flat_map(|(kind, entries)| entries.into_iter().map(move |entry| (kind, entry)));
+        let sent = sent.collect();
+        drop(lanes);
+        singles.into_iter().for_each(Waker::wake);
+        Remains { queued, sent }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock()
+    }
+}
+
+impl BatchLane {
+    /// Takes the first request, and those behind it that can share its call; the others keep their order.
+    fn take_alike(&mut self) -> Vec<Entry> {
+        let mut alike: Vec<Entry> = Vec::new();
+        let mut others = VecDeque::with_capacity(self.queue.len());
+        for entry in self.queue.drain(..) {
+            let is_alike = alike.first().is_none_or(|first| first.request.goes_with(&entry.request));
+            if is_alike && alike.len() < MOST { alike.push(entry) } else { others.push_back(entry) }
+        }
+        self.queue = others;
+        alike
     }
 }
 
@@ -135,7 +261,15 @@ pub(super) struct Single<'a>(&'a Batcher, CallKind);
 
 impl Drop for Single<'_> {
     fn drop(&mut self) {
-        self.0.lanes()[self.1 as usize].has_single = false;
+        let mut lanes = self.0.lanes();
+        let lane = &mut lanes.of_kind[self.1 as usize];
+        lane.in_flight -= 1;
+        lane.single = None;
+        let sender = if lane.is_due() { lanes.sender.take() } else { None };
+        drop(lanes);
+        if let Some(sender) = sender {
+            sender.wake();
+        }
     }
 }
 
@@ -144,7 +278,7 @@ pub(super) fn fill<'a>(
     command: &mut Cmd,
     fences: &Fences,
     nonce: u64,
-    requests: impl Iterator<Item = &'a Request> + Clone,
+    requests: impl Iterator<Item = &'a FullRequest> + Clone,
 ) {
     command.arg(requests.clone().count() * Names::KEYS);
     requests.clone().for_each(|request| request.names.keys(command, fences));

@@ -1,16 +1,40 @@
 //! Claims and releases of many tasks over one connection, in few calls.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use redis::{Cmd, Value};
 
-use crate::engines::redis::protocol::script::{Dialect, Reply, garbled, nonce};
-use crate::engines::redis::wire::batcher::{self, Entry, Path};
-pub(in crate::engines) use crate::engines::redis::wire::batcher::{CallKind, Request, RequestReply};
+use crate::engines::redis::protocol::lean::{self, LeanReply};
+use crate::engines::redis::protocol::script::{CLAIM, Dialect, RELEASE, Reply, garbled, nonce};
+use crate::engines::redis::wire::batcher::{self, Entry, HandOver, Path};
+pub(in crate::engines) use crate::engines::redis::wire::batcher::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::{Connection, Failure};
+use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
+
+/// What tells the replies of one call apart.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    kind: CallKind,
+    nonce: u64,
+    /// When it was handed over, and how many requests it carries.
+    sent: Moment,
+    count: usize,
+}
+
+/// A batch that is in flight.
+struct Flying<'a> {
+    call: Call,
+    by_text: bool,
+    asked: Pin<Box<dyn Future<Output = Asked> + Send + 'a>>,
+    /// The reply, if it came at once.
+    reply: Option<Asked>,
+}
+
+type Asked = std::result::Result<Value, Failure>;
 
 impl Connection {
     /// Sends one claim or release: alone, or in a batch with others that come at the same time.
@@ -19,151 +43,231 @@ impl Connection {
     pub(in crate::engines) async fn request(&self, kind: CallKind, request: Request) -> Result<RequestReply> {
         let path = match self.dialect {
             // Only requests of one hash slot could share a call.
-            Dialect::Sharded => return self.send_alone(kind, &request).await,
+            Dialect::Sharded => return Box::pin(self.send_beside(kind, &request)).await,
             Dialect::Plain | Dialect::Guarded => self.batcher.enter(kind, request),
         };
         match path {
             Path::Alone(request, _single) => self.send_alone(kind, &request).await,
-            Path::Batched(number, mut reply) => tokio::select! {
-                biased;
-                reply = &mut reply => reply.unwrap_or_else(|_| Err(Failure::Dead.of(kind.script().name, &self.place))),
-                () = self.died() => Err(self.withdraw(kind, number)),
-            },
+            Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(Failure::Dead.of(kind.name(), &self.place))),
+            Path::Dead => Err(self.never_sent(kind)),
         }
     }
 
-    /// Returns the error of a batched request after the connection broke. A request in the queue is never sent.
-    fn withdraw(&self, kind: CallKind, number: u64) -> Error {
-        let (place, what) = (&self.place, kind.script().name);
-        match self.batcher.withdraw(kind, number) {
-            true => Error::unavailable(format!("redis: {place}: the connection broke before {what} was sent")),
-            false => Failure::Dead.of(what, place),
-        }
+    /// Returns the error of a request after the connection broke without it.
+    fn never_sent(&self, kind: CallKind) -> Error {
+        Error::unavailable(format!("redis: {}: the connection broke before {} was sent", self.place, kind.name()))
     }
 
+    /// Sends a request as a call of its own: no other of its kind is sent so at the same time.
     async fn send_alone(&self, kind: CallKind, request: &Request) -> Result<RequestReply> {
-        let requests = || std::iter::once(request);
-        let (command, nonce) = self.pack(kind, requests(), false);
-        let parts = match self.ask_parts(&command, nonce).await {
+        let (command, call) = self.pack(kind, std::iter::once(request), false);
+        let reply = match self.ask_alone(kind, command).await {
             Err(failure) if failure.is_no_script() => {
                 // The same call on the same connection: the server carried out nothing of the first one.
-                let (command, nonce) = self.pack(kind, requests(), true);
-                self.ask_parts(&command, nonce).await
+                let (command, call) = self.pack(kind, std::iter::once(request), true);
+                let reply = self.ask_alone(kind, command).await;
+                return self.read_one(call, reply);
             }
-            parts => parts,
+            reply => reply,
         };
-        let replies = parts.and_then(|parts| self.read(kind, parts, 1));
-        let mut replies = replies.map_err(|failure| failure.of(kind.script().name, &self.place))?;
-        replies.pop().unwrap_or_else(|| Err(garbled()))
+        self.read_one(call, reply)
     }
 
-    /// Sends the batches. Runs beside the connection's driver.
+    /// Sends a request as a call of its own, beside any number of others.
+    async fn send_beside(&self, kind: CallKind, request: &Request) -> Result<RequestReply> {
+        let (command, mut call) = self.pack(kind, std::iter::once(request), false);
+        let mut reply = self.ask_whole(&command).await;
+        if reply.as_ref().is_err_and(Failure::is_no_script) {
+            let (command, again) = self.pack(kind, std::iter::once(request), true);
+            call = again;
+            reply = self.ask_whole(&command).await;
+        }
+        self.read_one(call, reply)
+    }
+
+    /// Sends a call. Boxed: the client crate's future is large, and that of a claim must be small.
+    fn ask_alone<'a>(&'a self, kind: CallKind, command: Cmd) -> Pin<Box<dyn Future<Output = Asked> + Send + 'a>> {
+        Box::pin(async move {
+            let _in_flight = self.enter_flight();
+            let mut multiplexed = self.multiplexed.clone();
+            let mut asked = std::pin::pin!(multiplexed.send_packed_command(&command));
+            let reply = poll_fn(|context| {
+                if let Poll::Ready(reply) = asked.as_mut().poll(context) {
+                    return Poll::Ready(Some(reply));
+                }
+                // First the watch: a connection that breaks later wakes this task.
+                self.batcher.watch_alone(kind, context);
+                if self.is_dead() { Poll::Ready(None) } else { Poll::Pending }
+            });
+            self.replied(reply.await.ok_or(Failure::Dead)?)
+        })
+    }
+
+    /// Sends the batches, and delivers their replies. Runs beside the connection's driver.
     pub(super) async fn send_batches(&self) {
-        tokio::join!(self.send_batches_of(CallKind::Claim), self.send_batches_of(CallKind::Release));
-    }
-
-    async fn send_batches_of(&self, kind: CallKind) {
+        let mut flying = VecDeque::new();
         loop {
-            self.batcher.due(kind).await;
-            while let Some(mut entries) = self.batcher.take(kind) {
-                let parts = match self.send_batch(kind, &mut entries, false).await {
-                    Err(failure) if failure.is_no_script() => self.send_batch(kind, &mut entries, true).await,
-                    parts => parts,
-                };
-                self.deliver(kind, entries, parts);
-            }
+            poll_fn(|context| self.poll_batches(&mut flying, context)).await;
+            // At the end of the round: requests of tasks that can run now join the batch.
+            tokio::task::yield_now().await;
+            poll_fn(|context| {
+                while let Some((kind, entries)) = self.batcher.take() {
+                    flying.extend(self.send_batch(kind, entries, false, context));
+                }
+                Poll::Ready(())
+            })
+            .await;
         }
     }
 
-    /// Sends one call for all entries whose callers still wait.
+    /// Delivers replies. Returns when there is a batch to send.
+    fn poll_batches<'a>(&'a self, flying: &mut VecDeque<Flying<'a>>, context: &mut Context<'_>) -> Poll<()> {
+        // The server replies in the order of the calls.
+        while let Some(first) = flying.front_mut() {
+            let reply = match first.reply.take() {
+                Some(reply) => reply,
+                None => match first.asked.as_mut().poll(context) {
+                    Poll::Ready(reply) => reply,
+                    Poll::Pending => break,
+                },
+            };
+            if let Some(Flying { call, by_text, .. }) = flying.pop_front() {
+                flying.extend(self.land(call, by_text, reply, context));
+            }
+        }
+        self.batcher.poll_due(context)
+    }
+
+    /// Takes the reply to the batch that was sent first. Returns the batch when it was sent again, by text.
+    fn land(&self, call: Call, by_text: bool, reply: Asked, context: &mut Context<'_>) -> Option<Flying<'_>> {
+        let (kind, entries) = self.batcher.answered()?;
+        if !by_text && reply.as_ref().is_err_and(Failure::is_no_script) {
+            return self.send_batch(kind, entries, true, context);
+        }
+        self.batcher.landed(kind);
+        let mut entries = entries.into_iter();
+        let delivered = reply.and_then(|reply| {
+            self.read(call, reply, |outcome| {
+                if let Some(entry) = entries.next() {
+                    let _ = entry.reply.send(outcome);
+                }
+            })
+        });
+        if let Err(failure) = delivered {
+            entries.for_each(|entry| drop(entry.reply.send(Err(failure.clone().of(kind.name(), &self.place)))));
+        }
+        None
+    }
+
+    /// Sends one call for all entries whose callers still wait. Returns it while it is in flight.
     ///
     /// A caller that drops a claim releases it next, and that release must arrive after the claim. So the call is handed
     /// to the connection under the lock that every request takes: either the claim was dropped before and is left out,
     /// or its release comes later than this call.
-    async fn send_batch(
+    fn send_batch(
         &self,
         kind: CallKind,
-        entries: &mut Vec<Entry>,
+        mut entries: Vec<Entry>,
         by_text: bool,
-    ) -> std::result::Result<Vec<Value>, Failure> {
-        let mut call: Option<Pin<Box<dyn Future<Output = _> + Send>>> = None;
-        poll_fn(|context: &mut Context<'_>| {
-            if let Some(call) = &mut call {
-                return call.as_mut().poll(context);
+        context: &mut Context<'_>,
+    ) -> Option<Flying<'_>> {
+        loop {
+            entries.retain(|entry| !entry.reply.is_closed());
+            if entries.is_empty() {
+                self.batcher.landed(kind);
+                return None;
             }
-            loop {
-                entries.retain(|entry| !entry.reply.is_closed());
-                if entries.is_empty() {
-                    return Poll::Ready(Ok(Vec::new()));
-                }
-                let (command, nonce) = self.pack(kind, entries.iter().map(|entry| &entry.request), by_text);
-                let asked = async move { self.ask_parts(&command, nonce).await };
-                // Unconstrained: a task budget must not keep the call from being handed over.
-                let asked = call.insert(Box::pin(tokio::task::coop::unconstrained(asked)));
-                let handed_over = self.batcher.before_others(|| {
-                    let is_complete = entries.iter().all(|entry| !entry.reply.is_closed());
-                    is_complete.then(|| asked.as_mut().poll(context))
-                });
-                match handed_over {
-                    Some(polled) => return polled,
-                    None => call = None,
+            let (command, call) = self.pack(kind, entries.iter().map(|entry| &entry.request), by_text);
+            let asked = async move { self.ask_whole(&command).await };
+            // Unconstrained: a task budget must not keep the call from being handed over.
+            let mut asked: Pin<Box<dyn Future<Output = Asked> + Send>> =
+                Box::pin(tokio::task::coop::unconstrained(asked));
+            match self.batcher.hand_over(kind, entries, || asked.as_mut().poll(context)) {
+                HandOver::Sent(Poll::Pending) => return Some(Flying { call, by_text, asked, reply: None }),
+                HandOver::Sent(Poll::Ready(reply)) => return Some(Flying { call, by_text, asked, reply: Some(reply) }),
+                HandOver::Incomplete(left) => entries = left,
+                HandOver::Dead(left) => {
+                    left.into_iter().for_each(|entry| drop(entry.reply.send(Err(self.never_sent(kind)))));
+                    return None;
                 }
             }
-        })
-        .await
-    }
-
-    fn deliver(&self, kind: CallKind, entries: Vec<Entry>, parts: std::result::Result<Vec<Value>, Failure>) {
-        match parts.and_then(|parts| self.read(kind, parts, entries.len())) {
-            Ok(replies) => entries.into_iter().zip(replies).for_each(|(entry, reply)| drop(entry.reply.send(reply))),
-            Err(failure) => entries.into_iter().for_each(|entry| {
-                drop(entry.reply.send(Err(failure.clone().of(kind.script().name, &self.place))));
-            }),
         }
     }
 
-    /// Returns the call for some requests, and its nonce.
+    /// Fails every request that is in a batch or waits for one.
+    pub(super) fn end_batches(&self) {
+        let remains = self.batcher.end();
+        for (kind, entry) in remains.queued {
+            let _ = entry.reply.send(Err(self.never_sent(kind)));
+        }
+        for (kind, entry) in remains.sent {
+            let _ = entry.reply.send(Err(Failure::Dead.of(kind.name(), &self.place)));
+        }
+    }
+
+    /// Returns the call for some requests.
     fn pack<'a>(
         &self,
         kind: CallKind,
         requests: impl Iterator<Item = &'a Request> + Clone,
         by_text: bool,
-    ) -> (Cmd, u64) {
-        let (nonce, script) = (nonce(), kind.script());
+    ) -> (Cmd, Call) {
+        let call = Call { kind, nonce: nonce(), sent: self.now(), count: requests.clone().count() };
+        let script = match kind {
+            CallKind::LeanClaim | CallKind::LeanRelease => {
+                let requests = requests.filter_map(Request::lean);
+                return (lean::call(requests, &self.fences, call.nonce, by_text), call);
+            }
+            CallKind::Claim => &CLAIM,
+            CallKind::Release => &RELEASE,
+        };
         let command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
-        (self.call(command, |command| batcher::fill(command, &self.fences, nonce, requests)), nonce)
+        let requests = requests.filter_map(Request::full);
+        (self.call(command, |command| batcher::fill(command, &self.fences, call.nonce, requests)), call)
     }
 
-    /// Sends a call; returns the parts of the reply behind the nonce.
-    async fn ask_parts(&self, command: &Cmd, nonce: u64) -> std::result::Result<Vec<Value>, Failure> {
-        let reply = self.ask_whole(command).await?;
-        Reply::check(reply, nonce).map(Reply::rest).map_err(|error| {
-            self.distrust(&error);
-            Failure::Garbled
-        })
+    /// Returns the reply to the one request of a call.
+    fn read_one(&self, call: Call, reply: Asked) -> Result<RequestReply> {
+        let mut only = None;
+        let read = reply.and_then(|reply| self.read(call, reply, |outcome| only = Some(outcome)));
+        read.map_err(|failure| failure.of(call.kind.name(), &self.place))?;
+        only.unwrap_or_else(|| Err(garbled()))
     }
 
-    /// Returns the replies to `count` requests that shared a call. Each has its own error.
+    /// Delivers the replies to the requests of a call, one after the other. Each has its own error.
     fn read(
         &self,
-        kind: CallKind,
-        parts: Vec<Value>,
-        count: usize,
-    ) -> std::result::Result<Vec<Result<RequestReply>>, Failure> {
-        let mut parts = parts.into_iter();
+        call: Call,
+        reply: Value,
+        mut deliver: impl FnMut(Result<RequestReply>),
+    ) -> std::result::Result<(), Failure> {
+        let Call { kind, nonce, sent, count } = call;
+        let distrusted = |error: Error| {
+            self.distrust(&error);
+            Failure::Garbled
+        };
+        if let CallKind::LeanClaim | CallKind::LeanRelease = kind {
+            let reply = LeanReply::read(&reply, nonce, count, kind == CallKind::LeanClaim);
+            let reply = reply.ok_or_else(garbled).map_err(distrusted)?;
+            if let Some(server_us) = reply.server_us {
+                self.saw_clock(sent, server_us);
+            }
+            (0..count).for_each(|at| deliver(Ok(RequestReply::Lean(reply.outcome(at)))));
+            return Ok(());
+        }
+        let mut parts = Reply::check(reply, nonce).map(Reply::rest).map_err(distrusted)?.into_iter();
         let server_us = match (kind, parts.len().checked_sub(count)) {
             (CallKind::Release, Some(0)) => 0,
             (CallKind::Claim, Some(1)) => match parts.next() {
                 Some(Value::Int(now)) => u64::try_from(now).map_err(|_| Failure::Garbled)?,
                 _ => return Err(Failure::Garbled),
             },
-            _ if count == 0 => return Ok(Vec::new()),
             _ => return Err(Failure::Garbled),
         };
-        let read = |outcome| match outcome {
-            Value::ServerError(error) => Err(self.refused(error.into()).of(kind.script().name, &self.place)),
-            outcome => Ok(RequestReply { server_us, outcome }),
-        };
-        Ok(parts.map(read).collect())
+        parts.for_each(|outcome| match outcome {
+            Value::ServerError(error) => deliver(Err(self.refused(error.into()).of(kind.name(), &self.place))),
+            outcome => deliver(Ok(RequestReply::Full { server_us, outcome })),
+        });
+        Ok(())
     }
 }

@@ -87,6 +87,12 @@ impl Cluster {
         owner.ok_or_else(|| Error::unavailable(format!("redis: no node of the cluster serves slot {slot}")))
     }
 
+    /// Returns the connections to the node that serves the slot of `key`, if they are there already.
+    pub(in crate::engines) fn known_server(&self, key: &str) -> Option<Arc<ServerConnections>> {
+        let known = self.known();
+        known.servers.get(known.slots.owner(hash_slot(key))?).cloned()
+    }
+
     /// Returns a number for the node that serves the slot of `key`, as far as is known.
     pub(in crate::engines) fn shard(&self, key: &str) -> u64 {
         let mut hasher = DefaultHasher::new();

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use redis::aio::{MultiplexedConnection, PubSubSink};
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{OnceCell, SetOnce};
 
 use crate::engines::redis::error::{Stage, classify_at, is_demoted, is_no_script};
 use crate::engines::redis::protocol::names::Fences;
-use crate::engines::redis::protocol::script::{Dialect, Reply, Script, garbled, nonce, read_time};
+use crate::engines::redis::protocol::script::{Dialect, PRELOADED, Reply, Script, garbled, nonce, read_time};
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
 use crate::engines::redis::state::waiting::Waiting;
@@ -20,11 +20,14 @@ use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trus
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 
+/// The first version whose `SET` knows what the lean script of claims asks of it.
+const LEAN_SINCE: [u32; 2] = [6, 2];
+
 /// One open connection.
 pub(in crate::engines) struct Connection {
     /// Tells connections of this process apart.
     pub(in crate::engines) id: u64,
-    multiplexed: MultiplexedConnection,
+    pub(super) multiplexed: MultiplexedConnection,
     /// Set when the connection must not be used any more.
     dead: SetOnce<()>,
     in_flight: AtomicUsize,
@@ -38,8 +41,11 @@ pub(in crate::engines) struct Connection {
     demoted: SetOnce<()>,
     listening: Listening,
     pub(super) dialect: Dialect,
+    loads_scripts: bool,
     /// Which keys are the fences on this server.
     pub(in crate::engines) fences: Fences,
+    /// Whether the server can run the lean script of claims.
+    pub(in crate::engines) claims_lean: bool,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
@@ -78,7 +84,9 @@ impl Connection {
             demoted: SetOnce::new(),
             listening,
             dialect: options.dialect(),
+            loads_scripts: options.loads_scripts,
             fences: hello.fences(options),
+            claims_lean: hello.is_since(LEAN_SINCE) && options.guard.is_none() && options.wait_replicas == 0,
             guard: options.guard.clone(),
             batcher: Batcher::default(),
             run_id: OnceCell::new(),
@@ -127,6 +135,26 @@ impl Connection {
         Reply::check(reply, nonce).inspect_err(|_| self.kill())
     }
 
+    /// Gives the server the scripts that it lacks, so that the first call of each finds them. Without the right to do so
+    /// that call gives the server the text.
+    pub(super) async fn load_scripts(&self) {
+        if !self.loads_scripts {
+            return;
+        }
+        let texts = PRELOADED.map(|script| script.hash_and_text(self.dialect));
+        let mut ask = redis::cmd("SCRIPT");
+        ask.arg("EXISTS");
+        for (hash, _) in &texts {
+            ask.arg(hash);
+        }
+        let Ok(Value::Array(known)) = self.ask(&ask).await else { return };
+        for (_, text) in texts.iter().zip(known).filter(|(_, known)| *known == Value::Int(0)).map(|(text, _)| text) {
+            if self.ask(redis::cmd("SCRIPT").arg("LOAD").arg(text)).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Gives the connection up: where one reply belongs to another request, none can be trusted.
     pub(super) fn distrust(&self, error: &Error) {
         tracing::warn!(target: "distlock", error = %error, "a connection to redis is given up");
@@ -159,6 +187,11 @@ impl Connection {
             reply = multiplexed.send_packed_command(command) => reply,
             _ = self.dead.wait() => return Err(Failure::Dead),
         };
+        self.replied(reply)
+    }
+
+    /// Takes the reply to a command.
+    pub(super) fn replied(&self, reply: RedisResult<Value>) -> std::result::Result<Value, Failure> {
         if !reply.as_ref().is_err_and(RedisError::is_io_error) {
             self.replies.fetch_add(1, Ordering::Relaxed);
         }
@@ -166,6 +199,16 @@ impl Connection {
             Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
             reply => reply.map_err(|error| self.refused(error)),
         }
+    }
+
+    /// Counts a request as unanswered until the returned value is dropped.
+    pub(super) fn enter_flight(&self) -> InFlight<'_> {
+        InFlight::enter(&self.in_flight)
+    }
+
+    /// Our own clock.
+    pub(super) fn now(&self) -> Moment {
+        self.server_clock.now()
     }
 
     /// Returns the server's `run_id`, which is another after each restart.
@@ -232,12 +275,14 @@ impl Connection {
     /// Fails every request, pending and future.
     pub(super) fn kill(&self) {
         let _ = self.dead.set(());
+        self.end_batches();
     }
 
     pub(super) fn is_dead(&self) -> bool {
         self.dead.initialized()
     }
 
+    /// Returns when the connection must not be used any more.
     pub(super) async fn died(&self) {
         self.dead.wait().await;
     }
@@ -295,7 +340,7 @@ impl Failure {
     }
 }
 
-struct InFlight<'a>(&'a AtomicUsize);
+pub(super) struct InFlight<'a>(&'a AtomicUsize);
 
 impl<'a> InFlight<'a> {
     fn enter(count: &'a AtomicUsize) -> Self {

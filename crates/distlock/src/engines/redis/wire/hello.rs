@@ -8,6 +8,8 @@ use crate::engines::redis::wire::options::{Options, Protocol};
 /// A server's reply to `HELLO`, which no access list forbids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Hello {
+    /// The first two numbers of its version.
+    version: Option<[u32; 2]>,
     /// Whether it is a node of a cluster; `None` when it does not say.
     is_cluster: Option<bool>,
 }
@@ -25,7 +27,16 @@ impl Hello {
 
     /// Reads the reply. What is not understood counts as not said.
     pub(super) fn read(answer: &Value) -> Hello {
-        Hello { is_cluster: field(answer, "mode").map(|mode| mode == "cluster") }
+        let version = field(answer, "version").and_then(|version| {
+            let mut numbers = version.split('.').map(str::parse);
+            Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
+        });
+        Hello { version, is_cluster: field(answer, "mode").map(|mode| mode == "cluster") }
+    }
+
+    /// Returns whether the server says that it is of this version or a later one.
+    pub(super) fn is_since(&self, version: [u32; 2]) -> bool {
+        self.version.is_some_and(|its| its >= version)
     }
 
     /// Returns which keys are the fences. A node of a cluster refuses a script whose keys are of several hash slots, also
@@ -63,6 +74,15 @@ mod tests {
 
     fn word(text: &str) -> Value {
         Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn a_version_is_compared_by_its_numbers() {
+        let hello = |version| Hello::read(&Value::Map(vec![(word("version"), word(version))]));
+        assert!(
+            ["6.2.0", "6.10.1", "7.0", "10.0.0-rc1", "8.0.1"].iter().all(|version| hello(version).is_since([6, 2]))
+        );
+        assert!(!["6.1.9", "5.0", "6", "", "x.2", "255"].iter().any(|version| hello(version).is_since([6, 2])));
     }
 
     #[test]

@@ -88,6 +88,12 @@ fn waking(mut driver: Driver, waiting: Option<Arc<Waiting>>) -> Driver {
 /// needs no change of tasks. It ends when one of them does.
 fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>) -> Driver {
     Box::pin(async move {
+        // Also when this is dropped: the requests in batches wait for replies that nobody reads then.
+        let _ending = Ending(connection.clone());
+        let loading = async {
+            connection.load_scripts().await;
+            std::future::pending().await
+        };
         let listening = async {
             match listening {
                 Some(listening) => listening.await,
@@ -97,10 +103,20 @@ fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>)
         tokio::select! {
             biased;
             () = connection.send_batches() => {}
+            () = loading => {}
             () = driver => {}
             () = listening => {}
         }
     })
+}
+
+/// A connection that is given up when this is dropped.
+struct Ending(Arc<Connection>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
 }
 
 /// Sends the commands that come before the connection is open for use.

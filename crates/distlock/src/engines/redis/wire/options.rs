@@ -46,6 +46,8 @@ pub(in crate::engines) struct Options {
     pub(in crate::engines) wait_replicas: u32,
     /// Holds grants back after the server may have forgotten leases.
     pub(in crate::engines) guard: Option<Arc<RestartGuard>>,
+    /// Whether connections give the server the scripts of this engine before they are needed.
+    pub(in crate::engines) loads_scripts: bool,
     /// Names the channel for messages to this engine's waiters.
     pub(in crate::engines) wake: AttemptId,
 }

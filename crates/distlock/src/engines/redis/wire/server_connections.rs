@@ -63,9 +63,14 @@ impl ServerConnections {
 
     /// Returns whether messages about a lock come in now.
     pub(in crate::engines) fn hears(&self, connection: &Connection, names: &Names) -> bool {
+        self.hears_at(connection, || names.fence())
+    }
+
+    /// The same, given what returns the lock's own fence.
+    pub(in crate::engines) fn hears_at(&self, connection: &Connection, fence: impl FnOnce() -> String) -> bool {
         match &self.subscriber {
             None => connection.hears(),
-            Some(subscriber) => subscriber.hears(&names.fence()),
+            Some(subscriber) => subscriber.hears(&fence()),
         }
     }
 
@@ -77,10 +82,15 @@ impl ServerConnections {
         }
     }
 
+    /// Returns the connection for a release if it is open now, as [`for_release`](ServerConnections::for_release) has it.
+    pub(in crate::engines) fn open_for_release(&self) -> Option<Arc<Connection>> {
+        self.main.now().or_else(|| self.reserved.now())
+    }
+
     /// Returns the connection for a release: that of its claim, so that it arrives after the claim; the reserved one
     /// while that is closed.
     pub(in crate::engines) async fn for_release(&self, wait: Duration) -> Result<Arc<Connection>> {
-        match self.main.now().or_else(|| self.reserved.now()) {
+        match self.open_for_release() {
             Some(connection) => Ok(connection),
             None => self.main.connection(wait).await,
         }

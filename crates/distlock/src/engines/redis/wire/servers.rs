@@ -48,6 +48,18 @@ impl Servers {
         }
     }
 
+    /// Calls `look` with the server that serves the lock with this key, if it is known without asking.
+    pub(in crate::engines) fn at_once<T>(
+        &self,
+        lock: &str,
+        look: impl FnOnce(&ServerConnections) -> Option<T>,
+    ) -> Option<T> {
+        match self {
+            Servers::One(server) => look(server),
+            Servers::Cluster(cluster) => look(&*cluster.known_server(lock)?),
+        }
+    }
+
     /// Returns the server that serves the lock with this key.
     pub(in crate::engines) async fn server_of(&self, lock: &str) -> Result<Arc<ServerConnections>> {
         match self {
