@@ -33,15 +33,24 @@ impl Broken {
     /// Returns the script with the defect.
     pub(crate) fn spoil(self, script: &str) -> String {
         let changes: &[(&str, &str)] = match self {
-            Broken::ReleasesWithoutOwnerCheck => &[("if held == attempt .. ' ' then", "if held ~= '' then")],
+            Broken::ReleasesWithoutOwnerCheck => &[
+                ("if held == attempt .. ' ' then", "if held ~= '' then"),
+                ("if call('GETRANGE', K[i], '0', '32') ~= A[i + 1] then", "if false then"),
+            ],
             Broken::HalvesLeases => &[("'PX', lease_ms)", "'PX', math.floor(lease_ms / 2))")],
             Broken::CountsFromOne => &[
                 ("local token, digits = now, now_digits", "local token, digits = 1, '1'"),
                 ("'SET', fence, now_digits, 'KEEPTTL', 'GET'", "'GET', fence"),
                 ("number and number >= now then", "number then"),
+                // Leaves the token to the full script.
+                ("call('SET', fence, now, 'KEEPTTL', 'GET')", "{ err = '' }"),
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],
-            Broken::ShortensQueues => &[("if left < heartbeat then", "if true then")],
+            Broken::ShortensQueues => &[
+                ("if left < heartbeat then", "if true then"),
+                ("elseif left < heartbeat or left_of_queue < heartbeat then", "elseif true then"),
+                ("LONGEST_HEARTBEAT)", "heartbeat)"),
+            ],
             Broken::StopsAtDeadWaiters => {
                 &[("MOST_LET_IN = 1024, 128, 32", "MOST_LET_IN = 16, 128, 32"), ("if is_cut then", "if false then")]
             }

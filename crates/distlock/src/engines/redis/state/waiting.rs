@@ -58,8 +58,14 @@ struct Handed {
 impl Waiting {
     pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
         let Attachment { drift, losses, .. } = attachment.clone();
-        let (count, era) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Waiting { drift, losses, table: Mutex::default(), count, told: Mutex::default(), era }
+        Waiting {
+            drift,
+            losses,
+            table: Mutex::default(),
+            count: AtomicUsize::new(0),
+            told: Mutex::default(),
+            era: AtomicU64::new(0),
+        }
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
