@@ -354,7 +354,7 @@ impl Etcd {
             }
             Message::Leave { own, read, .. } => self.leave(state, own, read),
             Message::Left { own, is_deleted, next, revision } => {
-                self.left(state, own, is_deleted.then_some(revision), next)
+                self.left(state, own, is_deleted.then_some(revision), next);
             }
             Message::KeepAlive { client, sent } => {
                 let answer = match &mut state.leases[client] {

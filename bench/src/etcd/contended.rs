@@ -67,7 +67,8 @@ pub(super) async fn in_one_process(server: &EtcdServer, waiters: usize) {
     let mut watched = ours(&lockers).await;
     println!(
         "{waiters} waiters: {:.0} handoffs/s, {:.2}× the queue floor of {:.0} (aim: 0.8×), {:.1}× the recipe of Go's client \
-         with {:.0}; {requests:.2} requests per lock+unlock; gap p50 {:.2?}, p99 {:.2?}, longest {:.2?}",
+         with {:.0}; {requests:.2} requests per lock+unlock; gap p50 {:.2?}, p99 {:.2?}, longest {:.2?}; the \
+         floor's p50 {:.2?}, p99 {:.2?}",
         fresh.per_second(),
         fresh.per_second() / by_floor.per_second(),
         by_floor.per_second(),
@@ -76,6 +77,8 @@ pub(super) async fn in_one_process(server: &EtcdServer, waiters: usize) {
         fresh.gap(0.5),
         fresh.gap(0.99),
         fresh.gap(1.0),
+        by_floor.gap(0.5),
+        by_floor.gap(0.99),
     );
     println!(
         "  after a long hold: {:.0} handoffs/s, {:.2}× the queue floor, gap p99 {:.2?}; one write after the other: {:.0}/s",

@@ -92,4 +92,5 @@ async fn holds_of_a_user_without_rights_to_the_prefix_are_watched_by_themselves(
     for place in [0, HOLDS - 1] {
         take_away(&etcdctl, "locks/", &guards[place]).await;
     }
+    assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 2, "no other hold is concerned");
 }
