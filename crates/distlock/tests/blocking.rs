@@ -8,8 +8,8 @@ use std::time::Duration;
 use distlock::{Blocking, ErrorKind, Locker};
 use distlock_testkit::servers::{EtcdServer, RedisServer};
 
-/// Ten threads increment a number that only the lock protects.
-fn count_with(url: &str) {
+/// Ten threads increment a number that only the lock protects, five times each. Returns the number.
+fn count_with(url: &str) -> u32 {
     let locker = Blocking::connect(url).expect("connected");
     let (number, inside) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let threads: Vec<_> = (0..10)
@@ -27,27 +27,27 @@ fn count_with(url: &str) {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed"));
-    assert_eq!(number.load(Ordering::SeqCst), 50);
     locker.wait(locker.close()).expect("closed");
     let error = locker.wait(locker.lock("counter")).expect_err("closed");
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    number.load(Ordering::SeqCst)
 }
 
 #[test]
 fn threads_exclude_each_other_in_memory() {
-    count_with("mem://blocking-count");
+    assert_eq!(count_with("mem://blocking-count"), 50);
 }
 
 #[test]
 fn threads_exclude_each_other_on_redis() {
     let server = RedisServer::start();
-    count_with(&format!("redis://{}", server.address()));
+    assert_eq!(count_with(&server.url()), 50);
 }
 
 #[test]
 fn threads_exclude_each_other_on_etcd() {
     let server = EtcdServer::start();
-    count_with(&format!("etcd://{}", server.address()));
+    assert_eq!(count_with(&server.url()), 50);
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn keys_are_made_of_any_text_and_of_numbers() {
     let keys = [
         Key::try_from("a"),
         Key::try_from(&owned),
-        Key::try_from(owned.clone()),
+        Key::try_from(String::from("a")),
         Key::try_from(std::borrow::Cow::Borrowed("a")),
         Key::try_from(shared),
         Key::try_from(&b"a"[..]),

@@ -116,11 +116,13 @@ impl LockerBuilder {
     /// Checks `config`, with the builder's defaults where it says nothing.
     fn settings(&self, config: &Config) -> Result<Settings> {
         self.check_defaults()?;
-        let mut defaults = Config::default();
-        defaults.default_ttl = Some(self.options.ttl);
-        defaults.retry_interval = Some(self.options.retry_interval);
-        defaults.max_retries = Some(self.options.max_retries);
-        defaults.history = Some(self.history);
+        let defaults = Config {
+            default_ttl: Some(self.options.ttl),
+            retry_interval: Some(self.options.retry_interval),
+            max_retries: Some(self.options.max_retries),
+            history: Some(self.history),
+            ..Config::default()
+        };
         config.clone().or(defaults).validate()
     }
 
