@@ -58,7 +58,8 @@ fn a_hold_is_renewed_while_its_thread_blocks() {
     // Longer than the lease: this is the time that the keeper has to renew in.
     thread::sleep(Duration::from_millis(900));
     guard.check().expect("renewed");
-    assert!(locker.clone().wait(locker.clone().try_lock("a")).expect("answered").is_none());
+    let other = locker.wait(locker.try_lock("a").as_new_owner()).expect("answered");
+    assert!(other.is_none(), "it is held");
 }
 
 #[tokio::test]
