@@ -23,9 +23,9 @@ The project's own commands.
   cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
   cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
   cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
-  cargo xtask chaos ENGINE [--seconds N] [--seed S]
+  cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
-                                   them fails
+                                   them fails; on a server version of the matrix if one is named
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
   cargo xtask simulate [redis|redlock] [--seeds N] [--from S]
                                    locks in simulated time, in as many worlds; a seed decides all of one
@@ -47,6 +47,8 @@ fn main() -> ExitCode {
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
         ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
+        ["chaos", before @ .., "--server", version] => chaos_on(version, before, &[]),
+        ["chaos", engine, "--server", version, after @ ..] => chaos_on(version, &[engine], after),
         ["chaos", rest @ ..] => exit_code(chaos(rest).succeeds()),
         ["soak", rest @ ..] => exit_code(chaos(&["soak"]).args(rest).succeeds()),
         ["simulate", rest @ ..] => exit_code(simulate(rest).succeeds()),
@@ -66,6 +68,14 @@ fn bench(name: &str, rest: &[&str]) -> Cmd {
 /// Not in release mode, to use the build of the tests.
 fn chaos(rest: &[&str]) -> Cmd {
     Cmd::cargo(&["run", "-q", "-p", "distlock-chaos", "--"]).args(rest)
+}
+
+/// Runs chaos on a server version of the matrix.
+fn chaos_on(version: &str, before: &[&str], after: &[&str]) -> ExitCode {
+    match matrix::search_path(version) {
+        Ok(path) => exit_code(chaos(before).args(after).hidden_env("PATH", &path).succeeds()),
+        Err(problem) => usage(&problem),
+    }
 }
 
 fn simulate(rest: &[&str]) -> Cmd {

@@ -30,8 +30,7 @@ pub(crate) fn run(wanted: &[&str]) -> bool {
     let is_wanted = |version: &&Version| wanted.is_empty() || wanted.iter().any(|name| version.name.contains(name));
     let chosen: Vec<&Version> = VERSIONS.iter().filter(is_wanted).collect();
     if chosen.is_empty() {
-        let names: Vec<&str> = VERSIONS.iter().map(|version| version.name).collect();
-        eprintln!("no version has such a name; the versions are {}", names.join(", "));
+        eprintln!("no version has such a name; the versions are {}", names());
         return false;
     }
     let mut rows = Vec::new();
@@ -46,7 +45,9 @@ pub(crate) fn run(wanted: &[&str]) -> bool {
             None => println!("[{number}/{}] skipped: {}: its package cannot be had", chosen.len(), version.name),
         }
     }
-    if let Err(error) = page::write(&rows) {
+    if has_changes() {
+        println!("{} is not written: the tree has changes, so no commit says what was run", page::PATH);
+    } else if let Err(error) = page::write(&rows) {
         eprintln!("{} cannot be written: {error}", page::PATH);
         return false;
     }
@@ -71,6 +72,25 @@ pub(crate) fn short() -> Tally {
     total
 }
 
+/// Returns the search path under which the version `name` is the server that tests and programs start.
+///
+/// # Errors
+/// Says why there is none.
+pub(crate) fn search_path(name: &str) -> Result<String, String> {
+    let found = VERSIONS.iter().find(|version| version.name == name);
+    let version = found.ok_or_else(|| format!("no version is called {name}; the versions are {}", names()))?;
+    let programs = archive::provide(version).ok_or_else(|| format!("the package of {name} cannot be had"))?;
+    Ok(path_with(&programs))
+}
+
+fn path_with(programs: &Path) -> String {
+    format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default())
+}
+
+fn names() -> String {
+    VERSIONS.iter().map(|version| version.name).collect::<Vec<_>>().join(", ")
+}
+
 /// Runs the tests on one version. Returns what the server says of its version, and the counts; `None` when the version
 /// cannot be had.
 fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
@@ -80,11 +100,10 @@ fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
 }
 
 fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
-    let path = std::env::var("PATH").unwrap_or_default();
     let filter = product.filter(extent);
     // Of the whole workspace, as `cargo xtask test` builds it: with other features the library would be compiled again.
     let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", &filter])
-        .hidden_env("PATH", &format!("{}:{path}", programs.display()));
+        .hidden_env("PATH", &path_with(programs));
     let mut tally = Tally::default();
     let good = cmd.stream(|line| tally += counts::of_nextest(line).unwrap_or_default());
     // The tests that the filter leaves out are not skipped: they are no part of this run.
@@ -94,6 +113,12 @@ fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
 fn commit() -> String {
     let head = Cmd::new("git").args(&["rev-parse", "--short=10", "HEAD"]).read();
     head.map_or_else(|| "unknown".into(), |text| text.trim().to_owned())
+}
+
+/// Returns whether files other than documentation differ from the commit.
+fn has_changes() -> bool {
+    let status = Cmd::new("git").args(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]).read();
+    status.is_none_or(|changes| !changes.trim().is_empty())
 }
 
 /// Returns the day as year-month-day.

@@ -26,6 +26,8 @@ mod links;
 #[path = "redis_faults/log.rs"]
 mod log;
 mod log_kit;
+#[path = "redis_faults/natives.rs"]
+mod natives;
 #[path = "redis_faults/partition.rs"]
 mod partition;
 #[path = "redis_faults/queue.rs"]
@@ -37,6 +39,8 @@ mod reach_queue_kit;
 mod redis_faults_kit;
 #[path = "redis_faults/reference.rs"]
 mod reference;
+#[path = "redis_faults/refusals.rs"]
+mod refusals;
 #[path = "redis_faults/replicas.rs"]
 mod replicas;
 #[path = "redis_faults/rights.rs"]

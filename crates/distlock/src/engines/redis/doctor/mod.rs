@@ -48,5 +48,6 @@ impl NodeOptions {
 
 fn expectations(options: &Options, ttl: Duration) -> Expectations {
     let encrypted = options.encryption.is_some();
-    Expectations { ttl, encrypted, guarded: options.guard.is_some(), fails_over: false, history: false }
+    let (guarded, is_cluster) = (options.guard.is_some(), options.is_cluster);
+    Expectations { ttl, encrypted, guarded, is_cluster, fails_over: false, history: false }
 }

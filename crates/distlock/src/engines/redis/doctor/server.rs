@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::facts::{Facts, FenceFact};
 use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::options::Options;
+use crate::engines::redis::wire::probe::is_right;
 use crate::types::error::{Error, ErrorKind};
 use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 
@@ -28,6 +29,8 @@ pub(in crate::engines) struct Expectations {
     pub(in crate::engines) encrypted: bool,
     /// Whether grants are held back after a restart.
     pub(in crate::engines) guarded: bool,
+    /// Whether it is to be a node of a cluster.
+    pub(in crate::engines) is_cluster: bool,
     /// Whether others take its place when it dies.
     pub(in crate::engines) fails_over: bool,
     /// Whether histories are kept.
@@ -53,6 +56,7 @@ pub(super) async fn examine_server(
 /// A server that cannot be asked.
 pub(in crate::engines) fn unreachable(place: &str, error: &Error) -> Finding {
     let fix = match error.kind() {
+        _ if error.to_string().contains("switch database") => "leave the database out: only 0 is left there",
         ErrorKind::Auth => "check the user and the password",
         _ => "check that it runs, the address, the firewall, and whether it expects TLS",
     };
@@ -65,8 +69,11 @@ pub(in crate::engines) fn check(facts: &Facts, expected: &Expectations, findings
     clock(facts, findings);
     fence(facts, findings);
     rights(facts, expected, findings);
+    natives(facts, findings);
     findings.encryption(expected.encrypted);
     exposure(facts, findings);
+    release(facts, findings);
+    topology(facts, expected, findings);
     if facts.info.is_none() {
         let (why, fix) = ("version, memory, persistence, replicas and role were not looked at", "ACL SETUSER … +info");
         return findings.note("info", "INFO is not allowed", why, fix);
@@ -75,7 +82,6 @@ pub(in crate::engines) fn check(facts: &Facts, expected: &Expectations, findings
         let why = "appendfsync, save, bind and min-replicas-to-write were not looked at";
         findings.note("config", "CONFIG GET is not allowed", why, "ask again as a user with +config|get");
     }
-    release(facts, findings);
     eviction(facts, findings);
     connections(facts, findings);
     role(facts, findings);
@@ -84,9 +90,12 @@ pub(in crate::engines) fn check(facts: &Facts, expected: &Expectations, findings
 }
 
 fn release(facts: &Facts, findings: &mut Findings<'_>) {
-    // Valkey says here which Redis it is like.
-    let Some(text) = facts.info("redis_version") else { return };
-    let (is, found) = (version(text), format!("version {text}"));
+    let found = facts.identity.to_string();
+    let of_redis = || facts.identity.version.as_deref().filter(|_| facts.identity.product.as_deref() == Some("redis"));
+    // Other products say there which Redis they are like.
+    let Some(is) = facts.info("redis_version").or_else(of_redis).map(version) else {
+        return findings.fine("version", found);
+    };
     if is < OLDEST {
         let why = "its scripts may not write after they have asked for the time, so no lock can be taken";
         findings.not_safe("version", found, why, "use 7.0 or newer");
@@ -95,6 +104,13 @@ fn release(facts: &Facts, findings: &mut Findings<'_>) {
         findings.warning("version", found, why, "use 7.0 or newer");
     } else {
         findings.fine("version", found);
+    }
+}
+
+fn topology(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
+    if facts.identity.is_cluster == Some(true) && !expected.is_cluster {
+        let why = "other nodes have most of the keys, so no lock is taken over the address of one";
+        findings.not_safe("cluster", "it is a node of a cluster", why, "name the nodes with redis+cluster://");
     }
 }
 
@@ -259,18 +275,15 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
     findings.not_safe("password", format!("none, and it listens on {where_to}"), why, fix);
 }
 
-fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
-    // What 7.0 says of a right that a script lacks, and later versions. Commands may also be renamed away.
-    let is_right = |reason: &str| {
-        let signs = [
-            "NOPERM",
-            "executing the script can't",
-            "ACL failure in script",
-            "unknown command",
-            "Unknown Redis command",
-        ];
-        signs.iter().any(|sign| reason.contains(sign))
+fn natives(facts: &Facts, findings: &mut Findings<'_>) {
+    let found = match facts.natives.compare_and_delete {
+        Some(command) => format!("{} releases locks", command.name()),
+        None => "none: scripts release locks".into(),
     };
+    findings.fine("native commands", found);
+}
+
+fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
     let (rights, others): (Vec<_>, Vec<_>) = facts.refused.iter().partition(|(_, reason)| is_right(reason));
     let among = |names: &[&str]| {
         let mut found: Vec<&str> = rights.iter().map(|(name, _)| name.as_str()).collect();
@@ -278,7 +291,7 @@ fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
         found.dedup();
         found.join(", ")
     };
-    const WAKES: [&str; 3] = ["PUBLISH", "SPUBLISH", "SUBSCRIBE"];
+    const WAKES: [&str; 4] = ["PUBLISH", "SPUBLISH", "SUBSCRIBE", "SSUBSCRIBE"];
     const EXTRAS: [&str; 2] = ["SCAN", "ROLE"];
     const HISTORY: [&str; 2] = ["XADD", "XREVRANGE"];
     let mut needed: Vec<&str> = rights.iter().map(|(name, _)| name.as_str()).collect();
@@ -298,7 +311,7 @@ fn rights(facts: &Facts, expected: &Expectations, findings: &mut Findings<'_>) {
             "wakes",
             format!("refused: {wakes}"),
             why,
-            "ACL SETUSER … +subscribe +publish &distlock:wake:*",
+            "ACL SETUSER … +subscribe +publish (in a cluster +ssubscribe +spublish) &distlock:wake:*",
         );
     }
     if !extras.is_empty() {
@@ -360,6 +373,7 @@ mod tests {
             ttl: Duration::from_secs(10),
             encrypted: false,
             guarded: false,
+            is_cluster: false,
             fails_over: false,
             history: true,
         };

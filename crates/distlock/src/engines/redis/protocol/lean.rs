@@ -236,7 +236,7 @@ mod tests {
     const LEASE: LeanLease = LeanLease { lease_ms: 10_000, not_after_us: 1_763_000_000_000_000 };
 
     fn args(command: &Cmd) -> Vec<String> {
-        let text = |arg| match arg {
+        let text = |arg: Arg<&[u8]>| match arg {
             Arg::Simple(arg) => String::from_utf8(arg.to_vec()).unwrap(),
             other => panic!("{other:?}"),
         };

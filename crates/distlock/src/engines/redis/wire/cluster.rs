@@ -175,6 +175,11 @@ impl Cluster {
         Route { cluster: self, slot: hash_slot(key), at: None, asks: false, followed: 0, until }
     }
 
+    /// Returns whether messages can come in from every node that was connected to.
+    pub(in crate::engines) fn may_hear(&self) -> bool {
+        self.known().servers.values().all(|server| server.may_hear())
+    }
+
     pub(in crate::engines) fn close(&self) {
         self.known().servers.values().for_each(|server| server.close());
     }

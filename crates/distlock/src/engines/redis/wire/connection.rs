@@ -14,14 +14,16 @@ use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::batcher::Batcher;
-use crate::engines::redis::wire::hello::Hello;
+use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::Options;
+use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
+use crate::types::finding::version;
 
 /// The first version whose `SET` knows what the lean script of claims asks of it.
-const LEAN_SINCE: [u32; 2] = [6, 2];
+const LEAN_SINCE: [u32; 3] = [6, 2, 0];
 
 /// One open connection.
 pub(in crate::engines) struct Connection {
@@ -48,6 +50,10 @@ pub(in crate::engines) struct Connection {
     pub(in crate::engines) claims_lean: bool,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
+    /// The native commands that may be sent instead of scripts.
+    pub(in crate::engines) natives: Natives,
+    /// Whether scripts may publish.
+    pub(super) publishes: bool,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
     run_id: OnceCell<String>,
 }
@@ -66,12 +72,14 @@ impl Connection {
     pub(super) fn new(
         multiplexed: MultiplexedConnection,
         options: &Options,
-        hello: Hello,
         place: Arc<str>,
         server_clock: Arc<ServerClock>,
         waiting: Option<Arc<Waiting>>,
         listening: Listening,
+        found: Probe,
     ) -> Connection {
+        let Probe { identity, mute, natives } = found;
+        let knows_lean = identity.version.is_some_and(|its| version(&its) >= LEAN_SINCE);
         Connection {
             id: nonce(),
             multiplexed,
@@ -85,10 +93,12 @@ impl Connection {
             listening,
             dialect: options.dialect(),
             loads_scripts: options.loads_scripts,
-            fences: hello.fences(options),
-            claims_lean: hello.is_since(LEAN_SINCE) && options.guard.is_none() && options.wait_replicas == 0,
+            fences: options.fences(),
+            claims_lean: knows_lean && options.guard.is_none() && options.wait_replicas == 0,
             guard: options.guard.clone(),
             batcher: Batcher::default(),
+            natives,
+            publishes: mute.is_none(),
             run_id: OnceCell::new(),
         }
     }
@@ -223,9 +233,9 @@ impl Connection {
         self.run_id.get_or_try_init(ask).await.map(String::as_str)
     }
 
-    /// Whether messages for waiters come in.
+    /// Whether messages for waiters come in: they are listened for, and clients with our rights may send them.
     pub(in crate::engines) fn hears(&self) -> bool {
-        !matches!(self.listening, Listening::No)
+        self.publishes && !matches!(self.listening, Listening::No)
     }
 
     /// Returns when the server has said that it is no master any more.

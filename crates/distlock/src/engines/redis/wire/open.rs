@@ -13,8 +13,8 @@ use crate::engines::redis::state::restart_guard::Look;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::dial::{Dialer, Driver};
-use crate::engines::redis::wire::hello::Hello;
 use crate::engines::redis::wire::options::{Options, Protocol};
+use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -60,7 +60,7 @@ async fn open_as(
     }
     let stream = server.open().await?;
     let opened = MultiplexedConnection::new_with_config(&info, stream, config).await;
-    let (multiplexed, driver) = opened.map_err(|error| opening_failed(server, &error))?;
+    let (multiplexed, driver) = opened.map_err(|error| login_failed(options, server, &error))?;
     let mut driver: Driver = Box::pin(driver);
     let (connection, listening) = tokio::select! {
         biased;
@@ -70,6 +70,8 @@ async fn open_as(
         }
     };
     let connection = Arc::new(connection);
+    let (place, natives) = (&connection.place, &connection.natives);
+    tracing::debug!(target: "distlock", %place, %natives, "connected to redis");
     Ok((connection.clone(), drive(connection, waking(driver, waiting), listening)))
 }
 
@@ -129,7 +131,11 @@ async fn prepare(
     mut multiplexed: MultiplexedConnection,
 ) -> Result<(Connection, Option<Driver>)> {
     let failed = |error: RedisError| opening_failed(server, &error);
-    check_role(&mut multiplexed, server).await?;
+    let found = Probe::ask(&mut multiplexed, options, &server.place).await?;
+    check_role(&mut multiplexed, server, found.identity.is_master).await?;
+    if let Some(refusal) = &found.mute {
+        warn_of_polling(refusal);
+    }
     if let Some(guard) = &options.guard {
         let canary = query(&mut multiplexed, &guard.ask()).await.map_err(failed)?;
         guard.learn(&canary, Look::First, server_clock.now());
@@ -142,12 +148,6 @@ async fn prepare(
         // The waiters are woken when the connection is open.
         warn_of(leap);
     }
-    let hello = match query(&mut multiplexed, &Hello::ask(protocol)).await {
-        Ok(answer) => Hello::read(&answer),
-        // A server or proxy that refuses it says nothing of itself.
-        Err(error) if !error.is_io_error() => Hello::default(),
-        Err(error) => return Err(failed(error)),
-    };
     let (mut listening, mut listener) = (Listening::No, None);
     match (waiting.clone(), protocol) {
         (None, _) => {}
@@ -166,16 +166,20 @@ async fn prepare(
         }
     }
     let (place, server_clock) = (server.place.clone(), server_clock.clone());
-    Ok((Connection::new(multiplexed, options, hello, place, server_clock, waiting, listening), listener))
+    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening, found), listener))
 }
 
 /// Refuses a replica, which would refuse every claim: the link then looks for the master.
-async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer) -> Result<()> {
+async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer, is_master: Option<bool>) -> Result<()> {
+    match is_master {
+        Some(true) => return Ok(()),
+        Some(false) => return Err(no_master(server, "replica")),
+        None => {}
+    }
     match query(multiplexed, &redis::cmd("ROLE")).await {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role != b"master" => {
-                let role = String::from_utf8_lossy(role);
-                Err(Error::unavailable(format!("redis: the server is no master (its role is {role})")))
+                Err(no_master(server, &String::from_utf8_lossy(role)))
             }
             _ => Ok(()),
         },
@@ -184,6 +188,10 @@ async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer) ->
         Err(error) if classify(&error, Stage::Request).kind() == ErrorKind::Auth => Ok(()),
         Err(error) => Err(opening_failed(server, &error)),
     }
+}
+
+fn no_master(server: &Dialer, role: &str) -> Error {
+    Error::unavailable(format!("redis: {} is no master (its role is {role})", server.place))
 }
 
 async fn query(multiplexed: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
@@ -195,14 +203,29 @@ fn may_listen(subscribed: RedisResult<()>, server: &Dialer) -> Result<bool> {
     match subscribed.map_err(|error| opening_failed(server, &error)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::Auth => {
-            static ONCE: std::sync::Once = std::sync::Once::new();
-            ONCE.call_once(|| {
-                tracing::warn!(target: "distlock", error = %error, "redis refuses the wake-up channel: waiters poll");
-            });
+            warn_of_polling(&error.to_string());
             Ok(false)
         }
         Err(error) => Err(error),
     }
+}
+
+/// Says once that waiters poll.
+pub(super) fn warn_of_polling(refusal: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        tracing::warn!(target: "distlock", error = %refusal, "redis refuses the wake-up channel: waiters poll");
+    });
+}
+
+/// Returns the error of a log-in. A database that the server refuses is not replaced by another one.
+fn login_failed(options: &Options, server: &Dialer, error: &RedisError) -> Error {
+    if options.database == 0 || !error.to_string().contains("refused to switch database") {
+        return opening_failed(server, error);
+    }
+    let (place, database, reason) = (&server.place, options.database, error.detail().unwrap_or_default());
+    let text = format!("redis: {place} refuses SELECT {database}: {reason}; only database 0 is left there");
+    Error::new(ErrorKind::Config, text)
 }
 
 fn opening_failed(server: &Dialer, error: &RedisError) -> Error {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
+use crate::engines::redis::protocol::names::Fences;
 use crate::engines::redis::protocol::script::Dialect;
 use crate::engines::redis::state::restart_guard::RestartGuard;
 use crate::engines::redis::wire::dial::Dialer;
@@ -48,6 +49,8 @@ pub(in crate::engines) struct Options {
     pub(in crate::engines) guard: Option<Arc<RestartGuard>>,
     /// Whether connections give the server the scripts of this engine before they are needed.
     pub(in crate::engines) loads_scripts: bool,
+    /// Whether scripts ask for `INFO`, to notice a restart.
+    pub(in crate::engines) needs_info: bool,
     /// Names the channel for messages to this engine's waiters.
     pub(in crate::engines) wake: AttemptId,
 }
@@ -85,6 +88,14 @@ impl Options {
             Some(_) => Dialect::Guarded,
             None if self.is_cluster => Dialect::Sharded,
             None => Dialect::Plain,
+        }
+    }
+
+    /// Returns which keys are the fences: all keys of a script are in one hash slot of a cluster.
+    pub(in crate::engines) fn fences(&self) -> Fences {
+        match self.is_cluster {
+            true => Fences::OfLock,
+            false => Fences::of_prefix(&self.prefix),
         }
     }
 

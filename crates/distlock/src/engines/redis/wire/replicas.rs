@@ -9,7 +9,7 @@ use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::{CONFIRM, garbled};
 use crate::engines::redis::protocol::time::millis;
 use crate::engines::redis::wire::link::Link;
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, ErrorKind, Result};
 
 /// How long replicas have to acknowledge a grant. Short enough that a connection that waits does not seem dead.
 const ACKNOWLEDGE_WAIT: Duration = Duration::from_millis(250);
@@ -52,8 +52,19 @@ impl Replicas {
         }
     }
 
+    /// Returns when the connection is open and the server waits for replicas.
     pub(in crate::engines) async fn first(&self, wait: Duration) -> Result<()> {
-        self.link.first(wait).await
+        self.link.first(wait).await?;
+        let connection = self.link.connection(wait).await?;
+        // For no replica: the reply comes at once.
+        match connection.send(redis::cmd("WAIT").arg(0).arg(0)).await {
+            Err(error) if matches!(error.kind(), ErrorKind::Auth | ErrorKind::Unsupported) => {
+                let place = &connection.place;
+                let text = format!("redis: {place} refuses WAIT, which wait_replicas={} needs: {error}", self.needed);
+                Err(Error::new(error.kind(), text))
+            }
+            reply => reply.map(drop),
+        }
     }
 
     pub(in crate::engines) fn close(&self) {

@@ -70,7 +70,7 @@ impl ServerConnections {
     pub(in crate::engines) fn hears_at(&self, connection: &Connection, fence: impl FnOnce() -> String) -> bool {
         match &self.subscriber {
             None => connection.hears(),
-            Some(subscriber) => subscriber.hears(&fence()),
+            Some(subscriber) => connection.publishes && subscriber.hears(&fence()),
         }
     }
 
@@ -78,6 +78,7 @@ impl ServerConnections {
     pub(in crate::engines) async fn begin_to_hear(&self, names: &Names) -> bool {
         match &self.subscriber {
             None => false,
+            Some(_) if !self.publishes() => false,
             Some(subscriber) => subscriber.listen(&names.fence()).await,
         }
     }
@@ -85,6 +86,18 @@ impl ServerConnections {
     /// Returns the connection for a release if it is open now, as [`for_release`](ServerConnections::for_release) has it.
     pub(in crate::engines) fn open_for_release(&self) -> Option<Arc<Connection>> {
         self.main.now().or_else(|| self.reserved.now())
+    }
+
+    /// Returns whether messages can come in, as far as is known.
+    pub(in crate::engines) fn may_hear(&self) -> bool {
+        match &self.subscriber {
+            None => self.main.now().is_none_or(|connection| connection.hears()),
+            Some(subscriber) => self.publishes() && !subscriber.is_refused(),
+        }
+    }
+
+    fn publishes(&self) -> bool {
+        self.main.now().is_none_or(|connection| connection.publishes)
     }
 
     /// Returns the connection for a release: that of its claim, so that it arrives after the claim; the reserved one

@@ -105,8 +105,8 @@ impl Servers {
     /// Returns whether messages come in, as far as is known.
     pub(in crate::engines) fn hears(&self) -> bool {
         match self {
-            Servers::One(server) => server.main.now().is_none_or(|connection| connection.hears()),
-            Servers::Cluster(_) => true,
+            Servers::One(server) => server.may_hear(),
+            Servers::Cluster(cluster) => cluster.may_hear(),
         }
     }
 

@@ -6,6 +6,7 @@
 use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -18,7 +19,9 @@ use crate::engines::redis::error::{Stage, classify_at};
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::dial::Driver;
+use crate::engines::redis::wire::open::warn_of_polling;
 use crate::engines::redis::wire::options::{Options, Protocol};
+use crate::engines::redis::wire::probe::is_refused_right;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, Result};
 
@@ -47,6 +50,8 @@ struct Subscriptions {
     wanted: Notify,
     /// Changes when a subscription stands or was refused.
     settled: watch::Sender<()>,
+    /// Whether the server has refused the command or the right to a channel.
+    refused: AtomicBool,
 }
 
 struct Channel {
@@ -67,6 +72,7 @@ impl Subscriber {
             channels: Mutex::default(),
             wanted: Notify::new(),
             settled: watch::Sender::new(()),
+            refused: AtomicBool::new(false),
         });
         // tidy-allow(spawn): hears on the keeper's runtime, so that a blocked application misses nothing
         let task = attachment.keeper_runtime.spawn(subscriptions.clone().run());
@@ -80,6 +86,11 @@ impl Subscriber {
         let Some(channel) = channels.get_mut(&self.subscriptions.options.sharded_channel(fence)) else { return false };
         channel.asked = now;
         channel.stands
+    }
+
+    /// Returns whether the server has refused the command or the right to a channel.
+    pub(in crate::engines) fn is_refused(&self) -> bool {
+        self.subscriptions.refused.load(Ordering::Relaxed)
     }
 
     /// Subscribes. Returns whether messages come in.
@@ -232,6 +243,10 @@ impl Subscriptions {
                 Err(error) => {
                     // Moved, or no right to it: its waiters poll.
                     tracing::debug!(target: "distlock", error = %error, "no channel for a lock");
+                    if is_refused_right(&error) {
+                        self.refused.store(true, Ordering::Relaxed);
+                        warn_of_polling(&error.to_string());
+                    }
                     self.channels().remove(&name);
                     self.settled.send_replace(());
                 }

@@ -1,0 +1,109 @@
+//! Commands that do by themselves what elsewhere takes a script, and which of them a server has.
+
+use std::fmt;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisResult, Value};
+
+use crate::types::token::AttemptId;
+
+/// A command that deletes a key if it has a given value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engines) enum CompareAndDelete {
+    /// `DELIFEQ key value`, since Valkey 9.0.
+    DelIfEq,
+    /// `DELEX key IFEQ value`, since Redis 8.4.
+    DelEx,
+}
+
+impl CompareAndDelete {
+    const ALL: [CompareAndDelete; 2] = [CompareAndDelete::DelIfEq, CompareAndDelete::DelEx];
+
+    pub(in crate::engines) fn name(self) -> &'static str {
+        match self {
+            CompareAndDelete::DelIfEq => "DELIFEQ",
+            CompareAndDelete::DelEx => "DELEX",
+        }
+    }
+
+    /// Returns the command that deletes `key` if `value` is its value. The reply is 1 when it was deleted, 0 when not, and
+    /// an error when the key is no string.
+    pub(in crate::engines) fn command(self, key: &str, value: &[u8]) -> Cmd {
+        let mut command = redis::cmd(self.name());
+        command.arg(key);
+        if self == CompareAndDelete::DelEx {
+            command.arg("IFEQ");
+        }
+        command.arg(value);
+        command
+    }
+}
+
+/// The native commands that a connection can use: its server has them, and its user may send them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::engines) struct Natives {
+    pub(in crate::engines) compare_and_delete: Option<CompareAndDelete>,
+}
+
+impl Natives {
+    /// Returns the question which of them the server lists.
+    pub(in crate::engines) fn question() -> Cmd {
+        let mut question = redis::cmd("COMMAND");
+        question.arg("INFO");
+        for candidate in CompareAndDelete::ALL {
+            question.arg(candidate.name());
+        }
+        question
+    }
+
+    /// Finds them out by using those that the reply to [`question`](Natives::question) lists, on a key behind `prefix`,
+    /// with a value that no key has. A version would not tell whether the user may send them.
+    ///
+    /// # Errors
+    /// Those of the connection. Whatever the server refuses it does not have.
+    pub(in crate::engines) async fn find(
+        connection: &mut MultiplexedConnection,
+        prefix: &str,
+        listed: RedisResult<Value>,
+    ) -> RedisResult<Natives> {
+        for candidate in candidates(listed) {
+            let (key, value) = (format!("{prefix}distlock-natives"), AttemptId::random().to_string());
+            let reply = send(connection, &candidate.command(&key, value.as_bytes())).await?;
+            if is_carried_out(&reply) {
+                return Ok(Natives { compare_and_delete: Some(candidate) });
+            }
+        }
+        Ok(Natives::default())
+    }
+}
+
+impl fmt::Display for Natives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.compare_and_delete.map_or("none", CompareAndDelete::name))
+    }
+}
+
+/// Returns the commands to try: those that the server lists, or all where it does not list commands. So a server
+/// without them does not count refused commands.
+fn candidates(listed: RedisResult<Value>) -> Vec<CompareAndDelete> {
+    let Ok(Value::Array(found)) = listed else { return CompareAndDelete::ALL.into() };
+    let is_there = |(_, info): &(CompareAndDelete, Value)| matches!(info, Value::Array(parts) if !parts.is_empty());
+    CompareAndDelete::ALL.into_iter().zip(found).filter(is_there).map(|(candidate, _)| candidate).collect()
+}
+
+/// Returns whether a reply shows that the server carries the command out. A node of a cluster that does not serve the
+/// key's hash slot says so only after it has checked the command and the user's rights.
+fn is_carried_out(reply: &RedisResult<Value>) -> bool {
+    match reply {
+        Ok(reply) => matches!(reply, Value::Int(_)),
+        Err(error) => matches!(error.code(), Some("MOVED" | "ASK" | "WRONGTYPE")),
+    }
+}
+
+/// Returns the reply, which may be an error that the server sent.
+async fn send(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<RedisResult<Value>> {
+    match connection.send_packed_command(command).await.and_then(Value::extract_error) {
+        Err(error) if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => Err(error),
+        reply => Ok(reply),
+    }
+}
