@@ -5,10 +5,9 @@ use std::future::IntoFuture;
 
 use distlock::ErrorKind;
 use distlock::backend::redis::Redis;
-use distlock_testkit::servers::RedisServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, TEST_LIMIT, TTL, connected, locker_of, ms, now, sleep};
+use crate::bench::{Bench, TEST_LIMIT, locker_of, ms};
 
 const FENCE: &str = "{distlock}:f";
 
@@ -69,20 +68,4 @@ async fn grants_of_one_lock_in_one_call_have_different_tokens() {
         tokens.dedup();
         assert_eq!(tokens.len(), 8, "{key}: a token was granted twice");
     }
-}
-
-#[tokio::test]
-async fn a_node_of_a_cluster_that_is_used_as_a_single_server_has_a_fence_for_each_lock() {
-    let server = RedisServer::options().config("cluster-enabled yes").start();
-    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    let until = now().after(TEST_LIMIT);
-    while !server.command(&["CLUSTER", "INFO"]).to_string().contains("cluster_state:ok") {
-        assert!(now() < until, "the cluster does not come up");
-        sleep(ms(20)).await;
-    }
-    let locker = connected(server.port()).await;
-    let guard = locker.lock("a").ttl(TTL).await.expect("granted");
-    assert_eq!(server.command(&["GET", "{a}:f"]).text(), guard.fencing_token().to_string());
-    guard.unlock().await.expect("released");
-    assert_eq!(server.command(&["EXISTS", FENCE]).int(), 0);
 }

@@ -45,7 +45,8 @@ impl NodeOptions {
                 format!("wait_replicas: {place} is one of several independent nodes; a majority of them counts");
             return Err(Error::new(ErrorKind::Config, problem).with_help("leave it out, or use redis:// with replicas"));
         }
-        (options.wake, options.needs_info, options.loads_scripts) = (wake, notices_restarts, false);
+        (options.wake, options.needs_info) = (wake, notices_restarts);
+        options.loads_scripts = false;
         Ok(NodeOptions(Arc::new(options)))
     }
 

@@ -159,7 +159,7 @@ impl Facts {
 
     /// Reads the fence that all locks behind the prefix share.
     async fn read_fence(&mut self, connection: &mut MultiplexedConnection, options: &Options) -> Result<()> {
-        let Fences::OfPrefix(key) = Fences::of_prefix(&options.prefix) else { return Ok(()) };
+        let Fences::OfPrefix(key) = options.fences() else { return Ok(()) };
         let time: Option<Value> = allowed(connection, &redis::cmd("TIME")).await?;
         let value: Option<Option<String>> = allowed(connection, redis::cmd("GET").arg(&key)).await?;
         if let (Some(time), Some(Some(value))) = (time, value) {

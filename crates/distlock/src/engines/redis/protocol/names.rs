@@ -31,7 +31,7 @@ pub(in crate::engines) fn canary(prefix: &str) -> String {
 /// Which key is the fence of a lock, where its last token is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engines) enum Fences {
-    /// One for each lock, in its hash slot: for servers that are nodes of a cluster.
+    /// One for each lock, in its hash slot of a cluster.
     OfLock,
     /// One for all locks behind a prefix: this key.
     OfPrefix(String),

@@ -20,9 +20,10 @@ use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
+use crate::types::finding::version;
 
 /// The first version whose `SET` knows what the lean script of claims asks of it.
-const LEAN_SINCE: [u32; 2] = [6, 2];
+const LEAN_SINCE: [u32; 3] = [6, 2, 0];
 
 /// One open connection.
 pub(in crate::engines) struct Connection {
@@ -71,13 +72,14 @@ impl Connection {
     pub(super) fn new(
         multiplexed: MultiplexedConnection,
         options: &Options,
-        probe: Probe,
         place: Arc<str>,
         server_clock: Arc<ServerClock>,
         waiting: Option<Arc<Waiting>>,
         listening: Listening,
+        found: Probe,
     ) -> Connection {
-        let Probe { identity, mute, natives } = probe;
+        let Probe { identity, mute, natives } = found;
+        let knows_lean = identity.version.is_some_and(|its| version(&its) >= LEAN_SINCE);
         Connection {
             id: nonce(),
             multiplexed,
@@ -91,8 +93,8 @@ impl Connection {
             listening,
             dialect: options.dialect(),
             loads_scripts: options.loads_scripts,
-            fences: options.fences(identity.is_cluster),
-            claims_lean: identity.is_since(LEAN_SINCE) && options.guard.is_none() && options.wait_replicas == 0,
+            fences: options.fences(),
+            claims_lean: knows_lean && options.guard.is_none() && options.wait_replicas == 0,
             guard: options.guard.clone(),
             batcher: Batcher::default(),
             natives,

@@ -131,9 +131,9 @@ async fn prepare(
     mut multiplexed: MultiplexedConnection,
 ) -> Result<(Connection, Option<Driver>)> {
     let failed = |error: RedisError| opening_failed(server, &error);
-    let probe = Probe::ask(&mut multiplexed, options, &server.place).await?;
-    check_role(&mut multiplexed, server, probe.identity.is_master).await?;
-    if let Some(refusal) = &probe.mute {
+    let found = Probe::ask(&mut multiplexed, options, &server.place).await?;
+    check_role(&mut multiplexed, server, found.identity.is_master).await?;
+    if let Some(refusal) = &found.mute {
         warn_of_polling(refusal);
     }
     if let Some(guard) = &options.guard {
@@ -166,7 +166,7 @@ async fn prepare(
         }
     }
     let (place, server_clock) = (server.place.clone(), server_clock.clone());
-    Ok((Connection::new(multiplexed, options, probe, place, server_clock, waiting, listening), listener))
+    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening, found), listener))
 }
 
 /// Refuses a replica, which would refuse every claim: the link then looks for the master.

@@ -64,15 +64,6 @@ impl Options {
         }
     }
 
-    /// Returns which keys are the fences on a server that says whether it is part of a cluster. A node of a cluster refuses
-    /// a script whose keys are in different hash slots; one that does not say may be one.
-    pub(in crate::engines) fn fences(&self, is_cluster: Option<bool>) -> Fences {
-        match is_cluster {
-            Some(false) if !self.is_cluster => Fences::of_prefix(&self.prefix),
-            _ => Fences::OfLock,
-        }
-    }
-
     /// Returns the log-in for the servers.
     pub(in crate::engines) fn login(&self, protocol: Protocol) -> RedisConnectionInfo {
         let version = match protocol {
@@ -97,6 +88,14 @@ impl Options {
             Some(_) => Dialect::Guarded,
             None if self.is_cluster => Dialect::Sharded,
             None => Dialect::Plain,
+        }
+    }
+
+    /// Returns which keys are the fences: all keys of a script are in one hash slot of a cluster.
+    pub(in crate::engines) fn fences(&self) -> Fences {
+        match self.is_cluster {
+            true => Fences::OfLock,
+            false => Fences::of_prefix(&self.prefix),
         }
     }
 

@@ -43,15 +43,6 @@ impl ServerIdentity {
         ServerIdentity { product, version, is_cluster: enabled.or(mode.map(|mode| mode == "cluster")), is_master }
     }
 
-    /// Returns whether the server says that it is of this version, its first two numbers, or a later one.
-    pub(in crate::engines) fn is_since(&self, version: [u32; 2]) -> bool {
-        let numbers = |text: &str| {
-            let mut numbers = text.split('.').map(str::parse::<u32>);
-            Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
-        };
-        self.version.as_deref().and_then(numbers).is_some_and(|its| its >= version)
-    }
-
     /// Returns what `self` tells, and `other` where it does not.
     pub(in crate::engines) fn or(self, other: ServerIdentity) -> ServerIdentity {
         ServerIdentity {
@@ -107,16 +98,6 @@ mod tests {
         for (found, expected) in cases {
             assert_eq!(found, expected);
         }
-    }
-
-    #[test]
-    fn a_version_is_compared_by_its_numbers() {
-        let is_since = |version: &str| {
-            ServerIdentity { version: Some(version.to_owned()), ..ServerIdentity::default() }.is_since([6, 2])
-        };
-        assert!(["6.2.0", "6.10.1", "7.0", "10.0.0-rc1", "8.0.1"].into_iter().all(is_since));
-        assert!(!["6.1.9", "5.0", "6", "", "x.2", "255"].into_iter().any(is_since));
-        assert!(!ServerIdentity::default().is_since([6, 2]));
     }
 
     #[test]
