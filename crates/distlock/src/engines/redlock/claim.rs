@@ -13,6 +13,7 @@ use crate::engines::redlock::protocol::claim::{NodeClaim, vote};
 use crate::engines::redlock::protocol::release::NodeRelease;
 use crate::engines::redlock::state::backoff::{after_contention, after_quarantine};
 use crate::engines::redlock::state::claim_votes::{ClaimRefusal, ClaimVote, ClaimVotes};
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::wire::batch::Replies;
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
 use crate::engines::redlock::{quarantine, release, wait};
@@ -32,10 +33,12 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
     let _permit = engine.claim_limits.acquire(&claim.key).await;
     engine.nodes.await_quorum(Lane::Main, QUORUM_WAIT).await?;
     let outcome = claim_in_rounds(engine, claim).await;
-    if !matches!(outcome, Ok(Claimed::Busy(_))) {
-        wait::forget(&engine.nodes, claim.attempt);
-    } else if !claim.queue {
-        engine.attempts.forget(claim.attempt);
+    match (&outcome, claim.queue) {
+        // On nodes that were not reached, too: they wake their waiters when they are connected again.
+        (Ok(Claimed::Busy(_)), true) => wait::keep_listening(&engine.nodes, claim.attempt),
+        (Ok(Claimed::Busy(_)), false) => engine.attempts.forget(claim.attempt),
+        (_, true) => wait::forget(&engine.nodes, claim.attempt),
+        (_, false) => {}
     }
     outcome
 }
@@ -44,19 +47,19 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
 async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result<Claimed> {
     let nodes = &engine.nodes;
     let mut attempt = engine.attempts.begin(claim, nodes.clock.wall(), nodes.now());
-    if claim.queue {
-        wait::listen(nodes, claim.attempt);
-    }
     for is_last in [false, true] {
-        let sent = nodes.now();
-        let request = NodeClaim::new(&nodes.options, claim, attempt, sent)?;
+        let (sent, keys) = (nodes.now(), nodes.options.keys(&claim.key)?);
+        let is_contended = nodes.contended.is_recent(&keys.lock, sent);
+        let request = NodeClaim::new(&nodes.options, keys, claim, attempt, sent, is_contended)?;
         let (votes, late) = round(engine, claim, request).await;
         if votes.is_granted() {
             let left = deadline(sent, claim.ttl, nodes.drift).since(nodes.now());
             if left >= claim.ttl / MIN_VALIDITY_PART {
                 await_late_votes(engine, claim, late, None);
                 let may_be_queued = |vote: &ClaimVote| matches!(vote, ClaimVote::Held(_) | ClaimVote::Unanswered);
-                engine.attempts.granted(claim.attempt, claim.queue && !votes.nodes(may_be_queued).is_empty());
+                let voted = votes.nodes(ClaimVote::keeps);
+                let may_be_queued = claim.queue && !votes.nodes(may_be_queued).is_empty();
+                engine.attempts.granted(claim.attempt, voted, may_be_queued);
                 let term = Some(Term { start: sent, ttl: claim.ttl });
                 return Ok(Claimed::Granted(Grant::new(FencingToken::new(attempt.ballot()), term)));
             }
@@ -64,7 +67,7 @@ async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result
         let release = release::of_round(engine, claim, attempt.ballot())?;
         // A node whose connection broke sends no late vote.
         let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
-        release::repeat(nodes, &release, unanswered.into_iter().filter(|at| !late.missing().contains(at)));
+        release::repeat(nodes, &release, unanswered.iter().filter(|at| !late.missing().has(*at)));
         await_late_votes(engine, claim, late, Some(release.clone()));
         if votes.is_low() && !is_last {
             attempt = engine.attempts.raise(claim.attempt, attempt, votes.highest_ballot(), nodes.clock.wall());
@@ -78,7 +81,7 @@ async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result
 /// Asks all nodes until their votes decide. Returns the votes, and the replies that have not come by then.
 async fn round(engine: &Arc<AttachedRedlock>, claim: &Claim, request: NodeClaim) -> (ClaimVotes, Replies) {
     let nodes = &engine.nodes;
-    let mut replies = engine.batcher.send(NodeRequest::Claim(Box::new(request)), (0..nodes.len()).collect());
+    let mut replies = engine.batcher.send(NodeRequest::Claim(Box::new(request)), NodeSet::first(nodes.len()));
     let mut votes = ClaimVotes::new(nodes.len());
     let take = |votes: &mut ClaimVotes, at, reply| {
         let vote = vote(reply);
@@ -125,29 +128,27 @@ fn await_late_votes(
     engine.nodes.runtime.clone().spawn(async move {
         let _late_request = late_request;
         let nodes = &engine.nodes;
-        let missing = late.missing().to_vec();
-        let (timeout, mut without_vote, mut queued) = (Nodes::timeout(claim.ttl), Vec::new(), Vec::new());
+        let (timeout, mut may_keep, mut queued) = (Nodes::timeout(claim.ttl), late.missing(), NodeSet::default());
         late.collect(timeout, timeout, |at, reply| {
             let vote = vote(reply);
             observe(nodes, at, &vote, &claim);
             if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
-                without_vote.push(at);
+                may_keep.remove(at);
             }
             if matches!(vote, ClaimVote::Held(_)) {
-                queued.push(at);
+                queued.add(at);
             }
             false
         })
         .await;
-        late.missing().iter().for_each(|at| nodes.record(*at, false));
+        late.missing().iter().for_each(|at| nodes.record(at, false));
         if let Some(release) = release {
-            let may_keep: Vec<_> = missing.into_iter().filter(|at| !without_vote.contains(at)).collect();
-            release::take_back(&engine, &release, &may_keep).await;
+            release::take_back(&engine, &release, may_keep).await;
         } else if claim.queue
             && engine.attempts.get(claim.attempt).is_none()
             && let Ok(release) = release::of_claim(&engine, &claim)
         {
-            release::take_back(&engine, &release, &queued).await;
+            release::take_back(&engine, &release, queued).await;
         }
     });
 }
@@ -162,7 +163,7 @@ async fn refuse(
 ) -> Result<Claimed> {
     let is_split = votes.is_contested() && !votes.is_held();
     let splits = engine.attempts.refused(claim.attempt, claim.queue && votes.held().next().is_some(), is_split);
-    let unconfirmed = release::take_back(engine, release, &votes.nodes(ClaimVote::keeps)).await;
+    let unconfirmed = release::take_back(engine, release, votes.nodes(ClaimVote::keeps)).await;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?votes }, "a redlock round was not granted");
     match votes.refusal(unconfirmed, &engine.nodes.places()) {
         ClaimRefusal::Unknown(error) => Err(error),

@@ -8,6 +8,7 @@ use crate::engines::redis::node::Keys;
 use crate::engines::redlock::engine::AttachedRedlock;
 use crate::engines::redlock::protocol::batch::NodeRequest;
 use crate::engines::redlock::protocol::release::{Ends, NodeRelease, outcome};
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::release_votes::ReleaseVotes;
 use crate::engines::redlock::wait;
 use crate::engines::redlock::wire::batch::{Replies, send_one};
@@ -34,13 +35,9 @@ pub(super) async fn release(engine: &AttachedRedlock, claim: &Claim) -> Result<R
 /// Ends another owner's hold with `token` on all nodes.
 pub(super) async fn force(engine: &AttachedRedlock, keys: Keys, attempt: AttemptId, token: FencingToken) -> Result<()> {
     let release = NodeRelease {
-        keys,
-        attempt,
-        ballot: token.get(),
-        may_be_queued: false,
-        ends: Ends::Forced,
         timeout: Nodes::timeout(Duration::MAX),
         until: engine.nodes.now().after(FORCED_RELEASE_WAIT),
+        ..NodeRelease::new(keys, attempt, token.get(), Ends::Forced)
     };
     release_everywhere(engine, &Arc::new(release)).await.map(drop)
 }
@@ -50,23 +47,31 @@ pub(super) fn of_claim(engine: &AttachedRedlock, claim: &Claim) -> Result<Arc<No
     let known = engine.attempts.get(claim.attempt);
     let may_be_queued = known.map_or(claim.queue, |known| known.may_be_queued());
     let ends = if known.is_some_and(|known| known.was_granted()) { Ends::Hold } else { Ends::Claim };
-    new_release(&engine.nodes, claim, known.map_or(0, |known| known.ballot()), may_be_queued, ends)
+    let lean_on = known.map(|known| known.voted_only()).unwrap_or_default();
+    new_release(&engine.nodes, claim, known.map_or(0, |known| known.ballot()), may_be_queued, ends, lean_on)
 }
 
 /// Returns the release of one round of `claim`, which goes on with another ballot and stays queued.
 pub(super) fn of_round(engine: &AttachedRedlock, claim: &Claim, ballot: u64) -> Result<Arc<NodeRelease>> {
-    new_release(&engine.nodes, claim, ballot, false, Ends::Claim)
+    new_release(&engine.nodes, claim, ballot, false, Ends::Claim, NodeSet::default())
 }
 
-fn new_release(nodes: &Nodes, claim: &Claim, ballot: u64, may_be_queued: bool, ends: Ends) -> Result<Arc<NodeRelease>> {
+fn new_release(
+    nodes: &Nodes,
+    claim: &Claim,
+    ballot: u64,
+    may_be_queued: bool,
+    ends: Ends,
+    lean_on: NodeSet,
+) -> Result<Arc<NodeRelease>> {
+    let (keys, now) = (nodes.options.keys(&claim.key)?, nodes.now());
+    let lean_on = if nodes.contended.is_recent(&keys.lock, now) { NodeSet::default() } else { lean_on };
     Ok(Arc::new(NodeRelease {
-        keys: nodes.options.keys(&claim.key)?,
-        attempt: claim.attempt,
-        ballot,
         may_be_queued,
-        ends,
+        lean_on,
         timeout: Nodes::timeout(claim.ttl),
-        until: nodes.now().after(claim.ttl),
+        until: now.after(claim.ttl),
+        ..NodeRelease::new(keys, claim.attempt, ballot, ends)
     }))
 }
 
@@ -74,7 +79,7 @@ fn new_release(nodes: &Nodes, claim: &Claim, ballot: u64, may_be_queued: bool, e
 async fn release_everywhere(engine: &AttachedRedlock, release: &Arc<NodeRelease>) -> Result<Release> {
     let nodes = &engine.nodes;
     let mut votes = ReleaseVotes::new(nodes.len());
-    let mut replies = send(engine, release, true, (0..nodes.len()).collect());
+    let mut replies = send(engine, release, true, NodeSet::first(nodes.len()));
     replies
         .collect(release.timeout, LATE_REPLY_WAIT, |at, reply| {
             let outcome = outcome(reply);
@@ -88,35 +93,35 @@ async fn release_everywhere(engine: &AttachedRedlock, release: &Arc<NodeRelease>
     Ok(outcome)
 }
 
-fn send(engine: &AttachedRedlock, release: &Arc<NodeRelease>, notify: bool, nodes: Vec<usize>) -> Replies {
+fn send(engine: &AttachedRedlock, release: &Arc<NodeRelease>, notify: bool, nodes: NodeSet) -> Replies {
     engine.batcher.send(NodeRequest::Release { release: release.clone(), notify }, nodes)
 }
 
 /// Takes back the votes of some nodes. Returns how many of these nodes have not confirmed it; they get it again later.
-pub(super) async fn take_back(engine: &AttachedRedlock, release: &Arc<NodeRelease>, granted: &[usize]) -> usize {
+pub(super) async fn take_back(engine: &AttachedRedlock, release: &Arc<NodeRelease>, granted: NodeSet) -> usize {
     if granted.is_empty() {
         return 0;
     }
-    let mut unconfirmed = granted.to_vec();
+    let mut unconfirmed = granted;
     // Notified waiters would claim in vain, unless this claim looked like a holder to them.
-    let mut replies = send(engine, release, granted.len() >= engine.nodes.quorum(), granted.to_vec());
+    let mut replies = send(engine, release, granted.len() >= engine.nodes.quorum(), granted);
     replies
         .collect(release.timeout, LATE_REPLY_WAIT, |at, reply| {
             if outcome(reply).is_ok() {
-                unconfirmed.retain(|node| *node != at);
+                unconfirmed.remove(at);
             }
             false
         })
         .await;
     let count = unconfirmed.len();
-    repeat(&engine.nodes, release, unconfirmed);
+    repeat(&engine.nodes, release, unconfirmed.iter());
     count
 }
 
 /// Waits for the late replies, and repeats the release on nodes that do not confirm it.
-fn repeat_after(nodes: &Arc<Nodes>, release: Arc<NodeRelease>, mut late: Replies, mut unconfirmed: Vec<usize>) {
+fn repeat_after(nodes: &Arc<Nodes>, release: Arc<NodeRelease>, mut late: Replies, mut unconfirmed: NodeSet) {
     if late.is_done() {
-        return repeat(nodes, &release, unconfirmed);
+        return repeat(nodes, &release, unconfirmed.iter());
     }
     let (nodes, late_request) = (nodes.clone(), nodes.await_late_replies());
     // tidy-allow(spawn): the caller has its reply; a node that is late must be freed all the same
@@ -126,13 +131,13 @@ fn repeat_after(nodes: &Arc<Nodes>, release: Arc<NodeRelease>, mut late: Replies
             let is_done = outcome(reply).is_ok();
             nodes.record(at, is_done);
             if is_done {
-                unconfirmed.retain(|node| *node != at);
+                unconfirmed.remove(at);
             }
             false
         })
         .await;
-        late.missing().iter().for_each(|at| nodes.record(*at, false));
-        repeat(&nodes, &release, unconfirmed);
+        late.missing().iter().for_each(|at| nodes.record(at, false));
+        repeat(&nodes, &release, unconfirmed.iter());
     });
 }
 
@@ -145,7 +150,7 @@ pub(super) fn repeat(nodes: &Arc<Nodes>, release: &Arc<NodeRelease>, unconfirmed
 }
 
 async fn repeat_on(nodes: Weak<Nodes>, at: usize, release: Arc<NodeRelease>) {
-    let request = NodeRequest::Release { release: release.clone(), notify: true };
+    let request = Arc::new(NodeRequest::Release { release: release.clone(), notify: true });
     let mut pause = FIRST_PAUSE;
     // Without the engine there are no connections, either.
     while let Some(nodes) = nodes.upgrade() {

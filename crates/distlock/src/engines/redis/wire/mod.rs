@@ -19,4 +19,5 @@ pub(in crate::engines) mod server_clock;
 pub(in crate::engines) mod server_connections;
 pub(in crate::engines) mod servers;
 mod subscriber;
+mod text_call;
 pub(in crate::engines) mod tls;

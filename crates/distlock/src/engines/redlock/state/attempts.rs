@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use crate::contract::Claim;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::types::clock::Moment;
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
@@ -24,6 +25,9 @@ pub(crate) struct BallotAttempt {
     /// How often in a row the votes were split.
     splits: u32,
     was_granted: bool,
+    /// The nodes that told their votes for the grant.
+    voted: NodeSet,
+    was_renewed: bool,
     is_releasing: bool,
     /// The ballot was given up: the next claim needs another.
     is_spent: bool,
@@ -54,6 +58,12 @@ impl BallotAttempt {
 
     pub(crate) fn was_granted(&self) -> bool {
         self.was_granted
+    }
+
+    /// Returns the nodes whose only request of the hold was a claim that they have voted for, so that no request of it can
+    /// come after its release.
+    pub(crate) fn voted_only(&self) -> NodeSet {
+        if self.was_granted && !self.was_renewed { self.voted } else { NodeSet::default() }
     }
 }
 
@@ -88,6 +98,8 @@ impl BallotAttempts {
                     may_be_queued: false,
                     splits: 0,
                     was_granted: false,
+                    voted: NodeSet::default(),
+                    was_renewed: false,
                     is_releasing: false,
                     is_spent: false,
                     until,
@@ -100,9 +112,10 @@ impl BallotAttempts {
         attempt
     }
 
-    /// The claim was granted; `may_be_queued` if a node may have queued it all the same.
-    pub(crate) fn granted(&self, id: AttemptId, may_be_queued: bool) {
+    /// The claim was granted by the nodes `voted`; `may_be_queued` if a node may have queued it all the same.
+    pub(crate) fn granted(&self, id: AttemptId, voted: NodeSet, may_be_queued: bool) {
         self.change(id, |attempt| {
+            attempt.voted = voted;
             attempt.may_be_queued = may_be_queued;
             attempt.is_queued = false;
             attempt.splits = 0;
@@ -139,14 +152,23 @@ impl BallotAttempts {
         .unwrap_or(0)
     }
 
-    /// A renewal was sent: the attempt lives.
-    pub(crate) fn renewing(&self, id: AttemptId, now: Moment, ttl: Duration) {
-        self.change(id, |attempt| attempt.until = over_at(now, ttl));
+    /// A renewal is about to be sent. Returns whether it may be: not once the release has begun, after which it might set
+    /// the lock again.
+    pub(crate) fn renewing(&self, id: AttemptId, now: Moment, ttl: Duration) -> bool {
+        let renewing = self.change(id, |attempt| {
+            attempt.until = over_at(now, ttl);
+            attempt.was_renewed |= !attempt.is_releasing;
+            !attempt.is_releasing
+        });
+        renewing.unwrap_or(false)
     }
 
-    /// The release begins.
-    pub(crate) fn releasing(&self, id: AttemptId) {
-        self.change(id, |attempt| attempt.is_releasing = true);
+    /// The release begins. Returns what is known of the attempt.
+    pub(crate) fn releasing(&self, id: AttemptId) -> Option<BallotAttempt> {
+        self.change(id, |attempt| {
+            attempt.is_releasing = true;
+            *attempt
+        })
     }
 
     /// Whether the attempt was granted and its release has not begun: only then may a node be asked to set it again.

@@ -2,6 +2,7 @@
 
 use crate::contract::Release;
 use crate::engines::redlock::error::{by_node, no_reply};
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::quorum::quorum_of;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -25,7 +26,7 @@ impl ReleaseVotes {
     }
 
     /// Returns the nodes that have not confirmed the release.
-    pub(crate) fn unconfirmed(&self) -> Vec<usize> {
+    pub(crate) fn unconfirmed(&self) -> NodeSet {
         self.0.iter().enumerate().filter(|(_, reply)| reply.is_err()).map(|(node, _)| node).collect()
     }
 
@@ -75,7 +76,7 @@ mod tests {
             let votes = votes(replies);
             assert_eq!(votes.outcome(&PLACES).unwrap(), expected, "{votes:?}");
         }
-        assert_eq!(votes([Err(no_reply()), Ok(Released), Ok(Released)]).unconfirmed(), [0]);
+        assert_eq!(votes([Err(no_reply()), Ok(Released), Ok(Released)]).unconfirmed(), NodeSet::first(1));
     }
 
     #[test]
