@@ -11,7 +11,7 @@ use crate::engines::redlock::engine::AttachedRedlock;
 use crate::engines::redlock::protocol::batch::NodeRequest;
 use crate::engines::redlock::protocol::claim::{NodeClaim, vote};
 use crate::engines::redlock::protocol::release::NodeRelease;
-use crate::engines::redlock::state::backoff::{after_contention, after_quarantine};
+use crate::engines::redlock::state::backoff::{after_contention, after_leftovers, after_quarantine};
 use crate::engines::redlock::state::claim_votes::{ClaimRefusal, ClaimVote, ClaimVotes};
 use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::wire::batch::Replies;
@@ -36,7 +36,6 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
     match (&outcome, claim.queue) {
         // On nodes that were not reached, too: they wake their waiters when they are connected again.
         (Ok(Claimed::Busy(_)), true) => wait::keep_listening(&engine.nodes, claim.attempt),
-        (Ok(Claimed::Busy(_)), false) => engine.attempts.forget(claim.attempt),
         (_, true) => wait::forget(&engine.nodes, claim.attempt),
         (_, false) => {}
     }
@@ -64,16 +63,13 @@ async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result
                 return Ok(Claimed::Granted(Grant::new(FencingToken::new(attempt.ballot()), term)));
             }
         }
-        let release = release::of_round(engine, claim, attempt.ballot())?;
-        // A node whose connection broke sends no late vote.
-        let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
-        release::repeat(nodes, &release, unanswered.iter().filter(|at| !late.missing().has(*at)));
+        let (release, late_nodes) = (release::of_round(engine, claim, attempt.ballot())?, late.missing());
         await_late_votes(engine, claim, late, Some(release.clone()));
         if votes.is_low() && !is_last {
             attempt = engine.attempts.raise(claim.attempt, attempt, votes.highest_ballot(), nodes.clock.wall());
             continue;
         }
-        return refuse(engine, claim, &votes, attempt.ballot(), &release).await;
+        return refuse(engine, claim, &votes, &release, late_nodes).await;
     }
     Err(garbled())
 }
@@ -129,11 +125,16 @@ fn await_late_votes(
         let _late_request = late_request;
         let nodes = &engine.nodes;
         let (timeout, mut may_keep, mut queued) = (Nodes::timeout(claim.ttl), late.missing(), NodeSet::default());
+        let confirm = |at| {
+            let ballot = release.as_ref().map(|release| release.ballot);
+            ballot.into_iter().for_each(|ballot| engine.attempts.confirmed(claim.attempt, ballot, at));
+        };
         late.collect(timeout, timeout, |at, reply| {
             let vote = vote(reply);
             observe(nodes, at, &vote, &claim);
             if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
                 may_keep.remove(at);
+                confirm(at);
             }
             if matches!(vote, ClaimVote::Held(_)) {
                 queued.add(at);
@@ -142,8 +143,9 @@ fn await_late_votes(
         })
         .await;
         late.missing().iter().for_each(|at| nodes.record(at, false));
-        if let Some(release) = release {
-            release::take_back(&engine, &release, may_keep).await;
+        if let Some(release) = &release {
+            let unconfirmed = release::take_back(&engine, release, may_keep).await;
+            may_keep.iter().filter(|at| !unconfirmed.has(*at)).for_each(confirm);
         } else if claim.queue
             && engine.attempts.get(claim.attempt).is_none()
             && let Ok(release) = release::of_claim(&engine, &claim)
@@ -153,34 +155,44 @@ fn await_late_votes(
     });
 }
 
-/// The claim was not granted: takes back the votes of a minority, and returns why.
+/// The claim was not granted: takes back the votes of a minority, and returns why. `late` are the nodes whose votes are
+/// awaited in the background.
 async fn refuse(
     engine: &AttachedRedlock,
     claim: &Claim,
     votes: &ClaimVotes,
-    ballot: u64,
     release: &Arc<NodeRelease>,
+    late: NodeSet,
 ) -> Result<Claimed> {
     let is_split = votes.is_contested() && !votes.is_held();
     let splits = engine.attempts.refused(claim.attempt, claim.queue && votes.held().next().is_some(), is_split);
     let unconfirmed = release::take_back(engine, release, votes.nodes(ClaimVote::keeps)).await;
+    let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
+    let left = unconfirmed.with(unanswered);
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?votes }, "a redlock round was not granted");
-    match votes.refusal(unconfirmed, &engine.nodes.places()) {
+    let refused = match votes.refusal(unconfirmed.len(), &engine.nodes.places()) {
         ClaimRefusal::Unknown(error) => Err(error),
         ClaimRefusal::TooSlow => {
             let slow = format!("redlock: the votes took longer than a lease of {:?} allows", claim.ttl);
             Err(Error::unavailable(slow).with_help("ask for a longer ttl"))
         }
-        ClaimRefusal::Contested => Ok(Claimed::Busy(busy(claim, votes, ballot, splits))),
+        ClaimRefusal::Contested => Ok(busy(claim, votes, release.ballot, splits)),
         // The quarantine ends by itself, so a waiter waits for that.
         ClaimRefusal::Quarantined(left, _) if claim.queue => {
-            Ok(Claimed::Busy(Busy { holder: None, poll_after: Some(after_quarantine(left)) }))
+            Ok(Busy { holder: None, poll_after: Some(after_quarantine(left)) })
         }
-        ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => {
-            engine.attempts.forget(claim.attempt);
-            Err(error)
-        }
+        ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => Err(error),
+    };
+    if let (Ok(busy), true) = (&refused, claim.queue) {
+        let poll_after = if left.is_empty() { busy.poll_after } else { Some(after_leftovers(busy.poll_after)) };
+        return Ok(Claimed::Busy(Busy { poll_after, holder: busy.holder.clone() }));
     }
+    // The attempt is over unless the caller claims again. The keeper releases it on the nodes that may keep something of it.
+    let queued = if claim.queue { votes.nodes(|vote| matches!(vote, ClaimVote::Held(_))) } else { NodeSet::default() };
+    let now = engine.nodes.now();
+    let replies_until = if late.is_empty() { now } else { now.after(release.timeout) };
+    engine.attempts.over(claim.attempt, left.with(queued), replies_until, now.after(claim.ttl));
+    refused.map(Claimed::Busy)
 }
 
 fn busy(claim: &Claim, votes: &ClaimVotes, ballot: u64, splits: u32) -> Busy {

@@ -8,7 +8,7 @@ use crate::engines::redis::node::Lane;
 use crate::engines::redlock::engine::AttachedRedlock;
 use crate::engines::redlock::heal::{self, RenewedRound};
 use crate::engines::redlock::protocol::renew::NodeRenewal;
-use crate::engines::redlock::release;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::renew_votes::{RenewVerdict, RenewVotes};
 use crate::engines::redlock::wire::calls::NodeCalls;
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
@@ -80,11 +80,9 @@ fn settle(engine: &AttachedRedlock, lease: &Lease, votes: &RenewVotes, lock: usi
             Ok(Renewal::Renewed(Some(Term { start, ttl: lease.claim.ttl })))
         }
         Some(RenewVerdict::Lost) => {
-            // What a minority still keeps of the hold would block the next holder for a whole lease.
-            if let Ok(release) = release::of_claim(engine, &lease.claim) {
-                release::repeat(&engine.nodes, &release, 0..engine.nodes.len());
-            }
-            engine.attempts.forget(lease.claim.attempt);
+            // What a minority still keeps of the hold would block the next holder for a whole lease: the keeper releases it.
+            let (all, now) = (NodeSet::first(engine.nodes.len()), engine.nodes.now());
+            engine.attempts.over(lease.claim.attempt, all, now, now.after(lease.claim.ttl));
             Ok(Renewal::Lost(LossReason::Revoked))
         }
         None => Err(votes.undecided(lock, &engine.nodes.places())),

@@ -10,7 +10,6 @@ use crate::engines::redis::script::garbled;
 use crate::engines::redlock::protocol::claim::head;
 use crate::engines::redlock::protocol::reply::NodeReply;
 use crate::engines::redlock::state::node_set::NodeSet;
-use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::token::AttemptId;
 
@@ -28,8 +27,6 @@ pub(crate) struct NodeRelease {
     pub(crate) lean_on: NodeSet,
     /// How long a node may take to reply.
     pub(crate) timeout: Duration,
-    /// When the lease has ended in any case, so that the release need not be repeated.
-    pub(crate) until: Moment,
 }
 
 /// What a release ends, as the script knows it.
@@ -46,9 +43,8 @@ pub(crate) enum Ends {
 impl NodeRelease {
     pub(crate) fn new(keys: Keys, attempt: AttemptId, ballot: u64, ends: Ends) -> NodeRelease {
         let head = head(attempt, ballot);
-        let (timeout, until) = (Duration::ZERO, Moment::NEVER);
-        let lean_on = NodeSet::default();
-        NodeRelease { keys, ballot, may_be_queued: false, ends, head, lean_on, timeout, until }
+        let (lean_on, timeout) = (NodeSet::default(), Duration::ZERO);
+        NodeRelease { keys, ballot, may_be_queued: false, ends, head, lean_on, timeout }
     }
 
     pub(super) fn fill(&self, command: &mut Cmd, notify: bool) {

@@ -14,6 +14,11 @@ impl NodeSet {
         self.0 & (1 << node) != 0
     }
 
+    /// Returns the nodes of both sets.
+    pub(crate) fn with(self, other: NodeSet) -> NodeSet {
+        NodeSet(self.0 | other.0)
+    }
+
     pub(crate) fn add(&mut self, node: usize) {
         self.0 |= 1 << node;
     }
