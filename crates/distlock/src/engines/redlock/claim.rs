@@ -147,7 +147,7 @@ fn await_late_votes(
             let unconfirmed = release::take_back(&engine, release, may_keep).await;
             may_keep.iter().filter(|at| !unconfirmed.has(*at)).for_each(confirm);
         } else if claim.queue
-            && engine.attempts.get(claim.attempt).is_none()
+            && engine.attempts.is_over(claim.attempt)
             && let Ok(release) = release::of_claim(&engine, &claim)
         {
             release::take_back(&engine, &release, queued).await;

@@ -9,13 +9,18 @@ use crate::types::error::{Error, Result};
 impl Connection {
     /// Runs a script that replies with one string; `fill` adds the number of keys, the keys and the arguments. The reply
     /// begins with `echo`, which no other request has. Returns what stands behind it.
+    ///
+    /// The script is sent as text if the server may not know it (`is_first`): a server that does not know its hash carries
+    /// out nothing, and that reply may be lost.
     pub(in crate::engines) async fn run_text(
         &self,
         script: &Script,
+        is_first: bool,
         echo: &str,
         fill: impl Fn(&mut Cmd),
     ) -> Result<String> {
-        let reply = match self.ask_text(script.by_hash(self.dialect), &fill).await {
+        let call = if is_first { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
+        let reply = match self.ask_text(call, &fill).await {
             // The same call on the same connection: the server carried out nothing of the first one.
             Err(failure) if failure.is_no_script() => self.ask_text(script.by_text(self.dialect), &fill).await,
             reply => reply,

@@ -42,12 +42,13 @@ fn is_text_comparable(number: u64) -> bool {
 }
 
 /// Asks a node to vote for `claims`, which have one lease, until `latest_us`. Returns the node's clock and the claims that
-/// the full script must be asked for; the node has voted for the others.
+/// the full script must be asked for; the node has voted for the others. `is_first`: whether the node may not know the script.
 pub(crate) async fn claim(
     connection: &Connection,
     note_key: &str,
     note: &KnownNote,
     latest_us: u64,
+    is_first: bool,
     claims: &[&NodeClaim],
 ) -> Result<(u64, Odd)> {
     let Some(first) = claims.first() else { return Ok((0, Odd::Some(Vec::new()))) };
@@ -62,14 +63,14 @@ pub(crate) async fn claim(
             command.arg(&*claim.value(hears)).arg(claim.ballot_text());
         }
     };
-    let reply = connection.run_text(&LEAN_CLAIM, first.ballot_text(), fill).await?;
+    let reply = connection.run_text(&LEAN_CLAIM, is_first, first.ballot_text(), fill).await?;
     let mut words = reply.split_ascii_whitespace();
     let now_us = words.next().and_then(|word| word.parse().ok()).ok_or_else(garbled)?;
     Ok((now_us, read_odd(words, claims.len())?))
 }
 
 /// Asks a node to release holds that it has voted for. Returns the releases that the full script must be asked for.
-pub(crate) async fn release(connection: &Connection, releases: &[&NodeRelease]) -> Result<Odd> {
+pub(crate) async fn release(connection: &Connection, is_first: bool, releases: &[&NodeRelease]) -> Result<Odd> {
     let Some(first) = releases.first() else { return Ok(Odd::Some(Vec::new())) };
     let fill = |command: &mut Cmd| {
         command.arg(2 * releases.len());
@@ -77,7 +78,7 @@ pub(crate) async fn release(connection: &Connection, releases: &[&NodeRelease]) 
         command.arg(releases.iter().map(|release| release.keys.queue.as_str()).collect::<Vec<_>>());
         command.arg(releases.iter().map(|release| release.head.as_str()).collect::<Vec<_>>());
     };
-    let reply = connection.run_text(&LEAN_RELEASE, &first.head, fill).await?;
+    let reply = connection.run_text(&LEAN_RELEASE, is_first, &first.head, fill).await?;
     read_odd(reply.split_ascii_whitespace(), releases.len())
 }
 

@@ -230,6 +230,11 @@ impl BallotAttempts {
         }
     }
 
+    /// Whether the attempt has ended, on a majority of the nodes at least.
+    pub(crate) fn is_over(&self, id: AttemptId) -> bool {
+        self.get(id).is_none_or(|attempt| matches!(attempt.ending, Ending::Over { .. }))
+    }
+
     /// Whether the attempt was granted and its release has not begun: only then may a node be asked to set it again.
     pub(crate) fn is_held(&self, id: AttemptId) -> bool {
         self.get(id).is_some_and(|attempt| attempt.was_granted && attempt.ending == Ending::No)
@@ -394,17 +399,19 @@ mod tests {
         let (id, until) = (claim.attempt, now().after(Duration::from_secs(9)));
         let ballot = attempts.begin(&claim, wall(1), now()).ballot();
         attempts.releasing(id);
+        assert!(!attempts.is_over(id));
         assert_eq!(attempts.late_until(id), None, "not confirmed by a majority: the caller repeats it");
         attempts.over(id, [1, 4].into_iter().collect(), now(), until);
         attempts.confirmed(id, ballot, 4);
         attempts.confirmed(id, ballot - 1, 1);
         assert_eq!(attempts.late_until(id), Some(until));
+        assert!(attempts.is_over(id));
         assert_eq!(attempts.releasing(id).unwrap().unconfirmed(), Some(([1].into_iter().collect(), now())));
         attempts.confirmed(id, ballot, 1);
         assert_eq!(attempts.late_until(id), None);
         assert_eq!(attempts.get(id).unwrap().unconfirmed(), Some((NodeSet::default(), now())), "kept for the next release");
         attempts.over(id, NodeSet::default(), now(), until);
-        assert_eq!(attempts.get(id), None);
+        assert!(attempts.get(id).is_none() && attempts.is_over(id));
     }
 
     #[test]

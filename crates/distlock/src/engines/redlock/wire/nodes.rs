@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -51,6 +51,9 @@ pub(crate) struct NodeState {
     is_away: AtomicBool,
     /// Whether a task of this process is about to put the node into quarantine.
     pub(crate) is_entering_quarantine: AtomicBool,
+    /// The connections over which the lean scripts were sent last: each gets their text once.
+    pub(crate) claims_over: AtomicU64,
+    pub(crate) releases_over: AtomicU64,
     /// The node's last note, and the connection over which it was told: a restart of the server ends that.
     note: Mutex<Option<(u64, Arc<KnownNote>)>>,
 }
@@ -59,9 +62,14 @@ impl Nodes {
     /// Begins to connect.
     pub(crate) fn start(options: &Arc<RedlockOptions>, attachment: &Attachment) -> Nodes {
         let state = |node: &NodeOptions| {
-            let node = Node::start(node, attachment);
-            let (is_away, is_entering_quarantine) = (AtomicBool::new(false), AtomicBool::new(false));
-            Arc::new(NodeState { node, is_away, is_entering_quarantine, note: Mutex::default() })
+            Arc::new(NodeState {
+                node: Node::start(node, attachment),
+                is_away: AtomicBool::new(false),
+                is_entering_quarantine: AtomicBool::new(false),
+                claims_over: AtomicU64::new(0),
+                releases_over: AtomicU64::new(0),
+                note: Mutex::default(),
+            })
         };
         Nodes {
             all: options.nodes.iter().map(state).collect(),

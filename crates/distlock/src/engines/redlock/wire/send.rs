@@ -1,6 +1,7 @@
 //! Sends requests of one kind to one node: by a lean script where that may do, and by the full one otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::engines::redis::node::{Connection, Lane, Trust};
 use crate::engines::redlock::error::no_reply;
@@ -74,7 +75,9 @@ async fn claim_lean<R: Asked>(
         return;
     }
     let mut trust = Trust::Full;
-    let odd = lean::claim(connection, &nodes.note_key, &note, latest_us, &claims).await.map(|(now_us, odd)| {
+    let is_first = nodes[at].claims_over.swap(connection.id, Ordering::Relaxed) != connection.id;
+    let odd = lean::claim(connection, &nodes.note_key, &note, latest_us, is_first, &claims).await;
+    let odd = odd.map(|(now_us, odd)| {
         let seen = connection.saw_clock(sent, now_us);
         // Without the guard nothing makes up for a leap.
         trust = if nodes.options.restart_guard { seen } else { Trust::Full };
@@ -103,7 +106,8 @@ async fn release_lean<R: Asked>(
     if releases.is_empty() {
         return;
     }
-    let odd = lean::release(connection, &releases).await;
+    let is_first = nodes[at].releases_over.swap(connection.id, Ordering::Relaxed) != connection.id;
+    let odd = lean::release(connection, is_first, &releases).await;
     settle(nodes, requests, &places, odd, replies, || NodeReply::Released);
 }
 
