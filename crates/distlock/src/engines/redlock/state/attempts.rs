@@ -409,7 +409,11 @@ mod tests {
         assert_eq!(attempts.releasing(id).unwrap().unconfirmed(), Some(([1].into_iter().collect(), now())));
         attempts.confirmed(id, ballot, 1);
         assert_eq!(attempts.late_until(id), None);
-        assert_eq!(attempts.get(id).unwrap().unconfirmed(), Some((NodeSet::default(), now())), "kept for the next release");
+        assert_eq!(
+            attempts.get(id).unwrap().unconfirmed(),
+            Some((NodeSet::default(), now())),
+            "kept for the next release"
+        );
         attempts.over(id, NodeSet::default(), now(), until);
         assert!(attempts.get(id).is_none() && attempts.is_over(id));
     }

@@ -69,8 +69,7 @@ impl NodeBatcher {
             return Replies { source, missing: nodes, batcher: self.clone() };
         }
         let request = Arc::new(BatchedRequest::new(request, nodes));
-        let replies =
-            Replies { source: ReplySource::Batched(request.clone()), missing: nodes, batcher: self.clone() };
+        let replies = Replies { source: ReplySource::Batched(request.clone()), missing: nodes, batcher: self.clone() };
         self.add(request);
         replies
     }
@@ -88,9 +87,8 @@ impl NodeBatcher {
         let handle = Handle::try_current().unwrap_or_else(|_| self.nodes.runtime.clone());
         let (runtime, kind) = (handle.id(), request.request.kind());
         let mut unsent = self.unsent.lock();
-        let has_room = |batch: &&mut NodeBatch| {
-            batch.runtime == runtime && batch.kind == kind && batch.requests.len() < MAX_BATCH
-        };
+        let has_room =
+            |batch: &&mut NodeBatch| batch.runtime == runtime && batch.kind == kind && batch.requests.len() < MAX_BATCH;
         if let Some(batch) = unsent.batches.iter_mut().find(has_room) {
             batch.requests.push(request);
             return;
@@ -273,10 +271,15 @@ impl BatchTask {
         let (mut replied, count) = (0, calls.len());
         let mut wait = pin!(tokio::time::sleep(MAX_TIMEOUT));
         // Callers are woken once for the replies of all nodes that are on time.
-        collect_until(wait.as_mut(), LATE_REPLY_WAIT, |context| calls.poll_next(context), |_, ()| {
-            replied += 1;
-            replied >= quorum_of(count)
-        })
+        collect_until(
+            wait.as_mut(),
+            LATE_REPLY_WAIT,
+            |context| calls.poll_next(context),
+            |_, ()| {
+                replied += 1;
+                replied >= quorum_of(count)
+            },
+        )
         .await;
         drop(in_flight);
         self.requests.iter().for_each(|request| request.wake());
