@@ -20,7 +20,7 @@ use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::quorum::quorum_of;
 use crate::engines::redlock::wire::calls::{NodeCalls, collect_until};
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, MAX_TIMEOUT, Nodes};
-use crate::engines::redlock::wire::send::{self, Asked};
+use crate::engines::redlock::wire::send::{self, SentRequest};
 use crate::types::error::Result;
 use crate::types::sync::Mutex;
 
@@ -109,7 +109,7 @@ impl NodeBatcher {
     }
 
     /// Waits until few batches are in flight, or for a little.
-    async fn take_off(&self) -> InFlight<'_> {
+    async fn take_off(&self) -> BatchInFlight<'_> {
         let has_landed = async {
             while self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT {
                 self.landed.notified().await;
@@ -119,14 +119,14 @@ impl NodeBatcher {
             let _ = tokio::time::timeout(IN_FLIGHT_WAIT, has_landed).await;
         }
         self.in_flight.fetch_add(1, Ordering::AcqRel);
-        InFlight(self)
+        BatchInFlight(self)
     }
 }
 
 /// A batch that is in flight until this is dropped.
-struct InFlight<'a>(&'a NodeBatcher);
+struct BatchInFlight<'a>(&'a NodeBatcher);
 
-impl Drop for InFlight<'_> {
+impl Drop for BatchInFlight<'_> {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
         self.0.landed.notify_one();
@@ -150,7 +150,7 @@ struct Inbox {
     waker: Option<Waker>,
 }
 
-impl Asked for Arc<BatchedRequest> {
+impl SentRequest for Arc<BatchedRequest> {
     fn request(&self) -> &NodeRequest {
         &self.request
     }
@@ -266,7 +266,7 @@ impl BatchTask {
         let in_flight = batcher.take_off().await;
         self.requests = batcher.take(self.number);
         // A request whose caller is gone was not sent, and never is.
-        self.requests.retain(Asked::is_wanted);
+        self.requests.retain(SentRequest::is_wanted);
         let mut calls = self.call_nodes();
         let (mut replied, count) = (0, calls.len());
         let mut wait = pin!(tokio::time::sleep(MAX_TIMEOUT));

@@ -12,14 +12,14 @@ use crate::engines::redlock::wire::nodes::Nodes;
 use crate::types::error::Result;
 
 /// A request whose caller may be gone.
-pub(crate) trait Asked {
+pub(crate) trait SentRequest {
     fn request(&self) -> &NodeRequest;
 
     /// Whether a caller still waits for the reply.
     fn is_wanted(&self) -> bool;
 }
 
-impl Asked for Arc<NodeRequest> {
+impl SentRequest for Arc<NodeRequest> {
     fn request(&self) -> &NodeRequest {
         self
     }
@@ -34,7 +34,7 @@ impl Asked for Arc<NodeRequest> {
 type NodeReplies = Vec<Option<Result<NodeReply>>>;
 
 /// Sends requests of one kind to one node. Returns the reply to each, in their order.
-pub(crate) async fn send<R: Asked>(nodes: &Nodes, at: usize, requests: &[R]) -> Vec<Result<NodeReply>> {
+pub(crate) async fn send<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R]) -> Vec<Result<NodeReply>> {
     let mut replies: NodeReplies = requests.iter().map(|_| None).collect();
     if let Ok(connection) = nodes[at].connection(Lane::Main) {
         match requests.first().map(|asked| asked.request().kind()) {
@@ -51,7 +51,7 @@ pub(crate) async fn send<R: Asked>(nodes: &Nodes, at: usize, requests: &[R]) -> 
 }
 
 /// Asks the node by the lean script for the claims that may be asked so.
-async fn claim_lean<R: Asked>(
+async fn claim_lean<R: SentRequest>(
     nodes: &Nodes,
     at: usize,
     connection: &Connection,
@@ -87,7 +87,7 @@ async fn claim_lean<R: Asked>(
 }
 
 /// Asks the node by the lean script for the releases that may be asked so.
-async fn release_lean<R: Asked>(
+async fn release_lean<R: SentRequest>(
     nodes: &Nodes,
     at: usize,
     connection: &Connection,
@@ -112,7 +112,7 @@ async fn release_lean<R: Asked>(
 }
 
 /// Takes the reply to a lean call for the requests at `places`. Those that it has not carried out stay without a reply.
-fn settle<R: Asked>(
+fn settle<R: SentRequest>(
     nodes: &Nodes,
     requests: &[R],
     places: &[usize],
@@ -137,7 +137,7 @@ fn settle<R: Asked>(
 }
 
 /// Asks the node by the full script for the requests that have no reply yet.
-async fn send_full<R: Asked>(nodes: &Nodes, at: usize, requests: &[R], replies: &mut NodeReplies) {
+async fn send_full<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R], replies: &mut NodeReplies) {
     let state = &nodes[at];
     let main = state.connection(Lane::Main);
     let mut going: Vec<(usize, &NodeRequest)> = Vec::new();
