@@ -36,8 +36,20 @@ enum Amnesia {
     Quarantined,
 }
 
+/// Where the release of a hold leaves a node's ballot as it is, because no request of the hold can come there later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeanRelease {
+    /// On nodes whose vote the holder knows, if the hold was never renewed.
+    WhereVoted,
+    /// Also after a renewal.
+    WhereRenewed,
+    /// Also on nodes that the claim may not have reached yet.
+    Everywhere,
+}
+
 struct Redlock {
     protocol: Protocol,
+    lean_release: LeanRelease,
     amnesia: Amnesia,
     /// How often nodes lose their data.
     forgets: u8,
@@ -255,6 +267,7 @@ impl Redlock {
             Protocol::Counters => is_free,
         };
         if votes {
+            state.revived |= it.released[client] >= ballot && self.protocol == Protocol::Ballots;
             it.lock = Some((client, ballot));
             it.ballot = if self.protocol == Protocol::Ballots { ballot } else { it.ballot + 1 };
         }
@@ -294,16 +307,27 @@ impl Redlock {
     }
 
     fn release(&self, state: &mut State, client: usize, reached: u8) {
-        let (ballot, was_granted) = match state.clients[client].phase {
+        let (ballot, was_granted, was_renewed) = match state.clients[client].phase {
             Phase::Idle => return,
-            Phase::Claiming { ballot, .. } => (ballot, false),
-            Phase::Holding { ballot, .. } => (ballot, true),
+            Phase::Claiming { ballot, .. } => (ballot, false, false),
+            Phase::Holding { ballot, renewed } => (ballot, true, renewed),
         };
+        let voted = state.nodes.each_ref().map(|node| node.voted[client]);
         state.end(client);
-        for (_, node) in state.nodes.iter_mut().enumerate().filter(|(at, _)| reached & (1 << at) != 0) {
+        for (at, node) in state.nodes.iter_mut().enumerate().filter(|(at, _)| reached & (1 << at) != 0) {
             if was_granted && self.protocol == Protocol::Ballots {
                 node.released[client] = ballot;
-                self.end_hold(node, client, ballot);
+                let is_lean = match self.lean_release {
+                    LeanRelease::WhereVoted => voted[at] && !was_renewed,
+                    LeanRelease::WhereRenewed => voted[at],
+                    LeanRelease::Everywhere => !was_renewed,
+                };
+                let keeps = node.lock == Some((client, ballot));
+                match is_lean && (keeps || self.lean_release == LeanRelease::Everywhere) {
+                    true if keeps => node.lock = None,
+                    true => {}
+                    false => self.end_hold(node, client, ballot),
+                }
                 continue;
             }
             if self.protocol == Protocol::Ballots && node.ballot <= ballot {
@@ -458,6 +482,7 @@ impl Model for Redlock {
 
 const ENGINE: Redlock = Redlock {
     protocol: Protocol::Ballots,
+    lean_release: LeanRelease::WhereVoted,
     amnesia: Amnesia::Never,
     forgets: 1,
     attempts: [2, 1],
@@ -492,4 +517,16 @@ fn a_data_loss_without_quarantine_is_detected() {
 #[test]
 fn tokens_from_node_counters_are_detected() {
     expect_broken(Redlock { protocol: Protocol::Counters, ..ENGINE }, &["tokens rise"]);
+}
+
+#[test]
+fn a_release_without_a_tombstone_after_a_renewal_is_detected() {
+    let forgetful =
+        Redlock { lean_release: LeanRelease::WhereRenewed, attempts: [1, 1], renews: [true, false], ..ENGINE };
+    expect_broken(forgetful, &[healing::STAYS_RELEASED]);
+}
+
+#[test]
+fn a_release_without_a_tombstone_before_its_claim_is_detected() {
+    expect_broken(Redlock { lean_release: LeanRelease::Everywhere, ..ENGINE }, &[healing::STAYS_RELEASED]);
 }

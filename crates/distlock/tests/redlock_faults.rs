@@ -11,6 +11,8 @@ mod drops;
 mod healing;
 #[path = "redlock_faults/late.rs"]
 mod late;
+#[path = "redlock_faults/lean.rs"]
+mod lean;
 #[path = "redlock_faults/memory.rs"]
 mod memory;
 #[path = "redlock_faults/nodes.rs"]

@@ -6,7 +6,7 @@ use stateright::Property;
 use crate::{Amnesia, CLIENTS, ENGINE, Message, Node, Phase, Protocol, QUORUM, Redlock, State};
 
 const HEALS: &str = "the next renewal of a holder that has a majority heals every node";
-const STAYS_RELEASED: &str = "a hold released on a node is not restored there";
+pub(super) const STAYS_RELEASED: &str = "a hold released on a node is not restored there";
 const KEEPS_LAST: &str = "a hold kept by a majority is the one granted last";
 const STAYS_ENDED: &str = "a hold force-released on a majority is not kept by a majority again";
 const NONE_HEALED: &str = "no node with a higher ballot is healed";

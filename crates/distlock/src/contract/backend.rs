@@ -130,12 +130,16 @@ pub trait Backend: Send + Sync + 'static {
     /// engine has released: see [`Error::with_attempt_over`].
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<Release>> + Send;
 
-    /// Returns until when a request of a released attempt may still be carried out; `None` when none can.
+    /// Returns until when something of an attempt that is over may be left or arrive; `None` when nothing can.
     ///
     /// # Behaviour
     /// Called after a [`release`](Backend::release) of `claim` was answered. A claim or an adoption that was not answered may
-    /// arrive after the release, and take the lock or a place in the queue for an attempt that is over. So the keeper
-    /// repeats the release with growing pauses, for the last time at that moment. Closing waits for that, within bounds.
+    /// arrive after the release, and take the lock or a place in the queue for an attempt that is over; a server that was
+    /// out of reach may still have the hold. So the keeper repeats the release with growing pauses, for the last time at
+    /// that moment. Closing waits for that, within bounds.
+    ///
+    /// Also called after a claim was refused, and after a renewal said that a hold is gone: if it returns a moment, the
+    /// core releases the attempt although the engine has said that it does not hold the lock.
     fn late_until(&self, claim: &Claim) -> Option<Moment> {
         let _ = claim;
         None

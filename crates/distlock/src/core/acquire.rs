@@ -342,13 +342,13 @@ impl<'a> Acquire<'a> {
         match answer {
             Ok(Claimed::Granted(grant)) => self.accept(grant),
             Ok(Claimed::Busy(busy)) => {
-                // Without a queue a busy reply leaves nothing behind.
-                self.attempt.sent = sent_before || self.attempt.claim.queue;
+                // Without a queue a busy reply leaves nothing behind, unless the engine says so.
+                self.attempt.sent = sent_before || self.attempt.claim.queue || self.is_left_behind();
                 (self.failures, self.failure, self.in_doubt) = (0, None, false);
                 self.wait_for_turn(busy).await
             }
             Err(error) => {
-                self.attempt.sent = sent_before || error.may_be_applied();
+                self.attempt.sent = sent_before || error.may_be_applied() || self.is_left_behind();
                 self.in_doubt |= error.may_be_applied();
                 if error.is_attempt_over() {
                     self.attempt.begin_anew();
@@ -356,6 +356,11 @@ impl<'a> Acquire<'a> {
                 self.pause_after(error).await
             }
         }
+    }
+
+    /// Returns whether the engine may still have something of the attempt, although its claim was not granted.
+    fn is_left_behind(&self) -> bool {
+        self.family().backend.late_until(&self.attempt.claim).is_some()
     }
 
     /// Asks the engine to give the hold to this attempt, and again while the outcome is unknown.

@@ -351,6 +351,9 @@ pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
     let now = core.clock.now();
     // The owner of a parked hold has unlocked it before: this is its release.
     let release = if is_parked { Some(PendingRelease::end(hold, now)) } else { PendingRelease::leave(hold, now) };
+    // The engine may say that some of its servers still have a hold that is gone.
+    let is_left = || hold.is_gone() && core.backend.late_until(&hold.claim).is_some();
+    let release = release.or_else(|| is_left().then(|| PendingRelease::withdraw(&hold.claim, now)));
     if let Some(release) = release {
         core.holds.hand_over(release);
     }

@@ -57,9 +57,10 @@ async fn overtake(bench: &Bench, locker: &Locker, other: &Locker, at: usize) -> 
     node.command(&["DEL", "{a}:f"]);
     proxy.set(Direction::Replies, Flow::Hold);
     let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted by the others");
-    // In the meantime the node learns it from another client, so that the release is sent once.
+    // In the meantime the node learns the full script from a client that is refused, so that the release is sent once.
     let teacher = other.lock("b").await.expect("granted");
-    eventually("it knows the script", || bench.has(at, "b")).await;
+    eventually("it has b", || bench.has(at, "b")).await;
+    assert!(bench.direct().await.try_lock("b").await.expect("no failure").is_none(), "it is held");
     unlock(guard).await;
     eventually("the release has come", || node.command(&["EXISTS", "{a}:f"]).int() == 1).await;
     proxy.pass();

@@ -112,6 +112,11 @@ impl Node {
         self.waiting.enlist(attempt);
     }
 
+    /// Messages for `attempt` are kept, if they were not before.
+    pub(in crate::engines) fn keep_listening(&self, attempt: AttemptId) {
+        self.waiting.enlist(attempt);
+    }
+
     pub(in crate::engines) fn forget(&self, attempt: AttemptId) {
         self.waiting.forget(attempt);
     }

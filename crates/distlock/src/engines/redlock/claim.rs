@@ -11,8 +11,9 @@ use crate::engines::redlock::engine::AttachedRedlock;
 use crate::engines::redlock::protocol::batch::NodeRequest;
 use crate::engines::redlock::protocol::claim::{NodeClaim, vote};
 use crate::engines::redlock::protocol::release::NodeRelease;
-use crate::engines::redlock::state::backoff::{after_contention, after_quarantine};
+use crate::engines::redlock::state::backoff::{after_contention, after_leftovers, after_quarantine};
 use crate::engines::redlock::state::claim_votes::{ClaimRefusal, ClaimVote, ClaimVotes};
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::wire::batch::Replies;
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
 use crate::engines::redlock::{quarantine, release, wait};
@@ -32,10 +33,11 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
     let _permit = engine.claim_limits.acquire(&claim.key).await;
     engine.nodes.await_quorum(Lane::Main, QUORUM_WAIT).await?;
     let outcome = claim_in_rounds(engine, claim).await;
-    if !matches!(outcome, Ok(Claimed::Busy(_))) {
-        wait::forget(&engine.nodes, claim.attempt);
-    } else if !claim.queue {
-        engine.attempts.forget(claim.attempt);
+    match (&outcome, claim.queue) {
+        // On nodes that were not reached, too: they wake their waiters when they are connected again.
+        (Ok(Claimed::Busy(_)), true) => wait::keep_listening(&engine.nodes, claim.attempt),
+        (_, true) => wait::forget(&engine.nodes, claim.attempt),
+        (_, false) => {}
     }
     outcome
 }
@@ -44,33 +46,30 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
 async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result<Claimed> {
     let nodes = &engine.nodes;
     let mut attempt = engine.attempts.begin(claim, nodes.clock.wall(), nodes.now());
-    if claim.queue {
-        wait::listen(nodes, claim.attempt);
-    }
     for is_last in [false, true] {
-        let sent = nodes.now();
-        let request = NodeClaim::new(&nodes.options, claim, attempt, sent)?;
+        let (sent, keys) = (nodes.now(), nodes.options.keys(&claim.key)?);
+        let is_contended = nodes.contended.is_recent(&keys.lock, sent);
+        let request = NodeClaim::new(&nodes.options, keys, claim, attempt, sent, is_contended)?;
         let (votes, late) = round(engine, claim, request).await;
         if votes.is_granted() {
             let left = deadline(sent, claim.ttl, nodes.drift).since(nodes.now());
             if left >= claim.ttl / MIN_VALIDITY_PART {
                 await_late_votes(engine, claim, late, None);
                 let may_be_queued = |vote: &ClaimVote| matches!(vote, ClaimVote::Held(_) | ClaimVote::Unanswered);
-                engine.attempts.granted(claim.attempt, claim.queue && !votes.nodes(may_be_queued).is_empty());
+                let voted = votes.nodes(ClaimVote::keeps);
+                let may_be_queued = claim.queue && !votes.nodes(may_be_queued).is_empty();
+                engine.attempts.granted(claim.attempt, voted, may_be_queued);
                 let term = Some(Term { start: sent, ttl: claim.ttl });
                 return Ok(Claimed::Granted(Grant::new(FencingToken::new(attempt.ballot()), term)));
             }
         }
-        let release = release::of_round(engine, claim, attempt.ballot())?;
-        // A node whose connection broke sends no late vote.
-        let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
-        release::repeat(nodes, &release, unanswered.into_iter().filter(|at| !late.missing().contains(at)));
+        let (release, late_nodes) = (release::of_round(engine, claim, attempt.ballot())?, late.missing());
         await_late_votes(engine, claim, late, Some(release.clone()));
         if votes.is_low() && !is_last {
             attempt = engine.attempts.raise(claim.attempt, attempt, votes.highest_ballot(), nodes.clock.wall());
             continue;
         }
-        return refuse(engine, claim, &votes, attempt.ballot(), &release).await;
+        return refuse(engine, claim, &votes, &release, late_nodes).await;
     }
     Err(garbled())
 }
@@ -78,7 +77,7 @@ async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result
 /// Asks all nodes until their votes decide. Returns the votes, and the replies that have not come by then.
 async fn round(engine: &Arc<AttachedRedlock>, claim: &Claim, request: NodeClaim) -> (ClaimVotes, Replies) {
     let nodes = &engine.nodes;
-    let mut replies = engine.batcher.send(NodeRequest::Claim(Box::new(request)), (0..nodes.len()).collect());
+    let mut replies = engine.batcher.send(NodeRequest::Claim(Box::new(request)), NodeSet::first(nodes.len()));
     let mut votes = ClaimVotes::new(nodes.len());
     let take = |votes: &mut ClaimVotes, at, reply| {
         let vote = vote(reply);
@@ -125,61 +124,75 @@ fn await_late_votes(
     engine.nodes.runtime.clone().spawn(async move {
         let _late_request = late_request;
         let nodes = &engine.nodes;
-        let missing = late.missing().to_vec();
-        let (timeout, mut without_vote, mut queued) = (Nodes::timeout(claim.ttl), Vec::new(), Vec::new());
+        let (timeout, mut may_keep, mut queued) = (Nodes::timeout(claim.ttl), late.missing(), NodeSet::default());
+        let confirm = |at| {
+            let ballot = release.as_ref().map(|release| release.ballot);
+            ballot.into_iter().for_each(|ballot| engine.attempts.confirmed(claim.attempt, ballot, at));
+        };
         late.collect(timeout, timeout, |at, reply| {
             let vote = vote(reply);
             observe(nodes, at, &vote, &claim);
             if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
-                without_vote.push(at);
+                may_keep.remove(at);
+                confirm(at);
             }
             if matches!(vote, ClaimVote::Held(_)) {
-                queued.push(at);
+                queued.add(at);
             }
             false
         })
         .await;
-        late.missing().iter().for_each(|at| nodes.record(*at, false));
-        if let Some(release) = release {
-            let may_keep: Vec<_> = missing.into_iter().filter(|at| !without_vote.contains(at)).collect();
-            release::take_back(&engine, &release, &may_keep).await;
+        late.missing().iter().for_each(|at| nodes.record(at, false));
+        if let Some(release) = &release {
+            let unconfirmed = release::take_back(&engine, release, may_keep).await;
+            may_keep.iter().filter(|at| !unconfirmed.has(*at)).for_each(confirm);
         } else if claim.queue
-            && engine.attempts.get(claim.attempt).is_none()
+            && engine.attempts.is_over(claim.attempt)
             && let Ok(release) = release::of_claim(&engine, &claim)
         {
-            release::take_back(&engine, &release, &queued).await;
+            release::take_back(&engine, &release, queued).await;
         }
     });
 }
 
-/// The claim was not granted: takes back the votes of a minority, and returns why.
+/// The claim was not granted: takes back the votes of a minority, and returns why. `late` are the nodes whose votes are
+/// awaited in the background.
 async fn refuse(
     engine: &AttachedRedlock,
     claim: &Claim,
     votes: &ClaimVotes,
-    ballot: u64,
     release: &Arc<NodeRelease>,
+    late: NodeSet,
 ) -> Result<Claimed> {
     let is_split = votes.is_contested() && !votes.is_held();
     let splits = engine.attempts.refused(claim.attempt, claim.queue && votes.held().next().is_some(), is_split);
-    let unconfirmed = release::take_back(engine, release, &votes.nodes(ClaimVote::keeps)).await;
+    let unconfirmed = release::take_back(engine, release, votes.nodes(ClaimVote::keeps)).await;
+    let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
+    let left = unconfirmed.with(unanswered);
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?votes }, "a redlock round was not granted");
-    match votes.refusal(unconfirmed, &engine.nodes.places()) {
+    let refused = match votes.refusal(unconfirmed.len(), &engine.nodes.places()) {
         ClaimRefusal::Unknown(error) => Err(error),
         ClaimRefusal::TooSlow => {
             let slow = format!("redlock: the votes took longer than a lease of {:?} allows", claim.ttl);
             Err(Error::unavailable(slow).with_help("ask for a longer ttl"))
         }
-        ClaimRefusal::Contested => Ok(Claimed::Busy(busy(claim, votes, ballot, splits))),
+        ClaimRefusal::Contested => Ok(busy(claim, votes, release.ballot, splits)),
         // The quarantine ends by itself, so a waiter waits for that.
         ClaimRefusal::Quarantined(left, _) if claim.queue => {
-            Ok(Claimed::Busy(Busy { holder: None, poll_after: Some(after_quarantine(left)) }))
+            Ok(Busy { holder: None, poll_after: Some(after_quarantine(left)) })
         }
-        ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => {
-            engine.attempts.forget(claim.attempt);
-            Err(error)
-        }
+        ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => Err(error),
+    };
+    if let (Ok(busy), true) = (&refused, claim.queue) {
+        let poll_after = if left.is_empty() { busy.poll_after } else { Some(after_leftovers(busy.poll_after)) };
+        return Ok(Claimed::Busy(Busy { poll_after, holder: busy.holder.clone() }));
     }
+    // The attempt is over unless the caller claims again. The keeper releases it on the nodes that may keep something of it.
+    let queued = if claim.queue { votes.nodes(|vote| matches!(vote, ClaimVote::Held(_))) } else { NodeSet::default() };
+    let now = engine.nodes.now();
+    let replies_until = if late.is_empty() { now } else { now.after(release.timeout) };
+    engine.attempts.over(claim.attempt, left.with(queued), replies_until, now.after(claim.ttl));
+    refused.map(Claimed::Busy)
 }
 
 fn busy(claim: &Claim, votes: &ClaimVotes, ballot: u64, splits: u32) -> Busy {

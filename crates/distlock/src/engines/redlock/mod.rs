@@ -28,6 +28,7 @@ use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
 };
 use crate::engines::redis::node::Lane;
+use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -75,6 +76,10 @@ impl Backend for Redlock {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         release::release(self.attached(), claim).await
+    }
+
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        self.attached().attempts.late_until(claim.attempt)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

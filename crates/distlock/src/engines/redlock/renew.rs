@@ -8,7 +8,7 @@ use crate::engines::redis::node::Lane;
 use crate::engines::redlock::engine::AttachedRedlock;
 use crate::engines::redlock::heal::{self, RenewedRound};
 use crate::engines::redlock::protocol::renew::NodeRenewal;
-use crate::engines::redlock::release;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::renew_votes::{RenewVerdict, RenewVotes};
 use crate::engines::redlock::wire::calls::NodeCalls;
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, Nodes};
@@ -23,12 +23,23 @@ const QUORUM_WAIT: Duration = Duration::from_millis(400);
 
 /// Renews. Returns the outcome of each lease, in their order.
 pub(super) async fn renew(engine: &Arc<AttachedRedlock>, leases: &[Lease]) -> Vec<Result<Renewal>> {
-    let mut outcomes = Vec::with_capacity(leases.len());
-    for some in leases.chunks(MAX_LOCKS) {
+    let now = engine.nodes.now();
+    // Before anything is sent: the release of a hold that was renewed leaves a tombstone.
+    let is_held = |lease: &Lease| engine.attempts.renewing(lease.claim.attempt, now, lease.claim.ttl);
+    let held: Vec<_> = leases.iter().map(is_held).collect();
+    let (mut outcomes, mut renewals) = (Vec::with_capacity(leases.len()), Vec::with_capacity(leases.len()));
+    let some: Vec<_> = leases.iter().zip(&held).filter(|(_, held)| **held).map(|(lease, _)| lease.clone()).collect();
+    for some in some.chunks(MAX_LOCKS) {
         match renew_some(engine, some).await {
-            Ok(renewals) => outcomes.extend(renewals),
-            Err(error) => outcomes.extend(some.iter().map(|_| Err(error.duplicate()))),
+            Ok(some) => renewals.extend(some),
+            Err(error) => renewals.extend(some.iter().map(|_| Err(error.duplicate()))),
         }
+    }
+    let mut renewals = renewals.into_iter();
+    for is_held in held {
+        // This client has released the others, and no node may set them again.
+        let released = || Some(Ok(Renewal::Lost(LossReason::Revoked)));
+        outcomes.extend(if is_held { renewals.next() } else { released() });
     }
     outcomes
 }
@@ -61,7 +72,6 @@ async fn renew_some(engine: &Arc<AttachedRedlock>, leases: &[Lease]) -> Result<V
 }
 
 fn settle(engine: &AttachedRedlock, lease: &Lease, votes: &RenewVotes, lock: usize, start: Moment) -> Result<Renewal> {
-    engine.attempts.renewing(lease.claim.attempt, start, lease.claim.ttl);
     match votes.verdict(lock) {
         Some(RenewVerdict::Renewed) => {
             if votes.is_healed(lock) {
@@ -70,11 +80,9 @@ fn settle(engine: &AttachedRedlock, lease: &Lease, votes: &RenewVotes, lock: usi
             Ok(Renewal::Renewed(Some(Term { start, ttl: lease.claim.ttl })))
         }
         Some(RenewVerdict::Lost) => {
-            // What a minority still keeps of the hold would block the next holder for a whole lease.
-            if let Ok(release) = release::of_claim(engine, &lease.claim) {
-                release::repeat(&engine.nodes, &release, 0..engine.nodes.len());
-            }
-            engine.attempts.forget(lease.claim.attempt);
+            // What a minority still keeps of the hold would block the next holder for a whole lease: the keeper releases it.
+            let (all, now) = (NodeSet::first(engine.nodes.len()), engine.nodes.now());
+            engine.attempts.over(lease.claim.attempt, all, now, now.after(lease.claim.ttl));
             Ok(Renewal::Lost(LossReason::Revoked))
         }
         None => Err(votes.undecided(lock, &engine.nodes.places())),

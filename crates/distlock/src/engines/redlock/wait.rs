@@ -9,9 +9,9 @@ use crate::types::token::AttemptId;
 /// How long a waiter that one node has notified waits for a majority, so that it does not claim before they are free.
 const MAJORITY_NOTIFY_WAIT: Duration = Duration::from_millis(10);
 
-/// Keeps notifications for `attempt` from now on; those that came before are dropped.
-pub(super) fn listen(nodes: &Nodes, attempt: AttemptId) {
-    nodes.iter().for_each(|state| state.node.listen(attempt));
+/// Keeps notifications for `attempt`, of those nodes as well that its claim was not sent to.
+pub(super) fn keep_listening(nodes: &Nodes, attempt: AttemptId) {
+    nodes.iter().for_each(|state| state.node.keep_listening(attempt));
 }
 
 /// Drops the notifications for `attempt`.

@@ -22,4 +22,5 @@ pub(in crate::engines) mod server_connections;
 pub(in crate::engines) mod server_identity;
 pub(in crate::engines) mod servers;
 mod subscriber;
+mod text_call;
 pub(in crate::engines) mod tls;

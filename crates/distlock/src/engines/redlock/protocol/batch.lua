@@ -1,4 +1,4 @@
--- KEYS: node's note, then lock, queue, waiters, fence of each request; ARGV: nonce, run_id ('': no restart guard), then of each request 'claim' or 'release' and what that function below takes; reply: nonce, now_us (0: not read), then the reply to each request
+-- KEYS: node's note, then lock, queue, waiters, fence of each request; ARGV: nonce, run_id ('': no restart guard), then of each request 'claim' or 'release' and what that function below takes; reply: nonce, now_us, the node's note ('': none), then the reply to each request
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
@@ -8,6 +8,7 @@ for i = 5, #KEYS, 4 do
   names[#names + 1] = KEYS[i]
 end
 local found = redis.call('MGET', unpack(names))
+local note = found[1]
 for i = 2, #names do
   local last = found[i]
   if not last then
@@ -36,7 +37,7 @@ local function abstention()
   end
   if now < quarantine_end then
     if is_cut then
-      write_note(KEYS[1], run_id, born, leapt, quarantine_end, leases_end, max_lease)
+      note = write_note(KEYS[1], run_id, born, leapt, quarantine_end, leases_end, max_lease)
     end
     return { 'quarantined', math.ceil((quarantine_end - now) / 1000) }
   end
@@ -126,7 +127,7 @@ local function claim(lock, queue, waiters, fence, attempt, ballot, ttl_ms, rest,
   if run_id == ARGV[2] and (now + ttl_ms * 1000 > leases_end or ttl_ms * 1000 > max_lease) then
     -- A quarter ahead, so that the note is not written for each lock.
     leases_end, max_lease = math.max(leases_end, now + ttl_ms * 1250), math.max(max_lease, ttl_ms * 1250)
-    write_note(KEYS[1], run_id, born, leapt, quarantine_end, leases_end, max_lease)
+    note = write_note(KEYS[1], run_id, born, leapt, quarantine_end, leases_end, max_lease)
   end
   if is_queued == '1' then
     redis.pcall('ZREM', queue, attempt)
@@ -176,7 +177,7 @@ local function release(lock, queue, waiters, fence, attempt, ballot, may_be_queu
   return { 'released' }
 end
 
-local reply, at = { ARGV[1], now }, 3
+local reply, at = { ARGV[1], now, '' }, 3
 for i = 2, #KEYS, 4 do
   local lock, queue, waiters, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3]
   if ARGV[at] == 'claim' then
@@ -187,4 +188,5 @@ for i = 2, #KEYS, 4 do
     at = at + 6
   end
 end
+reply[3] = note or ''
 return reply

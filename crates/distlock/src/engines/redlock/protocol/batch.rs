@@ -7,8 +7,9 @@ use redis::Cmd;
 use crate::engines::redis::node::{Connection, Keys, Trust};
 use crate::engines::redlock::protocol::claim::NodeClaim;
 use crate::engines::redlock::protocol::release::NodeRelease;
-use crate::engines::redlock::protocol::reply::NodeReply;
+use crate::engines::redlock::protocol::reply::{FullReply, NodeReply};
 use crate::engines::redlock::protocol::scripts::BATCH;
+use crate::engines::redlock::state::known_note::KnownNote;
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 
@@ -22,8 +23,27 @@ pub(crate) enum NodeRequest {
     },
 }
 
+/// What requests must have in common to share a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    /// Claims with one lease that the lean script may be asked for.
+    Claim { ttl_ms: u64 },
+    /// Releases that the lean script may be asked for.
+    Release,
+    /// Requests for the full script.
+    Full,
+}
+
 impl NodeRequest {
-    fn keys(&self) -> &Keys {
+    pub(crate) fn kind(&self) -> RequestKind {
+        match self {
+            NodeRequest::Claim(claim) if claim.may_be_lean() => RequestKind::Claim { ttl_ms: claim.ttl_ms() },
+            NodeRequest::Release { release, .. } if !release.lean_on.is_empty() => RequestKind::Release,
+            NodeRequest::Claim(_) | NodeRequest::Release { .. } => RequestKind::Full,
+        }
+    }
+
+    pub(crate) fn keys(&self) -> &Keys {
         match self {
             NodeRequest::Claim(claim) => &claim.keys,
             NodeRequest::Release { release, .. } => &release.keys,
@@ -38,30 +58,39 @@ impl NodeRequest {
     }
 }
 
-/// Sends `requests` as one call. Returns the reply to each, in their order. `sent` is the time now.
-pub(crate) async fn run<'a>(
+/// The reply of a node to a batch.
+pub(crate) struct BatchReply {
+    /// The reply to each request, in their order.
+    pub(crate) replies: Vec<Result<NodeReply>>,
+    /// The node's note if it is of the server's present run, and the node votes.
+    pub(crate) note: Option<KnownNote>,
+}
+
+/// Sends `requests` as one call of the full script. `sent` is the time now.
+pub(crate) async fn run(
     connection: &Connection,
     note_key: &str,
     restart_guard: bool,
-    requests: impl Iterator<Item = &'a NodeRequest> + Clone,
+    requests: &[&NodeRequest],
     sent: impl Fn() -> Moment,
-) -> Result<Vec<Result<NodeReply>>> {
-    let count = requests.clone().count();
+) -> Result<BatchReply> {
     let run_id = if restart_guard { connection.life().await? } else { "" };
     let sent = sent();
     let fill = |command: &mut Cmd, nonce| {
-        command.arg(1 + 4 * count).arg(note_key);
-        for Keys { lock, queue, waiters, fence } in requests.clone().map(NodeRequest::keys) {
+        command.arg(1 + 4 * requests.len()).arg(note_key);
+        for Keys { lock, queue, waiters, fence } in requests.iter().map(|request| request.keys()) {
             command.arg(lock).arg(queue).arg(waiters).arg(fence);
         }
         command.arg(nonce).arg(run_id);
-        requests.clone().for_each(|request| request.fill(command, connection));
+        requests.iter().for_each(|request| request.fill(command, connection));
     };
     let mut reply = connection.run(&BATCH, fill).await?;
-    let now_us = reply.unsigned()?;
-    // A release may not read the clock, and needs no trust. Without the guard nothing makes up for a leap.
-    let seen = (now_us > 0).then(|| connection.saw_clock(sent, now_us));
-    let trust = seen.filter(|_| restart_guard).unwrap_or(Trust::Full);
+    let (now_us, note) = (reply.unsigned()?, reply.word()?);
+    let seen = connection.saw_clock(sent, now_us);
+    // Without the guard nothing makes up for a leap.
+    let trust = if restart_guard { seen } else { Trust::Full };
+    let note = if restart_guard { KnownNote::read(&note, run_id, now_us) } else { Some(KnownNote::unguarded()) };
     let hears = connection.hears();
-    Ok((0..count).map(|_| Ok(NodeReply { reply: reply.part()?, now_us, hears, trust })).collect())
+    let full = |reply| NodeReply::Full(FullReply { reply, now_us, hears, trust });
+    Ok(BatchReply { replies: requests.iter().map(|_| reply.part().map(full)).collect(), note })
 }

@@ -1,5 +1,7 @@
 //! A claim as it is sent to every node, and the vote in a node's reply.
 
+use std::borrow::Cow;
+use std::fmt::Write;
 use std::time::Duration;
 
 use redis::Cmd;
@@ -9,51 +11,110 @@ use crate::engines::redis::heartbeat;
 use crate::engines::redis::node::{self, Connection, Keys, Trust};
 use crate::engines::redis::script::garbled;
 use crate::engines::redlock::options::RedlockOptions;
-use crate::engines::redlock::protocol::reply::NodeReply;
+use crate::engines::redlock::protocol::reply::{FullReply, NodeReply};
 use crate::engines::redlock::state::attempts::BallotAttempt;
 use crate::engines::redlock::state::claim_votes::{ClaimVote, HeldVote};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::token::AttemptId;
+
+/// The length of an attempt's or a channel's id with the space behind it.
+const WORD: usize = 33;
 
 /// A claim as every node gets it.
 pub(crate) struct NodeClaim {
     pub(super) keys: Keys,
-    id: String,
+    id: AttemptId,
     attempt: BallotAttempt,
     ttl_ms: u64,
-    /// `channel record` for a node whose notifications reach this process, and for one whose do not.
-    notified: String,
-    polling: String,
+    /// `attempt ballot channel record`, as nodes store it whose notifications reach this process.
+    value: String,
+    /// Where the channel and the record begin in `value`.
+    channel_at: usize,
+    record_at: usize,
     heartbeat_ms: u64,
     sent: Moment,
+    is_contended: bool,
 }
 
 impl NodeClaim {
+    /// `is_contended`: whether other claims have competed for the lock a moment ago.
     pub(crate) fn new(
         options: &RedlockOptions,
+        keys: Keys,
         claim: &Claim,
         attempt: BallotAttempt,
         sent: Moment,
+        is_contended: bool,
     ) -> Result<NodeClaim> {
         let record = node::write_record(&claim.record)?;
+        let mut value = head(claim.attempt, attempt.ballot());
+        let channel_at = value.len();
+        value.reserve(record.len() + WORD);
+        let _ = write!(value, "{} ", options.wake);
+        let record_at = value.len();
+        value.push_str(&record);
         Ok(NodeClaim {
-            keys: options.keys(&claim.key)?,
-            id: claim.attempt.to_string(),
+            keys,
+            id: claim.attempt,
             attempt,
             ttl_ms: node::millis(claim.ttl),
-            notified: format!("{} {record}", options.wake),
-            polling: format!("- {record}"),
+            value,
+            channel_at,
+            record_at,
             heartbeat_ms: if claim.queue { node::millis(heartbeat(claim.ttl)) } else { 0 },
             sent,
+            is_contended,
         })
     }
 
-    pub(super) fn fill(&self, command: &mut Cmd, to: &Connection) {
-        let channel_and_record = if to.hears() { &self.notified } else { &self.polling };
-        command.arg("claim").arg(&self.id).arg(self.attempt.ballot()).arg(self.ttl_ms).arg(channel_and_record);
-        command.arg(self.heartbeat_ms).arg(self.attempt.ticket()).arg(u8::from(self.attempt.is_queued()));
-        command.arg(to.not_after(self.sent));
+    pub(crate) fn id(&self) -> AttemptId {
+        self.id
     }
+
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        self.ttl_ms
+    }
+
+    pub(super) fn ballot(&self) -> u64 {
+        self.attempt.ballot()
+    }
+
+    pub(super) fn ballot_text(&self) -> &str {
+        &self.value[WORD..self.channel_at - 1]
+    }
+
+    /// Whether the claim waits in a queue where the lock is held.
+    pub(crate) fn waits(&self) -> bool {
+        self.heartbeat_ms > 0
+    }
+
+    /// Whether the lean script may be asked: probably the lock is free, and the attempt is in no queue.
+    pub(super) fn may_be_lean(&self) -> bool {
+        !self.is_contended && !self.attempt.is_queued()
+    }
+
+    /// Returns the value of the lock; `hears`: whether notifications from the node reach this process.
+    pub(super) fn value(&self, hears: bool) -> Cow<'_, str> {
+        match hears {
+            true => Cow::Borrowed(&self.value),
+            false => Cow::Owned(format!("{}- {}", &self.value[..self.channel_at], &self.value[self.record_at..])),
+        }
+    }
+
+    pub(super) fn fill(&self, command: &mut Cmd, to: &Connection) {
+        let value = self.value(to.hears());
+        command.arg("claim").arg(&value[..WORD - 1]).arg(self.ballot_text()).arg(self.ttl_ms);
+        command.arg(&value[self.channel_at..]).arg(self.heartbeat_ms).arg(self.attempt.ticket());
+        command.arg(u8::from(self.attempt.is_queued())).arg(to.not_after(self.sent));
+    }
+}
+
+/// Returns `attempt ballot `, by which a lock's value begins.
+pub(super) fn head(attempt: AttemptId, ballot: u64) -> String {
+    let mut head = String::with_capacity(2 * WORD);
+    let _ = write!(head, "{attempt} {ballot} ");
+    head
 }
 
 /// Returns the vote in a node's reply, or the one that its failure stands for.
@@ -66,13 +127,13 @@ pub(crate) fn vote(reply: Result<NodeReply>) -> ClaimVote {
 }
 
 fn read_vote(reply: NodeReply) -> Result<ClaimVote> {
-    let NodeReply { mut reply, now_us, hears, trust } = reply;
+    let FullReply { mut reply, now_us, hears, trust } = match reply {
+        NodeReply::Full(reply) => reply,
+        NodeReply::Voted(trust) => return Ok(granted(trust)),
+        NodeReply::Released => return Err(garbled()),
+    };
     Ok(match reply.word()?.as_str() {
-        "ack" => match trust {
-            Trust::Full => ClaimVote::Granted,
-            Trust::Young => ClaimVote::Young,
-            Trust::None => ClaimVote::Distrusted,
-        },
+        "ack" => granted(trust),
         "low" => ClaimVote::Low(reply.word()?.parse().map_err(|_| garbled())?),
         "held" => {
             let ttl_left = u64::try_from(reply.int()?).ok().map(Duration::from_millis);
@@ -92,4 +153,12 @@ fn read_vote(reply: NodeReply) -> Result<ClaimVote> {
         "error" => ClaimVote::Refused(node::refusal(&reply.word()?)),
         _ => return Err(garbled()),
     })
+}
+
+fn granted(trust: Trust) -> ClaimVote {
+    match trust {
+        Trust::Full => ClaimVote::Granted,
+        Trust::Young => ClaimVote::Young,
+        Trust::None => ClaimVote::Distrusted,
+    }
 }

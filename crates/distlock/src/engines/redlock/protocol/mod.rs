@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 pub(crate) mod claim;
 pub(crate) mod force_release;
+pub(crate) mod lean;
 pub(crate) mod note;
 pub(crate) mod release;
 pub(crate) mod renew;

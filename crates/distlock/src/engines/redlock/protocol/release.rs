@@ -7,8 +7,9 @@ use redis::Cmd;
 use crate::contract::Release;
 use crate::engines::redis::node::Keys;
 use crate::engines::redis::script::garbled;
+use crate::engines::redlock::protocol::claim::head;
 use crate::engines::redlock::protocol::reply::NodeReply;
-use crate::types::clock::Moment;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::types::error::Result;
 use crate::types::token::AttemptId;
 
@@ -16,15 +17,16 @@ use crate::types::token::AttemptId;
 #[derive(Debug)]
 pub(crate) struct NodeRelease {
     pub(crate) keys: Keys,
-    pub(crate) attempt: AttemptId,
     /// Nothing with this ballot is accepted later; 0 when this engine does not know it.
     pub(crate) ballot: u64,
     pub(crate) may_be_queued: bool,
     pub(crate) ends: Ends,
+    /// `attempt ballot `, by which the lock's value begins.
+    pub(crate) head: String,
+    /// The nodes that have voted for the hold, if that is all they know of it: there the lean script may be asked.
+    pub(crate) lean_on: NodeSet,
     /// How long a node may take to reply.
     pub(crate) timeout: Duration,
-    /// When the lease has ended in any case, so that the release need not be repeated.
-    pub(crate) until: Moment,
 }
 
 /// What a release ends, as the script knows it.
@@ -39,15 +41,26 @@ pub(crate) enum Ends {
 }
 
 impl NodeRelease {
+    pub(crate) fn new(keys: Keys, attempt: AttemptId, ballot: u64, ends: Ends) -> NodeRelease {
+        let head = head(attempt, ballot);
+        let (lean_on, timeout) = (NodeSet::default(), Duration::ZERO);
+        NodeRelease { keys, ballot, may_be_queued: false, ends, head, lean_on, timeout }
+    }
+
     pub(super) fn fill(&self, command: &mut Cmd, notify: bool) {
-        command.arg("release").arg(self.attempt.to_string()).arg(self.ballot);
+        command.arg("release").arg(&self.head[..32]).arg(self.ballot);
         command.arg(u8::from(self.may_be_queued)).arg(u8::from(notify)).arg(self.ends as u8);
     }
 }
 
 /// Reads a node's reply to a release.
 pub(crate) fn outcome(reply: Result<NodeReply>) -> Result<Release> {
-    match reply?.reply.word()?.as_str() {
+    let mut reply = match reply? {
+        NodeReply::Released => return Ok(Release::Released),
+        NodeReply::Full(reply) => reply.reply,
+        NodeReply::Voted(_) => return Err(garbled()),
+    };
+    match reply.word()?.as_str() {
         "released" => Ok(Release::Released),
         "not ours" => Ok(Release::NotOurs),
         _ => Err(garbled()),

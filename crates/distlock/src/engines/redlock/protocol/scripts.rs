@@ -2,8 +2,9 @@
 
 use crate::engines::redis::script::Script;
 
-pub(super) static BATCH: Script =
-    Script::new("batch", concat!(include_str!("single.lua"), include_str!("shared.lua"), include_str!("batch.lua")));
+pub(super) static BATCH: Script = Script::new("batch", concat!(include_str!("shared.lua"), include_str!("batch.lua")));
+pub(super) static LEAN_CLAIM: Script = Script::new("lean_claim", include_str!("lean_claim.lua"));
+pub(super) static LEAN_RELEASE: Script = Script::new("lean_release", include_str!("lean_release.lua"));
 pub(super) static RENEW: Script = Script::new("renew", include_str!("renew.lua"));
 pub(super) static FORCE_RELEASE: Script =
     Script::new("force_release", concat!(include_str!("shared.lua"), include_str!("force_release.lua")));
@@ -17,7 +18,16 @@ pub(super) static LEASES_LEFT: Script =
     Script::new("leases_left", concat!(include_str!("shared.lua"), include_str!("leases_left.lua")));
 
 #[cfg(test)]
-static ALL: [&Script; 6] = [&BATCH, &RENEW, &FORCE_RELEASE, &START_QUARANTINE, &QUARANTINE_AFTER_LEAP, &LEASES_LEFT];
+static ALL: [&Script; 8] = [
+    &BATCH,
+    &LEAN_CLAIM,
+    &LEAN_RELEASE,
+    &RENEW,
+    &FORCE_RELEASE,
+    &START_QUARANTINE,
+    &QUARANTINE_AFTER_LEAP,
+    &LEASES_LEFT,
+];
 
 #[cfg(test)]
 mod tests {

@@ -17,9 +17,11 @@ local function read_note(text, now)
   end
 end
 
+-- Returns the note's text.
 local function write_note(key, run_id, born, leapt, quarantine_end, leases_end, max_lease)
   local note = string.format('%s %.0f %.0f %.0f %.0f %.0f', run_id, born, leapt, quarantine_end, leases_end, max_lease)
   redis.call('SET', key, note)
+  return note
 end
 
 -- Returns the attempt and the ballot in a value of ours; nil for any other value.

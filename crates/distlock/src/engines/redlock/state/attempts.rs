@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use crate::contract::Claim;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::types::clock::Moment;
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::AttemptId;
@@ -13,6 +14,22 @@ const FIRST_SWEEP: usize = 1024;
 
 /// No clock is a day ahead of another. The nodes refuse ballots that are.
 const FAR_AHEAD_US: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// How far the end of an attempt has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// Its release was sent.
+    Begun,
+    /// The attempt is over. The nodes `left` have not confirmed that yet.
+    Over {
+        left: NodeSet,
+        /// When nothing of it can be left on any node.
+        until: Moment,
+        /// Until when the replies to requests are awaited that were sent.
+        replies_until: Moment,
+    },
+}
 
 /// What this engine knows of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +41,10 @@ pub(crate) struct BallotAttempt {
     /// How often in a row the votes were split.
     splits: u32,
     was_granted: bool,
-    is_releasing: bool,
+    /// The nodes that told their votes for the grant.
+    voted: NodeSet,
+    was_renewed: bool,
+    ending: Ending,
     /// The ballot was given up: the next claim needs another.
     is_spent: bool,
     /// The attempt is over by then unless another event comes.
@@ -55,6 +75,21 @@ impl BallotAttempt {
     pub(crate) fn was_granted(&self) -> bool {
         self.was_granted
     }
+
+    /// Returns the nodes that have not confirmed that the attempt is over, and until when their replies are awaited; `None`
+    /// while it is not over.
+    pub(crate) fn unconfirmed(&self) -> Option<(NodeSet, Moment)> {
+        match self.ending {
+            Ending::Over { left, replies_until, .. } => Some((left, replies_until)),
+            Ending::No | Ending::Begun => None,
+        }
+    }
+
+    /// Returns the nodes whose only request of the hold was a claim that they have voted for, so that no request of it can
+    /// come after its release.
+    pub(crate) fn voted_only(&self) -> NodeSet {
+        if self.was_granted && !self.was_renewed { self.voted } else { NodeSet::default() }
+    }
 }
 
 /// Every attempt that a node may know of.
@@ -78,7 +113,10 @@ impl BallotAttempts {
         let known = table.attempts.get(&claim.attempt).copied();
         let mut attempt = match known {
             Some(attempt) if !attempt.is_spent => attempt,
-            Some(attempt) => BallotAttempt { ballot: table.next_ballot(wall), is_spent: false, ..attempt },
+            // The new claim reaches the nodes that have not confirmed the end of the old one.
+            Some(attempt) => {
+                BallotAttempt { ballot: table.next_ballot(wall), is_spent: false, ending: Ending::No, ..attempt }
+            }
             None => {
                 let ballot = table.next_ballot(wall);
                 BallotAttempt {
@@ -88,7 +126,9 @@ impl BallotAttempts {
                     may_be_queued: false,
                     splits: 0,
                     was_granted: false,
-                    is_releasing: false,
+                    voted: NodeSet::default(),
+                    was_renewed: false,
+                    ending: Ending::No,
                     is_spent: false,
                     until,
                 }
@@ -100,9 +140,10 @@ impl BallotAttempts {
         attempt
     }
 
-    /// The claim was granted; `may_be_queued` if a node may have queued it all the same.
-    pub(crate) fn granted(&self, id: AttemptId, may_be_queued: bool) {
+    /// The claim was granted by the nodes `voted`; `may_be_queued` if a node may have queued it all the same.
+    pub(crate) fn granted(&self, id: AttemptId, voted: NodeSet, may_be_queued: bool) {
         self.change(id, |attempt| {
+            attempt.voted = voted;
             attempt.may_be_queued = may_be_queued;
             attempt.is_queued = false;
             attempt.splits = 0;
@@ -139,19 +180,64 @@ impl BallotAttempts {
         .unwrap_or(0)
     }
 
-    /// A renewal was sent: the attempt lives.
-    pub(crate) fn renewing(&self, id: AttemptId, now: Moment, ttl: Duration) {
-        self.change(id, |attempt| attempt.until = over_at(now, ttl));
+    /// A renewal is about to be sent. Returns whether it may be: not once the release has begun, after which it might set
+    /// the lock again.
+    pub(crate) fn renewing(&self, id: AttemptId, now: Moment, ttl: Duration) -> bool {
+        let renewing = self.change(id, |attempt| {
+            let may_renew = attempt.ending == Ending::No;
+            attempt.until = over_at(now, ttl);
+            attempt.was_renewed |= may_renew;
+            may_renew
+        });
+        renewing.unwrap_or(false)
     }
 
-    /// The release begins.
-    pub(crate) fn releasing(&self, id: AttemptId) {
-        self.change(id, |attempt| attempt.is_releasing = true);
+    /// The release begins. Returns what is known of the attempt.
+    pub(crate) fn releasing(&self, id: AttemptId) -> Option<BallotAttempt> {
+        self.change(id, |attempt| {
+            if attempt.ending == Ending::No {
+                attempt.ending = Ending::Begun;
+            }
+            *attempt
+        })
+    }
+
+    /// The attempt is over, and `left` have not confirmed that. Their replies are awaited until `replies_until`; from `until`
+    /// on nothing of the attempt can be left.
+    pub(crate) fn over(&self, id: AttemptId, left: NodeSet, replies_until: Moment, until: Moment) {
+        if left.is_empty() {
+            return self.forget(id);
+        }
+        self.change(id, |attempt| attempt.ending = Ending::Over { left, until, replies_until });
+    }
+
+    /// A node has confirmed that nothing of the attempt with `ballot` is left there. The entry stays for the keeper's next
+    /// release.
+    pub(crate) fn confirmed(&self, id: AttemptId, ballot: u64, node: usize) {
+        self.change(id, |attempt| {
+            // A claim with a later ballot may be on its way.
+            if let (Ending::Over { left, .. }, true) = (&mut attempt.ending, attempt.ballot == ballot) {
+                left.remove(node);
+            }
+        });
+    }
+
+    /// Returns until when the release of an attempt must be repeated; `None` when all nodes have confirmed it.
+    pub(crate) fn late_until(&self, id: AttemptId) -> Option<Moment> {
+        match self.get(id)?.ending {
+            Ending::Over { left, until, .. } if !left.is_empty() => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Whether the attempt has ended, on a majority of the nodes at least.
+    pub(crate) fn is_over(&self, id: AttemptId) -> bool {
+        self.get(id).is_none_or(|attempt| matches!(attempt.ending, Ending::Over { .. }))
     }
 
     /// Whether the attempt was granted and its release has not begun: only then may a node be asked to set it again.
     pub(crate) fn is_held(&self, id: AttemptId) -> bool {
-        self.get(id).is_some_and(|attempt| attempt.was_granted && !attempt.is_releasing)
+        self.get(id).is_some_and(|attempt| attempt.was_granted && attempt.ending == Ending::No)
     }
 
     pub(crate) fn forget(&self, id: AttemptId) {
@@ -263,7 +349,7 @@ mod tests {
         let id = claim.attempt;
         attempts.begin(&claim, wall(1), now());
         assert!(!attempts.is_held(id), "not granted yet");
-        attempts.granted(id, false);
+        attempts.granted(id, NodeSet::first(3), false);
         assert!(attempts.is_held(id));
         attempts.releasing(id);
         assert!(!attempts.is_held(id));
@@ -275,9 +361,72 @@ mod tests {
         let id = claim.attempt;
         assert!(attempts.begin(&claim, wall(1), now()).may_be_queued());
         assert_eq!([attempts.refused(id, true, true), attempts.refused(id, true, true)], [1, 2]);
-        attempts.granted(id, false);
+        attempts.granted(id, NodeSet::default(), false);
         let known = attempts.get(id).unwrap();
         assert!(known.was_granted() && !known.is_queued() && !known.may_be_queued());
         assert_eq!(attempts.refused(id, true, true), 1);
+    }
+
+    #[test]
+    fn only_a_hold_that_was_never_renewed_is_released_without_a_tombstone() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let (id, ttl) = (claim.attempt, claim.ttl);
+        let voted_only = || attempts.get(id).unwrap().voted_only();
+        attempts.begin(&claim, wall(1), now());
+        assert!(voted_only().is_empty(), "not granted yet");
+        attempts.granted(id, NodeSet::first(2), false);
+        assert_eq!(voted_only(), NodeSet::first(2));
+        assert!(attempts.renewing(id, now(), ttl));
+        assert!(voted_only().is_empty(), "a renewal may come after the release");
+    }
+
+    #[test]
+    fn no_renewal_is_sent_once_the_release_has_begun() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let (id, ttl) = (claim.attempt, claim.ttl);
+        attempts.begin(&claim, wall(1), now());
+        attempts.granted(id, NodeSet::first(3), false);
+        let known = attempts.releasing(id).unwrap();
+        assert!(!attempts.renewing(id, now(), ttl));
+        assert_eq!(attempts.get(id).unwrap().voted_only(), known.voted_only(), "the release goes on as it began");
+        attempts.forget(id);
+        assert!(!attempts.renewing(id, now(), ttl), "nor when it is done");
+    }
+
+    #[test]
+    fn a_release_is_repeated_until_every_node_has_confirmed_it() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let (id, until) = (claim.attempt, now().after(Duration::from_secs(9)));
+        let ballot = attempts.begin(&claim, wall(1), now()).ballot();
+        attempts.releasing(id);
+        assert!(!attempts.is_over(id));
+        assert_eq!(attempts.late_until(id), None, "not confirmed by a majority: the caller repeats it");
+        attempts.over(id, [1, 4].into_iter().collect(), now(), until);
+        attempts.confirmed(id, ballot, 4);
+        attempts.confirmed(id, ballot - 1, 1);
+        assert_eq!(attempts.late_until(id), Some(until));
+        assert!(attempts.is_over(id));
+        assert_eq!(attempts.releasing(id).unwrap().unconfirmed(), Some(([1].into_iter().collect(), now())));
+        attempts.confirmed(id, ballot, 1);
+        assert_eq!(attempts.late_until(id), None);
+        assert_eq!(
+            attempts.get(id).unwrap().unconfirmed(),
+            Some((NodeSet::default(), now())),
+            "kept for the next release"
+        );
+        attempts.over(id, NodeSet::default(), now(), until);
+        assert!(attempts.get(id).is_none() && attempts.is_over(id));
+    }
+
+    #[test]
+    fn a_claim_that_is_repeated_after_it_was_taken_back_begins_anew() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let id = claim.attempt;
+        let first = attempts.begin(&claim, wall(1), now());
+        attempts.refused(id, false, false);
+        attempts.over(id, NodeSet::first(1), now(), now().after(claim.ttl));
+        let second = attempts.begin(&claim, wall(1), now());
+        assert!(second.ballot() > first.ballot());
+        assert_eq!(attempts.late_until(id), None, "its release reaches all nodes");
     }
 }

@@ -14,6 +14,8 @@ const STAGGER: Duration = Duration::from_millis(15);
 const MAX_STAGGERS: u32 = 20;
 /// The longest pause before a node in quarantine is asked again.
 const MAX_QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause while a node may keep a vote for a waiter, which blocks other claims there.
+const MAX_LEFTOVERS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Returns when to claim again after other owners' votes; `None` for the caller's own retry interval. `splits` is how often
 /// in a row the votes were split, `heartbeat` how long the nodes keep the waiter queued, `jitter` a random part of one.
@@ -38,6 +40,12 @@ pub(crate) fn after_contention(
     let stagger = STAGGER.mul_f64(f64::from(place) + jitter / 2.0) + Duration::from_millis(1);
     let keep_alive = heartbeat / 3;
     Some(votes.free_in().map_or(keep_alive, |left| (left + stagger).min(keep_alive)))
+}
+
+/// Returns when to claim again, instead of after `pause`, where a node may keep a vote for the waiter that was not taken back:
+/// the next claim of the waiter takes it back.
+pub(crate) fn after_leftovers(pause: Option<Duration>) -> Duration {
+    pause.map_or(MAX_LEFTOVERS_PAUSE, |pause| pause.min(MAX_LEFTOVERS_PAUSE))
 }
 
 /// Returns when to claim again where a majority needs a node that is in quarantine for `left`.
@@ -84,6 +92,12 @@ mod tests {
         assert_eq!(pause(100, true), Some(Duration::from_millis(100 + 2 * 15 + 1)));
         assert_eq!(pause(60_000, true), Some(HEARTBEAT / 3));
         assert_eq!(pause(100, false), None, "no notification comes: the caller polls");
+    }
+
+    #[test]
+    fn a_vote_that_was_not_taken_back_shortens_the_pause() {
+        let after = |ms| after_leftovers(Some(Duration::from_millis(ms))).as_millis();
+        assert_eq!([after(300), after(9000), after_leftovers(None).as_millis()], [300, 1000, 1000]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engines::redlock::error::by_node;
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::quorum::quorum_of;
 use crate::types::error::{Error, ErrorKind};
 use crate::types::owner::Holder;
@@ -183,7 +184,7 @@ impl ClaimVotes {
         self.votes.iter().map(|vote| if let ClaimVote::Low(ballot) = vote { *ballot } else { 0 }).max().unwrap_or(0)
     }
 
-    pub(crate) fn nodes(&self, is: impl Fn(&ClaimVote) -> bool) -> Vec<usize> {
+    pub(crate) fn nodes(&self, is: impl Fn(&ClaimVote) -> bool) -> NodeSet {
         self.votes.iter().enumerate().filter(|(_, vote)| is(vote)).map(|(node, _)| node).collect()
     }
 

@@ -2,49 +2,54 @@
 
 use crate::contract::Release;
 use crate::engines::redlock::error::{by_node, no_reply};
+use crate::engines::redlock::state::node_set::NodeSet;
 use crate::engines::redlock::state::quorum::quorum_of;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// The replies to one release, by node.
 #[derive(Debug)]
-pub(crate) struct ReleaseVotes(Vec<Result<Release>>);
+pub(crate) struct ReleaseVotes(Vec<Option<Result<Release>>>);
 
 impl ReleaseVotes {
     /// A release that no node has answered yet.
     pub(crate) fn new(nodes: usize) -> ReleaseVotes {
-        ReleaseVotes((0..nodes).map(|_| Err(no_reply())).collect())
+        ReleaseVotes((0..nodes).map(|_| None).collect())
     }
 
     pub(crate) fn set(&mut self, node: usize, reply: Result<Release>) {
-        self.0[node] = reply;
+        self.0[node] = Some(reply);
     }
 
     /// Whether a majority has confirmed the release, or that there was none to do.
     pub(crate) fn is_confirmed(&self) -> bool {
-        self.0.iter().filter(|reply| reply.is_ok()).count() >= quorum_of(self.0.len())
+        self.0.iter().filter(|reply| matches!(reply, Some(Ok(_)))).count() >= quorum_of(self.0.len())
     }
 
     /// Returns the nodes that have not confirmed the release.
-    pub(crate) fn unconfirmed(&self) -> Vec<usize> {
-        self.0.iter().enumerate().filter(|(_, reply)| reply.is_err()).map(|(node, _)| node).collect()
+    pub(crate) fn unconfirmed(&self) -> NodeSet {
+        let unconfirmed = self.0.iter().enumerate().filter(|(_, reply)| !matches!(reply, Some(Ok(_))));
+        unconfirmed.map(|(node, _)| node).collect()
     }
 
     /// Returns what the release has done. Fails without a majority; the caller then repeats the release.
-    pub(crate) fn outcome(&self, places: &[&str]) -> Result<Release> {
+    pub(crate) fn outcome<'a>(&self, places: impl Fn() -> Vec<&'a str>) -> Result<Release> {
         if !self.is_confirmed() {
-            return Err(self.error(places));
+            return Err(self.error(&places()));
         }
-        let count = |wanted| self.0.iter().filter(|reply| matches!(reply, Ok(reply) if *reply == wanted)).count();
+        let count = |wanted| self.0.iter().filter(|reply| matches!(reply, Some(Ok(reply)) if *reply == wanted)).count();
         let is_not_ours = count(Release::NotOurs) >= quorum_of(self.0.len()) || count(Release::Released) == 0;
         Ok(if is_not_ours { Release::NotOurs } else { Release::Released })
     }
 
     fn error(&self, places: &[&str]) -> Error {
-        let may_be_applied = self.0.iter().any(|reply| reply.as_ref().err().is_none_or(Error::may_be_applied));
+        let is_definite = |error: &Error| !error.may_be_applied();
+        let is_unsent = |reply: &Option<Result<Release>>| matches!(reply, Some(Err(error)) if is_definite(error));
+        let may_be_applied = !self.0.iter().all(is_unsent);
         let replies = self.0.iter().map(|reply| match reply {
-            Ok(Release::Released) => "released".to_owned(),
-            Ok(Release::NotOurs) => "not ours".to_owned(),
-            Err(error) => error.to_string(),
+            Some(Ok(Release::Released)) => "released".to_owned(),
+            Some(Ok(Release::NotOurs)) => "not ours".to_owned(),
+            Some(Err(error)) => error.to_string(),
+            None => no_reply().to_string(),
         });
         let kind = if may_be_applied { ErrorKind::Unknown } else { ErrorKind::Unavailable };
         let replies = by_node(places, replies);
@@ -59,7 +64,7 @@ mod tests {
     const PLACES: [&str; 3] = ["a:1", "b:2", "c:3"];
 
     fn votes(replies: [Result<Release>; 3]) -> ReleaseVotes {
-        ReleaseVotes(replies.into())
+        ReleaseVotes(replies.into_iter().map(Some).collect())
     }
 
     #[test]
@@ -73,15 +78,15 @@ mod tests {
         ];
         for (replies, expected) in cases {
             let votes = votes(replies);
-            assert_eq!(votes.outcome(&PLACES).unwrap(), expected, "{votes:?}");
+            assert_eq!(votes.outcome(|| PLACES.to_vec()).unwrap(), expected, "{votes:?}");
         }
-        assert_eq!(votes([Err(no_reply()), Ok(Released), Ok(Released)]).unconfirmed(), [0]);
+        assert_eq!(votes([Err(no_reply()), Ok(Released), Ok(Released)]).unconfirmed(), NodeSet::first(1));
     }
 
     #[test]
     fn without_a_majority_the_release_is_unknown_unless_it_was_certainly_not_sent() {
         let unsent = || Err(Error::unavailable("no connection"));
-        let kind = |replies| votes(replies).outcome(&PLACES).unwrap_err().kind();
+        let kind = |replies| votes(replies).outcome(|| PLACES.to_vec()).unwrap_err().kind();
         assert_eq!(kind([unsent(), unsent(), unsent()]), ErrorKind::Unavailable);
         assert_eq!(kind([unsent(), Err(no_reply()), unsent()]), ErrorKind::Unknown);
         assert_eq!(kind([unsent(), Ok(Release::Released), unsent()]), ErrorKind::Unknown);

@@ -1,28 +1,35 @@
-//! Batches concurrent claims and releases: each node gets those of one moment as one request.
+//! Batches concurrent claims and releases: each node gets those of one kind and moment as one request.
 //!
 //! A request that is alone is sent at once. Otherwise the first request begins a batch, which is sent after the tasks that
-//! are runnable at that moment have added theirs. No request waits for the reply to another, and a batch has a task of its
-//! own: it is completed even if its callers are gone.
+//! are runnable at that moment have added theirs. While some batches are in flight, the next one waits for them a little,
+//! and grows. A batch has a task of its own: it is completed even if its callers are gone.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
+use tokio::sync::Notify;
 
-use crate::engines::redis::node::{Connection, Lane};
 use crate::engines::redlock::error::no_reply;
-use crate::engines::redlock::protocol::batch::{self, NodeRequest};
+use crate::engines::redlock::protocol::batch::{NodeRequest, RequestKind};
 use crate::engines::redlock::protocol::reply::NodeReply;
+use crate::engines::redlock::state::node_set::NodeSet;
+use crate::engines::redlock::state::quorum::quorum_of;
 use crate::engines::redlock::wire::calls::{NodeCalls, collect_until};
-use crate::engines::redlock::wire::nodes::Nodes;
+use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, MAX_TIMEOUT, Nodes};
+use crate::engines::redlock::wire::send::{self, SentRequest};
 use crate::types::error::Result;
-use crate::types::sync::{Mutex, MutexGuard};
+use crate::types::sync::Mutex;
 
 /// How many requests one batch has at the most: a fraction of a millisecond of the node's time.
 const MAX_BATCH: usize = 64;
+/// How many batches are in flight before the next one waits, so that this process and the nodes work at the same time.
+const MAX_IN_FLIGHT: usize = 2;
+/// How long a batch waits for those in flight at the most. Nodes that are far away reply later than that.
+const IN_FLIGHT_WAIT: Duration = Duration::from_millis(1);
 
 /// Sends requests to nodes, concurrent ones in batches.
 pub(crate) struct NodeBatcher {
@@ -30,6 +37,9 @@ pub(crate) struct NodeBatcher {
     unsent: Mutex<UnsentBatches>,
     /// How many requests have a caller that waits for replies.
     open: AtomicUsize,
+    /// How many batches no majority of the nodes has replied to.
+    in_flight: AtomicUsize,
+    landed: Notify,
 }
 
 #[derive(Default)]
@@ -38,34 +48,36 @@ struct UnsentBatches {
     next: u64,
 }
 
-/// One for each runtime: no request depends on another caller's runtime.
+/// One for each kind of requests and each runtime: no request depends on another caller's runtime.
 struct NodeBatch {
     number: u64,
     runtime: Id,
+    kind: RequestKind,
     requests: Vec<Arc<BatchedRequest>>,
 }
 
 impl NodeBatcher {
     pub(crate) fn new(nodes: Arc<Nodes>) -> NodeBatcher {
-        NodeBatcher { nodes, unsent: Mutex::default(), open: AtomicUsize::new(0) }
+        let (open, in_flight) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        NodeBatcher { nodes, unsent: Mutex::default(), open, in_flight, landed: Notify::new() }
     }
 
     /// Sends a request to some nodes: at once if no other request is open, otherwise soon, in a batch.
-    pub(crate) fn send(self: &Arc<Self>, request: NodeRequest, nodes: Vec<usize>) -> Replies {
-        if self.open.load(Ordering::Relaxed) == 0 {
-            let source = ReplySource::Direct(self.send_directly(request, &nodes));
-            return Replies::new(self, source, nodes);
+    pub(crate) fn send(self: &Arc<Self>, request: NodeRequest, nodes: NodeSet) -> Replies {
+        if self.open.fetch_add(1, Ordering::Relaxed) == 0 {
+            let source = ReplySource::Direct(self.send_directly(request, nodes));
+            return Replies { source, missing: nodes, batcher: self.clone() };
         }
-        let request = Arc::new(BatchedRequest { request, nodes: nodes.clone(), inbox: Mutex::default() });
-        let replies = Replies::new(self, ReplySource::Batched(request.clone()), nodes);
+        let request = Arc::new(BatchedRequest::new(request, nodes));
+        let replies = Replies { source: ReplySource::Batched(request.clone()), missing: nodes, batcher: self.clone() };
         self.add(request);
         replies
     }
 
-    fn send_directly(&self, request: NodeRequest, nodes: &[usize]) -> NodeCalls<Result<NodeReply>> {
+    fn send_directly(&self, request: NodeRequest, nodes: NodeSet) -> NodeCalls<Result<NodeReply>> {
         let request = Arc::new(request);
         NodeCalls::new(nodes.iter().map(|at| {
-            let (nodes, request, at) = (self.nodes.clone(), request.clone(), *at);
+            let (nodes, request) = (self.nodes.clone(), request.clone());
             (at, async move { send_one(&nodes, at, &request).await })
         }))
     }
@@ -73,16 +85,17 @@ impl NodeBatcher {
     /// Adds a request to the runtime's unsent batch, or begins one.
     fn add(self: &Arc<Self>, request: Arc<BatchedRequest>) {
         let handle = Handle::try_current().unwrap_or_else(|_| self.nodes.runtime.clone());
-        let runtime = handle.id();
+        let (runtime, kind) = (handle.id(), request.request.kind());
         let mut unsent = self.unsent.lock();
-        let has_room = |batch: &&mut NodeBatch| batch.runtime == runtime && batch.requests.len() < MAX_BATCH;
+        let has_room =
+            |batch: &&mut NodeBatch| batch.runtime == runtime && batch.kind == kind && batch.requests.len() < MAX_BATCH;
         if let Some(batch) = unsent.batches.iter_mut().find(has_room) {
             batch.requests.push(request);
             return;
         }
         let number = unsent.next;
         unsent.next += 1;
-        unsent.batches.push(NodeBatch { number, runtime, requests: vec![request] });
+        unsent.batches.push(NodeBatch { number, runtime, kind, requests: vec![request] });
         drop(unsent);
         let task = BatchTask { batcher: self.clone(), number, requests: Vec::new() };
         // tidy-allow(spawn): one task for all requests of this moment; it ends when each node has replied or timed out
@@ -94,66 +107,97 @@ impl NodeBatcher {
         let at = unsent.batches.iter().position(|batch| batch.number == number);
         at.map(|at| unsent.batches.swap_remove(at).requests).unwrap_or_default()
     }
+
+    /// Waits until few batches are in flight, or for a little.
+    async fn take_off(&self) -> BatchInFlight<'_> {
+        let has_landed = async {
+            while self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT {
+                self.landed.notified().await;
+            }
+        };
+        if self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT {
+            let _ = tokio::time::timeout(IN_FLIGHT_WAIT, has_landed).await;
+        }
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        BatchInFlight(self)
+    }
+}
+
+/// A batch that is in flight until this is dropped.
+struct BatchInFlight<'a>(&'a NodeBatcher);
+
+impl Drop for BatchInFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.0.landed.notify_one();
+    }
 }
 
 /// A request of a batch, and its replies so far.
 struct BatchedRequest {
     request: NodeRequest,
-    nodes: Vec<usize>,
+    nodes: NodeSet,
     inbox: Mutex<Inbox>,
+    /// Its caller is gone.
+    is_abandoned: AtomicBool,
 }
 
 #[derive(Default)]
 struct Inbox {
     replies: Vec<(usize, Result<NodeReply>)>,
-    taken: usize,
     /// No more replies will come.
     is_closed: bool,
     waker: Option<Waker>,
 }
 
+impl SentRequest for Arc<BatchedRequest> {
+    fn request(&self) -> &NodeRequest {
+        &self.request
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.is_abandoned.load(Ordering::Acquire)
+    }
+}
+
 impl BatchedRequest {
+    fn new(request: NodeRequest, nodes: NodeSet) -> BatchedRequest {
+        BatchedRequest { request, nodes, inbox: Mutex::default(), is_abandoned: AtomicBool::new(false) }
+    }
+
     fn deliver(&self, node: usize, reply: Result<NodeReply>) {
-        let mut inbox = self.inbox.lock();
-        inbox.replies.push((node, reply));
-        // A minority decides nothing.
-        if inbox.taken + inbox.replies.len() > self.nodes.len() / 2 {
-            wake(inbox);
-        }
+        self.inbox.lock().replies.push((node, reply));
+    }
+
+    /// Wakes the caller to take its replies.
+    fn wake(&self) {
+        let waker = self.inbox.lock().waker.take();
+        waker.into_iter().for_each(Waker::wake);
     }
 
     /// Returns the next reply. When no more come, it is a failure of the node `last`.
     fn poll_next(&self, last: usize, context: &mut Context<'_>) -> Poll<Option<(usize, Result<NodeReply>)>> {
         let mut inbox = self.inbox.lock();
-        let reply = match inbox.replies.pop() {
-            Some(reply) => reply,
-            None if inbox.is_closed => (last, Err(no_reply())),
+        match inbox.replies.pop() {
+            Some(reply) => Poll::Ready(Some(reply)),
+            None if inbox.is_closed => Poll::Ready(Some((last, Err(no_reply())))),
             None => {
                 inbox.waker = Some(context.waker().clone());
-                return Poll::Pending;
+                Poll::Pending
             }
-        };
-        inbox.taken += 1;
-        Poll::Ready(Some(reply))
+        }
     }
 
     fn close(&self) {
-        let mut inbox = self.inbox.lock();
-        inbox.is_closed = true;
-        wake(inbox);
+        self.inbox.lock().is_closed = true;
+        self.wake();
     }
-}
-
-fn wake(mut inbox: MutexGuard<'_, Inbox>) {
-    let waker = inbox.waker.take();
-    drop(inbox);
-    waker.into_iter().for_each(Waker::wake);
 }
 
 /// The replies to one request, as they come. If it is dropped before its batch is sent, the request is not sent.
 pub(crate) struct Replies {
     source: ReplySource,
-    missing: Vec<usize>,
+    missing: NodeSet,
     batcher: Arc<NodeBatcher>,
 }
 
@@ -163,14 +207,9 @@ enum ReplySource {
 }
 
 impl Replies {
-    fn new(batcher: &Arc<NodeBatcher>, source: ReplySource, nodes: Vec<usize>) -> Replies {
-        batcher.open.fetch_add(1, Ordering::Relaxed);
-        Replies { source, missing: nodes, batcher: batcher.clone() }
-    }
-
     /// Returns the nodes that have not replied yet.
-    pub(crate) fn missing(&self) -> &[usize] {
-        &self.missing
+    pub(crate) fn missing(&self) -> NodeSet {
+        self.missing
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -178,15 +217,15 @@ impl Replies {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Result<NodeReply>)>> {
-        let Some(last) = self.missing.last() else { return Poll::Ready(None) };
+        let Some(last) = self.missing.iter().next() else { return Poll::Ready(None) };
         let next = match &mut self.source {
             ReplySource::Direct(calls) => calls.poll_next(context),
-            ReplySource::Batched(request) => request.poll_next(*last, context),
+            ReplySource::Batched(request) => request.poll_next(last, context),
         };
-        next.map(|next| {
-            self.missing.retain(|other| next.as_ref().is_none_or(|(node, _)| node != other));
-            next
-        })
+        if let Poll::Ready(Some((node, _))) = &next {
+            self.missing.remove(*node);
+        }
+        next
     }
 
     /// Takes replies like [`collect_until`], for `limit` at the longest.
@@ -196,6 +235,8 @@ impl Replies {
         grace: Duration,
         take: impl FnMut(usize, Result<NodeReply>) -> bool,
     ) {
+        // A batch wakes its callers after such a grace.
+        let grace = if matches!(self.source, ReplySource::Batched(_)) { Duration::ZERO } else { grace };
         let mut wait = pin!(tokio::time::sleep(limit));
         collect_until(wait.as_mut(), grace, |context| self.poll_next(context), take).await;
     }
@@ -203,6 +244,9 @@ impl Replies {
 
 impl Drop for Replies {
     fn drop(&mut self) {
+        if let ReplySource::Batched(request) = &self.source {
+            request.is_abandoned.store(true, Ordering::Release);
+        }
         self.batcher.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -216,24 +260,48 @@ struct BatchTask {
 
 impl BatchTask {
     async fn run(mut self) {
+        let batcher = self.batcher.clone();
         // Lets the tasks that are about to send add their requests.
         tokio::task::yield_now().await;
-        self.requests = self.batcher.take(self.number);
+        let in_flight = batcher.take_off().await;
+        self.requests = batcher.take(self.number);
         // A request whose caller is gone was not sent, and never is.
-        self.requests.retain(|request| Arc::strong_count(request) > 1);
+        self.requests.retain(SentRequest::is_wanted);
+        let mut calls = self.call_nodes();
+        let (mut replied, count) = (0, calls.len());
+        let mut wait = pin!(tokio::time::sleep(MAX_TIMEOUT));
+        // Callers are woken once for the replies of all nodes that are on time.
+        collect_until(
+            wait.as_mut(),
+            LATE_REPLY_WAIT,
+            |context| calls.poll_next(context),
+            |_, ()| {
+                replied += 1;
+                replied >= quorum_of(count)
+            },
+        )
+        .await;
+        drop(in_flight);
+        self.requests.iter().for_each(|request| request.wake());
+        while calls.next().await.is_some() {
+            self.requests.iter().for_each(|request| request.wake());
+        }
+    }
+
+    /// Sends each node its requests; the replies are delivered as they come.
+    fn call_nodes(&self) -> NodeCalls<()> {
         let nodes = &self.batcher.nodes;
         let requests_to = |at: usize| -> Vec<Arc<BatchedRequest>> {
-            self.requests.iter().filter(|request| request.nodes.contains(&at)).cloned().collect()
+            self.requests.iter().filter(|request| request.nodes.has(at)).cloned().collect()
         };
         let parts = (0..nodes.len()).map(|at| (at, requests_to(at))).filter(|(_, requests)| !requests.is_empty());
-        let mut calls = NodeCalls::new(parts.map(|(at, requests)| {
+        NodeCalls::new(parts.map(|(at, requests)| {
             let nodes = nodes.clone();
             (at, async move {
-                let replies = send(&nodes, at, requests.iter().map(|request| &request.request)).await;
+                let replies = send::send(&nodes, at, &requests).await;
                 requests.iter().zip(replies).for_each(|(request, reply)| request.deliver(at, reply));
             })
-        }));
-        while calls.next().await.is_some() {}
+        }))
     }
 }
 
@@ -245,34 +313,7 @@ impl Drop for BatchTask {
 }
 
 /// Sends one request to one node.
-pub(crate) async fn send_one(nodes: &Nodes, at: usize, request: &NodeRequest) -> Result<NodeReply> {
-    send(nodes, at, std::iter::once(request)).await.pop().unwrap_or_else(|| Err(no_reply()))
-}
-
-/// Sends requests to one node, as one call. Returns the reply to each, in their order.
-async fn send<'a>(
-    nodes: &Nodes,
-    at: usize,
-    requests: impl Iterator<Item = &'a NodeRequest> + Clone,
-) -> Vec<Result<NodeReply>> {
-    let main = nodes[at].connection(Lane::Main);
-    // A release that cannot follow its claim on the same connection takes the other one.
-    let may_go = |request: &NodeRequest| main.is_ok() || matches!(request, NodeRequest::Release { .. });
-    let going = requests.clone().filter(|request| may_go(request));
-    let replies = match main.as_ref().map(Connection::clone).or_else(|_| nodes[at].connection(Lane::Reserved)) {
-        Ok(connection) if going.clone().next().is_some() => {
-            let restart_guard = nodes.options.restart_guard;
-            batch::run(&connection, &nodes.note_key, restart_guard, going, || nodes.now()).await
-        }
-        Ok(_) => Ok(Vec::new()),
-        Err(error) => Err(error),
-    };
-    let mut replies = replies.map(|replies| replies.into_iter());
-    requests
-        .map(|request| match (&main, &mut replies) {
-            (Err(error), _) if !may_go(request) => Err(error.duplicate()),
-            (_, Ok(replies)) => replies.next().unwrap_or_else(|| Err(no_reply())),
-            (_, Err(error)) => Err(error.duplicate()),
-        })
-        .collect()
+pub(crate) async fn send_one(nodes: &Nodes, at: usize, request: &Arc<NodeRequest>) -> Result<NodeReply> {
+    let mut replies = send::send(nodes, at, std::slice::from_ref(request)).await;
+    replies.pop().unwrap_or_else(|| Err(no_reply()))
 }

@@ -20,6 +20,11 @@ impl<T> NodeCalls<T> {
         NodeCalls(calls.into_iter().map(|(node, call)| (node, Box::pin(call) as Call<T>)).collect())
     }
 
+    /// Returns how many nodes have not replied.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether all nodes have replied.
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_empty()
@@ -57,18 +62,20 @@ pub(crate) async fn collect_until<T>(
     mut next: impl FnMut(&mut Context<'_>) -> Poll<Option<(usize, T)>>,
     mut take: impl FnMut(usize, T) -> bool,
 ) {
-    let mut is_decided = false;
+    let (mut is_decided, mut is_graced) = (false, false);
     poll_fn(|context| {
         loop {
             match next(context) {
                 Poll::Ready(None) => return Poll::Ready(()),
-                Poll::Ready(Some((node, reply))) => {
-                    if take(node, reply) && !is_decided {
-                        is_decided = true;
+                Poll::Ready(Some((node, reply))) => is_decided |= take(node, reply),
+                Poll::Pending if is_decided && grace.is_zero() => return Poll::Ready(()),
+                Poll::Pending => {
+                    if is_decided && !is_graced {
+                        is_graced = true;
                         wait.set(sleep(grace));
                     }
+                    return wait.as_mut().poll(context);
                 }
-                Poll::Pending => return wait.as_mut().poll(context),
             }
         }
     })

@@ -4,3 +4,4 @@ pub(crate) mod batch;
 pub(crate) mod calls;
 pub(crate) mod claim_limit;
 pub(crate) mod nodes;
+pub(crate) mod send;

@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -12,15 +12,18 @@ use crate::contract::Attachment;
 use crate::engines::redis::node::{Connection, Lane, Node, NodeOptions};
 use crate::engines::redlock::error::{by_node, no_connection, no_reply};
 use crate::engines::redlock::options::RedlockOptions;
+use crate::engines::redlock::state::contended::ContendedLocks;
+use crate::engines::redlock::state::known_note::KnownNote;
 use crate::engines::redlock::state::quorum::quorum_of;
 use crate::engines::redlock::wire::calls::NodeCalls;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::sync::Mutex;
 
 /// How long a node may take to reply, as a part of the lease and within bounds.
 const TIMEOUT_PART: u32 = 5;
 const MIN_TIMEOUT: Duration = Duration::from_millis(50);
-const MAX_TIMEOUT: Duration = Duration::from_millis(500);
+pub(crate) const MAX_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the replies of the others are waited for when a majority has decided: they are about to arrive.
 pub(crate) const LATE_REPLY_WAIT: Duration = Duration::from_millis(1);
 /// How long the other nodes are waited for when a majority is connected for the first time.
@@ -34,6 +37,7 @@ pub(crate) struct Nodes {
     pub(crate) clock: Clock,
     pub(crate) drift: f64,
     pub(crate) runtime: Handle,
+    pub(crate) contended: ContendedLocks,
     /// How many claims and releases still wait for replies of a minority.
     late_requests: watch::Sender<usize>,
     /// Whether every node was tried once, per lane.
@@ -47,15 +51,25 @@ pub(crate) struct NodeState {
     is_away: AtomicBool,
     /// Whether a task of this process is about to put the node into quarantine.
     pub(crate) is_entering_quarantine: AtomicBool,
+    /// The connections over which the lean scripts were sent last: each gets their text once.
+    pub(crate) claims_over: AtomicU64,
+    pub(crate) releases_over: AtomicU64,
+    /// The node's last note, and the connection over which it was told: a restart of the server ends that.
+    note: Mutex<Option<(u64, Arc<KnownNote>)>>,
 }
 
 impl Nodes {
     /// Begins to connect.
     pub(crate) fn start(options: &Arc<RedlockOptions>, attachment: &Attachment) -> Nodes {
         let state = |node: &NodeOptions| {
-            let node = Node::start(node, attachment);
-            let (is_away, is_entering_quarantine) = (AtomicBool::new(false), AtomicBool::new(false));
-            Arc::new(NodeState { node, is_away, is_entering_quarantine })
+            Arc::new(NodeState {
+                node: Node::start(node, attachment),
+                is_away: AtomicBool::new(false),
+                is_entering_quarantine: AtomicBool::new(false),
+                claims_over: AtomicU64::new(0),
+                releases_over: AtomicU64::new(0),
+                note: Mutex::default(),
+            })
         };
         Nodes {
             all: options.nodes.iter().map(state).collect(),
@@ -64,6 +78,7 @@ impl Nodes {
             clock: attachment.clock.clone(),
             drift: attachment.drift,
             runtime: attachment.keeper_runtime.clone(),
+            contended: ContendedLocks::default(),
             late_requests: watch::Sender::new(0),
             was_tried: Default::default(),
         }
@@ -191,6 +206,16 @@ impl NodeState {
     /// Returns the connection if it is open: a node that is away is not waited for.
     pub(crate) fn connection(&self, lane: Lane) -> Result<Connection> {
         self.node.now(lane).ok_or_else(no_connection)
+    }
+
+    /// Returns the note that the node has told over this connection when it last voted.
+    pub(crate) fn known_note(&self, connection: &Connection) -> Option<Arc<KnownNote>> {
+        self.note.lock().as_ref().filter(|(over, _)| *over == connection.id).map(|(_, note)| note.clone())
+    }
+
+    /// The node has told its note.
+    pub(crate) fn learn(&self, connection: &Connection, note: KnownNote) {
+        *self.note.lock() = Some((connection.id, Arc::new(note)));
     }
 }
 

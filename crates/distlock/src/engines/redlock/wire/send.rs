@@ -1,0 +1,182 @@
+//! Sends requests of one kind to one node: by a lean script where that may do, and by the full one otherwise.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::engines::redis::node::{Connection, Lane, Trust};
+use crate::engines::redlock::error::no_reply;
+use crate::engines::redlock::protocol::batch::{self, BatchReply, NodeRequest, RequestKind};
+use crate::engines::redlock::protocol::lean::{self, Odd};
+use crate::engines::redlock::protocol::reply::NodeReply;
+use crate::engines::redlock::wire::nodes::Nodes;
+use crate::types::error::Result;
+
+/// A request whose caller may be gone.
+pub(crate) trait SentRequest {
+    fn request(&self) -> &NodeRequest;
+
+    /// Whether a caller still waits for the reply.
+    fn is_wanted(&self) -> bool;
+}
+
+impl SentRequest for Arc<NodeRequest> {
+    fn request(&self) -> &NodeRequest {
+        self
+    }
+
+    /// The future that sends it is dropped with its caller.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+}
+
+/// The replies to requests by their places; `None` where a request was not carried out.
+type NodeReplies = Vec<Option<Result<NodeReply>>>;
+
+/// Sends requests of one kind to one node. Returns the reply to each, in their order.
+pub(crate) async fn send<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R]) -> Vec<Result<NodeReply>> {
+    let mut replies: NodeReplies = requests.iter().map(|_| None).collect();
+    if let Ok(connection) = nodes[at].connection(Lane::Main) {
+        match requests.first().map(|asked| asked.request().kind()) {
+            Some(RequestKind::Claim { .. }) => claim_lean(nodes, at, &connection, requests, &mut replies).await,
+            Some(RequestKind::Release) => release_lean(nodes, at, &connection, requests, &mut replies).await,
+            Some(RequestKind::Full) | None => {}
+        }
+    }
+    if replies.iter().any(Option::is_none) {
+        // Boxed: it is seldom needed, and would make every future large.
+        Box::pin(send_full(nodes, at, requests, &mut replies)).await;
+    }
+    replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(no_reply()))).collect()
+}
+
+/// Asks the node by the lean script for the claims that may be asked so.
+async fn claim_lean<R: SentRequest>(
+    nodes: &Nodes,
+    at: usize,
+    connection: &Connection,
+    requests: &[R],
+    replies: &mut NodeReplies,
+) {
+    let Some(note) = nodes[at].known_note(connection) else { return };
+    let (sent, mut latest_us) = (nodes.now(), u64::MAX);
+    let not_after_us = connection.not_after(sent);
+    let (mut claims, mut places) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
+    for (place, asked) in requests.iter().enumerate() {
+        if let NodeRequest::Claim(claim) = asked.request()
+            && let Some(latest) = lean::latest(claim, &note, not_after_us)
+        {
+            latest_us = latest_us.min(latest);
+            claims.push(&**claim);
+            places.push(place);
+        }
+    }
+    if claims.is_empty() {
+        return;
+    }
+    let mut trust = Trust::Full;
+    let is_first = nodes[at].claims_over.swap(connection.id, Ordering::Relaxed) != connection.id;
+    let odd = lean::claim(connection, &nodes.note_key, &note, latest_us, is_first, &claims).await;
+    let odd = odd.map(|(now_us, odd)| {
+        let seen = connection.saw_clock(sent, now_us);
+        // Without the guard nothing makes up for a leap.
+        trust = if nodes.options.restart_guard { seen } else { Trust::Full };
+        odd
+    });
+    settle(nodes, requests, &places, odd, replies, || NodeReply::Voted(trust));
+}
+
+/// Asks the node by the lean script for the releases that may be asked so.
+async fn release_lean<R: SentRequest>(
+    nodes: &Nodes,
+    at: usize,
+    connection: &Connection,
+    requests: &[R],
+    replies: &mut NodeReplies,
+) {
+    let (mut releases, mut places) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
+    for (place, asked) in requests.iter().enumerate() {
+        if let NodeRequest::Release { release, .. } = asked.request()
+            && release.lean_on.has(at)
+        {
+            releases.push(&**release);
+            places.push(place);
+        }
+    }
+    if releases.is_empty() {
+        return;
+    }
+    let is_first = nodes[at].releases_over.swap(connection.id, Ordering::Relaxed) != connection.id;
+    let odd = lean::release(connection, is_first, &releases).await;
+    settle(nodes, requests, &places, odd, replies, || NodeReply::Released);
+}
+
+/// Takes the reply to a lean call for the requests at `places`. Those that it has not carried out stay without a reply.
+fn settle<R: SentRequest>(
+    nodes: &Nodes,
+    requests: &[R],
+    places: &[usize],
+    odd: Result<Odd>,
+    replies: &mut NodeReplies,
+    done: impl Fn() -> NodeReply,
+) {
+    let odd = match odd {
+        Ok(Odd::Some(odd)) => odd,
+        Ok(Odd::All) => return,
+        Err(error) if error.may_be_applied() => {
+            return places.iter().for_each(|place| replies[*place] = Some(Err(error.duplicate())));
+        }
+        // The node refuses the script as such. The full one says why.
+        Err(_) => return,
+    };
+    places.iter().for_each(|place| replies[*place] = Some(Ok(done())));
+    for place in odd.into_iter().map(|number| places[number]) {
+        replies[place] = None;
+        nodes.contended.note(&requests[place].request().keys().lock, nodes.now());
+    }
+}
+
+/// Asks the node by the full script for the requests that have no reply yet.
+async fn send_full<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R], replies: &mut NodeReplies) {
+    let state = &nodes[at];
+    let main = state.connection(Lane::Main);
+    let mut going: Vec<(usize, &NodeRequest)> = Vec::new();
+    for (place, asked) in requests.iter().enumerate() {
+        if replies[place].is_some() {
+            continue;
+        }
+        match (asked.request(), &main) {
+            // It was not carried out, and never is.
+            _ if !asked.is_wanted() => {}
+            (NodeRequest::Claim(_), Err(error)) => replies[place] = Some(Err(error.duplicate())),
+            (request @ NodeRequest::Claim(claim), Ok(_)) => {
+                if claim.waits() {
+                    // Before it is sent: a notification may overtake the reply.
+                    state.node.listen(claim.id());
+                }
+                going.push((place, request));
+            }
+            (request, _) => going.push((place, request)),
+        }
+    }
+    if going.is_empty() {
+        return;
+    }
+    // A release that cannot follow its claim on the same connection takes the other one.
+    let outcome = match main.or_else(|_| state.connection(Lane::Reserved)) {
+        Ok(connection) => {
+            let (asked, guard) = (going.iter().map(|(_, request)| *request), nodes.options.restart_guard);
+            let asked: Vec<_> = asked.collect();
+            let outcome = batch::run(&connection, &nodes.note_key, guard, &asked, || nodes.now()).await;
+            outcome.map(|BatchReply { replies, note }| {
+                note.into_iter().for_each(|note| state.learn(&connection, note));
+                replies
+            })
+        }
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(full) => going.iter().zip(full).for_each(|((place, _), reply)| replies[*place] = Some(reply)),
+        Err(error) => going.iter().for_each(|(place, _)| replies[*place] = Some(Err(error.duplicate()))),
+    }
+}
