@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::contestants::{Engine, Programs, SCENARIOS, Scenario, language};
+use crate::last_holder;
 use crate::measure::{Extent, measure};
 use crate::servers::Servers;
 
@@ -78,6 +79,8 @@ impl Plan {
             println!("[{number}/{}] {}", self.scenarios.len(), scenario.name);
             self.run_scenario(scenario, servers, &mut out)?;
         }
+        // Only scenarios with a shared lock made it.
+        let _ = std::fs::remove_file(last_holder::path());
         Ok(())
     }
 

@@ -10,6 +10,11 @@ use std::sync::Arc;
 /// The variable with the file's path.
 pub(crate) const VARIABLE: &str = "DISTLOCK_PEERS_FILE";
 
+/// Returns the file of this driver.
+pub(crate) fn path() -> PathBuf {
+    std::env::temp_dir().join(format!("distlock-peers-{}", std::process::id()))
+}
+
 /// The open file.
 #[derive(Clone)]
 pub(crate) struct LastHolder(Arc<File>);

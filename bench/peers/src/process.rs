@@ -24,7 +24,7 @@ impl Worker {
     pub(crate) fn start(contestant: &str, words: &[String], programs: &Programs) -> Result<Worker, Failure> {
         let mut command = program(language(contestant), programs).ok_or("its program is not here")?;
         command.arg(contestant).args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env(last_holder::VARIABLE, std::env::temp_dir().join(format!("distlock-peers-{}", std::process::id())));
+        command.env(last_holder::VARIABLE, last_holder::path());
         let mut child = command.spawn().map_err(|error| error.to_string())?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let (stdin, stdout) = stdin.zip(stdout).ok_or("it has no pipes")?;

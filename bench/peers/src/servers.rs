@@ -15,7 +15,7 @@ const NODES: usize = 5;
 pub(crate) enum Servers {
     Redis(Vec<RedisServer>),
     Redlock(RedlockNodes),
-    Etcd(EtcdServer),
+    Etcd(Box<EtcdServer>),
 }
 
 /// What the servers have done since they were started.
@@ -40,7 +40,7 @@ impl Servers {
                 nodes.settle();
                 Servers::Redlock(nodes)
             }
-            Engine::Etcd => Servers::Etcd(EtcdServer::start()),
+            Engine::Etcd => Servers::Etcd(Box::new(EtcdServer::start())),
         }
     }
 

@@ -73,7 +73,7 @@ async fn serve<P: Peer>(order: &Order<'_>, peer: P) -> ExitCode {
         "hold" => {
             let _guard = peer.lock(order.key).await;
             println!("held {}", clock::monotonic_ns());
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         "wait" => {
             println!("ready");
