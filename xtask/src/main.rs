@@ -2,6 +2,7 @@
 //!
 //! It uses only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
+mod bench;
 mod cmd;
 mod deny;
 mod manifest;
@@ -21,7 +22,10 @@ The project's own commands.
   cargo xtask test [STEP…]         all checks and tests, or only the named steps
   cargo xtask tidy                 layering and habits
   cargo xtask deny [--advisories]  licenses, bans and sources of all dependencies
-  cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode
+  cargo xtask bench NAME [ARG…]    a benchmark of the crate `bench`, in release mode; `cli` for the program
+  cargo xtask bench peers [--short] [SCENARIO…]
+                                   other lock libraries and raw lower bounds beside this one; without arguments it
+                                   writes docs/performance.md
   cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
@@ -45,7 +49,7 @@ fn main() -> ExitCode {
         ["test", steps @ ..] => test::run(steps),
         ["tidy"] => exit_code(tidy::run()),
         ["deny", flags @ ..] => deny::run(flags),
-        ["bench", name, rest @ ..] => exit_code(bench(name, rest).succeeds()),
+        ["bench", name, rest @ ..] => exit_code(bench::run(name, rest)),
         ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
         ["chaos", before @ .., "--server", version] => chaos_on(version, before, &[]),
         ["chaos", engine, "--server", version, after @ ..] => chaos_on(version, &[engine], after),
@@ -59,10 +63,6 @@ fn main() -> ExitCode {
         }
         unknown => usage(&format!("`{}` is not a command", unknown.join(" "))),
     }
-}
-
-fn bench(name: &str, rest: &[&str]) -> Cmd {
-    Cmd::cargo(&["run", "--release", "-q", "-p", "distlock-bench", "--", name]).args(rest)
 }
 
 /// Not in release mode, to use the build of the tests.

@@ -110,7 +110,8 @@ fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
     Tally { skipped: 0, ..tally.of_run(good) }
 }
 
-fn commit() -> String {
+/// Returns the first digits of the commit.
+pub(crate) fn commit() -> String {
     let head = Cmd::new("git").args(&["rev-parse", "--short=10", "HEAD"]).read();
     head.map_or_else(|| "unknown".into(), |text| text.trim().to_owned())
 }
@@ -122,7 +123,7 @@ fn has_changes() -> bool {
 }
 
 /// Returns the day as year-month-day.
-fn today() -> String {
+pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     page::day(seconds / 86_400)
 }

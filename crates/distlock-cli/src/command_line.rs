@@ -2,9 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 
-use clap::FromArgMatches;
+use clap::{Args, FromArgMatches};
 
-use crate::flags::{self, Flags};
+use crate::flags::{self, Command, Flags, Run};
 
 /// Returns the arguments of this process, the program's name first.
 #[must_use]
@@ -17,14 +17,33 @@ pub fn words() -> Vec<OsString> {
 /// # Errors
 /// What cannot be parsed; also the texts of `--help` and `--version`.
 pub fn parse(words: Vec<OsString>) -> Result<Flags, clap::Error> {
+    let words = name_first(words);
+    if let Some(run) = parse_run(&words) {
+        return Ok(Flags { command: Command::Run(run) });
+    }
     let mut definition = flags::definition();
-    let mut matches = definition.try_get_matches_from_mut(name_first(words))?;
+    let mut matches = definition.try_get_matches_from_mut(words)?;
     Flags::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition))
+}
+
+/// Parses the words of `run` with its own definition alone: building those of all commands takes longer than acquiring a
+/// lock of this machine. Returns `None` for other commands and for words that cannot be parsed: the whole definition
+/// words the error.
+fn parse_run(words: &[OsString]) -> Option<Run> {
+    if words.get(1)? != "run" {
+        return None;
+    }
+    let definition = Run::augment_args(clap::Command::new("run").args_override_self(true));
+    let mut matches = definition.try_get_matches_from(&words[1..]).ok()?;
+    Run::from_arg_matches_mut(&mut matches).ok()
 }
 
 /// Moves options in front of the command's name behind it: there the command's own definition accepts or refuses them,
 /// and options behind the name override them.
 fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|word| !word.as_encoded_bytes().starts_with(b"-")) {
+        return words;
+    }
     let definition = flags::definition();
     let mut at = 1;
     while let Some(length) = words.get(at).and_then(|word| option_words(word, &definition)) {
@@ -58,7 +77,6 @@ fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::Command;
 
     fn ordered(line: &str) -> String {
         let words = name_first(line.split(' ').map(OsString::from).collect());
@@ -83,6 +101,29 @@ mod tests {
         {
             assert_eq!(ordered(line), line);
         }
+    }
+
+    /// The short way accepts what the whole definition accepts, with the same result.
+    #[test]
+    fn run_is_parsed_as_by_the_whole_definition() {
+        let accepted = [
+            "distlock run job true",
+            "distlock run job -- true --ttl 5",
+            "distlock run -n --ttl 5s --ttl 7s --label a=b --label c=d -j 3 job sh -c x",
+            "distlock run -v --json --url mem:// --url file:///x -o --kill-after 3s -- job make",
+            "distlock run -c 'make' job",
+        ];
+        let refused =
+            ["distlock run", "distlock run --help", "distlock run -q -v job true", "distlock run -j 0 job true"];
+        for line in accepted.into_iter().chain(refused) {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let whole = flags::definition().try_get_matches_from(&words);
+            let whole = whole.and_then(|matches| Flags::from_arg_matches(&matches)).ok().map(|flags| flags.command);
+            let run = parse_run(&words).map(Command::Run);
+            assert_eq!(format!("{run:?}"), format!("{whole:?}"), "{line}");
+            assert_eq!(run.is_some(), accepted.contains(&line), "{line}");
+        }
+        assert!(parse_run(&["distlock", "ls"].map(OsString::from)).is_none(), "not run");
     }
 
     #[test]

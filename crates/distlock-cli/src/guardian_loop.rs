@@ -64,6 +64,8 @@ pub(crate) fn watch(guarded: GuardedCommand, descriptors: Descriptors<'_>) {
     sys::close_all_but(
         [descriptors.control, descriptors.timer, descriptors.children, descriptors.event_pipe].map(AsRawFd::as_raw_fd),
     );
+    // Looks at /proc while the command starts rather than when it has ended.
+    tree::is_visible();
     let pending = VecDeque::from([GuardianEvent::Started(child.pid)]);
     let mut guardian_loop =
         GuardianLoop { child, reach, descriptors, has_ended: false, remaining: Remaining::Unknown, pending };
@@ -182,7 +184,7 @@ impl GuardianLoop<'_> {
     fn check_remaining(&mut self) {
         let is_clear = |reach| tree::is_clear(getpid(), reach, &[]);
         let remaining = match tree::is_visible() {
-            true if is_clear(Reach::Everything) => Remaining::Nothing,
+            true if tree::has_only(self.child.pid) || is_clear(Reach::Everything) => Remaining::Nothing,
             true if self.remaining == Remaining::Daemons || is_clear(Reach::Session) => Remaining::Daemons,
             // Without /proc, only the group's number shows whether its other processes have ended.
             false if self.child.is_reaped => Remaining::Nothing,

@@ -47,7 +47,7 @@ struct ProcessStat {
 impl ProcessStat {
     /// Returns `None` when the process is gone or hidden from this user. An error says nothing about the process.
     fn of(process: Pid) -> io::Result<Option<ProcessStat>> {
-        match fs::read_to_string(format!("/proc/{process}/stat")) {
+        match read_whole(format!("/proc/{process}/stat").as_ref()) {
             Ok(stat) => ProcessStat::parse(&stat).map(Some).ok_or_else(|| ErrorKind::InvalidData.into()),
             Err(error) => or_gone(error),
         }
@@ -87,7 +87,7 @@ pub(crate) fn is_visible() -> bool {
         let is_ours = name.as_deref().and_then(Path::to_str).and_then(parse) == Some(getpid());
         // The process ids may be equal by chance. NSpid lists one number per namespace, from that of /proc down to the
         // process's own.
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = read_whole("/proc/self/status".as_ref()).unwrap_or_default();
         let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
         is_ours && numbers.is_none_or(|numbers| numbers.split_ascii_whitespace().count() == 1)
     });
@@ -126,14 +126,15 @@ fn listed_children(parent: Pid) -> io::Result<Vec<Pid>> {
         Err(error) => return or_gone(error),
     };
     for thread in threads {
-        let list = thread.and_then(|thread| read_list(&thread.path().join("children"))).or_else(or_gone)?;
+        let list = thread.and_then(|thread| read_whole(&thread.path().join("children"))).or_else(or_gone)?;
         children.extend(list.split_ascii_whitespace().filter_map(parse));
     }
     Ok(children)
 }
 
-/// Reads in the largest pieces that the kernel returns: fewer reads leave less time for changes in between.
-fn read_list(path: &Path) -> io::Result<String> {
+/// Reads a file of /proc in the largest pieces that the kernel returns: fewer reads leave less time for changes in
+/// between.
+fn read_whole(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let (mut list, mut piece) = (Vec::new(), [0; LIST_BYTES]);
     loop {
@@ -222,6 +223,15 @@ pub(crate) fn is_clear(root: Pid, reach: Reach, others: &[Pid]) -> bool {
     false
 }
 
+/// Whether this process has no descendant but `ended`, a child that it knows to have ended and has not reaped. `false` may
+/// also mean that it cannot be seen.
+///
+/// One look is enough, unlike in [`is_clear`]: an ended process has no children any more, so every other descendant is
+/// below another child of this process, or is one.
+pub(crate) fn has_only(ended: Pid) -> bool {
+    is_visible() && children_of(getpid()).is_ok_and(|children| children == [ended])
+}
+
 /// Kills the descendants of `root`. Returns those that cannot be killed because they run as another user.
 ///
 /// A parent is killed before its children, so that it cannot see their end and start others. Killed processes take a
@@ -298,6 +308,8 @@ fn is_below(root: Pid, process: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{WaitId, WaitIdOptions};
+
     use super::*;
 
     #[test]
@@ -333,5 +345,27 @@ mod tests {
         assert_eq!((killing.kill(getpid(), pid), killing.tried.len()), (Ok(()), 1));
         child.wait().unwrap();
         assert!(!is_living(pid));
+    }
+
+    #[test]
+    fn an_ended_child_is_the_only_one_when_no_other_is_left() {
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let mut living = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&ended);
+        rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        assert!(!has_only(pid), "another child lives");
+        living.kill().unwrap();
+        rustix::process::waitid(WaitId::Pid(Pid::from_child(&living)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+            .unwrap();
+        assert!(!has_only(pid), "another child is not reaped: it may have left children");
+        living.wait().unwrap();
+        // The other test of this file has a child at times.
+        let start = std::time::Instant::now();
+        while !has_only(pid) {
+            assert!(start.elapsed().as_secs() < 20, "no other child is left");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        ended.wait().unwrap();
+        assert!(!has_only(pid), "it was reaped");
     }
 }
