@@ -46,7 +46,11 @@ impl Broken {
                 ("call('SET', fence, now, 'KEEPTTL', 'GET')", "{ err = '' }"),
             ],
             Broken::ServesLastFirst => &[("'NX', ticket, attempt", "'NX', '-' .. ticket, attempt")],
-            Broken::ShortensQueues => &[("if left < heartbeat then", "if true then")],
+            Broken::ShortensQueues => &[
+                ("if left < heartbeat then", "if true then"),
+                ("elseif left < heartbeat or left_of_queue < heartbeat then", "elseif true then"),
+                ("LONGEST_HEARTBEAT)", "heartbeat)"),
+            ],
             Broken::StopsAtDeadWaiters => {
                 &[("MOST_LET_IN = 1024, 128, 32", "MOST_LET_IN = 16, 128, 32"), ("if is_cut then", "if false then")]
             }

@@ -113,7 +113,7 @@ fn expect_overtaken(broken: Broken, seed: u64) {
 
 #[test]
 fn a_queue_that_expires_before_its_longest_waiter_is_detected() {
-    expect_overtaken(Broken::ShortensQueues, 134);
+    expect_overtaken(Broken::ShortensQueues, 204);
 }
 
 #[test]
