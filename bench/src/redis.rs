@@ -3,6 +3,7 @@
 //! Both run in the same process against the same server in alternating rounds, so that the ratios hold on any machine.
 
 mod handover;
+mod pairs;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +30,12 @@ pub(crate) fn run() {
         && part == "waiter"
     {
         return handover::waiter(port.parse().expect("a port"), kind);
+    }
+    if let [part, port, kind, tasks, pairs] = &std::env::args().skip(2).collect::<Vec<_>>()[..]
+        && part == "pairs"
+    {
+        let number = |text: &str| text.parse().expect("a number");
+        return pairs::run(port.parse().expect("a port"), kind, number(tasks), number(pairs));
     }
     let server = RedisServer::start();
     let runtime =

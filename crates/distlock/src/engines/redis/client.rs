@@ -167,3 +167,24 @@ impl fmt::Debug for Redis {
         f.debug_struct("Redis").field("options", &self.options).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::types::owner::{OwnerId, Process, Record};
+
+    /// The largest allocation that the C library's allocator serves from a cache of the thread.
+    const CACHED: usize = 1032;
+
+    #[tokio::test]
+    async fn the_futures_of_a_claim_and_a_release_are_small() {
+        let engine = Redis::tcp("127.0.0.1", 1).build().unwrap();
+        let owner = OwnerId::new("req-7").unwrap();
+        let record = Arc::new(Record::new(owner, Process::current(), None, SystemTime::now()));
+        let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(10), true, record);
+        let sizes = [size_of_val(&engine.client().claim(&claim)), size_of_val(&engine.client().release(&claim))];
+        assert!(sizes.iter().all(|size| *size <= CACHED / 2), "{sizes:?}: something large is not boxed");
+    }
+}

@@ -1,0 +1,45 @@
+//! Nothing but pairs of lock and unlock, on a server that runs already: for counting instructions of either side.
+//!
+//! `valgrind --tool=callgrind distlock-bench redis pairs PORT raw|ours TASKS PAIRS`, with two numbers of pairs: what they
+//! differ by is the cost of the pairs, without that of starting.
+
+use ::redis::aio::MultiplexedConnection;
+use distlock::Locker;
+use tokio::task::JoinSet;
+
+use super::{COMPARE_AND_DELETE, locker, pair, raw_pair};
+
+/// Makes `pairs` pairs by `tasks` tasks: by hand when `kind` is `raw`, otherwise by the library.
+pub(super) fn run(port: u16, kind: &str, tasks: usize, pairs: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}/?protocol=resp3")).expect("a client");
+        let mut raw = client.get_multiplexed_async_connection().await.expect("connected");
+        let sha: String =
+            redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(&mut raw).await.expect("loaded");
+        let locker = locker(port);
+        locker.lock("warm").await.expect("granted").unlock().await.expect("released");
+        let mut all = JoinSet::new();
+        for number in 0..tasks {
+            match kind {
+                "raw" => drop(all.spawn(by_hand(raw.clone(), sha.clone(), number, pairs / tasks))),
+                _ => drop(all.spawn(by_library(locker.clone(), number, pairs / tasks))),
+            }
+        }
+        all.join_all().await;
+    });
+}
+
+async fn by_hand(mut connection: MultiplexedConnection, sha: String, number: usize, pairs: usize) {
+    let key = format!("raw:{number}");
+    for _ in 0..pairs {
+        raw_pair(&mut connection, &sha, &key, "0123456789abcdef0123456789abcdef").await;
+    }
+}
+
+async fn by_library(locker: Locker, number: usize, pairs: usize) {
+    let key = format!("ours:{number}");
+    for _ in 0..pairs {
+        pair(&locker, &key).await;
+    }
+}
