@@ -1,0 +1,107 @@
+//! The statements, each a call of one function of the schema, and their rows.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
+
+use crate::engines::postgres::protocol::schema::Schema;
+use crate::types::error::{Error, Result};
+
+/// One claim among those of a statement.
+#[derive(Debug, Clone)]
+pub(in crate::engines::postgres) struct ClaimItem {
+    pub(in crate::engines::postgres) name: String,
+    pub(in crate::engines::postgres) attempt: String,
+    pub(in crate::engines::postgres) mode: String,
+    pub(in crate::engines::postgres) ttl_ms: i64,
+    pub(in crate::engines::postgres) delay_ms: i64,
+    /// 0: no place in the queue.
+    pub(in crate::engines::postgres) beat_ms: i64,
+    pub(in crate::engines::postgres) record: String,
+}
+
+/// One release among those of a statement.
+#[derive(Debug, Clone)]
+pub(in crate::engines::postgres) struct ReleaseItem {
+    pub(in crate::engines::postgres) name: String,
+    pub(in crate::engines::postgres) attempt: String,
+}
+
+/// One renewal among those of a statement.
+#[derive(Debug, Clone)]
+pub(in crate::engines::postgres) struct RenewItem {
+    pub(in crate::engines::postgres) name: String,
+    pub(in crate::engines::postgres) attempt: String,
+    pub(in crate::engines::postgres) lease_ms: i64,
+}
+
+/// A statement: its text and the types of its parameters. The types are given, so that a statement is one message, and
+/// needs no preparation where a pooler would lose it.
+#[derive(Debug, Clone)]
+pub(in crate::engines::postgres) struct Statement {
+    pub(in crate::engines::postgres) text: String,
+    pub(in crate::engines::postgres) types: &'static [Type],
+}
+
+/// The statements of one schema.
+#[derive(Debug)]
+pub(in crate::engines::postgres) struct Statements {
+    pub(in crate::engines::postgres) claim: Statement,
+    pub(in crate::engines::postgres) release: Statement,
+    pub(in crate::engines::postgres) renew: Statement,
+    pub(in crate::engines::postgres) claim_all: Statement,
+    pub(in crate::engines::postgres) amend: Statement,
+    pub(in crate::engines::postgres) adopt: Statement,
+    pub(in crate::engines::postgres) force_release: Statement,
+    pub(in crate::engines::postgres) show: Statement,
+    pub(in crate::engines::postgres) write_history: Statement,
+    pub(in crate::engines::postgres) read_history: Statement,
+    pub(in crate::engines::postgres) listen_sign: Statement,
+    /// Returns the schema's version and the server's clock.
+    pub(in crate::engines::postgres) greet: Statement,
+    pub(in crate::engines::postgres) clock: Statement,
+}
+
+const T: Type = Type::TEXT;
+const TS: Type = Type::TEXT_ARRAY;
+const B: Type = Type::INT8;
+const BS: Type = Type::INT8_ARRAY;
+const I: Type = Type::INT4;
+
+impl Statements {
+    pub(in crate::engines::postgres) fn of(schema: &Schema) -> Statements {
+        let call = |function: &str, types: &'static [Type]| {
+            let parameters: Vec<_> = (1..=types.len()).map(|number| format!("${number}")).collect();
+            let text = format!("SELECT * FROM {schema}.{function}({})", parameters.join(", "));
+            Statement { text, types }
+        };
+        let plain = |text: String, types| Statement { text, types };
+        Statements {
+            claim: call("claim", &[T, B, TS, TS, TS, BS, BS, BS, TS]),
+            release: call("release", &[T, TS, TS]),
+            renew: call("renew", &[TS, TS, BS]),
+            claim_all: call("claim_all", &[T, B, TS, TS, BS, BS, TS]),
+            amend: call("amend", &[T, T, T]),
+            adopt: call("adopt", &[T, B, T, T, B, T, T, B, T]),
+            force_release: call("force_release", &[T, B]),
+            show: call("show", &[T, T, I]),
+            write_history: call("write_history", &[TS, TS, I, I]),
+            read_history: call("read_history", &[T, I, I]),
+            listen_sign: plain(format!("SELECT pg_advisory_lock({schema}._sign($1))"), &[T]),
+            greet: plain(format!("SELECT {schema}.version(), {schema}._us(clock_timestamp())"), &[]),
+            clock: plain(format!("SELECT {schema}._us(clock_timestamp())"), &[]),
+        }
+    }
+}
+
+/// Returns a column of a row.
+///
+/// # Errors
+/// Kind `Unknown`: what the server replied is not understood, so it may have done anything.
+pub(in crate::engines::postgres) fn column<'a, T: FromSql<'a>>(row: &'a Row, number: usize) -> Result<T> {
+    row.try_get(number).map_err(|_| garbled())
+}
+
+/// Returns the error of a reply that is not understood.
+pub(in crate::engines::postgres) fn garbled() -> Error {
+    Error::unknown("postgres: the reply was not understood")
+}

@@ -1,0 +1,38 @@
+//! How the engine connects.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::engines::postgres::protocol::requests::Statements;
+use crate::engines::postgres::protocol::schema::Schema;
+use crate::engines::postgres::wire::dial::Dialer;
+use crate::types::secret::Secret;
+
+/// What every connection of an engine has in common.
+pub(in crate::engines::postgres) struct Options {
+    /// The servers, of which one is the primary.
+    pub(in crate::engines::postgres) dialers: Vec<Dialer>,
+    pub(in crate::engines::postgres) user: String,
+    pub(in crate::engines::postgres) password: Option<Secret>,
+    pub(in crate::engines::postgres) database: String,
+    pub(in crate::engines::postgres) schema: Schema,
+    pub(in crate::engines::postgres) statements: Statements,
+    /// Stands before each lock's name.
+    pub(in crate::engines::postgres) prefix: String,
+    pub(in crate::engines::postgres) dial_timeout: Duration,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { dialers, user, database, schema, prefix, .. } = self;
+        let shown = f
+            .debug_struct("Options")
+            .field("servers", dialers)
+            .field("user", user)
+            .field("database", database)
+            .field("schema", schema)
+            .field("prefix", prefix)
+            .finish_non_exhaustive();
+        shown
+    }
+}
