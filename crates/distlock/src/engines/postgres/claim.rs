@@ -1,6 +1,7 @@
 //! Claims of one lock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::contract::{Busy, Claim, Claimed, Grant, Term};
 use crate::engines::postgres::client::{CONNECT_WAIT, Client, Links};
@@ -12,9 +13,9 @@ use crate::engines::postgres::wire::connection::Connection;
 use crate::engines::postgres::wire::options::Options;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::options::DEFAULT_RETRY_INTERVAL;
 use crate::types::owner::Holder;
 use crate::types::token::FencingToken;
-use std::time::Duration;
 
 /// The reply to one claim.
 pub(super) struct ClaimReply {
@@ -27,7 +28,7 @@ pub(super) struct ClaimReply {
 
 enum Outcome {
     Granted { token: FencingToken, slot: Option<u32> },
-    Busy { is_first: bool, left: Option<Duration>, holder: Option<Holder> },
+    Busy { place: Option<u32>, left: Option<Duration>, holder: Option<Holder> },
     Late,
     Fence,
     Disagrees(String),
@@ -68,9 +69,9 @@ impl Client {
             Outcome::Granted { token, slot } => {
                 Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }), slot })
             }
-            Outcome::Busy { is_first, left, holder } => {
+            Outcome::Busy { place, left, holder } => {
                 self.waiting.answered(claim.attempt, sent, server_us);
-                Claimed::Busy(Busy { holder, poll_after: poll_after(claim, hears, is_first, left) })
+                Claimed::Busy(Busy { holder, poll_after: poll_after(claim, hears, place, left) })
             }
             Outcome::Late => return Err(late()),
             Outcome::Fence => return Err(fence()),
@@ -94,15 +95,17 @@ impl Client {
     }
 }
 
-/// Returns when to claim again at the latest.
-fn poll_after(claim: &Claim, hears: bool, is_first: bool, left: Option<Duration>) -> Option<Duration> {
+/// Returns when to claim again at the latest. `place` is how many waiters are before it.
+fn poll_after(claim: &Claim, hears: bool, place: Option<u32>, left: Option<Duration>) -> Option<Duration> {
     let beat = heartbeat(claim.ttl) / CLAIMS_PER_HEARTBEAT;
-    match (is_first, left) {
-        _ if !claim.queue => None,
+    match (place?, left) {
         // No message will come for the first: the caller's retry interval. Nor if the lease is over, and a transaction
         // still relies on it.
-        (true, left) if !hears || left.is_none_or(|left| left.is_zero()) => None,
-        (true, Some(left)) => Some(beat.min(left + Duration::from_millis(1))),
+        (0, left) if !hears || left.is_none_or(|left| left.is_zero()) => None,
+        // A millisecond later than the lease, so as not to come a moment too early.
+        (0, Some(left)) => Some(beat.min(left + Duration::from_millis(1))),
+        // Without messages, the more rarely the further behind.
+        (place, _) if !hears => Some(beat.min(DEFAULT_RETRY_INTERVAL * place)),
         _ => Some(beat),
     }
 }
@@ -179,8 +182,8 @@ fn read(row: &tokio_postgres::Row) -> Result<Outcome> {
             let (left, held): (Option<i64>, Option<i64>) = (column(row, 5)?, column(row, 6)?);
             let (mode, record): (Option<&str>, Option<&str>) = (column(row, 7)?, column(row, 8)?);
             let holder = mode.map(|_| value::holder(token, left, held, record));
-            let is_first = column::<Option<bool>>(row, 4)? == Some(true);
-            Outcome::Busy { is_first, left: left.and_then(from_micros), holder }
+            let place = column::<Option<i32>>(row, 4)?.and_then(|place| u32::try_from(place).ok());
+            Outcome::Busy { place, left: left.and_then(from_micros), holder }
         }
         "late" => Outcome::Late,
         "fence" => Outcome::Fence,

@@ -162,7 +162,18 @@ impl PostgresBuilder {
         let password = self.password.clone().or_else(found);
         let dialers = self.servers.into_iter().map(|server| server.dialer(encryption.as_ref())).collect();
         let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
-        Ok(Postgres::new(Options { dialers, user, password, database, schema, statements, prefix, dial_timeout }))
+        let is_encrypted = encryption.is_some();
+        Ok(Postgres::new(Options {
+            dialers,
+            is_encrypted,
+            user,
+            password,
+            database,
+            schema,
+            statements,
+            prefix,
+            dial_timeout,
+        }))
     }
 }
 

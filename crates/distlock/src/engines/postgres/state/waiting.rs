@@ -79,14 +79,6 @@ impl Waiting {
         self.table.lock().places.remove(&attempt);
     }
 
-    pub(in crate::engines::postgres) fn is_enlisted(&self, attempt: AttemptId) -> bool {
-        self.table.lock().places.contains_key(&attempt)
-    }
-
-    pub(in crate::engines::postgres) fn is_empty(&self) -> bool {
-        self.table.lock().places.is_empty()
-    }
-
     /// Returns what is notified when a message for `attempt` comes; `None` when it is not enlisted.
     pub(in crate::engines::postgres) fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
         self.table.lock().places.get(&attempt).map(|place| place.message.clone())
@@ -203,7 +195,7 @@ mod tests {
         waiting.hear(&message(attempt, 6_000_000), clock.now());
         let term = waiting.take_grant(attempt).expect("a grant").term.expect("a lease");
         assert_eq!((term.ttl, term.start.since(sent)), (SECOND, Duration::from_millis(999)));
-        assert!(waiting.is_empty());
+        assert!(waiting.message(attempt).is_none(), "it waits no more");
     }
 
     #[tokio::test]

@@ -26,10 +26,10 @@ const OLDEST_SERVER: i32 = 130_000;
 /// Settings of a session. A session in which the first is missing is behind a pooler that lends servers by the
 /// transaction: nothing of a session lasts there.
 ///
-/// The server ends a statement that no reply is awaited for any more; a serializable default would only make statements
-/// fail that wait for each other's rows anyway.
+/// The server ends a statement just before its sender gives up, so that its outcome is known. Claims that meet wait for
+/// each other's rows; under a stricter isolation they would fail instead.
 const SESSION: &str =
-    "-c distlock.session=own -c statement_timeout=2s -c default_transaction_isolation=read\\ committed";
+    "-c distlock.session=own -c statement_timeout=900ms -c default_transaction_isolation=read\\ committed";
 
 /// A message of `NOTIFY`.
 pub(in crate::engines::postgres) struct Notified {

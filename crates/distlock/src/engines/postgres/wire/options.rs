@@ -12,6 +12,7 @@ use crate::types::secret::Secret;
 pub(in crate::engines::postgres) struct Options {
     /// The servers, of which one is the primary.
     pub(in crate::engines::postgres) dialers: Vec<Dialer>,
+    pub(in crate::engines::postgres) is_encrypted: bool,
     pub(in crate::engines::postgres) user: String,
     pub(in crate::engines::postgres) password: Option<Secret>,
     pub(in crate::engines::postgres) database: String,

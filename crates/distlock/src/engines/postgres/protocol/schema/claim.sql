@@ -1,8 +1,9 @@
 -- Claims locks, each by itself, in one transaction. Its sender sorts them by name, so that no two transactions wait for each
--- other. p_beats: heartbeat in ms, 0: no queue. Outcomes: granted (token, slot), busy, late, fence, disagrees (mode).
+-- other. p_beats: heartbeat in ms, 0: no queue. Outcomes: granted (token, slot), busy, late, fence, disagrees (mode). o_place:
+-- 0 for the first waiter; for others how many are before it, or 1 where messages come in.
 CREATE OR REPLACE FUNCTION "distlock".claim(p_wake text, p_not_after bigint, p_names text[], p_attempts text[], p_modes text[],
     p_ttls bigint[], p_delays bigint[], p_beats bigint[], p_records text[])
-RETURNS TABLE (o_now bigint, o_outcome text, o_token bigint, o_slot integer, o_first boolean, o_left_us bigint,
+RETURNS TABLE (o_now bigint, o_outcome text, o_token bigint, o_slot integer, o_place integer, o_left_us bigint,
     o_held_us bigint, o_mode text, o_record text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -13,7 +14,7 @@ DECLARE
     c record;
 BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
-        o_token := NULL; o_slot := NULL; o_first := NULL; o_left_us := NULL; o_held_us := NULL; o_mode := NULL; o_record := NULL;
+        o_token := NULL; o_slot := NULL; o_place := NULL; o_left_us := NULL; o_held_us := NULL; o_mode := NULL; o_record := NULL;
         SELECT * INTO l FROM "distlock".locks WHERE name = p_names[i] FOR UPDATE SKIP LOCKED;
         may_grant := FOUND;
         IF NOT FOUND THEN
@@ -38,7 +39,7 @@ BEGIN
             is_changed := true;
         ELSE
             c := "distlock"._claim(l, may_grant, t, p_wake, p_attempts[i], p_modes[i], p_ttls[i], p_delays[i], p_beats[i], p_records[i]);
-            o_outcome := c.o_outcome; o_token := c.o_token; o_slot := c.o_slot; o_first := c.o_first; o_left_us := c.o_left_us;
+            o_outcome := c.o_outcome; o_token := c.o_token; o_slot := c.o_slot; o_place := c.o_place; o_left_us := c.o_left_us;
             o_held_us := c.o_held_us; o_mode := c.o_mode; o_record := c.o_record;
             is_changed := is_changed OR c.is_changed;
         END IF;
@@ -53,7 +54,7 @@ END $$;
 -- Claims a lock that is held, or has a queue, or that several may hold.
 CREATE OR REPLACE FUNCTION "distlock"._claim(l "distlock".locks, p_may_grant boolean, p_now timestamptz, p_wake text, p_attempt text,
     p_mode text, p_ttl bigint, p_delay bigint, p_beat bigint, p_record text, OUT o_outcome text, OUT o_token bigint,
-    OUT o_slot integer, OUT o_first boolean, OUT o_left_us bigint, OUT o_held_us bigint, OUT o_mode text, OUT o_record text,
+    OUT o_slot integer, OUT o_place integer, OUT o_left_us bigint, OUT o_held_us bigint, OUT o_mode text, OUT o_record text,
     OUT is_changed boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,7 +118,12 @@ BEGIN
                 WHERE name = l.name AND ticket = mine.ticket;
             END IF;
             a := "distlock"._first(l, p_now, p_attempt);
-            l := a.l; o_first := a.o_first;
+            l := a.l; o_place := CASE WHEN a.o_first THEN 0 ELSE 1 END;
+            IF p_wake IS NULL AND NOT a.o_first THEN
+                -- The further behind, the more rarely it polls.
+                SELECT count(*) INTO o_place FROM "distlock".waiters WHERE name = l.name AND ticket > l.served
+                AND ticket < coalesce(mine.ticket, l.ticket);
+            END IF;
         END IF;
         -- Room comes with the first lease that ends; for a claim of another mode, with the last.
         IF l.attempt IS NOT NULL THEN
