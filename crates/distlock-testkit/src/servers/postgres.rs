@@ -267,7 +267,7 @@ fn make_data(options: &PostgresOptions, directory: &Path) {
     let data = directory.join("data");
     match options.primary {
         None => {
-            let template = built("postgres-15", "data", initialise);
+            let template = built("postgres-15-small", "data", initialise);
             let copied = run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(&template).arg(&data));
             copied.expect("the template is copied");
         }
@@ -309,6 +309,14 @@ fn initialise(target: &Path) {
     initdb.args(words).args(["--no-sync", "--wal-segsize=1", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
     initdb.args(["--username=postgres", "-D"]).arg(&data).current_dir(place.path());
     run(&mut initdb).expect("initdb");
+    // Two thirds of it are databases to make others from.
+    let (program, words) = as_server_user(&find_program_in(PROGRAMS, "postgres", PACKAGE));
+    let mut single = Command::new(program);
+    single.args(words).args(["--single", "-c", "fsync=off", "-D"]).arg(&data).arg("postgres").current_dir(place.path());
+    let drop_templates =
+        "UPDATE pg_database SET datistemplate = false\nDROP DATABASE template0\nDROP DATABASE template1\n";
+    single.stdin(fs::File::open(place.write("drop.sql", drop_templates)).expect("the commands"));
+    run(&mut single).expect("a single-user session");
     let copied = run(Command::new("cp").arg("-a").arg(&data).arg(target.join("data")));
     copied.expect("the template is kept");
     assert!(target.join("data").metadata().is_ok_and(|meta| meta.mode() != 0));
@@ -329,7 +337,7 @@ fn spawn(options: &PostgresOptions, directory: &Directory, port: &Port) -> Proce
         "wal_keep_size=16MB".into(),
         "max_connections=60".into(),
         "hot_standby=on".into(),
-        "autovacuum_naptime=5s".into(),
+        "autovacuum=off".into(),
         "jit=off".into(),
     ];
     if options.tls.is_some() {

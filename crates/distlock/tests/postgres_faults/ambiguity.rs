@@ -118,7 +118,7 @@ async fn f14_a_claim_is_refused_by_the_time_on_the_servers_clock() {
     assert!(matches!(engine.claim(&claim("a", false)).await, Ok(Claimed::Granted(_))));
     // As the engine's statement, with a time that is over.
     let sql = "SELECT o_outcome FROM distlock.claim(NULL, distlock._us(clock_timestamp()) - 1, '{b}', '{x}', '{x}', '{1000}', \
-               '{0}', '{3000}', '{{}}')";
+               '{0}', '{3000}', '{\"{}\"}')";
     assert_eq!(bench.server.sql(sql), "late");
     assert_eq!(
         bench.server.sql("SELECT count(*) FROM distlock.locks WHERE name = 'b' AND (mode IS NOT NULL OR queued)"),

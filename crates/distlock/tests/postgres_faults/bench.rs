@@ -5,7 +5,7 @@ use std::time::Duration;
 use distlock::backend::postgres::{Postgres, PostgresBuilder};
 use distlock::{Clock, Locker, Moment};
 use distlock_testkit::proxy::Proxy;
-use distlock_testkit::servers::{PostgresOptions, PostgresServer};
+use distlock_testkit::servers::{PgBouncer, PostgresOptions, PostgresServer};
 use tokio_postgres::NoTls;
 
 pub(crate) const TTL: Duration = Duration::from_millis(900);
@@ -91,7 +91,16 @@ impl Bench {
 
     /// A session of the application, without any lock.
     pub(crate) async fn session(&self) -> tokio_postgres::Client {
-        let config = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", self.server.port());
+        self.session_at(self.server.port()).await
+    }
+
+    /// A session that a pooler lends by the transaction.
+    pub(crate) async fn pooled_session(&self, bouncer: &PgBouncer) -> tokio_postgres::Client {
+        self.session_at(bouncer.port()).await
+    }
+
+    async fn session_at(&self, port: u16) -> tokio_postgres::Client {
+        let config = format!("host=127.0.0.1 port={port} user=postgres dbname=postgres");
         let (client, connection) = tokio_postgres::connect(&config, NoTls).await.expect("a session");
         tokio::spawn(connection);
         client

@@ -74,7 +74,8 @@ async fn a_server_with_tls_and_passwords_is_used_and_a_stranger_is_not() {
     config.tls_ca = trusted(&certs);
     let guard = Locker::from_config(&config).await.expect("connected").lock("a").await.expect("granted");
     guard.unlock().await.expect("released");
-    config.tls_ca = trusted(&Certs::new());
+    let strangers = Certs::new();
+    config.tls_ca = trusted(&strangers);
     let error = Locker::from_config(&config).await.expect_err("another authority");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     config.tls_ca = trusted(&certs);

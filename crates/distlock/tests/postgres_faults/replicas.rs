@@ -28,10 +28,11 @@ async fn f25_a_replica_that_lacks_the_lock_grants_it_with_a_higher_token() {
     let locker = both(&replica, &bench.server);
     let early = locker.lock("early").await.expect("the primary is the second of the two");
     // Nothing of what follows reaches the replica.
-    replica.freeze();
+    replica.sql("ALTER SYSTEM SET primary_conninfo = ''");
+    replica.sql("SELECT pg_reload_conf()");
+    bench.until("SELECT count(*) FROM pg_stat_replication", "0").await;
     let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
     bench.server.crash();
-    replica.thaw();
     replica.promote();
     let next = timeout(TEST_LIMIT, async {
         loop {

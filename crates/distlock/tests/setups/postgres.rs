@@ -64,7 +64,7 @@ impl Setup for Pooled {
 
     async fn client(&self) -> Postgres {
         let builder = Postgres::tcp("127.0.0.1", self.bouncer.port()).user("postgres").database("postgres");
-        builder.build().expect("an engine")
+        builder.pooled().build().expect("an engine")
     }
 
     async fn leftovers(&self) -> Vec<String> {

@@ -26,6 +26,7 @@ const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct PostgresBuilder {
     servers: Vec<Server>,
     tls: Option<Tls>,
+    is_pooled: bool,
     user: Option<String>,
     password: Option<Secret>,
     database: Option<String>,
@@ -77,6 +78,7 @@ impl PostgresBuilder {
         PostgresBuilder {
             servers,
             tls: None,
+            is_pooled: false,
             user: None,
             password: None,
             database: None,
@@ -129,6 +131,13 @@ impl PostgresBuilder {
         self
     }
 
+    /// Says that a pooler in transaction mode is in between, so that nothing of a session lasts. Default: found out when a
+    /// connection is opened.
+    pub fn pooled(mut self) -> Self {
+        self.is_pooled = true;
+        self
+    }
+
     /// How long opening a connection to one server may take. Default: 5 s.
     pub fn dial_timeout(mut self, limit: Duration) -> Self {
         self.dial_timeout = limit;
@@ -162,10 +171,11 @@ impl PostgresBuilder {
         let password = self.password.clone().or_else(found);
         let dialers = self.servers.into_iter().map(|server| server.dialer(encryption.as_ref())).collect();
         let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
-        let is_encrypted = encryption.is_some();
+        let (is_encrypted, is_pooled) = (encryption.is_some(), self.is_pooled);
         Ok(Postgres::new(Options {
             dialers,
             is_encrypted,
+            is_pooled,
             user,
             password,
             database,

@@ -86,7 +86,8 @@ impl Connection {
         prepare: &[&Statement],
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection> {
-        let mut connection = match Self::dial(options, dialer, clock, Some(SESSION), messages).await {
+        let session = Some(SESSION).filter(|_| !options.is_pooled);
+        let mut connection = match Self::dial(options, dialer, clock, session, messages).await {
             Err(Dialling::Pooler) => Self::dial(options, dialer, clock, None, messages).await,
             opened => opened,
         }

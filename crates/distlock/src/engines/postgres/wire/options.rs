@@ -13,6 +13,8 @@ pub(in crate::engines::postgres) struct Options {
     /// The servers, of which one is the primary.
     pub(in crate::engines::postgres) dialers: Vec<Dialer>,
     pub(in crate::engines::postgres) is_encrypted: bool,
+    /// Whether a pooler is known to lend servers by the transaction.
+    pub(in crate::engines::postgres) is_pooled: bool,
     pub(in crate::engines::postgres) user: String,
     pub(in crate::engines::postgres) password: Option<Secret>,
     pub(in crate::engines::postgres) database: String,

@@ -1,8 +1,8 @@
 -- What the functions of the engine share. None is called by clients.
 
--- Returns a time in microseconds.
+-- Returns a time in microseconds; NULL for one that somebody wrote and that is not finite.
 CREATE OR REPLACE FUNCTION "distlock"._us(t timestamptz) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT (extract(epoch FROM t) * 1000000)::bigint $$;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT CASE WHEN isfinite(t) THEN (extract(epoch FROM t) * 1000000)::bigint END $$;
 
 -- Returns the number of the advisory lock that the listener of a channel holds as its sign of life.
 CREATE OR REPLACE FUNCTION "distlock"._sign(channel text) RETURNS bigint
