@@ -136,3 +136,24 @@ async fn f82_a_slot_is_not_granted_again_while_a_transaction_relies_on_it() {
     third.unlock().await.expect("released");
     second.unlock().await.expect("released");
 }
+
+#[tokio::test]
+async fn f82_the_recipe_of_the_fencing_page_refuses_a_stale_holder() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fencing.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let recipe = page.split("```sql\n").filter_map(|rest| rest.split("\n```").next()).find(|sql| sql.contains("distlock.hold"));
+    let recipe = |token: u64, balance: u32| {
+        let text = recipe.expect("a recipe").replace(":token", &token.to_string());
+        text.replace(":balance", &balance.to_string()).replace(":id", "7")
+    };
+    let bench = Bench::start().await;
+    bench.server.sql("CREATE TABLE account (id BIGINT PRIMARY KEY, balance BIGINT); INSERT INTO account VALUES (7, 0)");
+    let (locker, session) = (bench.direct().await, bench.session().await);
+    let stale = lease(&locker, "account:7", ms(100)).await;
+    let guard = bench.direct().await.lock("account:7").await.expect("the lease is over");
+    session.batch_execute(&recipe(guard.fencing_token().get(), 10)).await.expect("written");
+    let error = session.batch_execute(&recipe(stale, 99)).await.expect_err("stale");
+    assert_eq!(error.code().map(SqlState::code), Some("DL001"), "{error}");
+    assert_eq!(bench.rows("SELECT balance FROM account"), ["10"]);
+    guard.unlock().await.expect("released");
+}

@@ -58,12 +58,15 @@ impl Waiting {
         Waiting { drift: attachment.drift, losses: attachment.losses.clone(), table: Mutex::default() }
     }
 
-    /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
+    /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply. A message
+    /// from before says nothing that the claim does not find out.
     pub(in crate::engines::postgres) fn enlist(&self, attempt: AttemptId) {
         let mut table = self.table.lock();
         let era = table.era;
-        let place = || Place { message: Arc::new(Notify::new()), era, claimed: None, handed: None };
-        table.places.entry(attempt).or_insert_with(place).era = era;
+        let place = || Place { message: Arc::default(), era, claimed: None, handed: None };
+        let place = table.places.entry(attempt).or_insert_with(place);
+        place.era = era;
+        place.message = Arc::default();
     }
 
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
@@ -219,6 +222,21 @@ mod tests {
         hand.advance(SECOND);
         waiting.hear(&message(attempt, 6_000_001), clock.now());
         assert!(waiting.take_grant(attempt).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_message_from_before_a_claim_wakes_nobody_and_one_after_it_is_kept() {
+        let (waiting, attempt) = (waiting(), AttemptId::random());
+        let is_woken = async |waiting: &Waiting| {
+            let message = waiting.message(attempt).expect("enlisted");
+            tokio::time::timeout(Duration::ZERO, message.notified()).await.is_ok()
+        };
+        waiting.enlist(attempt);
+        waiting.wake_all();
+        waiting.enlist(attempt);
+        assert!(!is_woken(&waiting).await, "the claim is the answer to it");
+        waiting.hear(&format!("retry {attempt}"), Moment::from_nanos(1));
+        assert!(is_woken(&waiting).await, "it came before the wait");
     }
 
     #[tokio::test]

@@ -137,8 +137,9 @@ impl Shared {
         if self.subscribe(&connection, &channel).await.is_err() {
             return false;
         }
-        self.state.send_replace(Hearing::On(channel.clone()));
+        // In this order: a waiter that claims from now on need not claim once more.
         self.waiting.wake_all();
+        self.state.send_replace(Hearing::On(channel.clone()));
         loop {
             tokio::select! {
                 message = messages.recv() => match message {
