@@ -17,6 +17,7 @@ pub mod postgres;
 #[cfg(not(feature = "postgres"))]
 pub(crate) mod postgres {
     pub(crate) mod open;
+    mod schema_name;
 }
 #[cfg(feature = "redis")]
 pub mod redis;

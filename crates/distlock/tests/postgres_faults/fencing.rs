@@ -141,7 +141,8 @@ async fn f82_a_slot_is_not_granted_again_while_a_transaction_relies_on_it() {
 async fn f82_the_recipe_of_the_fencing_page_refuses_a_stale_holder() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fencing.md");
     let page = std::fs::read_to_string(page).expect("the page");
-    let recipe = page.split("```sql\n").filter_map(|rest| rest.split("\n```").next()).find(|sql| sql.contains("distlock.hold"));
+    let recipe =
+        page.split("```sql\n").filter_map(|rest| rest.split("\n```").next()).find(|sql| sql.contains("distlock.hold"));
     let recipe = |token: u64, balance: u32| {
         let text = recipe.expect("a recipe").replace(":token", &token.to_string());
         text.replace(":balance", &balance.to_string()).replace(":id", "7")

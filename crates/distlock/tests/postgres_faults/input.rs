@@ -79,10 +79,10 @@ async fn a_server_with_tls_and_passwords_is_used_and_a_stranger_is_not() {
     let error = Locker::from_config(&config).await.expect_err("another authority");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     config.tls_ca = trusted(&certs);
-    config.url = Some(server.url().replace("s3cret", "wrong").into());
+    config.url = Some(server.url().replace("s3cret", "wrong"));
     let error = Locker::from_config(&config).await.expect_err("a wrong password");
     assert!(error.kind() == ErrorKind::Auth && !error.to_string().contains("wrong"), "{error}");
-    config.url = Some(server.url().replace(":s3cret", "").replace("?sslmode=verify-full", "?sslmode=disable").into());
+    config.url = Some(server.url().replace(":s3cret", "").replace("?sslmode=verify-full", "?sslmode=disable"));
     config.tls_ca = None;
     let error = Locker::from_config(&config).await.expect_err("neither encrypted nor with a password");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");

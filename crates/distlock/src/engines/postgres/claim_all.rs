@@ -3,12 +3,12 @@
 use tokio_postgres::types::ToSql;
 
 use crate::contract::{Claim, ClaimedAll, Grant, Term};
-use crate::engines::postgres::claim::{fence, late, order_by};
+use crate::engines::postgres::claim::{fence, late};
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::{ClaimItem, column, garbled};
 use crate::engines::postgres::protocol::value;
 use crate::engines::postgres::state::late_claims::Progress;
-use crate::engines::postgres::wire::batcher::noting;
+use crate::engines::postgres::wire::batcher::{noting, order_by};
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// How many locks one statement takes: others wait for their rows as long as it runs.

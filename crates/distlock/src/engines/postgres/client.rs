@@ -2,31 +2,28 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::contract::Attachment;
-use crate::engines::postgres::claim::ClaimSender;
 use crate::engines::postgres::protocol::requests::Statement;
-use crate::engines::postgres::release::ReleaseSender;
-use crate::engines::postgres::renew::RenewSender;
 use crate::engines::postgres::state::late_claims::LateClaims;
 use crate::engines::postgres::state::server_clock::ServerClock;
 use crate::engines::postgres::state::waiting::Waiting;
 use crate::engines::postgres::wire::batcher::Batcher;
-use crate::engines::postgres::wire::connection::Connection;
+use crate::engines::postgres::wire::claims::ClaimSender;
 use crate::engines::postgres::wire::link::Link;
+use crate::engines::postgres::wire::links::{CONNECT_WAIT, Links};
 use crate::engines::postgres::wire::listener::Listener;
 use crate::engines::postgres::wire::options::Options;
+use crate::engines::postgres::wire::releases::ReleaseSender;
+use crate::engines::postgres::wire::renewals::RenewSender;
 use crate::types::clock::Clock;
 use crate::types::error::Result;
 use crate::types::key::Key;
 
-/// How long a request waits for a connection that is being opened again.
-pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How many claims or releases one statement carries: a few milliseconds of the server's time.
 const MOST_REQUESTS: usize = 64;
 /// How many calls for renewals of the keeper one statement carries.
@@ -62,51 +59,6 @@ pub(super) struct Client {
     pub(super) claims: Batcher<ClaimSender>,
     pub(super) releases: Batcher<ReleaseSender>,
     pub(super) renewals: Batcher<RenewSender>,
-}
-
-/// The connections of an engine.
-pub(super) struct Links {
-    /// For claims, releases and everything but renewals.
-    main: Link,
-    /// For renewals.
-    reserved: Link,
-    pub(super) listener: Listener,
-}
-
-impl Links {
-    pub(super) async fn for_claim(&self) -> Result<Arc<Connection>> {
-        self.main.connection(CONNECT_WAIT).await
-    }
-
-    /// Returns the connection for a release: the main one, or the reserved one while that is closed.
-    pub(super) async fn for_release(&self) -> Result<Arc<Connection>> {
-        match self.main.now().or_else(|| self.reserved.now()) {
-            Some(connection) => Ok(connection),
-            None => self.main.connection(CONNECT_WAIT).await,
-        }
-    }
-
-    /// Returns the connection for a renewal: the reserved one, or the main one while that is closed.
-    pub(super) async fn for_renewal(&self) -> Result<Arc<Connection>> {
-        match self.reserved.now() {
-            Some(connection) => Ok(connection),
-            None => match self.reserved.connection(CONNECT_WAIT / 4).await {
-                Ok(connection) => Ok(connection),
-                Err(error) => self.main.now().ok_or(error),
-            },
-        }
-    }
-
-    /// Returns whether messages can come in, as far as is known.
-    pub(super) fn hears(&self) -> bool {
-        !self.listener.is_deaf() && self.main.now().is_none_or(|connection| !connection.is_pooled)
-    }
-
-    pub(super) fn shut(&self) {
-        self.listener.shut();
-        self.main.shut();
-        self.reserved.shut();
-    }
 }
 
 impl Postgres {

@@ -17,6 +17,7 @@ pub(crate) mod open;
 mod protocol;
 mod release;
 mod renew;
+mod schema_name;
 mod setup;
 mod state;
 mod wait;

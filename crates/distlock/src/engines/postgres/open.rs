@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 #[cfg(feature = "postgres")]
 use crate::contract::{BoxFuture, DynBackend};
+use crate::engines::postgres::schema_name::check_schema;
 #[cfg(feature = "postgres")]
 use crate::engines::postgres::{Postgres, PostgresBuilder};
 use crate::engines::shared::host::{Credentials, Host, percent_decode};
@@ -114,24 +115,6 @@ fn read_directory(value: &str) -> Result<PathBuf, String> {
         value if value.contains('\0') => Err("a zero byte".into()),
         value if value.starts_with('/') => Ok(value.into()),
         _ => Err("not the directory of a socket; write other hosts before the path".into()),
-    }
-}
-
-/// The longest name of a schema in bytes; the server would cut a longer one.
-const MAX_SCHEMA_BYTES: usize = 63;
-
-/// Checks the name of a schema.
-pub(crate) fn check_schema(name: &str) -> Result<(), String> {
-    if name.is_empty() {
-        return Err("the name is empty".into());
-    }
-    if name.len() > MAX_SCHEMA_BYTES {
-        return Err(format!("the name has {} bytes, at most {MAX_SCHEMA_BYTES} are allowed", name.len()));
-    }
-    match name.find(char::is_control) {
-        Some(at) => Err(format!("a control character at byte {at}")),
-        None if name.starts_with("pg_") => Err("names that begin with pg_ are the server's own".into()),
-        None => Ok(()),
     }
 }
 

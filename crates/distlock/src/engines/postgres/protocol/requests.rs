@@ -8,57 +8,57 @@ use crate::types::error::{Error, Result};
 
 /// One claim among those of a statement.
 #[derive(Debug, Clone)]
-pub(in crate::engines::postgres) struct ClaimItem {
-    pub(in crate::engines::postgres) name: String,
-    pub(in crate::engines::postgres) attempt: String,
-    pub(in crate::engines::postgres) mode: String,
-    pub(in crate::engines::postgres) ttl_ms: i64,
-    pub(in crate::engines::postgres) delay_ms: i64,
+pub(in crate::engines) struct ClaimItem {
+    pub(in crate::engines) name: String,
+    pub(in crate::engines) attempt: String,
+    pub(in crate::engines) mode: String,
+    pub(in crate::engines) ttl_ms: i64,
+    pub(in crate::engines) delay_ms: i64,
     /// 0: no place in the queue.
-    pub(in crate::engines::postgres) beat_ms: i64,
-    pub(in crate::engines::postgres) record: String,
+    pub(in crate::engines) beat_ms: i64,
+    pub(in crate::engines) record: String,
 }
 
 /// One release among those of a statement.
 #[derive(Debug, Clone)]
-pub(in crate::engines::postgres) struct ReleaseItem {
-    pub(in crate::engines::postgres) name: String,
-    pub(in crate::engines::postgres) attempt: String,
+pub(in crate::engines) struct ReleaseItem {
+    pub(in crate::engines) name: String,
+    pub(in crate::engines) attempt: String,
 }
 
 /// One renewal among those of a statement.
 #[derive(Debug, Clone)]
-pub(in crate::engines::postgres) struct RenewItem {
-    pub(in crate::engines::postgres) name: String,
-    pub(in crate::engines::postgres) attempt: String,
-    pub(in crate::engines::postgres) lease_ms: i64,
+pub(in crate::engines) struct RenewItem {
+    pub(in crate::engines) name: String,
+    pub(in crate::engines) attempt: String,
+    pub(in crate::engines) lease_ms: i64,
 }
 
 /// A statement: its text and the types of its parameters. The types are given, so that a statement is one message, and
 /// needs no preparation where a pooler would lose it.
 #[derive(Debug, Clone)]
-pub(in crate::engines::postgres) struct Statement {
-    pub(in crate::engines::postgres) text: String,
-    pub(in crate::engines::postgres) types: &'static [Type],
+pub(in crate::engines) struct Statement {
+    pub(in crate::engines) text: String,
+    pub(in crate::engines) types: &'static [Type],
 }
 
 /// The statements of one schema.
 #[derive(Debug)]
-pub(in crate::engines::postgres) struct Statements {
-    pub(in crate::engines::postgres) claim: Statement,
-    pub(in crate::engines::postgres) release: Statement,
-    pub(in crate::engines::postgres) renew: Statement,
-    pub(in crate::engines::postgres) claim_all: Statement,
-    pub(in crate::engines::postgres) amend: Statement,
-    pub(in crate::engines::postgres) adopt: Statement,
-    pub(in crate::engines::postgres) force_release: Statement,
-    pub(in crate::engines::postgres) show: Statement,
-    pub(in crate::engines::postgres) write_history: Statement,
-    pub(in crate::engines::postgres) read_history: Statement,
-    pub(in crate::engines::postgres) listen_sign: Statement,
+pub(in crate::engines) struct Statements {
+    pub(in crate::engines) claim: Statement,
+    pub(in crate::engines) release: Statement,
+    pub(in crate::engines) renew: Statement,
+    pub(in crate::engines) claim_all: Statement,
+    pub(in crate::engines) amend: Statement,
+    pub(in crate::engines) adopt: Statement,
+    pub(in crate::engines) force_release: Statement,
+    pub(in crate::engines) show: Statement,
+    pub(in crate::engines) write_history: Statement,
+    pub(in crate::engines) read_history: Statement,
+    pub(in crate::engines) listen_sign: Statement,
     /// Returns the schema's version and the server's clock.
-    pub(in crate::engines::postgres) greet: Statement,
-    pub(in crate::engines::postgres) clock: Statement,
+    pub(in crate::engines) greet: Statement,
+    pub(in crate::engines) clock: Statement,
 }
 
 const T: Type = Type::TEXT;
@@ -68,7 +68,7 @@ const BS: Type = Type::INT8_ARRAY;
 const I: Type = Type::INT4;
 
 impl Statements {
-    pub(in crate::engines::postgres) fn of(schema: &Schema) -> Statements {
+    pub(in crate::engines) fn of(schema: &Schema) -> Statements {
         let call = |function: &str, types: &'static [Type]| {
             let parameters: Vec<_> = (1..=types.len()).map(|number| format!("${number}")).collect();
             let text = format!("SELECT * FROM {schema}.{function}({})", parameters.join(", "));
@@ -97,11 +97,11 @@ impl Statements {
 ///
 /// # Errors
 /// Kind `Unknown`: what the server replied is not understood, so it may have done anything.
-pub(in crate::engines::postgres) fn column<'a, T: FromSql<'a>>(row: &'a Row, number: usize) -> Result<T> {
+pub(in crate::engines) fn column<'a, T: FromSql<'a>>(row: &'a Row, number: usize) -> Result<T> {
     row.try_get(number).map_err(|_| garbled())
 }
 
 /// Returns the error of a reply that is not understood.
-pub(in crate::engines::postgres) fn garbled() -> Error {
+pub(in crate::engines) fn garbled() -> Error {
     Error::unknown("postgres: the reply was not understood")
 }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use crate::engines::postgres::open::check_schema;
+use crate::engines::postgres::schema_name::check_schema;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// The version of the tables and functions that this client speaks to: that of `schema/version.sql`.
-pub(in crate::engines::postgres) const VERSION: i32 = 1;
+pub(in crate::engines) const VERSION: i32 = 1;
 
 /// The schema's name where none is given.
-pub(in crate::engines::postgres) const DEFAULT_SCHEMA: &str = "distlock";
+pub(in crate::engines) const DEFAULT_SCHEMA: &str = "distlock";
 
 const PARTS: [&str; 6] = [
     include_str!("schema/tables.sql"),
@@ -25,12 +25,12 @@ const PLACEHOLDER: &str = "\"distlock\"";
 
 /// The name of a schema, quoted as SQL needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engines::postgres) struct Schema(String);
+pub(in crate::engines) struct Schema(String);
 
 impl Schema {
     /// # Errors
     /// Kind `Config` when no schema can have this name.
-    pub(in crate::engines::postgres) fn new(name: &str) -> Result<Schema> {
+    pub(in crate::engines) fn new(name: &str) -> Result<Schema> {
         match check_schema(name) {
             Ok(()) => Ok(Schema(format!("\"{}\"", name.replace('"', "\"\"")))),
             Err(fault) => Err(Error::new(ErrorKind::Config, format!("schema: {fault}"))),
@@ -38,7 +38,7 @@ impl Schema {
     }
 
     /// Returns the statements that make the schema, or bring it up to date, in one transaction. They can be repeated.
-    pub(in crate::engines::postgres) fn sql(&self) -> String {
+    pub(in crate::engines) fn sql(&self) -> String {
         let parts = PARTS.map(|part| self.in_file(part)).join("\n");
         let serialise = "SELECT pg_advisory_xact_lock(hashtextextended('distlock setup', 0));";
         let revoke = self.in_file(REVOKE);

@@ -12,7 +12,7 @@ use crate::types::token::FencingToken;
 const MAX_RECORD_BYTES: usize = 3 * 1024;
 
 /// Returns the record as it is stored: JSON on one line.
-pub(in crate::engines::postgres) fn write_record(record: &Record) -> Result<String> {
+pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
     let failed = |problem: String| Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"));
     let text = serde_json::to_string(record).map_err(|error| failed(error.to_string()))?;
     if text.len() > MAX_RECORD_BYTES {
@@ -22,7 +22,7 @@ pub(in crate::engines::postgres) fn write_record(record: &Record) -> Result<Stri
 }
 
 /// Reads what [`write_record`] wrote; `None` for anything else.
-pub(in crate::engines::postgres) fn read_record(text: &str) -> Option<Arc<Record>> {
+pub(in crate::engines) fn read_record(text: &str) -> Option<Arc<Record>> {
     if text.len() > MAX_RECORD_BYTES {
         return None;
     }
@@ -30,7 +30,7 @@ pub(in crate::engines::postgres) fn read_record(text: &str) -> Option<Arc<Record
 }
 
 /// Returns a holder from the columns of its row. A row that is not as this engine writes it has no record.
-pub(in crate::engines::postgres) fn holder(
+pub(in crate::engines) fn holder(
     token: Option<i64>,
     left_us: Option<i64>,
     held_us: Option<i64>,
@@ -42,13 +42,13 @@ pub(in crate::engines::postgres) fn holder(
 }
 
 /// Reads a token; `None` when it is negative.
-pub(in crate::engines::postgres) fn read_token(token: i64) -> Option<FencingToken> {
+pub(in crate::engines) fn read_token(token: i64) -> Option<FencingToken> {
     u64::try_from(token).ok().map(FencingToken::new)
 }
 
 /// Returns the mode of a claim as the schema writes it. Claims with the same text may hold the lock together, unless it
 /// is `x`.
-pub(in crate::engines::postgres) fn mode_text(record: &Record) -> String {
+pub(in crate::engines) fn mode_text(record: &Record) -> String {
     match record.mode {
         Mode::Exclusive => "x".into(),
         Mode::Shared => "s".into(),
@@ -58,7 +58,7 @@ pub(in crate::engines::postgres) fn mode_text(record: &Record) -> String {
 }
 
 /// Returns the mode that a [`mode_text`] means.
-pub(in crate::engines::postgres) fn mode_of(text: &str) -> Option<Mode> {
+pub(in crate::engines) fn mode_of(text: &str) -> Option<Mode> {
     match text.split_at_checked(1)? {
         ("x", "") => Some(Mode::Exclusive),
         ("s", "") => Some(Mode::Shared),

@@ -18,7 +18,7 @@ use crate::types::token::AttemptId;
 const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
 
 /// The unanswered claims of one engine.
-pub(in crate::engines::postgres) struct LateClaims {
+pub(in crate::engines) struct LateClaims {
     clock: Clock,
     claims: Mutex<BTreeMap<AttemptId, LateClaim>>,
 }
@@ -31,18 +31,18 @@ struct LateClaim {
 }
 
 impl LateClaims {
-    pub(in crate::engines::postgres) fn new(clock: Clock) -> LateClaims {
+    pub(in crate::engines) fn new(clock: Clock) -> LateClaims {
         LateClaims { clock, claims: Mutex::default() }
     }
 
     /// Notes that the claims of `attempts` are about to be sent. Dropped without a reply, they are late.
-    pub(in crate::engines::postgres) fn sending(&self, attempts: Vec<AttemptId>) -> Sending<'_> {
+    pub(in crate::engines) fn sending(&self, attempts: Vec<AttemptId>) -> Sending<'_> {
         Sending { late_claims: self, attempts, progress: Progress::default() }
     }
 
     /// Forgets claims of `attempt` that can no longer be carried out, after a release of it over the connection `over` was
     /// answered: on one connection the release arrives after the claim.
-    pub(in crate::engines::postgres) fn released(&self, attempt: AttemptId, over: u64) {
+    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) {
         let now = self.clock.now();
         let mut claims = self.claims.lock();
         let is_over = |claim: &LateClaim| claim.over == Some(over) || now.since(claim.given_up) >= LATEST;
@@ -52,21 +52,21 @@ impl LateClaims {
     }
 
     /// Returns until when a claim of `attempt` may still be carried out.
-    pub(in crate::engines::postgres) fn until(&self, attempt: AttemptId) -> Option<Moment> {
+    pub(in crate::engines) fn until(&self, attempt: AttemptId) -> Option<Moment> {
         self.claims.lock().get(&attempt).map(|claim| claim.given_up.after(LATEST))
     }
 }
 
 /// Claims that are sent in one request.
-pub(in crate::engines::postgres) struct Sending<'a> {
+pub(in crate::engines) struct Sending<'a> {
     late_claims: &'a LateClaims,
     attempts: Vec<AttemptId>,
-    pub(in crate::engines::postgres) progress: Progress,
+    pub(in crate::engines) progress: Progress,
 }
 
 impl Sending<'_> {
     /// The server replied, or certainly did not carry them out.
-    pub(in crate::engines::postgres) fn answered(mut self) {
+    pub(in crate::engines) fn answered(mut self) {
         self.attempts.clear();
     }
 }
@@ -90,7 +90,7 @@ impl Drop for Sending<'_> {
 
 /// How far a request has come on its way to the server.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engines::postgres) struct Progress(Arc<AtomicU64>);
+pub(in crate::engines) struct Progress(Arc<AtomicU64>);
 
 /// Connections are numbered from 1 on.
 const QUEUED: u64 = 0;
@@ -99,17 +99,17 @@ const LEAVING: u64 = u64::MAX - 1;
 
 impl Progress {
     /// Takes the request out of the queue. Returns false when it is cancelled, and must not be sent.
-    pub(in crate::engines::postgres) fn leave(&self) -> bool {
+    pub(in crate::engines) fn leave(&self) -> bool {
         self.0.compare_exchange(QUEUED, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// The request was handed to a connection: whatever is handed to it later arrives later.
-    pub(in crate::engines::postgres) fn sent(&self, connection: u64) {
+    pub(in crate::engines) fn sent(&self, connection: u64) {
         self.0.store(connection, Ordering::Release);
     }
 
     /// The request is about to be sent once more.
-    pub(in crate::engines::postgres) fn leave_again(&self) {
+    pub(in crate::engines) fn leave_again(&self) {
         self.0.store(LEAVING, Ordering::Release);
     }
 

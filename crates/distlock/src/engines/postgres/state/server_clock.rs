@@ -9,7 +9,7 @@ use crate::types::sync::Mutex;
 const UNREMARKABLE_US: i128 = 50_000;
 
 /// The server's clock as the connections to it saw it, one after the other.
-pub(in crate::engines::postgres) struct ServerClock {
+pub(in crate::engines) struct ServerClock {
     clock: Clock,
     drift: f64,
     known: Mutex<Option<Known>>,
@@ -26,31 +26,31 @@ struct Known {
 
 /// The server's clock showed `server_us` at some moment between the two.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::engines::postgres) struct Reading {
-    pub(in crate::engines::postgres) sent: Moment,
-    pub(in crate::engines::postgres) received: Moment,
-    pub(in crate::engines::postgres) server_us: i64,
+pub(in crate::engines) struct Reading {
+    pub(in crate::engines) sent: Moment,
+    pub(in crate::engines) received: Moment,
+    pub(in crate::engines) server_us: i64,
 }
 
 impl ServerClock {
-    pub(in crate::engines::postgres) fn new(clock: Clock, drift: f64) -> ServerClock {
+    pub(in crate::engines) fn new(clock: Clock, drift: f64) -> ServerClock {
         ServerClock { clock, drift, known: Mutex::default(), leaps: tokio::sync::Notify::new() }
     }
 
     /// Returns our own clock's time, by which readings are taken.
-    pub(in crate::engines::postgres) fn now(&self) -> Moment {
+    pub(in crate::engines) fn now(&self) -> Moment {
         self.clock.now()
     }
 
     /// Returns what the server's clock shows at the latest when `after` has passed from `now` on, unless it leaps.
-    pub(in crate::engines::postgres) fn latest(&self, now: Moment, after: Duration) -> i64 {
+    pub(in crate::engines) fn latest(&self, now: Moment, after: Duration) -> i64 {
         let Some(known) = *self.known.lock() else { return 0 };
         let slack = micros(now.since(known.at).mul_f64(self.drift));
         i64::try_from(micros_of(now) + known.high + slack + micros(after)).unwrap_or(i64::MAX)
     }
 
     /// Takes a reading. Logs a leap, and tells the waiters of it: leases may have ended early.
-    pub(in crate::engines::postgres) fn saw(&self, reading: Reading) {
+    pub(in crate::engines) fn saw(&self, reading: Reading) {
         let server_us = i128::from(reading.server_us);
         let (low, high) = (server_us - micros_of(reading.received), server_us - micros_of(reading.sent));
         let mut known = self.known.lock();
@@ -69,7 +69,7 @@ impl ServerClock {
     }
 
     /// Returns when the server's clock leapt forward.
-    pub(in crate::engines::postgres) async fn leapt(&self) {
+    pub(in crate::engines) async fn leapt(&self) {
         self.leaps.notified().await;
     }
 }

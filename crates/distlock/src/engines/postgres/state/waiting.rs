@@ -14,7 +14,7 @@ use crate::types::sync::Mutex;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// The waiting attempts of one engine.
-pub(in crate::engines::postgres) struct Waiting {
+pub(in crate::engines) struct Waiting {
     drift: f64,
     losses: Losses,
     table: Mutex<Table>,
@@ -54,13 +54,13 @@ struct Handed {
 }
 
 impl Waiting {
-    pub(in crate::engines::postgres) fn new(attachment: &Attachment) -> Self {
+    pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
         Waiting { drift: attachment.drift, losses: attachment.losses.clone(), table: Mutex::default() }
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply. A message
     /// from before says nothing that the claim does not find out.
-    pub(in crate::engines::postgres) fn enlist(&self, attempt: AttemptId) {
+    pub(in crate::engines) fn enlist(&self, attempt: AttemptId) {
         let mut table = self.table.lock();
         let era = table.era;
         let place = || Place { message: Arc::default(), era, claimed: None, handed: None };
@@ -70,7 +70,7 @@ impl Waiting {
     }
 
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
-    pub(in crate::engines::postgres) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: i64) {
+    pub(in crate::engines) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: i64) {
         let mut table = self.table.lock();
         let era = table.era;
         if let Some(place) = table.places.get_mut(&attempt).filter(|place| place.era == era) {
@@ -78,22 +78,22 @@ impl Waiting {
         }
     }
 
-    pub(in crate::engines::postgres) fn forget(&self, attempt: AttemptId) {
+    pub(in crate::engines) fn forget(&self, attempt: AttemptId) {
         self.table.lock().places.remove(&attempt);
     }
 
     /// Returns what is notified when a message for `attempt` comes; `None` when it is not enlisted.
-    pub(in crate::engines::postgres) fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
+    pub(in crate::engines) fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
         self.table.lock().places.get(&attempt).map(|place| place.message.clone())
     }
 
     /// Returns whether a grant for `attempt` came as a message.
-    pub(in crate::engines::postgres) fn is_handed(&self, attempt: AttemptId) -> bool {
+    pub(in crate::engines) fn is_handed(&self, attempt: AttemptId) -> bool {
         self.table.lock().places.get(&attempt).is_some_and(|place| place.handed.is_some())
     }
 
     /// Takes the grant that came as a message for `attempt`, if it can be believed. Its attempt waits no more.
-    pub(in crate::engines::postgres) fn take_grant(&self, attempt: AttemptId) -> Option<Grant> {
+    pub(in crate::engines) fn take_grant(&self, attempt: AttemptId) -> Option<Grant> {
         let mut table = self.table.lock();
         let Entry::Occupied(mut place) = table.places.entry(attempt) else { return None };
         let told = place.get_mut().handed.take().zip(place.get().claimed);
@@ -105,7 +105,7 @@ impl Waiting {
     }
 
     /// Wakes `attempt`, if it is one of ours.
-    pub(in crate::engines::postgres) fn wake(&self, attempt: AttemptId) {
+    pub(in crate::engines) fn wake(&self, attempt: AttemptId) {
         if let Some(place) = self.table.lock().places.get(&attempt) {
             place.message.notify_one();
         }
@@ -113,7 +113,7 @@ impl Waiting {
 
     /// Has all attempts claim again: after a reconnect it is unknown which messages were missed, and by which clock the
     /// last reply was.
-    pub(in crate::engines::postgres) fn wake_all(&self) {
+    pub(in crate::engines) fn wake_all(&self) {
         let mut table = self.table.lock();
         table.era += 1;
         for place in table.places.values_mut() {
@@ -125,7 +125,7 @@ impl Waiting {
     }
 
     /// Takes a message of our channel. One that is not understood is ignored: the waiter's slow poll stands behind it.
-    pub(in crate::engines::postgres) fn hear(&self, text: &str, received: Moment) {
+    pub(in crate::engines) fn hear(&self, text: &str, received: Moment) {
         let mut words = text.split(' ');
         let word = words.next();
         let Some(attempt) = words.next().and_then(|word| word.parse().ok()) else { return };

@@ -16,7 +16,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::sync::Mutex;
 
 /// Sends requests of one kind.
-pub(in crate::engines::postgres) trait Sender: Clone + Send + Sync + 'static {
+pub(in crate::engines) trait Sender: Clone + Send + Sync + 'static {
     type Item: Clone + Send + Sync + 'static;
     type Reply: Send + 'static;
 
@@ -32,7 +32,7 @@ pub(in crate::engines::postgres) trait Sender: Clone + Send + Sync + 'static {
 }
 
 /// Batches requests of one kind.
-pub(in crate::engines::postgres) struct Batcher<S: Sender> {
+pub(in crate::engines) struct Batcher<S: Sender> {
     sender: S,
     runtime: Handle,
     most: usize,
@@ -52,13 +52,13 @@ struct Entry<S: Sender> {
 
 impl<S: Sender> Batcher<S> {
     /// `most` is the largest number of requests in one statement.
-    pub(in crate::engines::postgres) fn new(sender: S, runtime: &Handle, most: usize) -> Batcher<S> {
+    pub(in crate::engines) fn new(sender: S, runtime: &Handle, most: usize) -> Batcher<S> {
         let queue = Queue { is_busy: false, waiting: Vec::new() };
         Batcher { sender, runtime: runtime.clone(), most, queue: Arc::new(Mutex::new(queue)) }
     }
 
     /// Sends one request.
-    pub(in crate::engines::postgres) async fn request(&self, item: S::Item, progress: &Progress) -> Result<S::Reply> {
+    pub(in crate::engines) async fn request(&self, item: S::Item, progress: &Progress) -> Result<S::Reply> {
         let item = match self.enter(item, progress) {
             Ok(item) => item,
             Err(replied) => {
@@ -90,7 +90,7 @@ impl<S: Sender> Batcher<S> {
 }
 
 /// Runs `sending`, and calls `sent` when it was polled once: then its statement is on its way.
-pub(in crate::engines::postgres) async fn noting<T>(sending: impl Future<Output = T>, sent: impl FnOnce()) -> T {
+pub(in crate::engines) async fn noting<T>(sending: impl Future<Output = T>, sent: impl FnOnce()) -> T {
     let (mut sending, mut sent) = (pin!(sending), Some(sent));
     poll_fn(|context| {
         let polled = sending.as_mut().poll(context);
@@ -174,4 +174,11 @@ fn fail<S: Sender>(entries: Vec<Entry<S>>, error: &Error) {
 
 fn missing() -> Error {
     Error::unknown("postgres: the reply has too few rows")
+}
+
+/// Returns the places of `items` in the order of a name of each: the order in which the server locks their rows.
+pub(in crate::engines) fn order_by<T>(items: &[T], name: impl Fn(&T) -> &str) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by(|one, other| name(&items[*one]).cmp(name(&items[*other])));
+    order
 }

@@ -32,19 +32,19 @@ const SESSION: &str =
     "-c distlock.session=own -c statement_timeout=900ms -c default_transaction_isolation=read\\ committed";
 
 /// A message of `NOTIFY`.
-pub(in crate::engines::postgres) struct Notified {
-    pub(in crate::engines::postgres) channel: String,
-    pub(in crate::engines::postgres) text: String,
+pub(in crate::engines) struct Notified {
+    pub(in crate::engines) channel: String,
+    pub(in crate::engines) text: String,
 }
 
 /// One session. Dropping it closes it.
-pub(in crate::engines::postgres) struct Connection {
+pub(in crate::engines) struct Connection {
     /// Distinguishes the connections of this process.
-    pub(in crate::engines::postgres) id: u64,
+    pub(in crate::engines) id: u64,
     client: Client,
     place: Arc<str>,
     /// Whether a pooler may give each transaction another server.
-    pub(in crate::engines::postgres) is_pooled: bool,
+    pub(in crate::engines) is_pooled: bool,
     driver: AbortHandle,
     /// Set before the driver has ended, which takes its runtime.
     is_given_up: AtomicBool,
@@ -58,7 +58,7 @@ impl Connection {
     ///
     /// # Errors
     /// That of the last server that could not be used.
-    pub(in crate::engines::postgres) async fn open(
+    pub(in crate::engines) async fn open(
         options: &Options,
         clock: &Arc<ServerClock>,
         prepare: &[&Statement],
@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Runs the statements of `sql` on the primary, for at most `limit`, whether or not the schema is there.
-    pub(in crate::engines::postgres) async fn set_up(options: &Options, sql: &str, limit: Duration) -> Result<()> {
+    pub(in crate::engines) async fn set_up(options: &Options, sql: &str, limit: Duration) -> Result<()> {
         let clock = Arc::new(ServerClock::new(crate::types::clock::Clock::system(), 0.0));
         let mut failed = None;
         for dialer in &options.dialers {
@@ -207,7 +207,7 @@ impl Connection {
     }
 
     /// Sends a statement and returns its rows. Kind `Unknown` when no reply comes in time; the connection is then closed.
-    pub(in crate::engines::postgres) async fn query(
+    pub(in crate::engines) async fn query(
         &self,
         statement: &Statement,
         parameters: &[&(dyn ToSql + Sync)],
@@ -216,7 +216,7 @@ impl Connection {
     }
 
     /// As [`query`](Connection::query), for at most `limit`.
-    pub(in crate::engines::postgres) async fn query_within(
+    pub(in crate::engines) async fn query_within(
         &self,
         limit: Duration,
         statement: &Statement,
@@ -254,7 +254,7 @@ impl Connection {
     }
 
     /// Sends a command without parameters.
-    pub(in crate::engines::postgres) async fn execute(&self, command: &str) -> Result<()> {
+    pub(in crate::engines) async fn execute(&self, command: &str) -> Result<()> {
         self.execute_within(COMMAND_TIMEOUT, command).await
     }
 
@@ -265,21 +265,21 @@ impl Connection {
     }
 
     /// Notes what the server's clock showed in the reply to a request that was sent at `sent`.
-    pub(in crate::engines::postgres) fn saw_clock(&self, sent: Moment, server_us: i64) {
+    pub(in crate::engines) fn saw_clock(&self, sent: Moment, server_us: i64) {
         self.clock.saw(Reading { sent, received: self.clock.now(), server_us });
     }
 
     /// Returns the time on the server's clock after which a claim that is sent now is refused.
-    pub(in crate::engines::postgres) fn not_after(&self, sent: Moment) -> i64 {
+    pub(in crate::engines) fn not_after(&self, sent: Moment) -> i64 {
         self.clock.latest(sent, COMMAND_TIMEOUT)
     }
 
-    pub(in crate::engines::postgres) fn is_closed(&self) -> bool {
+    pub(in crate::engines) fn is_closed(&self) -> bool {
         self.is_given_up.load(Ordering::Acquire) || self.client.is_closed()
     }
 
     /// Closes the socket. Requests that are under way fail.
-    pub(in crate::engines::postgres) fn close(&self) {
+    pub(in crate::engines) fn close(&self) {
         self.is_given_up.store(true, Ordering::Release);
         self.driver.abort();
     }

@@ -19,28 +19,25 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 3;
 
 /// Any stream that PostgreSQL can be spoken over.
-pub(in crate::engines::postgres) trait Stream:
-    AsyncRead + AsyncWrite + Send + Unpin
-{
-}
+pub(in crate::engines) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-pub(in crate::engines::postgres) type BoxStream = Box<dyn Stream>;
+pub(in crate::engines) type BoxStream = Box<dyn Stream>;
 
 type Dialled = Pin<Box<dyn Future<Output = io::Result<BoxStream>> + Send>>;
 
 /// Opens streams to one server.
 #[derive(Clone)]
-pub(in crate::engines::postgres) struct Dialer {
+pub(in crate::engines) struct Dialer {
     dial: Arc<dyn Fn() -> Dialled + Send + Sync>,
     /// The server's address, for messages.
-    pub(in crate::engines::postgres) place: Arc<str>,
+    pub(in crate::engines) place: Arc<str>,
 }
 
 impl Dialer {
     /// Opens streams with `dial`.
-    pub(in crate::engines::postgres) fn new<F, Fut, S>(place: &str, dial: F) -> Dialer
+    pub(in crate::engines) fn new<F, Fut, S>(place: &str, dial: F) -> Dialer
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = io::Result<S>> + Send + 'static,
@@ -54,7 +51,7 @@ impl Dialer {
     }
 
     /// Opens TCP streams, encrypted where `encryption` is given.
-    pub(in crate::engines::postgres) fn tcp(host: &str, port: u16, encryption: Option<Encryption>) -> Dialer {
+    pub(in crate::engines) fn tcp(host: &str, port: u16, encryption: Option<Encryption>) -> Dialer {
         let place = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let host: Arc<str> = host.into();
         match encryption {
@@ -66,11 +63,11 @@ impl Dialer {
         }
     }
 
-    pub(in crate::engines::postgres) fn unix(path: PathBuf) -> Dialer {
+    pub(in crate::engines) fn unix(path: PathBuf) -> Dialer {
         Dialer::new(&path.display().to_string(), move || UnixStream::connect(path.clone()))
     }
 
-    pub(in crate::engines::postgres) async fn open(&self) -> io::Result<BoxStream> {
+    pub(in crate::engines) async fn open(&self) -> io::Result<BoxStream> {
         (self.dial)().await
     }
 }
@@ -92,7 +89,7 @@ async fn open_tcp(host: Arc<str>, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-pub(in crate::engines::postgres) use tls::Encryption;
+pub(in crate::engines) use tls::Encryption;
 
 #[cfg(feature = "tls")]
 mod tls {
@@ -111,12 +108,12 @@ mod tls {
 
     /// What is needed to encrypt the connections of an engine.
     #[derive(Clone)]
-    pub(in crate::engines::postgres) struct Encryption(TlsConnector);
+    pub(in crate::engines) struct Encryption(TlsConnector);
 
     impl Encryption {
         /// # Errors
         /// Kind `Config`, naming what cannot be used.
-        pub(in crate::engines::postgres) fn new(tls: &Tls) -> Result<Encryption> {
+        pub(in crate::engines) fn new(tls: &Tls) -> Result<Encryption> {
             Ok(Encryption(tls.client()?.into()))
         }
 
@@ -143,10 +140,10 @@ mod tls {
 
     /// Does not exist in a build without the feature.
     #[derive(Clone)]
-    pub(in crate::engines::postgres) enum Encryption {}
+    pub(in crate::engines) enum Encryption {}
 
     impl Encryption {
-        pub(in crate::engines::postgres) fn new(_tls: &Tls) -> Result<Encryption> {
+        pub(in crate::engines) fn new(_tls: &Tls) -> Result<Encryption> {
             Err(crate::engines::shared::tls::not_built_in())
         }
 

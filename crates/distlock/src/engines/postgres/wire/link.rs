@@ -14,7 +14,7 @@ use crate::types::error::{Error, Result};
 use crate::types::sync::Mutex;
 
 /// Opens a connection when one is asked for and there is none.
-pub(in crate::engines::postgres) struct Link {
+pub(in crate::engines) struct Link {
     options: Arc<Options>,
     clock: Arc<ServerClock>,
     /// Where the connection runs.
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Link {
-    pub(in crate::engines::postgres) fn new(
+    pub(in crate::engines) fn new(
         options: &Arc<Options>,
         clock: &Arc<ServerClock>,
         runtime: &Handle,
@@ -43,12 +43,12 @@ impl Link {
     }
 
     /// Returns the connection if it is open.
-    pub(in crate::engines::postgres) fn now(&self) -> Option<Arc<Connection>> {
+    pub(in crate::engines) fn now(&self) -> Option<Arc<Connection>> {
         self.state.lock().connection.clone().filter(|connection| !connection.is_closed())
     }
 
     /// Returns the connection, opening it if need be, but waits no longer than `wait`.
-    pub(in crate::engines::postgres) async fn connection(&self, wait: Duration) -> Result<Arc<Connection>> {
+    pub(in crate::engines) async fn connection(&self, wait: Duration) -> Result<Arc<Connection>> {
         if let Some(open) = self.now() {
             return Ok(open);
         }
@@ -98,7 +98,7 @@ impl Link {
     }
 
     /// Closes the connection, for good.
-    pub(in crate::engines::postgres) fn shut(&self) {
+    pub(in crate::engines) fn shut(&self) {
         let mut state = self.state.lock();
         state.is_shut = true;
         state.connection = None;

@@ -23,7 +23,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Listens for messages from the first waiter on.
-pub(in crate::engines::postgres) struct Listener {
+pub(in crate::engines) struct Listener {
     shared: Arc<Shared>,
     runtime: Handle,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -38,7 +38,7 @@ struct Shared {
 
 /// Whether messages come in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engines::postgres) enum Hearing {
+pub(in crate::engines) enum Hearing {
     NotYet,
     /// A session of its own cannot be had: a pooler is in between.
     Never,
@@ -46,7 +46,7 @@ pub(in crate::engines::postgres) enum Hearing {
 }
 
 impl Listener {
-    pub(in crate::engines::postgres) fn new(
+    pub(in crate::engines) fn new(
         options: &Arc<Options>,
         clock: &Arc<ServerClock>,
         waiting: &Arc<Waiting>,
@@ -58,7 +58,7 @@ impl Listener {
     }
 
     /// Returns the channel on which this process listens.
-    pub(in crate::engines::postgres) fn channel(&self) -> Option<Arc<str>> {
+    pub(in crate::engines) fn channel(&self) -> Option<Arc<str>> {
         match &*self.shared.state.borrow() {
             Hearing::On(channel) => Some(channel.clone()),
             _ => None,
@@ -66,12 +66,12 @@ impl Listener {
     }
 
     /// Returns whether no message will ever come in.
-    pub(in crate::engines::postgres) fn is_deaf(&self) -> bool {
+    pub(in crate::engines) fn is_deaf(&self) -> bool {
         *self.shared.state.borrow() == Hearing::Never
     }
 
     /// Begins to listen, and returns when messages come in, or do not within `wait`.
-    pub(in crate::engines::postgres) async fn begin(&self, wait: Duration) -> bool {
+    pub(in crate::engines) async fn begin(&self, wait: Duration) -> bool {
         let mut state = self.shared.state.subscribe();
         {
             let mut task = self.task.lock();
@@ -88,7 +88,7 @@ impl Listener {
         }
     }
 
-    pub(in crate::engines::postgres) fn shut(&self) {
+    pub(in crate::engines) fn shut(&self) {
         if let Some(task) = self.task.lock().take() {
             task.abort();
         }

@@ -9,33 +9,27 @@ use crate::engines::postgres::wire::dial::Dialer;
 use crate::types::secret::Secret;
 
 /// What every connection of an engine has in common.
-pub(in crate::engines::postgres) struct Options {
+pub(in crate::engines) struct Options {
     /// The servers, of which one is the primary.
-    pub(in crate::engines::postgres) dialers: Vec<Dialer>,
-    pub(in crate::engines::postgres) is_encrypted: bool,
+    pub(in crate::engines) dialers: Vec<Dialer>,
+    pub(in crate::engines) is_encrypted: bool,
     /// Whether a pooler is known to lend servers by the transaction.
-    pub(in crate::engines::postgres) is_pooled: bool,
-    pub(in crate::engines::postgres) user: String,
-    pub(in crate::engines::postgres) password: Option<Secret>,
-    pub(in crate::engines::postgres) database: String,
-    pub(in crate::engines::postgres) schema: Schema,
-    pub(in crate::engines::postgres) statements: Statements,
+    pub(in crate::engines) is_pooled: bool,
+    pub(in crate::engines) user: String,
+    pub(in crate::engines) password: Option<Secret>,
+    pub(in crate::engines) database: String,
+    pub(in crate::engines) schema: Schema,
+    pub(in crate::engines) statements: Statements,
     /// Stands before each lock's name.
-    pub(in crate::engines::postgres) prefix: String,
-    pub(in crate::engines::postgres) dial_timeout: Duration,
+    pub(in crate::engines) prefix: String,
+    pub(in crate::engines) dial_timeout: Duration,
 }
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Options { dialers, user, database, schema, prefix, .. } = self;
-        let shown = f
-            .debug_struct("Options")
-            .field("servers", dialers)
-            .field("user", user)
-            .field("database", database)
-            .field("schema", schema)
-            .field("prefix", prefix)
-            .finish_non_exhaustive();
-        shown
+        let mut shown = f.debug_struct("Options");
+        shown.field("servers", dialers).field("user", user).field("database", database);
+        shown.field("schema", schema).field("prefix", prefix).finish_non_exhaustive()
     }
 }

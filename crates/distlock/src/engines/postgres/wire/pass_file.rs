@@ -11,7 +11,7 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// Returns the password for a user, from `PGPASSFILE` or `~/.pgpass`. A file that others can read is ignored, as
 /// PostgreSQL's own clients do.
-pub(in crate::engines::postgres) fn password_for(host: &str, port: u16, database: &str, user: &str) -> Option<Secret> {
+pub(in crate::engines) fn password_for(host: &str, port: u16, database: &str, user: &str) -> Option<Secret> {
     let named = std::env::var_os("PGPASSFILE").map(PathBuf::from);
     let file = named.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pgpass")))?;
     let file = std::fs::File::open(file).ok()?;
