@@ -53,12 +53,12 @@ impl Dialer {
     /// Opens TCP streams, encrypted where `encryption` is given.
     pub(in crate::engines) fn tcp(host: &str, port: u16, encryption: Option<Encryption>) -> Dialer {
         let place = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let host: Arc<str> = host.into();
+        let address: (Arc<str>, u16) = (host.into(), port);
         match encryption {
-            None => Dialer::new(&place, move || open_tcp(host.clone(), port)),
+            None => Dialer::new(&place, move || open_tcp(address.clone())),
             Some(encryption) => Dialer::new(&place, move || {
-                let (host, encryption) = (host.clone(), encryption.clone());
-                async move { encryption.over(&host, open_tcp(host.clone(), port).await?).await }
+                let (address, encryption) = (address.clone(), encryption.clone());
+                async move { encryption.over(&address.0, open_tcp(address.clone()).await?).await }
             }),
         }
     }
@@ -78,7 +78,7 @@ impl fmt::Debug for Dialer {
     }
 }
 
-async fn open_tcp(host: Arc<str>, port: u16) -> io::Result<TcpStream> {
+async fn open_tcp((host, port): (Arc<str>, u16)) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((&*host, port)).await?;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;
