@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::contract::Attachment;
-use crate::engines::postgres::protocol::requests::Statement;
+use crate::engines::postgres::protocol::requests::{Statement, Statements};
 use crate::engines::postgres::state::late_claims::LateClaims;
 use crate::engines::postgres::state::server_clock::ServerClock;
 use crate::engines::postgres::state::waiting::Waiting;
@@ -89,7 +89,8 @@ impl Client {
         let waiting = Arc::new(Waiting::new(attachment));
         let links = Arc::new(Links {
             main: Link::new(options, &clock, caller, |options| {
-                vec![&options.statements.claim, &options.statements.release]
+                let Statements { claim, claim_one, release, release_one, .. } = &options.statements;
+                vec![claim_one, release_one, claim, release]
             }),
             reserved: Link::new(options, &clock, keeper, |options| vec![&options.statements.renew]),
             listener: Listener::new(options, &clock, &waiting, keeper),

@@ -19,6 +19,56 @@ pub(in crate::engines) struct ClaimItem {
     pub(in crate::engines) record: String,
 }
 
+/// The reply to one claim.
+#[derive(Debug, Clone, Default, serde::Deserialize)]
+pub(in crate::engines) struct ClaimRow {
+    #[serde(rename = "o_now")]
+    pub(in crate::engines) server_us: i64,
+    #[serde(rename = "o_outcome")]
+    pub(in crate::engines) outcome: String,
+    #[serde(rename = "o_token")]
+    pub(in crate::engines) token: Option<i64>,
+    #[serde(rename = "o_slot")]
+    pub(in crate::engines) slot: Option<i32>,
+    #[serde(rename = "o_place")]
+    pub(in crate::engines) place: Option<i32>,
+    #[serde(rename = "o_left_us")]
+    pub(in crate::engines) left_us: Option<i64>,
+    #[serde(rename = "o_held_us")]
+    pub(in crate::engines) held_us: Option<i64>,
+    #[serde(rename = "o_mode")]
+    pub(in crate::engines) mode: Option<String>,
+    #[serde(rename = "o_record")]
+    pub(in crate::engines) record: Option<String>,
+}
+
+impl ClaimRow {
+    /// Reads a row of the function `claim`.
+    pub(in crate::engines) fn of(row: &Row) -> Result<ClaimRow> {
+        Ok(ClaimRow {
+            server_us: column(row, 0)?,
+            outcome: column(row, 1)?,
+            token: column(row, 2)?,
+            slot: column(row, 3)?,
+            place: column(row, 4)?,
+            left_us: column(row, 5)?,
+            held_us: column(row, 6)?,
+            mode: column(row, 7)?,
+            record: column(row, 8)?,
+        })
+    }
+
+    /// Reads the text of the function `claim_one`: the server's clock and a token, or a row as JSON.
+    pub(in crate::engines) fn of_text(text: &str) -> Result<ClaimRow> {
+        if text.starts_with('{') {
+            return serde_json::from_str(text).map_err(|_| garbled());
+        }
+        let numbers = text.split_once(' ').and_then(|(now, token)| Some((now.parse().ok()?, token.parse().ok()?)));
+        let (server_us, token) = numbers.ok_or_else(garbled)?;
+        Ok(ClaimRow { server_us, outcome: "granted".into(), token: Some(token), ..ClaimRow::default() })
+    }
+}
+
 /// One release among those of a statement.
 #[derive(Debug, Clone)]
 pub(in crate::engines) struct ReleaseItem {
@@ -46,7 +96,9 @@ pub(in crate::engines) struct Statement {
 #[derive(Debug)]
 pub(in crate::engines) struct Statements {
     pub(in crate::engines) claim: Statement,
+    pub(in crate::engines) claim_one: Statement,
     pub(in crate::engines) release: Statement,
+    pub(in crate::engines) release_one: Statement,
     pub(in crate::engines) renew: Statement,
     pub(in crate::engines) claim_all: Statement,
     pub(in crate::engines) amend: Statement,
@@ -69,14 +121,18 @@ const I: Type = Type::INT4;
 
 impl Statements {
     pub(in crate::engines) fn of(schema: &Schema) -> Statements {
-        let call = |function: &str, types: &'static [Type]| {
+        let select = |what: &str, function: &str, types: &'static [Type]| {
             let parameters: Vec<_> = (1..=types.len()).map(|number| format!("${number}")).collect();
-            let text = format!("SELECT * FROM {schema}.{function}({})", parameters.join(", "));
+            let text = format!("SELECT {what}{schema}.{function}({})", parameters.join(", "));
             Statement { text, types }
         };
+        let call = |function: &str, types| select("* FROM ", function, types);
+        let scalar = |function: &str, types| select("", function, types);
         let plain = |text: String, types| Statement { text, types };
         Statements {
             claim: call("claim", &[T, B, TS, TS, TS, BS, BS, BS, TS]),
+            claim_one: scalar("claim_one", &[T, B, T, T, T, B, B, B, T]),
+            release_one: scalar("release_one", &[T, T, T]),
             release: call("release", &[T, TS, TS]),
             renew: call("renew", &[TS, TS, BS]),
             claim_all: call("claim_all", &[T, B, TS, TS, BS, BS, TS]),

@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_claim_is_late_until_a_release_follows_it_on_its_connection_or_its_time_is_over() {
         let (clock, hand) = Clock::manual();
-        let late_claims = LateClaims::new(clock.clone());
+        let late_claims = LateClaims::new(clock);
         let attempts: Vec<_> = (0..4).map(|_| AttemptId::random()).collect();
         let sending: Vec<_> = attempts.iter().map(|attempt| late_claims.sending(vec![*attempt])).collect();
         // Never sent; handed over but perhaps not written; sent over connection 7; answered.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engines::postgres::protocol::requests::{ClaimItem, column, garbled};
+use crate::engines::postgres::protocol::requests::{ClaimItem, ClaimRow, column, garbled};
 use crate::engines::postgres::protocol::time::from_micros;
 use crate::engines::postgres::protocol::value;
 use crate::engines::postgres::wire::batcher::{Sender, order_by};
@@ -49,6 +49,9 @@ impl Sender for ClaimSender {
     }
 
     async fn send(&self, connection: &Connection, items: Vec<ClaimItem>) -> Result<Vec<ClaimReply>> {
+        if let [item] = items.as_slice() {
+            return Ok(vec![self.send_one(connection, item).await?]);
+        }
         // In the order in which the server locks their rows.
         let order = order_by(&items, |item| &item.name);
         let sorted: Vec<&ClaimItem> = order.iter().map(|place| &items[*place]).collect();
@@ -68,32 +71,51 @@ impl Sender for ClaimSender {
             .await?;
         let mut replies: Vec<_> = items.iter().map(|_| None).collect();
         for (row, place) in rows.iter().zip(order) {
-            let server_us = column(row, 0)?;
-            connection.saw_clock(sent, server_us);
-            replies[place] = Some(ClaimReply { sent, server_us, hears: wake.is_some(), outcome: read(row)? });
+            replies[place] = Some(reply(connection, sent, wake.is_some(), &ClaimRow::of(row)?)?);
         }
         replies.into_iter().collect::<Option<_>>().ok_or_else(garbled)
     }
 }
 
-fn read(row: &tokio_postgres::Row) -> Result<Outcome> {
-    let token: Option<i64> = column(row, 2)?;
-    Ok(match column::<&str>(row, 1)? {
+impl ClaimSender {
+    async fn send_one(&self, connection: &Connection, item: &ClaimItem) -> Result<ClaimReply> {
+        let ClaimItem { name, attempt, mode, ttl_ms, delay_ms, beat_ms, record } = item;
+        let channel = self.links.listener.channel();
+        let (wake, sent) = (channel.as_deref(), self.clock.now());
+        let not_after = connection.not_after(sent);
+        let statement = &self.options.statements.claim_one;
+        let rows = connection
+            .query(statement, &[&wake, &not_after, name, attempt, mode, ttl_ms, delay_ms, beat_ms, record])
+            .await?;
+        let row = ClaimRow::of_text(column(rows.first().ok_or_else(garbled)?, 0)?)?;
+        reply(connection, sent, wake.is_some(), &row)
+    }
+}
+
+fn reply(connection: &Connection, sent: Moment, hears: bool, row: &ClaimRow) -> Result<ClaimReply> {
+    connection.saw_clock(sent, row.server_us);
+    Ok(ClaimReply { sent, server_us: row.server_us, hears, outcome: read(row)? })
+}
+
+fn read(row: &ClaimRow) -> Result<Outcome> {
+    let token = row.token.and_then(value::read_token);
+    Ok(match row.outcome.as_str() {
         "granted" => {
-            let slot: Option<i32> = column(row, 3)?;
-            let slot = slot.map(u32::try_from).transpose().map_err(|_| garbled())?;
-            Outcome::Granted { token: token.and_then(value::read_token).ok_or_else(garbled)?, slot }
+            let slot = row.slot.map(u32::try_from).transpose().map_err(|_| garbled())?;
+            Outcome::Granted { token: token.ok_or_else(garbled)?, slot }
         }
         "busy" => {
-            let (left, held): (Option<i64>, Option<i64>) = (column(row, 5)?, column(row, 6)?);
-            let (mode, record): (Option<&str>, Option<&str>) = (column(row, 7)?, column(row, 8)?);
-            let holder = mode.map(|_| value::holder(token, left, held, record));
-            let place = column::<Option<i32>>(row, 4)?.and_then(|place| u32::try_from(place).ok());
-            Outcome::Busy { place, left: left.and_then(from_micros), holder }
+            let holder = || value::holder(row.token, row.left_us, row.held_us, row.record.as_deref());
+            let place = row.place.and_then(|place| u32::try_from(place).ok());
+            Outcome::Busy {
+                place,
+                left: row.left_us.and_then(from_micros),
+                holder: row.mode.as_ref().map(|_| holder()),
+            }
         }
         "late" => Outcome::Late,
         "fence" => Outcome::Fence,
-        "disagrees" => Outcome::Disagrees(column(row, 7)?),
+        "disagrees" => Outcome::Disagrees(row.mode.clone().ok_or_else(garbled)?),
         _ => return Err(garbled()),
     })
 }

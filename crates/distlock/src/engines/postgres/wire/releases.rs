@@ -36,12 +36,23 @@ impl Sender for ReleaseSender {
     }
 
     async fn send(&self, connection: &Connection, items: Vec<ReleaseItem>) -> Result<Vec<ReleaseReply>> {
+        let channel = self.links.listener.channel();
+        let wake = channel.as_deref();
+        if let [ReleaseItem { name, attempt }] = items.as_slice() {
+            let rows = connection.query(&self.options.statements.release_one, &[&wake, name, attempt]).await?;
+            let mut words = column::<&str>(rows.first().ok_or_else(garbled)?, 0)?.split(' ');
+            let outcome = match words.next() {
+                Some("released") => Release::Released,
+                Some("not-ours") => Release::NotOurs,
+                _ => return Err(garbled()),
+            };
+            let next = words.next().and_then(|next| next.parse().ok());
+            return Ok(vec![ReleaseReply { outcome, next, over: connection.id }]);
+        }
         // In the order in which the server locks their rows.
         let order = order_by(&items, |item| &item.name);
         let names: Vec<&str> = order.iter().map(|place| items[*place].name.as_str()).collect();
         let attempts: Vec<&str> = order.iter().map(|place| items[*place].attempt.as_str()).collect();
-        let channel = self.links.listener.channel();
-        let wake = channel.as_deref();
         let rows = connection.query(&self.options.statements.release, &[&wake, &names, &attempts]).await?;
         let mut replies: Vec<_> = items.iter().map(|_| None).collect();
         for (row, place) in rows.iter().zip(order) {
