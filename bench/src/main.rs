@@ -2,6 +2,7 @@
 
 mod core;
 mod etcd;
+mod postgres;
 mod process;
 mod redis;
 mod redlock;
@@ -12,10 +13,11 @@ fn main() {
         "core" => core::run(),
         "etcd" => etcd::run(&std::env::args().skip(2).collect::<Vec<_>>()),
         "etcd-contender" => etcd::contender(&std::env::args().skip(2).collect::<Vec<_>>()),
+        "postgres" => postgres::run(),
         "redis" => redis::run(),
         "redlock" => redlock::run(),
         _ => {
-            eprintln!("usage: cargo xtask bench core|redis|redlock|etcd");
+            eprintln!("usage: cargo xtask bench core|redis|redlock|etcd|postgres");
             std::process::exit(64);
         }
     }

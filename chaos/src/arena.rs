@@ -3,6 +3,7 @@
 mod cluster;
 mod etcd;
 mod file;
+mod postgres;
 mod redis;
 mod sentinel;
 
@@ -43,5 +44,6 @@ pub(crate) fn of(engine: Engine) -> Box<dyn Arena> {
         Engine::Cluster => Box::new(cluster::Cluster::start()),
         Engine::Etcd => Box::new(etcd::Etcd::start()),
         Engine::File => Box::new(file::File::start()),
+        Engine::Postgres => Box::new(postgres::Postgres::start()),
     }
 }

@@ -18,24 +18,27 @@ pub enum Engine {
     Etcd,
     /// A directory of this machine.
     File,
+    /// One PostgreSQL server.
+    Postgres,
 }
 
 impl Engine {
     /// All engines, by their names on the command line.
-    pub const ALL: [(&'static str, Engine); 6] = [
+    pub const ALL: [(&'static str, Engine); 7] = [
         ("redis", Engine::Redis),
         ("sentinel", Engine::Sentinel),
         ("redlock", Engine::Redlock),
         ("cluster", Engine::Cluster),
         ("etcd", Engine::Etcd),
         ("file", Engine::File),
+        ("postgres", Engine::Postgres),
     ];
 
     /// Returns the lease of every lock: the shortest that the engine can keep renewed on a busy machine.
     pub(crate) fn ttl(self) -> Duration {
         match self {
             Engine::Redis | Engine::Sentinel | Engine::File => Duration::from_secs(1),
-            Engine::Redlock | Engine::Cluster | Engine::Etcd => Duration::from_secs(2),
+            Engine::Redlock | Engine::Cluster | Engine::Etcd | Engine::Postgres => Duration::from_secs(2),
         }
     }
 

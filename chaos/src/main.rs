@@ -9,7 +9,7 @@ use std::time::Duration;
 use distlock_chaos::{Engine, Order, describe, run, soak, worker};
 
 const USAGE: &str = "\
-usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file [--seconds N] [--seed S]
+usage: cargo xtask chaos redis|sentinel|redlock|cluster|etcd|file|postgres [--seconds N] [--seed S]
        cargo xtask soak [--seconds N]";
 
 /// How long all workers may take to be served after the last fault: generous, since machines are busy.

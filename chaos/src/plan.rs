@@ -142,6 +142,7 @@ fn kinds(engine: Engine) -> Vec<Kind> {
         // A clock that jumps forward ends leases early, which a single server does not promise to survive.
         Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
         Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
+        Engine::Postgres => &[Freeze, Restart, ClockBack],
         // In Debian's version, a leader that is frozen and thawed revokes live leases.
         Engine::Etcd => &[KillLeader, KillLeader, FreezeFollowers, FreezeFollowers],
         // A master that is frozen and thawed serves its clients until it is demoted; clients connect to the servers

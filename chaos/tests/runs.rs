@@ -48,6 +48,11 @@ fn chaos_on_etcd_has_no_findings() {
 }
 
 #[test]
+fn chaos_on_postgresql_has_no_findings() {
+    expect_clean(Engine::Postgres, 8);
+}
+
+#[test]
 fn chaos_on_files_has_no_findings() {
     expect_clean(Engine::File, 5);
 }

@@ -115,6 +115,22 @@ impl Settings {
         distlock::examine(&self.config).await
     }
 
+    /// Returns the SQL that prepares the engine's servers; `None` if they need no preparation.
+    ///
+    /// # Errors
+    /// Kind `Config`.
+    pub fn setup_sql(&self) -> Result<Option<String>, Error> {
+        if self.is_local() { Ok(None) } else { distlock::setup_sql(&self.config) }
+    }
+
+    /// Prepares the engine's servers. Returns whether they need that.
+    ///
+    /// # Errors
+    /// The engine's error.
+    pub async fn set_up(&self) -> Result<bool, Error> {
+        if self.is_local() { Ok(false) } else { distlock::set_up(&self.config).await }
+    }
+
     fn keeps_history(&self) -> bool {
         // Settings inside the URL count like those beside it.
         self.config.clone().or(Config::default()).history.is_some_and(|most| most > 0)

@@ -50,6 +50,8 @@ pub enum Command {
     Break(Break),
     /// Serve the web console: holders and waiters, live
     Console(Console),
+    /// Make the tables and functions that an engine needs on its servers
+    Setup(Setup),
     /// Check for what makes locks on an engine unsafe, slow or impossible
     Doctor(Doctor),
     /// Test for two holders at once, with workers that are stopped and killed
@@ -316,6 +318,24 @@ pub struct Ls {
     /// Only locks whose names start with this
     #[arg(default_value = "", hide_default_value = true)]
     pub prefix: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub output: Output,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: Engine,
+}
+
+/// `distlock setup`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 ready; 64 usage, 69 engine unreachable, 77 not permitted, 78 configuration.")]
+pub struct Setup {
+    /// The engine to prepare, as with --url
+    #[arg(value_name = "URL", conflicts_with = "url")]
+    pub target: Option<String>,
+    /// Print the SQL instead, for a database administrator to run
+    #[arg(long)]
+    pub print: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub output: Output,

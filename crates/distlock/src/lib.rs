@@ -24,7 +24,7 @@
 //! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with scripted faults.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML. `redis`, `etcd`: the engines of these names. `tls`: encrypted
+//! `config` (default): [`Config`] from TOML. `redis`, `etcd`, `postgres`: the engines of these names. `tls`: encrypted
 //! connections. `metrics`: counters, gauges and histograms for the `metrics` facade. `spans`: `tracing` spans around
 //! acquiring, holding and renewing. `blocking`: `Blocking`, the same requests and guards for threads without async.
 //! `serde`: tokens, keys, holders, leaders, reasons, error kinds and listings in serde's formats.
@@ -72,7 +72,7 @@ pub use api::locker::{Locker, LockerBuilder};
 pub use api::multi::{LockAllRequest, MultiGuard};
 pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use api::semaphore::Semaphore;
-pub use config::connect::examine;
+pub use config::connect::{examine, set_up, setup_sql};
 pub use config::fields::Config;
 pub use config::limits::DEFAULT_DIAL_TIMEOUT;
 pub use config::redact::{redact, without_passwords};

@@ -1,7 +1,7 @@
 //! The README's table of capabilities equals what the engines declare.
 //!
 //! `DISTLOCK_WRITE_README=1 cargo test -p distlock --all-features --test capabilities` rewrites it.
-#![cfg(all(feature = "redis", feature = "etcd"))]
+#![cfg(all(feature = "redis", feature = "etcd", feature = "postgres"))]
 
 use distlock::backend::{Backend, Capabilities};
 use distlock_testkit::capability_table::table;
@@ -11,11 +11,12 @@ const BEGIN: &str = "<!-- capabilities begin -->\n";
 const END: &str = "<!-- capabilities end -->";
 
 /// Returns all engines, without the servers that they would need.
-fn engines() -> [(&'static str, Capabilities); 5] {
+fn engines() -> [(&'static str, Capabilities); 6] {
     let redis = distlock::backend::redis::Redis::tcp("127.0.0.1", 1).build().expect("an engine");
     let nodes = [1, 2, 3].map(|port| distlock::backend::redis::Redis::tcp("127.0.0.1", port));
     let redlock = distlock::backend::redlock::Redlock::of(nodes).build().expect("an engine");
     let etcd = distlock::backend::etcd::Etcd::builder(["127.0.0.1:1"]).build().expect("an engine");
+    let postgres = distlock::backend::postgres::Postgres::tcp("127.0.0.1", 1).build().expect("an engine");
     let file = distlock::backend::file::FileBackend::host("/nowhere");
     let memory = distlock::backend::memory::Memory::new();
     [
@@ -24,6 +25,7 @@ fn engines() -> [(&'static str, Capabilities); 5] {
         (redis.name(), redis.capabilities()),
         (redlock.name(), redlock.capabilities()),
         (etcd.name(), etcd.capabilities()),
+        (postgres.name(), postgres.capabilities()),
     ]
 }
 

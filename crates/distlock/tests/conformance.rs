@@ -2,6 +2,9 @@
 
 #[path = "setups/file.rs"]
 mod file_setup;
+#[cfg(feature = "postgres")]
+#[path = "setups/postgres.rs"]
+mod postgres_setups;
 #[cfg(feature = "redis")]
 #[path = "setups/redis.rs"]
 mod redis_setups;
@@ -56,4 +59,10 @@ use etcd_setups::MutualTlsEtcd;
 #[cfg(all(feature = "etcd", feature = "tls"))]
 distlock_testkit::conformance! {
     etcd_mutual_tls: MutualTlsEtcd,
+}
+
+#[cfg(feature = "postgres")]
+distlock_testkit::conformance! {
+    postgres: postgres_setups::Plain,
+    postgres_pooled: postgres_setups::Pooled,
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The number of rows of the failure catalogue.
-const ROWS: usize = 81;
+const ROWS: usize = 82;
 
 /// The directories with tests.
 const SOURCES: [&str; 4] = ["crates", "chaos", "models", "simulation"];
@@ -84,6 +84,7 @@ fn engine(file: &str) -> &'static str {
         _ if has("redlock_faults") || has("engines/redlock") => "redlock",
         _ if has("redis_faults") || has("engines/redis") => "redis",
         _ if has("etcd_faults") || has("engines/etcd") => "etcd",
+        _ if has("postgres_faults") || has("engines/postgres") => "postgres",
         _ if has("engines/file") => "file",
         _ if has("testkit/src/cases") => "all",
         _ if has("distlock-cli") => "program",

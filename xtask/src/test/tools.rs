@@ -29,6 +29,13 @@ const TOOLS: &[Tool] = &[
     Tool { package: "redis-server", program: "redis-server", why: "is the server of the Redis engine" },
     Tool { package: "etcd-server", program: "etcd", why: "is the server of the etcd engine" },
     Tool { package: "etcd-client", program: "etcdctl", why: "administers etcd, and locks as others do" },
+    // Not on the path.
+    Tool {
+        package: "postgresql-15",
+        program: "/usr/lib/postgresql/15/bin/postgres",
+        why: "is the server of the PostgreSQL engine",
+    },
+    Tool { package: "pgbouncer", program: "pgbouncer", why: "lends sessions of PostgreSQL by the transaction" },
     Tool { package: "python3-pip", program: "pip3", why: "fetches redis-py and a second version of etcd" },
     Tool { package: "python3", program: "python3", why: "runs redis-py, which locks on the same keys" },
     Tool { package: "nodejs", program: "node", why: "runs node-redlock, which locks on the same keys" },

@@ -9,14 +9,14 @@ use crate::types::finding::Finding;
 
 impl Locker {
     /// Returns a locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
-    /// `etcd://h1,h2`.
+    /// `etcd://h1,h2`, `postgres://user@host/database`.
     ///
     /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name.
     ///
     /// # Errors
     /// Kind `Config` if the URL is invalid, before anything is sent; `Unsupported` if the engine is not part of this
     /// build, naming its feature; `Unavailable` if it cannot be reached: there is no fallback to a weaker lock. Also
-    /// kind `Config` outside a tokio runtime if the engine needs one: Redis, Redlock and etcd.
+    /// kind `Config` outside a tokio runtime if the engine needs one: Redis, Redlock, etcd and PostgreSQL.
     pub async fn connect(url: &str) -> Result<Locker> {
         Locker::from_config(&Config::from_url(url)?).await
     }
@@ -150,6 +150,33 @@ pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
     let settings = config.validate()?;
     check_place(&settings)?;
     settings.address.examine(&settings.engine).await
+}
+
+/// Returns the commands that prepare the servers of the engine that `config` names; `None` if they need no preparation.
+///
+/// # Errors
+/// Kind `Config`, naming the invalid field.
+pub fn setup_sql(config: &Config) -> Result<Option<String>> {
+    let settings = config.validate()?;
+    settings.address.setup_sql(&settings.engine)
+}
+
+/// Prepares the servers of the engine that `config` names: on PostgreSQL, makes the engine's tables and functions or brings
+/// them up to date. It can be repeated. Returns whether the engine needs that.
+///
+/// # Errors
+/// Kind `Config` and `Unsupported`, as [`Locker::from_config`]; `Unavailable` and `Auth` if the servers cannot be reached or
+/// refuse it.
+///
+/// # Cancel safety
+/// Dropping the future closes its connection: all is done, or nothing.
+pub async fn set_up(config: &Config) -> Result<bool> {
+    let settings = config.validate()?;
+    check_place(&settings)?;
+    if settings.address.setup_sql(&settings.engine)?.is_none() {
+        return Ok(false);
+    }
+    settings.address.set_up(&settings.engine).await.map(|()| true)
 }
 
 /// Refuses to open connections where no runtime would drive them.

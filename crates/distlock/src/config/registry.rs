@@ -37,6 +37,8 @@ engines! {
     Redlock => redlock,
     /// `etcd`: an etcd cluster.
     Etcd => etcd,
+    /// `postgres`: a PostgreSQL server with its replicas.
+    Postgres => postgres,
 }
 
 /// Returns the schemes of all engines.
@@ -87,7 +89,7 @@ mod tests {
         }
         let error = "Redis".parse::<Driver>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        assert_eq!(error.to_string(), "driver: not one of memory, file, redis, redlock, etcd");
+        assert_eq!(error.to_string(), "driver: not one of memory, file, redis, redlock, etcd, postgres");
     }
 
     #[test]
@@ -101,7 +103,12 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_not_built_in_names_its_feature() {
-        for (driver, feature) in [(Driver::Redis, "redis"), (Driver::Redlock, "redis"), (Driver::Etcd, "etcd")] {
+        for (driver, feature) in [
+            (Driver::Redis, "redis"),
+            (Driver::Redlock, "redis"),
+            (Driver::Etcd, "etcd"),
+            (Driver::Postgres, "postgres"),
+        ] {
             let error = driver.row().not_built_in();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(&format!("feature \"{feature}\"")), "{error}");

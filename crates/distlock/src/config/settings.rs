@@ -135,13 +135,13 @@ impl Config {
             return Err(refuse("username", "empty; leave it out for no user name"));
         }
         let password = self.read_password()?;
-        let row = address.row();
+        let (row, needs_password) = (address.row(), address.needs_password());
         for credentials in address.credentials_mut() {
             if credentials.password.is_none() {
                 self.complete(credentials, password.as_ref())?;
             }
             match credentials {
-                Credentials { username: Some(_), password: None } => {
+                Credentials { username: Some(_), password: None } if needs_password => {
                     return Err(refuse("password", "missing; a user name is given"));
                 }
                 Credentials { username: None, password: Some(_) } if row.needs_username => {

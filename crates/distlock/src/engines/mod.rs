@@ -12,6 +12,13 @@ pub(crate) mod etcd {
 }
 pub mod file;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(not(feature = "postgres"))]
+pub(crate) mod postgres {
+    pub(crate) mod open;
+    mod schema_name;
+}
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(not(feature = "redis"))]

@@ -1,9 +1,9 @@
 //! Findings of an examination of an engine.
 
 use std::fmt;
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 use std::net::IpAddr;
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 use std::time::Duration;
 
 /// The severity of a [`Finding`].
@@ -93,14 +93,14 @@ impl Finding {
 }
 
 /// The findings about one place.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 #[derive(Debug)]
 pub(crate) struct Findings<'a> {
     pub(crate) place: &'a str,
     pub(crate) all: Vec<Finding>,
 }
 
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 impl Findings<'_> {
     pub(crate) fn about(place: &str) -> Findings<'_> {
         Findings { place, all: Vec::new() }
@@ -157,7 +157,7 @@ impl Findings<'_> {
 }
 
 /// Returns whether `place`, a path or `host:port`, is on this machine for certain.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) fn is_of_this_machine(place: &str) -> bool {
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -165,7 +165,7 @@ pub(crate) fn is_of_this_machine(place: &str) -> bool {
 }
 
 /// Returns the numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) fn version(text: &str) -> [u32; 3] {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     std::array::from_fn(|_| numbers.next().unwrap_or(0))
@@ -181,7 +181,7 @@ mod tests {
         assert!(Severity::Warning < Severity::Unsafe);
     }
 
-    #[cfg(any(feature = "etcd", feature = "redis"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     #[test]
     fn only_what_never_leaves_the_machine_needs_no_encryption() {
         let severity = |place: &str, encrypted: bool| {
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "etcd", feature = "redis"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     #[test]
     fn slow_is_measured_against_the_lease() {
         let found = |slowest: u64, ttl: u64| {
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(found(360, 30_000), (Severity::Warning, false), "longer ones are no help");
     }
 
-    #[cfg(any(feature = "etcd", feature = "redis"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     #[test]
     fn versions_are_three_numbers() {
         assert_eq!(version("7.0.15"), [7, 0, 15]);

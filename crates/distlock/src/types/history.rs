@@ -18,7 +18,7 @@ pub const MAX_HISTORY: u32 = 10_000;
 pub(crate) const LONGEST_LINE: usize = 4096;
 
 /// How long an engine with expiry keeps a history without new entries.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) const HISTORY_TTL: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
 
 /// What happened to a lock.

@@ -3,10 +3,10 @@
 pub(crate) mod admission;
 pub(crate) mod history;
 pub(crate) mod host;
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod listing;
 pub(crate) mod row;
 pub(crate) mod settings;
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod tls;
 pub(crate) mod url_parts;

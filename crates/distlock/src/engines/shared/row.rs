@@ -70,6 +70,24 @@ pub(crate) trait EngineAddress: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Returns whether a user name without a password is refused.
+    fn needs_password(&self) -> bool {
+        true
+    }
+
+    /// Returns the commands that prepare the servers for the engine; `None` if they need no preparation. The default is that
+    /// of an engine that needs none.
+    fn setup_sql(&self, settings: &EngineSettings) -> Result<Option<String>> {
+        let _ = settings;
+        Ok(None)
+    }
+
+    /// Prepares the servers for the engine. The default is that of an engine that needs no preparation.
+    fn set_up<'a>(&'a self, settings: &'a EngineSettings) -> BoxFuture<'a, Result<()>> {
+        let _ = settings;
+        Box::pin(async { Ok(()) })
+    }
+
     /// Opens the engine. The default is that of an engine whose feature is off.
     fn open(&self, settings: &EngineSettings) -> Result<Box<dyn DynBackend>> {
         let _ = settings;

@@ -48,7 +48,7 @@ pub(crate) struct TlsFiles {
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 impl TlsFiles {
     /// Reads the certificates to trust.
     pub(crate) fn read_ca(&self) -> Result<Option<Vec<u8>>> {
@@ -62,7 +62,7 @@ impl TlsFiles {
     }
 }
 
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 fn read_pem(field: &str, file: &std::path::Path) -> Result<Vec<u8>> {
     let refuse = |e| Error::new(ErrorKind::Config, format!("{field}: {}: {e}", file.display()));
     std::fs::read(file).map_err(refuse)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-#[cfg(any(not(feature = "tls"), feature = "redis"))]
+#[cfg(any(not(feature = "tls"), feature = "postgres", feature = "redis"))]
 use crate::types::error::{Error, ErrorKind};
 
 /// The trusted certificates, and the client's own.
@@ -29,7 +29,7 @@ pub(crate) fn not_built_in() -> Error {
 }
 
 /// The client's half of handshakes.
-#[cfg(all(feature = "tls", feature = "redis"))]
+#[cfg(all(feature = "tls", any(feature = "postgres", feature = "redis")))]
 impl Tls {
     /// # Errors
     /// Kind `Config` when a certificate or the key cannot be used. The message contains neither.

@@ -51,6 +51,15 @@ impl UrlParts<'_> {
         }
     }
 
+    /// Returns the credentials before an empty host, as if it were `host`.
+    pub(crate) fn with_host(&self, host: &str) -> Result<Credentials, String> {
+        let mut servers = ServerAddress::parse_list(&format!("{}{host}", self.hosts), 1)?.into_iter();
+        match (servers.next(), servers.next()) {
+            (Some(server), None) => Ok(server.credentials),
+            _ => Err("several hosts".into()),
+        }
+    }
+
     /// Returns several hosts behind one pair of credentials.
     pub(crate) fn cluster(&self, default_port: u16) -> Result<(Vec<Host>, Credentials), String> {
         let mut nodes = ServerAddress::parse_list(self.hosts, default_port)?.into_iter();

@@ -1,0 +1,216 @@
+//! Makes a PostgreSQL engine.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::engines::postgres::client::Postgres;
+use crate::engines::postgres::protocol::requests::Statements;
+use crate::engines::postgres::protocol::schema::{DEFAULT_SCHEMA, Schema};
+use crate::engines::postgres::wire::dial::{Dialer, Encryption};
+use crate::engines::postgres::wire::options::Options;
+use crate::engines::postgres::wire::pass_file::password_for;
+use crate::engines::shared::tls::Tls;
+use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::owner::{MAX_TEXT_BYTES, Process};
+use crate::types::secret::Secret;
+
+const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Makes a [`Postgres`] engine.
+#[must_use = "a builder does nothing until it is built"]
+pub struct PostgresBuilder {
+    servers: Vec<Server>,
+    tls: Option<Tls>,
+    is_pooled: bool,
+    user: Option<String>,
+    password: Option<Secret>,
+    database: Option<String>,
+    schema: String,
+    prefix: String,
+    dial_timeout: Duration,
+}
+
+/// A server as it was named.
+enum Server {
+    Tcp(String, u16),
+    /// The directory of the socket, and the port in the socket's name.
+    Unix(PathBuf, u16),
+    /// It looks after its own encryption.
+    Behind(Dialer),
+}
+
+impl Postgres {
+    /// A server by its name or address. An IPv6 address needs no brackets.
+    pub fn tcp(host: &str, port: u16) -> PostgresBuilder {
+        Postgres::any_of([(host, port)])
+    }
+
+    /// Several servers, of which the one that can be written to is used: a primary and its replicas.
+    pub fn any_of<'a>(servers: impl IntoIterator<Item = (&'a str, u16)>) -> PostgresBuilder {
+        PostgresBuilder::new(servers.into_iter().map(|(host, port)| Server::Tcp(host.into(), port)).collect())
+    }
+
+    /// A server on a Unix socket of this machine: the directory of the socket, and the port in its name.
+    pub fn unix(directory: impl Into<PathBuf>, port: u16) -> PostgresBuilder {
+        PostgresBuilder::new(vec![Server::Unix(directory.into(), port)])
+    }
+
+    /// A server behind any stream, such as a tunnel or a connection that the application has opened. `dial` is called for
+    /// each connection, and again whenever one has died; it runs inside a tokio runtime. `place` names the server in
+    /// messages.
+    pub fn over<F, Fut, S>(place: &str, dial: F) -> PostgresBuilder
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        PostgresBuilder::new(vec![Server::Behind(Dialer::new(place, dial))])
+    }
+}
+
+impl PostgresBuilder {
+    fn new(servers: Vec<Server>) -> PostgresBuilder {
+        PostgresBuilder {
+            servers,
+            tls: None,
+            is_pooled: false,
+            user: None,
+            password: None,
+            database: None,
+            schema: DEFAULT_SCHEMA.into(),
+            prefix: String::new(),
+            dial_timeout: DEFAULT_DIAL_TIMEOUT,
+        }
+    }
+
+    /// The user. Default: the name of the user that this process runs as.
+    pub fn user(mut self, name: &str) -> Self {
+        self.user = Some(name.into());
+        self
+    }
+
+    /// The password. Default: that of the password file (`PGPASSFILE`, `~/.pgpass`), if it has one.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// The database. Default: the one with the user's name.
+    pub fn database(mut self, name: &str) -> Self {
+        self.database = Some(name.into());
+        self
+    }
+
+    /// The schema in which `distlock setup` made the tables and functions. Default: `distlock`.
+    pub fn schema(mut self, name: &str) -> Self {
+        self.schema = name.into();
+        self
+    }
+
+    /// What stands before each lock's name. Default: nothing.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Encrypts connections, trusting the certificates in `ca` (PEM), or what the system trusts without it. The server's
+    /// certificate must be for the host that is dialled. Default: not encrypted. Needs the feature `tls`.
+    pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
+        self.tls.get_or_insert_default().ca = ca;
+        self
+    }
+
+    /// Encrypts connections, and shows this certificate with its key (both PEM) to the server. Default: none.
+    pub fn tls_identity(mut self, certificate: Vec<u8>, key: Vec<u8>) -> Self {
+        self.tls.get_or_insert_default().identity = Some((certificate, key));
+        self
+    }
+
+    /// Says that a pooler in transaction mode is in between, so that nothing of a session lasts. Default: found out when a
+    /// connection is opened.
+    pub fn pooled(mut self) -> Self {
+        self.is_pooled = true;
+        self
+    }
+
+    /// How long opening a connection to one server may take. Default: 5 s.
+    pub fn dial_timeout(mut self, limit: Duration) -> Self {
+        self.dial_timeout = limit;
+        self
+    }
+
+    /// Makes the engine. It connects when it is used.
+    ///
+    /// # Errors
+    /// Kind `Config`, naming the setting; `Unsupported` for TLS without the feature.
+    pub fn build(self) -> Result<Postgres> {
+        let refuse = |field: &str, fault: &str| Err(Error::new(ErrorKind::Config, format!("{field}: {fault}")));
+        if self.servers.is_empty() {
+            return refuse("endpoints", "no server is given");
+        }
+        if self.dial_timeout.is_zero() {
+            return refuse("dial_timeout", "zero");
+        }
+        if self.prefix.len() > MAX_TEXT_BYTES || self.prefix.contains(char::is_control) {
+            return refuse("prefix", &format!("a control character, or more than {MAX_TEXT_BYTES} bytes"));
+        }
+        let schema = Schema::new(&self.schema)?;
+        let encryption = self.tls.as_ref().map(Encryption::new).transpose()?;
+        let user = self.user.unwrap_or_else(|| Process::current().user.clone());
+        let database = self.database.unwrap_or_else(|| user.clone());
+        // NUL ends a text on the wire.
+        if [&user, &database].iter().any(|text| text.is_empty() || text.contains('\0')) {
+            return refuse("username", "the user's or the database's name is empty or has a zero byte");
+        }
+        let found = || self.servers.iter().find_map(|server| server.password(&database, &user));
+        let password = self.password.clone().or_else(found);
+        let dialers = self.servers.into_iter().map(|server| server.dialer(encryption.as_ref())).collect();
+        let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
+        let (is_encrypted, is_pooled) = (encryption.is_some(), self.is_pooled);
+        Ok(Postgres::new(Options {
+            dialers,
+            is_encrypted,
+            is_pooled,
+            user,
+            password,
+            database,
+            schema,
+            statements,
+            prefix,
+            dial_timeout,
+        }))
+    }
+}
+
+impl Server {
+    fn dialer(self, encryption: Option<&Encryption>) -> Dialer {
+        match self {
+            Server::Tcp(host, port) => Dialer::tcp(&host, port, encryption.cloned()),
+            Server::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
+            Server::Behind(dialer) => dialer,
+        }
+    }
+
+    /// Looks the password up in the password file, which calls every socket `localhost`.
+    fn password(&self, database: &str, user: &str) -> Option<Secret> {
+        match self {
+            Server::Tcp(host, port) => password_for(host, *port, database, user),
+            Server::Unix(_, port) => password_for("localhost", *port, database, user),
+            Server::Behind(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for PostgresBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PostgresBuilder { user, database, schema, prefix, .. } = self;
+        let mut shown = f.debug_struct("PostgresBuilder");
+        shown.field("user", user).field("database", database).field("schema", schema).field("prefix", prefix);
+        shown.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! Locks in PostgreSQL: FIFO, fenced, and handed from one holder to the next in one statement.
+//!
+//! A lock is a row, its lease is on the server's clock, and every verb is one call of a function of the engine's schema. A
+//! release gives the lock to the next waiter in the same transaction, whose `NOTIFY` tells that waiter's process. The
+//! function `hold` lets a transaction of the application rely on a lock: see `docs/backends/postgres.md`.
+
+mod adopt;
+mod claim;
+mod claim_all;
+mod client;
+mod config;
+mod doctor;
+mod error;
+mod history;
+mod inspect;
+pub(crate) mod open;
+mod protocol;
+mod release;
+mod renew;
+mod schema_name;
+mod setup;
+mod state;
+mod wait;
+mod wire;
+
+pub use self::client::Postgres;
+pub use self::config::PostgresBuilder;
+use crate::contract::{
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
+    Wake,
+};
+use crate::types::clock::Moment;
+use crate::types::error::Result;
+use crate::types::history::HistoryEntry;
+use crate::types::key::Key;
+use crate::types::token::{AttemptId, FencingToken};
+
+impl Backend for Postgres {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn needs_runtime(&self) -> bool {
+        true
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let hears = !self.options.is_pooled && self.attached().is_none_or(|client| client.links.hears());
+        let all = Capabilities::new(Scope::Cluster);
+        let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
+        let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
+    }
+
+    fn attach(&self, attachment: Attachment) {
+        self.start(&attachment);
+    }
+
+    async fn ready(&self) -> Result<()> {
+        self.client().ready().await
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Claimed> {
+        self.client().claim(claim).await
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<ClaimedAll> {
+        self.client().claim_all(claims).await
+    }
+
+    async fn wait(&self, claim: &Claim) -> Wake {
+        self.client().wait(claim).await
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        self.client().renew(leases).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.client().release(claim).await
+    }
+
+    fn late_until(&self, claim: &Claim) -> Option<Moment> {
+        self.attached().and_then(|client| client.late_claims.until(claim.attempt))
+    }
+
+    async fn amend(&self, lease: &Lease) -> Result<bool> {
+        self.client().amend(&lease.claim).await
+    }
+
+    async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
+        self.client().adopt(from, token, claim).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.client().list(prefix).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.client().get(key).await
+    }
+
+    async fn force_release(&self, key: &Key, token: FencingToken, _reason: &str) -> Result<()> {
+        self.client().force_release(key, token).await
+    }
+
+    async fn write_history(&self, entries: &[(Key, HistoryEntry)], most: u32) -> Vec<Result<()>> {
+        self.client().write_history(entries, most).await
+    }
+
+    async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
+        self.client().history(key, most).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        if let Some(client) = self.attached() {
+            client.links.shut();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! The schema: its SQL, its name, its version.
+
+use std::fmt;
+
+use crate::engines::postgres::schema_name::check_schema;
+use crate::types::error::{Error, ErrorKind, Result};
+
+/// The version of the tables and functions that this client speaks to: that of `schema/version.sql`.
+pub(in crate::engines) const VERSION: i32 = 1;
+
+/// The schema's name where none is given.
+pub(in crate::engines) const DEFAULT_SCHEMA: &str = "distlock";
+
+const PARTS: [&str; 6] = [
+    include_str!("schema/tables.sql"),
+    include_str!("schema/internal.sql"),
+    include_str!("schema/claim.sql"),
+    include_str!("schema/hold.sql"),
+    include_str!("schema/inspect.sql"),
+    include_str!("schema/version.sql"),
+];
+
+/// The name under which the files have the schema.
+const PLACEHOLDER: &str = "\"distlock\"";
+
+/// The name of a schema, quoted as SQL needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engines) struct Schema(String);
+
+impl Schema {
+    /// # Errors
+    /// Kind `Config` when no schema can have this name.
+    pub(in crate::engines) fn new(name: &str) -> Result<Schema> {
+        match check_schema(name) {
+            Ok(()) => Ok(Schema(format!("\"{}\"", name.replace('"', "\"\"")))),
+            Err(fault) => Err(Error::new(ErrorKind::Config, format!("schema: {fault}"))),
+        }
+    }
+
+    /// Returns the statements that make the schema, or bring it up to date, in one transaction. They can be repeated.
+    pub(in crate::engines) fn sql(&self) -> String {
+        let parts = PARTS.map(|part| self.in_file(part)).join("\n");
+        let serialise = "SELECT pg_advisory_xact_lock(hashtextextended('distlock setup', 0));";
+        let revoke = self.in_file(REVOKE);
+        format!(
+            "-- The locks of distlock, version {VERSION}. A user of them needs: GRANT USAGE ON SCHEMA {self} TO …;\n\
+             BEGIN;\n{serialise}\nCREATE SCHEMA IF NOT EXISTS {self};\n\n{parts}\n{revoke}COMMIT;\n"
+        )
+    }
+
+    fn in_file(&self, text: &str) -> String {
+        // Inside a text the quotes of the name would end it.
+        let literal = format!("'{PLACEHOLDER} ' ||");
+        text.replace(&literal, &format!("'{} ' ||", self.0.replace('\'', "''"))).replace(PLACEHOLDER, &self.0)
+    }
+}
+
+/// No user calls these; the functions that do run with the rights of their owner.
+const REVOKE: &str = "\
+REVOKE ALL ON FUNCTION \"distlock\"._sweep(date), \"distlock\"._open(text), \"distlock\"._may_grant(text), \"distlock\"._store(\"distlock\".locks),
+    \"distlock\"._purge(text, text, text), \"distlock\"._release(text, text, bigint, text) FROM PUBLIC;
+";
+
+impl fmt::Display for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_quoted_and_a_bad_one_is_refused() {
+        assert_eq!(Schema::new("My \"locks\"").unwrap().to_string(), "\"My \"\"locks\"\"\"");
+        for bad in ["", "two\nlines", "pg_locks", &"x".repeat(64)] {
+            assert_eq!(Schema::new(bad).unwrap_err().kind(), ErrorKind::Config, "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_object_is_in_the_schema_that_is_asked_for() {
+        let sql = Schema::new("o'locks").unwrap().sql();
+        assert!(!sql.contains(PLACEHOLDER), "{sql}");
+        assert!(sql.contains("CREATE SCHEMA IF NOT EXISTS \"o'locks\";"));
+        assert!(sql.contains("'\"o''locks\" ' || channel"), "the name inside a text");
+        assert!(sql.contains(&format!("SELECT {VERSION} $$")), "the version is that of version.sql");
+    }
+}

@@ -1,0 +1,39 @@
+//! Renewals of holds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::contract::{Lease, Renewal, Term};
+use crate::engines::postgres::client::Client;
+use crate::engines::postgres::protocol::requests::RenewItem;
+use crate::engines::postgres::protocol::time::millis;
+use crate::engines::postgres::state::late_claims::Progress;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
+use crate::types::event::LossReason;
+
+impl Client {
+    /// Renews leases. Returns one result for each, in their order.
+    pub(super) async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
+        let item = |lease: &Lease| RenewItem {
+            name: self.name(&lease.claim.key),
+            attempt: lease.claim.attempt.to_string(),
+            lease_ms: millis(lease.claim.lease()),
+        };
+        let items: Arc<[RenewItem]> = leases.iter().map(item).collect();
+        match self.renewals.request(items, &Progress::default()).await {
+            Ok((start, are_renewed)) => {
+                let ttls = leases.iter().map(|lease| lease.claim.ttl);
+                ttls.zip(are_renewed).map(|(ttl, is_renewed)| Ok(renewal(start, ttl, is_renewed))).collect()
+            }
+            Err(error) => leases.iter().map(|_| Err(Error::new(error.kind(), error.to_string()))).collect(),
+        }
+    }
+}
+
+fn renewal(start: Moment, ttl: Duration, is_renewed: bool) -> Renewal {
+    match is_renewed {
+        true => Renewal::Renewed(Some(Term { start, ttl })),
+        false => Renewal::Lost(LossReason::Revoked),
+    }
+}

@@ -1,0 +1,5 @@
+//! What this client knows: its waiting attempts, its unanswered claims, the server's clock.
+
+pub(super) mod late_claims;
+pub(super) mod server_clock;
+pub(super) mod waiting;

@@ -1,0 +1,323 @@
+//! One session with the server.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row};
+
+use crate::engines::postgres::error::{Stage, Verdict, classify, is_pooler_refusal};
+use crate::engines::postgres::protocol::requests::{Statement, column};
+use crate::engines::postgres::protocol::schema::VERSION;
+use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
+use crate::engines::postgres::state::server_clock::{Reading, ServerClock};
+use crate::engines::postgres::wire::dial::Dialer;
+use crate::engines::postgres::wire::options::Options;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, ErrorKind, Result};
+
+/// The oldest server: 13.
+const OLDEST_SERVER: i32 = 130_000;
+
+/// Settings of a session. A session in which the first is missing is behind a pooler that lends servers by the
+/// transaction: nothing of a session lasts there.
+///
+/// The server ends a statement just before its sender gives up, so that its outcome is known. Claims that meet wait for
+/// each other's rows; under a stricter isolation they would fail instead.
+const SESSION: &str =
+    "-c distlock.session=own -c statement_timeout=900ms -c default_transaction_isolation=read\\ committed";
+
+/// A message of `NOTIFY`.
+pub(in crate::engines) struct Notified {
+    pub(in crate::engines) channel: String,
+    pub(in crate::engines) text: String,
+}
+
+/// One session. Dropping it closes it.
+pub(in crate::engines) struct Connection {
+    /// Distinguishes the connections of this process.
+    pub(in crate::engines) id: u64,
+    client: Client,
+    place: Arc<str>,
+    /// Whether a pooler may give each transaction another server.
+    pub(in crate::engines) is_pooled: bool,
+    driver: AbortHandle,
+    /// Set before the driver has ended, which takes its runtime.
+    is_given_up: AtomicBool,
+    clock: Arc<ServerClock>,
+    /// By their texts.
+    prepared: Vec<(String, tokio_postgres::Statement)>,
+}
+
+impl Connection {
+    /// Opens a session with the primary among the servers. `prepare` are the statements that it will be used for most.
+    ///
+    /// # Errors
+    /// That of the last server that could not be used.
+    pub(in crate::engines) async fn open(
+        options: &Options,
+        clock: &Arc<ServerClock>,
+        prepare: &[&Statement],
+        messages: Option<&mpsc::UnboundedSender<Notified>>,
+    ) -> Result<Connection> {
+        let mut failed = None;
+        for dialer in &options.dialers {
+            let opening = Self::open_one(options, dialer, clock, prepare, messages);
+            match tokio::time::timeout(options.dial_timeout, opening).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => failed = Some(error),
+                Err(_) => {
+                    let limit = options.dial_timeout;
+                    failed = Some(Error::unavailable(format!("postgres: {} did not reply in {limit:?}", dialer.place)));
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "postgres: no server is given")))
+    }
+
+    async fn open_one(
+        options: &Options,
+        dialer: &Dialer,
+        clock: &Arc<ServerClock>,
+        prepare: &[&Statement],
+        messages: Option<&mpsc::UnboundedSender<Notified>>,
+    ) -> Result<Connection> {
+        let session = Some(SESSION).filter(|_| !options.is_pooled);
+        let mut connection = match Self::dial(options, dialer, clock, session, messages).await {
+            Err(Dialling::Pooler) => Self::dial(options, dialer, clock, None, messages).await,
+            opened => opened,
+        }
+        .map_err(|failure| failure.into_error(&dialer.place))?;
+        connection.check(options).await?;
+        if !connection.is_pooled {
+            for statement in prepare {
+                let prepared = connection.client.prepare_typed(&statement.text, statement.types).await;
+                let prepared = prepared.map_err(|error| classify(&dialer.place, &error, Stage::Opening).0)?;
+                connection.prepared.push((statement.text.clone(), prepared));
+            }
+        }
+        Ok(connection)
+    }
+
+    /// Runs the statements of `sql` on the primary, for at most `limit`, whether or not the schema is there.
+    pub(in crate::engines) async fn set_up(options: &Options, sql: &str, limit: Duration) -> Result<()> {
+        let clock = Arc::new(ServerClock::new(crate::types::clock::Clock::system(), 0.0));
+        let mut failed = None;
+        for dialer in &options.dialers {
+            let opened =
+                tokio::time::timeout(options.dial_timeout, Self::dial(options, dialer, &clock, None, None)).await;
+            let connection = match opened {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(failure)) => {
+                    failed = Some(failure.into_error(&dialer.place));
+                    continue;
+                }
+                Err(_) => {
+                    failed = Some(Error::unavailable(format!("postgres: {} did not reply", dialer.place)));
+                    continue;
+                }
+            };
+            match connection.look().await {
+                Ok(_) => return connection.execute_within(limit, sql).await,
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "postgres: no server is given")))
+    }
+
+    async fn dial(
+        options: &Options,
+        dialer: &Dialer,
+        clock: &Arc<ServerClock>,
+        session: Option<&str>,
+        messages: Option<&mpsc::UnboundedSender<Notified>>,
+    ) -> Result<Connection, Dialling> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let stream = dialer.open().await.map_err(Dialling::Io)?;
+        let mut config = Config::new();
+        config.user(&options.user).dbname(&options.database).application_name("distlock");
+        config.ssl_mode(tokio_postgres::config::SslMode::Disable);
+        if let Some(password) = &options.password {
+            config.password(password.expose());
+        }
+        if let Some(session) = session {
+            config.options(session);
+        }
+        let (client, mut driver) = match config.connect_raw(stream, NoTls).await {
+            Ok(opened) => opened,
+            Err(error) if session.is_some() && is_pooler_refusal(&error) => return Err(Dialling::Pooler),
+            Err(error) => return Err(Dialling::Postgres(error)),
+        };
+        let messages = messages.cloned();
+        // tidy-allow(spawn): moves bytes for every caller, so it must not end with one of them; ends with the connection
+        let driving = tokio::spawn(async move {
+            while let Some(Ok(message)) = poll_fn(|context| driver.poll_message(context)).await {
+                if let (AsyncMessage::Notification(it), Some(messages)) = (message, &messages) {
+                    let notified = Notified { channel: it.channel().into(), text: it.payload().into() };
+                    let _ = messages.send(notified);
+                }
+            }
+        });
+        Ok(Connection {
+            id: NUMBER.fetch_add(1, Ordering::Relaxed),
+            client,
+            place: dialer.place.clone(),
+            is_pooled: session.is_none(),
+            driver: driving.abort_handle(),
+            is_given_up: AtomicBool::new(false),
+            clock: clock.clone(),
+            prepared: Vec::new(),
+        })
+    }
+
+    /// Checks that this is a primary that the engine can use, and learns what is behind the connection.
+    async fn check(&mut self, options: &Options) -> Result<()> {
+        let session = self.look().await?;
+        let sent = self.clock.now();
+        let row = self.client.query_typed_one(&options.statements.greet.text, &[]).await;
+        let row = row.map_err(|error| classify(&self.place, &error, Stage::Opening).0)?;
+        self.clock.saw(Reading { sent, received: self.clock.now(), server_us: column(&row, 1)? });
+        check_version(column(&row, 0)?, &options.schema.to_string())?;
+        self.is_pooled |= session.as_deref() != Some("own");
+        Ok(())
+    }
+
+    /// Returns the mark of our own session, if the server is a primary of a version that can be used.
+    async fn look(&self) -> Result<Option<String>> {
+        const LOOK: &str = "SELECT current_setting('distlock.session', true), pg_is_in_recovery(), \
+                            current_setting('server_version_num')::int";
+        let opening = |error: &tokio_postgres::Error| classify(&self.place, error, Stage::Opening).0;
+        let row = self.client.query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
+        let (session, is_replica): (Option<String>, bool) = (column(&row, 0)?, column(&row, 1)?);
+        let version: i32 = column(&row, 2)?;
+        if version < OLDEST_SERVER {
+            let found = version / 10_000;
+            let message = format!("postgres: {} is version {found}, and at least 13 is needed", self.place);
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        if is_replica {
+            let message = format!("postgres: {} is a replica, which cannot be written to", self.place);
+            return Err(Error::unavailable(message).with_help("name the primary, or all servers"));
+        }
+        Ok(session)
+    }
+
+    /// Sends a statement and returns its rows. Kind `Unknown` when no reply comes in time; the connection is then closed.
+    pub(in crate::engines) async fn query(
+        &self,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        self.query_within(COMMAND_TIMEOUT, statement, parameters).await
+    }
+
+    /// As [`query`](Connection::query), for at most `limit`.
+    pub(in crate::engines) async fn query_within(
+        &self,
+        limit: Duration,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        match tokio::time::timeout(limit, self.send(statement, parameters)).await {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(error)) => {
+                let (error, verdict) = classify(&self.place, &error, Stage::Request);
+                if verdict == Verdict::Drop {
+                    self.close();
+                }
+                Err(error)
+            }
+            Err(_) => {
+                self.close();
+                Err(Error::unknown(format!("postgres: {} did not reply in {limit:?}", self.place)))
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let prepared = self.prepared.iter().find(|(text, _)| *text == statement.text);
+        match prepared {
+            Some((_, prepared)) => self.client.query(prepared, parameters).await,
+            None => {
+                let typed: Vec<_> = parameters.iter().copied().zip(statement.types.iter().cloned()).collect();
+                self.client.query_typed(&statement.text, &typed).await
+            }
+        }
+    }
+
+    /// Sends a command without parameters.
+    pub(in crate::engines) async fn execute(&self, command: &str) -> Result<()> {
+        self.execute_within(COMMAND_TIMEOUT, command).await
+    }
+
+    async fn execute_within(&self, limit: Duration, command: &str) -> Result<()> {
+        let replied = tokio::time::timeout(limit, self.client.batch_execute(command)).await;
+        let replied = replied.map_err(|_| Error::unknown(format!("postgres: {} did not reply", self.place)))?;
+        replied.map_err(|error| classify(&self.place, &error, Stage::Request).0)
+    }
+
+    /// Notes what the server's clock showed in the reply to a request that was sent at `sent`.
+    pub(in crate::engines) fn saw_clock(&self, sent: Moment, server_us: i64) {
+        self.clock.saw(Reading { sent, received: self.clock.now(), server_us });
+    }
+
+    /// Returns the time on the server's clock after which a claim that is sent now is refused.
+    pub(in crate::engines) fn not_after(&self, sent: Moment) -> i64 {
+        self.clock.latest(sent, COMMAND_TIMEOUT)
+    }
+
+    pub(in crate::engines) fn is_closed(&self) -> bool {
+        self.is_given_up.load(Ordering::Acquire) || self.client.is_closed()
+    }
+
+    /// Closes the socket. Requests that are under way fail.
+    pub(in crate::engines) fn close(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+        self.driver.abort();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Why a session was not opened.
+enum Dialling {
+    Io(std::io::Error),
+    Postgres(tokio_postgres::Error),
+    /// A pooler is in between, and refuses the settings of a session.
+    Pooler,
+}
+
+impl Dialling {
+    fn into_error(self, place: &str) -> Error {
+        match self {
+            Dialling::Io(error) => {
+                Error::unavailable(format!("postgres: cannot reach {place}: {error}")).with_source(error)
+            }
+            Dialling::Postgres(error) => classify(place, &error, Stage::Opening).0,
+            Dialling::Pooler => Error::unavailable(format!("postgres: {place} refuses the session")),
+        }
+    }
+}
+
+/// Refuses a schema of another version.
+fn check_version(found: i32, schema: &str) -> Result<()> {
+    let (message, help) = match found.cmp(&VERSION) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Less => ("too old", "bring it up to date with `distlock setup URL`"),
+        std::cmp::Ordering::Greater => ("too new", "use a newer version of distlock"),
+    };
+    let message = format!("postgres: the schema {schema} is {message}: version {found}, and {VERSION} is needed");
+    Err(Error::new(ErrorKind::Config, message).with_help(help))
+}

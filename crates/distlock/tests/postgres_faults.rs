@@ -1,0 +1,21 @@
+//! The rows of the failure catalogue about PostgreSQL, each on a real server.
+#![cfg(feature = "postgres")]
+
+#[path = "postgres_faults/ambiguity.rs"]
+mod ambiguity;
+#[path = "postgres_faults/bench.rs"]
+mod bench;
+#[path = "postgres_faults/clocks.rs"]
+mod clocks;
+#[path = "postgres_faults/fencing.rs"]
+mod fencing;
+#[path = "postgres_faults/input.rs"]
+mod input;
+#[path = "postgres_faults/processes.rs"]
+mod processes;
+#[path = "postgres_faults/replicas.rs"]
+mod replicas;
+#[path = "postgres_faults/server.rs"]
+mod server;
+
+distlock_testkit::child!();

@@ -1,0 +1,142 @@
+//! Lost replies and late requests.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use distlock::backend::{Attachment, Backend, Claim, Claimed};
+use distlock::{ErrorKind, HoldState, Key, LossReason, OwnerId, Process, Record};
+use tokio::time::timeout;
+
+use crate::bench::{Bench, TEST_LIMIT, TTL, ms, now, sleep};
+
+#[tokio::test]
+async fn f01_a_claim_whose_commit_was_not_heard_of_is_found_again() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    bench.proxy.drop_replies();
+    let waiting = tokio::spawn(locker.lock("a").ttl(TEST_LIMIT).into_future());
+    bench.until("SELECT count(*) FROM distlock.locks WHERE name = 'a' AND mode = 'x'", "1").await;
+    let stored = bench.server.sql("SELECT token FROM distlock.locks WHERE name = 'a'");
+    bench.proxy.pass();
+    let guard = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert_eq!(guard.fencing_token().to_string(), stored, "another grant than the first");
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f01_a_try_whose_commit_was_not_heard_of_leaves_nothing() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    bench.proxy.drop_replies();
+    // Leases that would outlast the test: only withdrawals end them in time.
+    let error = locker.try_lock("a").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let error = locker.read("b").ttl(TEST_LIMIT * 2).wait(ms(10)).await.expect_err("no answer");
+    assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
+    bench.proxy.pass();
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f03_a_renewal_whose_commit_was_not_heard_of_keeps_the_old_deadline() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").await.expect("granted");
+    bench.proxy.drop_replies();
+    let deadline = guard.deadline().expect("a lease");
+    let reason = timeout(TEST_LIMIT, guard.lost()).await.expect("notified");
+    assert_eq!(reason, LossReason::Expired);
+    assert_eq!(guard.deadline(), Some(deadline), "renewals may have arrived, but no reply came back");
+    assert!(now() >= deadline && now().since(deadline) < ms(500));
+}
+
+#[tokio::test]
+async fn f03_a_renewal_is_repeated_on_a_new_connection() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").ttl(TTL * 4).await.expect("granted");
+    bench.proxy.drop_replies();
+    while guard.state() == HoldState::Held {
+        sleep(ms(5)).await;
+    }
+    assert_eq!(guard.state(), HoldState::AtRisk);
+    bench.proxy.pass();
+    timeout(TTL * 3, async {
+        while guard.state() != HoldState::Held {
+            sleep(ms(5)).await;
+        }
+    })
+    .await
+    .expect("renewed on a new connection");
+    drop(guard.unlock().await);
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f04_a_release_whose_commit_was_not_heard_of_is_unknown_and_spares_the_next() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    bench.proxy.drop_replies();
+    let error = guard.unlock().await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let next = bench.direct().await.try_lock("a").ttl(TEST_LIMIT).await.expect("no failure").expect("it was released");
+    bench.proxy.pass();
+    locker.close().await.expect("the release is repeated until it is confirmed");
+    next.check().expect("the repeated release does not end the next hold");
+    next.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f14_a_statement_that_arrives_after_its_time_limit_grants_nothing() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    bench.proxy.hold_requests();
+    let error = locker.try_lock("late").ttl(TEST_LIMIT * 2).await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    sleep(ms(300)).await;
+    bench.proxy.pass();
+    // Whether the server reads what was held, or finds the connection closed: the lock is not granted.
+    locker.close().await.expect("closed");
+    assert_eq!(bench.server.sql("SELECT count(*) FROM distlock.locks WHERE name = 'late' AND mode IS NOT NULL"), "0");
+    bench.expect_nothing_left().await;
+}
+
+fn claim(name: &str, queue: bool) -> Claim {
+    let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::now());
+    Claim::new(Key::new(name).expect("a name"), TEST_LIMIT, queue, Arc::new(record))
+}
+
+#[tokio::test]
+async fn f14_a_claim_is_refused_by_the_time_on_the_servers_clock() {
+    let bench = Bench::start().await;
+    let engine = bench.builder(bench.server.port()).build().expect("an engine");
+    engine.attach(Attachment::standalone(&tokio::runtime::Handle::current()));
+    assert!(matches!(engine.claim(&claim("a", false)).await, Ok(Claimed::Granted(_))));
+    // As the engine's statement, with a time that is over.
+    let sql = "SELECT o_outcome FROM distlock.claim(NULL, distlock._us(clock_timestamp()) - 1, '{b}', '{x}', '{x}', '{1000}', \
+               '{0}', '{3000}', '{\"{}\"}')";
+    assert_eq!(bench.server.sql(sql), "late");
+    assert_eq!(
+        bench.server.sql("SELECT count(*) FROM distlock.locks WHERE name = 'b' AND (mode IS NOT NULL OR queued)"),
+        "0"
+    );
+}
+
+#[tokio::test]
+async fn f06_a_connection_cut_at_any_byte_of_the_conversation_grants_once() {
+    let bench = Bench::start().await;
+    for bytes in [0, 1, 5, 20, 60, 90] {
+        let locker = bench.behind_proxy().await;
+        bench.proxy.cut_after(distlock_testkit::proxy::Direction::Replies, bytes);
+        let guard = timeout(TEST_LIMIT, locker.lock("a").ttl(TEST_LIMIT).into_future()).await;
+        let guard = guard.expect("in time").expect("granted on another connection");
+        let held = bench.rows("SELECT token FROM distlock.locks WHERE name = 'a' AND mode = 'x'");
+        assert_eq!(held, [guard.fencing_token().to_string()], "cut after {bytes} bytes");
+        drop(guard.unlock().await);
+        bench.expect_nothing_left().await;
+    }
+}

@@ -1,0 +1,89 @@
+//! PostgreSQL servers in several configurations, each a set-up of the conformance suite.
+
+use distlock::backend::postgres::Postgres;
+use distlock_testkit::Setup;
+use distlock_testkit::servers::{PgBouncer, PostgresServer};
+
+/// A server with the engine's schema, and a session to look at it.
+pub(crate) struct Server {
+    server: PostgresServer,
+    session: tokio_postgres::Client,
+    /// The schema's name, quoted.
+    schema: &'static str,
+}
+
+impl Server {
+    async fn start(name: &str, schema: &'static str) -> Server {
+        let server = PostgresServer::start();
+        let engine = Postgres::unix(server.socket_directory(), server.port()).user("postgres").schema(name);
+        engine.build().expect("an engine").setup().await.expect("the schema is made");
+        let address = format!("host=127.0.0.1 port={} user=postgres", server.port());
+        let (session, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.expect("a session");
+        tokio::spawn(connection);
+        Server { server, session, schema }
+    }
+
+    /// Returns live holds and live waiters. A row without them keeps the lock's last token.
+    async fn left(&self) -> Vec<String> {
+        let schema = self.schema;
+        let left = format!(
+            "SELECT 'held ' || name FROM {schema}.locks WHERE attempt IS NOT NULL AND expires > clock_timestamp() \
+             UNION ALL SELECT 'holder ' || name FROM {schema}.holders WHERE expires > clock_timestamp() \
+             UNION ALL SELECT 'waiter ' || name FROM {schema}.waiters WHERE alive > clock_timestamp()"
+        );
+        let rows = self.session.query_typed(&left, &[]).await.expect("what is left");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+}
+
+/// A server, directly. The locks' user has the least rights, and the schema is another user's.
+pub(crate) struct Plain(Server);
+
+/// The schema's name needs quotes.
+const SCHEMA: &str = "Our \"locks\"";
+const QUOTED: &str = "\"Our \"\"locks\"\"\"";
+
+impl Setup for Plain {
+    type Engine = Postgres;
+
+    async fn start() -> Self {
+        let server = Server::start(SCHEMA, QUOTED).await;
+        let grant = format!("CREATE USER app; GRANT USAGE ON SCHEMA {QUOTED} TO app");
+        server.session.batch_execute(&grant).await.expect("the least rights");
+        Plain(server)
+    }
+
+    async fn client(&self) -> Postgres {
+        let builder = Postgres::tcp("127.0.0.1", self.0.server.port()).user("app").database("postgres");
+        builder.schema(SCHEMA).prefix("it's %_ours:").build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.0.left().await
+    }
+}
+
+/// Behind a pooler in transaction mode: waiters poll.
+pub(crate) struct Pooled {
+    server: Server,
+    bouncer: PgBouncer,
+}
+
+impl Setup for Pooled {
+    type Engine = Postgres;
+
+    async fn start() -> Self {
+        let server = Server::start("distlock", "distlock").await;
+        let bouncer = PgBouncer::start(&server.server, 4);
+        Pooled { server, bouncer }
+    }
+
+    async fn client(&self) -> Postgres {
+        let builder = Postgres::tcp("127.0.0.1", self.bouncer.port()).user("postgres").database("postgres");
+        builder.pooled().build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.server.left().await
+    }
+}
