@@ -71,3 +71,16 @@ async fn a_blocking_call_inside_a_runtime_is_refused_and_nothing_is_held() {
     assert!(locker.try_lock("a").await.expect("answered").is_some(), "it was not begun");
     assert_eq!(Blocking::connect("mem://").expect_err("refused").kind(), ErrorKind::Config);
 }
+
+/// A thread that sleeps on the keeper's runtime is told, although another one closes the locker meanwhile.
+#[test]
+fn closing_ends_a_wait_of_another_thread() {
+    let locker = Blocking::connect("mem://blocking-close").expect("connected");
+    let guard = locker.wait(locker.lock("a")).expect("granted");
+    let other = locker.clone();
+    let waiter = thread::spawn(move || other.wait(guard.asked()).expect_err("closed").kind());
+    // Most often the waiter is in its pause by now; either way it must not panic.
+    thread::sleep(Duration::from_millis(50));
+    locker.wait(locker.close()).expect("closed");
+    assert_eq!(waiter.join().expect("no panic"), ErrorKind::Lost);
+}

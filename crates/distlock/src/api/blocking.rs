@@ -51,8 +51,7 @@ impl Blocking {
     /// request there. The request has not begun then.
     pub fn wait<T>(&self, request: impl IntoFuture<Output = Result<T>>) -> Result<T> {
         refuse_runtime()?;
-        let runtime = self.locker.keeper_runtime()?;
-        runtime.block_on(request.into_future())
+        self.locker.block_on(request.into_future())
     }
 }
 

@@ -228,12 +228,13 @@ impl Locker {
         self.family.backend.capabilities()
     }
 
-    /// Returns the keeper's runtime, while the keeper runs.
+    /// Blocks the thread until `work` is done, on the keeper's runtime.
     #[cfg(feature = "blocking")]
-    pub(crate) fn keeper_runtime(&self) -> Result<tokio::runtime::Handle> {
+    pub(crate) fn block_on<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.family.check_process()?;
-        let runtime = self.family.keeper_runtime.get().filter(|_| self.family.closed.get().is_none());
-        runtime.cloned().ok_or_else(Error::closed)
+        let waiting = self.family.waits.enter();
+        let runtime = waiting.runtime().filter(|_| self.family.closed.get().is_none()).ok_or_else(Error::closed)?;
+        runtime.block_on(work)
     }
 
     /// Returns once the engine can be used.

@@ -10,6 +10,7 @@ use crate::contract::DynBackend;
 use crate::core::history::HistoryWriter;
 use crate::core::hold::Hold;
 use crate::core::holds::Holds;
+use crate::core::pending_release::PendingRelease;
 use crate::core::reporter::Reporter;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
@@ -34,9 +35,9 @@ pub(crate) struct Core {
     pub(crate) closing: SetOnce<()>,
     /// Set when the keeper has ended, to the locks whose release was not confirmed.
     pub(crate) closed: SetOnce<Vec<Key>>,
-    /// The keeper's runtime, once the keeper is started.
+    /// The keeper's runtime, and the threads that use it.
     #[cfg(feature = "blocking")]
-    pub(crate) keeper_runtime: std::sync::OnceLock<Handle>,
+    pub(crate) waits: crate::core::waits::Waits,
     /// The process that made the family.
     pub(crate) process: Arc<Process>,
     /// Its number. A forked child has another.
@@ -104,7 +105,7 @@ impl Core {
             closing: SetOnce::new(),
             closed: SetOnce::new(),
             #[cfg(feature = "blocking")]
-            keeper_runtime: std::sync::OnceLock::new(),
+            waits: crate::core::waits::Waits::default(),
             process: Process::current(),
             process_number: process_number(),
         }
@@ -146,8 +147,15 @@ impl Core {
         if self.check_process().is_ok()
             && let Some(lost) = self.holds.leave_behind(hold.claim.attempt, self.clock.now())
         {
+            self.release_of_gone(&lost, self.clock.now()).into_iter().for_each(|pending| self.holds.hand_over(pending));
             self.report_loss(&lost);
         }
+    }
+
+    /// Returns the release of a hold that is gone, if the engine says that some of its servers still have it.
+    pub(crate) fn release_of_gone(&self, hold: &Hold, now: Moment) -> Option<PendingRelease> {
+        let until = hold.is_gone().then(|| self.backend.late_until(&hold.claim)).flatten()?;
+        Some(PendingRelease::withdraw(&hold.claim, now).repeat(until, now))
     }
 
     /// Reports an event from a caller's task. When this returns, the observer has seen it.

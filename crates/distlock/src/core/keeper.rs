@@ -70,7 +70,7 @@ fn keep(core: &Arc<Core>) -> Result<()> {
     let (losses, pushed) = Losses::channel();
     let (handle, caller_runtime, clock) = (runtime.handle().clone(), Handle::try_current().ok(), core.clock.clone());
     #[cfg(feature = "blocking")]
-    let _ = core.keeper_runtime.set(handle.clone());
+    core.waits.begin_on(handle.clone());
     core.backend.attach(Attachment { losses, keeper_runtime: handle, caller_runtime, clock, drift: core.drift });
     let _ = give.send((runtime, pushed));
     Ok(())
@@ -109,6 +109,9 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
         left.into_iter().filter_map(|release| leave_to_its_lease(core, About::of(&release))).collect()
     });
     let _ = core.closed.set(unconfirmed);
+    // A timer of a runtime that is gone would panic in the thread that waits for it.
+    #[cfg(feature = "blocking")]
+    runtime.block_on(core.waits.end());
 }
 
 struct Keeper {
@@ -351,10 +354,7 @@ pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
     let now = core.clock.now();
     // The owner of a parked hold has unlocked it before: this is its release.
     let release = if is_parked { Some(PendingRelease::end(hold, now)) } else { PendingRelease::leave(hold, now) };
-    // The engine may say that some of its servers still have a hold that is gone.
-    let is_left = || hold.is_gone() && core.backend.late_until(&hold.claim).is_some();
-    let release = release.or_else(|| is_left().then(|| PendingRelease::withdraw(&hold.claim, now)));
-    if let Some(release) = release {
+    if let Some(release) = release.or_else(|| core.release_of_gone(hold, now)) {
         core.holds.hand_over(release);
     }
 }
@@ -435,9 +435,7 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
             report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));
             Released::Answered
         }
-        Err(error)
-            if pending.is_confirmed && (error.kind() == ErrorKind::Closed || core.clock.now() >= pending.until) =>
-        {
+        Err(error) if pending.is_confirmed && is_given_up(&core, &pending, &error) => {
             tracing::debug!(target: "distlock", %error, "a claim that may arrive late was not released again");
             Released::Answered
         }
@@ -450,6 +448,13 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
             Released::GivenUp(pending.claim.key)
         }
     }
+}
+
+/// Returns whether a release that was confirmed before is not repeated after `error`: no claim can arrive any more, or the
+/// family closes and some server of the engine stays out of reach.
+fn is_given_up(core: &Core, pending: &PendingRelease, error: &Error) -> bool {
+    let is_away = core.holds.is_closed() && !error.may_be_applied() && pending.failed_often();
+    is_away || error.kind() == ErrorKind::Closed || core.clock.now() >= pending.until
 }
 
 /// Writes a batch of histories.

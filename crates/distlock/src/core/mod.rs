@@ -11,3 +11,5 @@ pub(crate) mod pending_release;
 pub(crate) mod release;
 pub(crate) mod reporter;
 pub(crate) mod shards;
+#[cfg(feature = "blocking")]
+pub(crate) mod waits;

@@ -78,6 +78,11 @@ impl PendingRelease {
         PendingRelease { due, until, pause, is_confirmed: true, ..PendingRelease::withdraw(&self.claim, now) }
     }
 
+    /// Whether it was repeated several times already.
+    pub(crate) fn failed_often(&self) -> bool {
+        self.pause >= FIRST_PAUSE * 8
+    }
+
     /// Whether nothing is left to release at `now`. The last repetition is sent at the very end.
     pub(crate) fn is_over(&self, now: Moment) -> bool {
         now >= self.until && !self.is_confirmed

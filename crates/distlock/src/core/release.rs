@@ -71,7 +71,7 @@ pub(crate) async fn release_now(core: &Core, hold: Arc<Hold>, now: Moment) -> Re
 fn leave_lost(core: &Core, hold: &Arc<Hold>, now: Moment) -> Error {
     core.report_loss(hold);
     core.reporter.flush();
-    if let Some(pending) = PendingRelease::leave(hold, now) {
+    if let Some(pending) = PendingRelease::leave(hold, now).or_else(|| core.release_of_gone(hold, now)) {
         core.holds.hand_over(pending);
     }
     loss_of(hold)

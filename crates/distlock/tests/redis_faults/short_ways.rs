@@ -240,7 +240,7 @@ fn without_times(text: &str) -> String {
 /// Returns an outcome without times. The short ways say less of a place than the full ones.
 fn outcome(reply: &Reply) -> String {
     match reply {
-        Reply::Int(1) => "released ".into(),
+        Reply::Int(1 | 2) => "released ".into(),
         Reply::Int(_) => "granted".into(),
         Reply::Array(parts) if parts[0].to_string() == "busy" => {
             let is_first = parts[2].int() == 0;

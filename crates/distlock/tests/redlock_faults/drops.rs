@@ -4,6 +4,7 @@ use std::future::IntoFuture;
 
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::poll_times;
+use distlock_testkit::proxy::Door;
 use tokio::time::timeout;
 
 use crate::bench::{Bench, NODE_TIMEOUT, TEST_LIMIT, TTL, check_on_3_and_5, eventually, ms, now, sleep, unlock};
@@ -58,6 +59,26 @@ async fn closing_waits_for_releases_of_slightly_late_nodes() {
         let is_late = now().since(began) >= NODE_TIMEOUT;
         let left = bench.keys(&slow);
         assert!(left.is_empty() || is_late, "left behind: {left:?}");
+    })
+    .await;
+}
+
+/// A node that is down for good costs a closing locker little: its lease frees what it may have.
+#[tokio::test]
+async fn closing_does_not_wait_for_a_node_that_is_down() {
+    check_on_3_and_5(async |bench| {
+        let down = bench.minority();
+        let locker = bench.behind(&down).await;
+        let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
+        bench.each(&down, |proxy| {
+            proxy.door(Door::Refuse);
+            proxy.cut();
+        });
+        unlock(guard).await;
+        let began = now();
+        locker.close().await.expect("closed");
+        let took = now().since(began);
+        assert!(took < ms(3_000), "{took:?}; giving up takes 5 s");
     })
     .await;
 }

@@ -156,3 +156,25 @@ async fn what_a_minority_keeps_of_a_lost_hold_is_released() {
     })
     .await;
 }
+
+/// A node that serves reads and refuses writes has not released anything.
+#[tokio::test]
+async fn a_refused_deletion_is_no_release() {
+    check_on_3_and_5(async |bench| {
+        let locker = bench.direct().await;
+        let guard = locker.lock("a").ttl(TTL * 5).await.expect("granted");
+        eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
+        let set = |replicas: &str| {
+            for at in bench.all() {
+                bench.nodes[at].command(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+            }
+        };
+        set("1");
+        let error = guard.unlock().await.expect_err("no node has deleted it");
+        assert!(error.is_retryable(), "{error}");
+        assert!(bench.all().into_iter().all(|at| bench.has(at, "a")), "{error}");
+        set("0");
+        bench.expect_nothing_left(&bench.all()).await;
+    })
+    .await;
+}

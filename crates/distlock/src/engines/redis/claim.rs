@@ -8,7 +8,7 @@ use crate::contract::{Claim, Claimed, Grant, Term};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
 use crate::engines::redis::protocol::lean::{LeanLease, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::protocol::outcome::{late, read_busy, read_slot, refusal};
+use crate::engines::redis::protocol::outcome::{read_busy, read_slot, refusal};
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::protocol::time::{heartbeat, millis};
 use crate::engines::redis::protocol::value;
@@ -79,7 +79,7 @@ impl Client {
                 let term = Term { start: sent, ttl: claim.ttl };
                 Some(Ok(Claimed::Granted(Grant::new(FencingToken::new(token), Some(term)))))
             }
-            Ok(RequestReply::Lean(LeanOutcome::Late)) => Some(Err(late())),
+            // Late is late for all claims of a call: the full script decides about each by itself, by a time of its own.
             _ => None,
         }
     }

@@ -20,6 +20,8 @@ use crate::types::token::AttemptId;
 pub(super) const MOST_CALLS: u32 = 64;
 /// What the server says when it found only dead waiters and has more to look at.
 const MORE: &str = "more";
+/// The reply to a release that handed the lock over.
+const HANDED_OVER: i64 = 2;
 
 /// An answered release.
 struct Released {
@@ -142,8 +144,9 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
 
 fn read(outcome: Value, over: u64) -> Result<(Released, bool)> {
     let mut reply = match outcome {
-        Value::Int(_) => {
-            return Ok((Released { outcome: Release::Released, had_waiters: false, next: None, over }, false));
+        Value::Int(released) => {
+            let had_waiters = released == HANDED_OVER;
+            return Ok((Released { outcome: Release::Released, had_waiters, next: None, over }, false));
         }
         Value::Array(parts) => Reply::of(parts),
         _ => return Err(garbled()),

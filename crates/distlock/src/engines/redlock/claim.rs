@@ -134,7 +134,10 @@ fn await_late_votes(
             observe(nodes, at, &vote, &claim);
             if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
                 may_keep.remove(at);
-                confirm(at);
+                // A node that holds the lock for another owner has queued a claim that waits.
+                if !claim.queue || !matches!(vote, ClaimVote::Held(_)) {
+                    confirm(at);
+                }
             }
             if matches!(vote, ClaimVote::Held(_)) {
                 queued.add(at);

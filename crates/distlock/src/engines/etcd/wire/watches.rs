@@ -76,6 +76,8 @@ struct Watch {
     /// Where to go on when the stream is opened again; 0: from now on.
     next: i64,
     used: Moment,
+    /// Whether the server has made it on this stream.
+    is_made: bool,
     /// The keys that were deleted last, and when.
     deleted: VecDeque<(Vec<u8>, i64)>,
 }
@@ -130,7 +132,7 @@ impl Watches {
             return Sight(watch.since.subscribe());
         }
         let (since, sight) = watch::channel(since);
-        let watch = Watch { id: 0, since, next: from, used: now, deleted: VecDeque::new() };
+        let watch = Watch { id: 0, since, next: from, used: now, is_made: false, deleted: VecDeque::new() };
         table.by_target.insert(target.clone(), watch);
         self.open(&mut table, target);
         self.needed.notify_one();
@@ -276,7 +278,7 @@ impl Watches {
         let watch_id = table.last_id;
         let Some(watch) = table.by_target.get_mut(target) else { return };
         table.by_id.remove(&watch.id);
-        watch.id = watch_id;
+        (watch.id, watch.is_made) = (watch_id, false);
         table.by_id.insert(watch_id, target.clone());
         let create = WatchCreateRequest { start_revision: watch.next, watch_id, ..self.order_for(target) };
         table.order(WatchOrder::Create(create));
@@ -317,6 +319,7 @@ impl Watch {
             }
             return;
         }
+        self.is_made = true;
         if self.next == 0 {
             self.next = revision.saturating_add(1);
             self.deleted.clear();
@@ -344,7 +347,7 @@ impl Table {
     /// Whether a watch that was refused under this id can be the one on the prefix. etcd 3.5 does not say which it was.
     fn expects_prefix(&self, id: i64) -> bool {
         let Some(watch) = self.by_target.get(&Target::Prefix) else { return false };
-        id == watch.id || (id < 0 && *watch.since.borrow() == 0)
+        id == watch.id || (id < 0 && !watch.is_made)
     }
 
     fn end(&mut self, target: &Target) {

@@ -49,10 +49,9 @@ for i = 1, wake == '-' and 0 or #KEYS / 6 do
   -- Lua prints 13 digits as they are.
   local entry = lease_ms .. ' ' .. alive_until - alive_until % 1 .. ' ' .. wake .. ' 0 x ' .. ARGV[a + 5]
   local kept = call('HSET', waiters, attempt, entry)
-  -- Both keys get their ends together: where others wait, that of the waiters is that of the queue. A repeat looks at both, so that
-  -- an end that was set otherwise does not last.
+  -- The waiters' key may have outlived an earlier queue, so the ends of both count.
   local left = call('PTTL', waiters)
-  local left_of_queue = added == 1 and (place == 0 and 0 or left) or call('PTTL', queue)
+  local left_of_queue = added == 1 and place == 0 and 0 or call('PTTL', queue)
   if type(place) ~= 'number' or type(kept) ~= 'number' or type(left) ~= 'number' or type(left_of_queue) ~= 'number' then
     break
   elseif left > LONGEST_HEARTBEAT_MS or left_of_queue > LONGEST_HEARTBEAT_MS or heartbeat > LONGEST_HEARTBEAT_MS then

@@ -1,4 +1,4 @@
--- Releases locks, each by itself. KEYS: lock, queue, waiters, fence, holders, leases of each release; ARGV: nonce, then the attempt of each; reply: nonce, then of each a number (released, and it had no waiters) or an outcome
+-- Releases locks, each by itself. KEYS: lock, queue, waiters, fence, holders, leases of each release; ARGV: nonce, then the attempt of each; reply: nonce, then of each a number (released; 2: and handed over, else it had no waiters) or an outcome
 -- Outcomes: 'released' | 'not ours', each with the attempt to wake, '' or 'more' (dead waiters: release again).
 -- release_short.lua has carried out the first `done` of them, and defines `reply`, and `known` for the next one.
 

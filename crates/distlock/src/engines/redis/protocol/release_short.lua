@@ -66,13 +66,17 @@ for i = 1, #KEYS / 6 do
     -- As `drop` and `note_taker`. In a record of ours 'lapses' stands before the last field.
     if not behind then
       call('DEL', queue, waiters)
-    elseif type(call('ZREM', queue, id)) ~= 'number' or type(call('HDEL', waiters, id)) ~= 'number' then
+    elseif type(call('ZREM', queue, id)) ~= 'number' then
       break
     else
       local kind = string.find(text, '"lapses":true', -48, true) and ' hl' or ' h'
+      -- Before the entry goes: the key stays, with its end.
       call('HSET', waiters, 'handed', channel .. ' ' .. now_ms .. ' ' .. ttl_ms .. kind)
+      if type(call('HDEL', waiters, id)) ~= 'number' then
+        break
+      end
     end
-    reply[i + 1] = 1
+    reply[i + 1] = 2
   end
   done, known = i, nil
 end

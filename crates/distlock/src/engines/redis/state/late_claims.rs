@@ -28,8 +28,8 @@ pub(in crate::engines) struct LateClaims {
 
 struct LateClaim {
     sent: Moment,
-    /// The connection that it was sent over.
-    over: u64,
+    /// The connection that it was sent over; `None` when claims of the attempt may arrive over several.
+    over: Option<u64>,
 }
 
 impl LateClaims {
@@ -46,7 +46,7 @@ impl LateClaims {
         }
         let mut claims = self.claims.lock();
         // On one connection the release arrives after the claim.
-        let is_over = |claim: &LateClaim| claim.over == over || now.since(claim.sent) >= LATEST;
+        let is_over = |claim: &LateClaim| claim.over == Some(over) || now.since(claim.sent) >= LATEST;
         if claims.get(&attempt).is_some_and(is_over) {
             claims.remove(&attempt);
             self.count.store(claims.len(), Ordering::Release);
@@ -73,7 +73,10 @@ impl LateClaims {
             if claims.len().is_power_of_two() {
                 claims.retain(|_, claim| sending.sent.since(claim.sent) < LATEST);
             }
-            claims.insert(claim.attempt, LateClaim { sent: sending.sent, over: sending.over });
+            let earlier = claims.get(&claim.attempt).filter(|earlier| sending.sent.since(earlier.sent) < LATEST);
+            let is_elsewhere = earlier.is_some_and(|earlier| earlier.over != Some(sending.over));
+            let over = Some(sending.over).filter(|_| !is_elsewhere);
+            claims.insert(claim.attempt, LateClaim { sent: sending.sent, over });
         }
         self.count.store(claims.len(), Ordering::Release);
     }
@@ -100,5 +103,36 @@ impl Drop for Sending<'_> {
         if !self.is_answered {
             self.late_claims.note(self);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::types::key::Key;
+    use crate::types::owner::{OwnerId, Process, Record};
+
+    fn claim() -> Claim {
+        let record = Record::new(OwnerId::random(), Process::current(), None, SystemTime::UNIX_EPOCH);
+        Claim::new(Key::new("k").unwrap(), Duration::from_secs(10), true, Arc::new(record))
+    }
+
+    #[test]
+    fn a_release_over_the_last_connection_does_not_end_a_claim_on_another() {
+        let (late_claims, claims, start) = (LateClaims::default(), [claim()], Moment::from_nanos(5_000_000_000));
+        let attempt = claims[0].attempt;
+        drop(late_claims.sending(&claims, start, 1));
+        late_claims.released(attempt, 1, start);
+        assert_eq!(late_claims.until(attempt), None, "on one connection the release follows the claim");
+        drop(late_claims.sending(&claims, start, 1));
+        let retried = start.after(Duration::from_millis(500));
+        drop(late_claims.sending(&claims, retried, 2));
+        late_claims.released(attempt, 2, retried);
+        assert_eq!(late_claims.until(attempt), Some(retried.after(LATEST)), "the first claim may still arrive");
+        late_claims.released(attempt, 2, retried.after(LATEST));
+        assert_eq!(late_claims.until(attempt), None);
     }
 }

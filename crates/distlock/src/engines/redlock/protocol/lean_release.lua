@@ -10,12 +10,15 @@ for i = 1, count do
     K[i] = false
   end
 end
-if odd == '' then
-  call('DEL', unpack(K, 1, count))
-else
+if odd == '' and type(call('DEL', unpack(K, 1, count))) ~= 'number' then
+  -- The node refuses writes: batch.lua says why.
   for i = 1, count do
-    if K[i] then
-      call('DEL', K[i])
+    odd = odd .. ' ' .. i
+  end
+elseif odd ~= '' then
+  for i = 1, count do
+    if K[i] and type(call('DEL', K[i])) ~= 'number' then
+      odd = odd .. ' ' .. i
     end
   end
 end
