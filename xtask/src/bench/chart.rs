@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::Results;
-use super::table::{SCENARIOS, Scenario, share_of_floor};
+use super::table::{SCENARIOS, Scenario, ratio_text, share_of_floor};
 
 const PANEL_WIDTH: f64 = 420.0;
 const LABELS: f64 = 130.0;
@@ -56,7 +56,13 @@ impl Panel {
                 svg,
                 "<rect class=\"{class}\" x=\"{zero:.0}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"14\"/>"
             );
-            let _ = write!(svg, "<text x=\"{:.0}\" y=\"{:.0}\">{share:.2}</text>", zero + width + 6.0, y + 12.0);
+            let _ = write!(
+                svg,
+                "<text x=\"{:.0}\" y=\"{:.0}\">{}</text>",
+                zero + width + 6.0,
+                y + 12.0,
+                ratio_text(*share)
+            );
         }
         let _ = write!(
             svg,

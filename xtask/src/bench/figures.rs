@@ -34,6 +34,13 @@ impl Figure {
         self.median(|round| Some(round.get(name)? / round.get(by).filter(|by| **by > 0.0)?))
     }
 
+    /// Returns the median ratio of what `value` computes to the same of `floor`, both in the same round: a slow moment of
+    /// the machine meets both.
+    pub(super) fn ratio_to(&self, floor: &Figure, value: impl Fn(&Round) -> Option<f64>) -> Option<f64> {
+        let ratio = |(own, base): (&Round, &Round)| Some(value(own)? / value(base).filter(|base| *base > 0.0)?);
+        median(self.rounds.iter().zip(&floor.rounds).map(ratio).collect::<Option<Vec<f64>>>()?)
+    }
+
     /// Returns the smallest and the largest value of `name`.
     pub(super) fn range(&self, name: &str) -> Option<(f64, f64)> {
         let all: Vec<f64> = self.rounds.iter().map(|round| round.get(name).copied()).collect::<Option<_>>()?;
@@ -147,6 +154,19 @@ mod tests {
         assert_eq!(ours.of("late_ms"), None, "a number that was not measured");
         assert!(ours.is_ours() && figures[0].is_floor() && !figures[1].is_floor());
         assert_eq!(results.remarks("server"), ["Redis 7.0.15"], "once");
+    }
+
+    #[test]
+    fn ratios_are_those_within_a_round() {
+        let rounds = |name: &str, rates: [u32; 3]| -> String {
+            rates.iter().enumerate().map(|(round, rate)| format!("redis/tasks {name} {round} rate={rate}\n")).collect()
+        };
+        // The machine was slow in the second round, and the ratio was the same.
+        let text = rounds("raw-redis", [100, 20, 60]) + &rounds("distlock", [50, 10, 45]);
+        let results = Results::parse(&text);
+        let [floor, ours] = results.of("redis/tasks")[..] else { panic!("two contestants") };
+        assert_eq!(ours.ratio_to(floor, |round| round.get("rate").copied()), Some(0.5));
+        assert_eq!(ours.ratio_to(floor, |round| round.get("ops").copied()), None);
     }
 
     #[test]

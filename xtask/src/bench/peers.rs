@@ -75,10 +75,11 @@ fn write_page(text: &str) -> bool {
         eprintln!("no results");
         return false;
     }
-    match page::write(&results) {
-        Ok(()) => println!("written: {}", page::PATH),
-        Err(error) => eprintln!("{} cannot be written: {error}", page::PATH),
+    if let Err(error) = page::write(&results) {
+        eprintln!("{} cannot be written: {error}", page::PATH);
+        return false;
     }
+    println!("written: {}", page::PATH);
     true
 }
 

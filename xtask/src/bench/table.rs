@@ -1,6 +1,6 @@
 //! The tables of docs/performance.md.
 
-use super::figures::{Figure, Results};
+use super::figures::{Figure, Results, Round};
 
 /// A scenario of the page.
 #[derive(Debug, Clone, Copy)]
@@ -58,16 +58,27 @@ pub(super) fn table(scenario: Scenario, results: &Results) -> Option<String> {
 
 /// Returns how fast `figure` is, as a share of the floor's speed; `None` in scenarios without one.
 pub(super) fn share_of_floor(scenario: Scenario, figure: &Figure, floor: &Figure) -> Option<f64> {
-    let speed = |figure: &Figure| match scenario.kind {
-        Kind::Latency => figure.of("p50_us").map(|latency| 1.0 / latency),
-        Kind::Rate => figure.per("ops", "seconds"),
-        Kind::Handover => figure.per("handovers", "seconds"),
-        Kind::Held | Kind::Killed => None,
-    };
-    floor.is_floor().then_some(speed(figure)? / speed(floor)?)
+    let ratio = floor.is_floor().then(|| scenario.kind.ratio(figure, floor))??;
+    Some(if scenario.kind == Kind::Latency { 1.0 / ratio } else { ratio })
+}
+
+/// Shows a ratio with more digits where two would be none.
+pub(super) fn ratio_text(ratio: f64) -> String {
+    if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
 }
 
 impl Kind {
+    /// Returns the ratio to the floor of what the scenario is about: a latency or a rate.
+    fn ratio(self, figure: &Figure, floor: &Figure) -> Option<f64> {
+        let per_second = |name| move |round: &Round| Some(round.get(name)? / round.get("seconds")?);
+        match self {
+            Kind::Latency => figure.ratio_to(floor, |round| round.get("p50_us").copied()),
+            Kind::Rate => figure.ratio_to(floor, per_second("ops")),
+            Kind::Handover => figure.ratio_to(floor, per_second("handovers")),
+            Kind::Held | Kind::Killed => None,
+        }
+    }
+
     fn heads(self) -> &'static [&'static str] {
         match self {
             Kind::Latency => &["p50", "to the floor", "p90", "p99", "requests", "client CPU", "server CPU"],
@@ -91,19 +102,19 @@ impl Kind {
         let us = |name: &str| shown(figure.of(name), time);
         let each = |name: &str, by: &str| shown(figure.per(name, by), time);
         let requests = |by: &str| shown(figure.per("requests", by), |number| format!("{number:.2}"));
-        let ratio = |better: &dyn Fn(&Figure) -> Option<f64>| {
-            let ratio = floor.and_then(|floor| Some(better(figure)? / better(floor)?));
-            shown(ratio, |ratio| format!("{ratio:.2}×"))
+        let ratio = || {
+            let ratio = floor.and_then(|floor| self.ratio(figure, floor));
+            shown(ratio, |ratio| format!("{}×", ratio_text(ratio)))
         };
         let rate = |by: &str| shown(figure.per(by, "seconds"), |rate| format!("{rate:.0}"));
         let cores = |name: &str| {
-            let share = |round: &super::figures::Round| Some(round.get(name)? / round.get("seconds")? / 10_000.0);
+            let share = |round: &Round| Some(round.get(name)? / round.get("seconds")? / 10_000.0);
             shown(figure.median(share), |percent| format!("{percent:.2} %"))
         };
         match self {
             Kind::Latency => vec![
                 us("p50_us"),
-                ratio(&|figure| figure.of("p50_us")),
+                ratio(),
                 us("p90_us"),
                 us("p99_us"),
                 requests("ops"),
@@ -112,7 +123,7 @@ impl Kind {
             ],
             Kind::Rate => vec![
                 rate("ops"),
-                ratio(&|figure| figure.per("ops", "seconds")),
+                ratio(),
                 us("p50_us"),
                 us("p99_us"),
                 requests("ops"),
@@ -121,7 +132,7 @@ impl Kind {
             ],
             Kind::Handover => vec![
                 rate("handovers"),
-                ratio(&|figure| figure.per("handovers", "seconds")),
+                ratio(),
                 us("p50_us"),
                 us("p99_us"),
                 us("max_us"),
