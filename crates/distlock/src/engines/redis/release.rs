@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::contract::{Claim, Release};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
-use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
+use crate::engines::redis::protocol::lean::{LeanLock, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
@@ -56,12 +56,12 @@ impl Client {
         if !claim.mode().is_exclusive() || self.waiting.is_enlisted(claim.attempt) {
             return None;
         }
-        let request = LeanRequest::release(&self.options.prefix, &claim.key, claim.attempt)?;
-        if self.contention.is_recent(request.lock(), self.clock.now()) {
+        let lock = LeanLock::new(&self.options.prefix, &claim.key, claim.attempt)?;
+        if self.contention.is_recent(lock.key(), self.clock.now()) {
             return None;
         }
-        let connection = self.servers.at_once(request.lock(), ServerConnections::open_for_release)?;
-        Some((connection, request))
+        let connection = self.servers.at_once(lock.key(), ServerConnections::open_for_release)?;
+        Some((connection, lock.release()))
     }
 
     /// Releases by the full script.
