@@ -415,8 +415,11 @@ async fn a_contended_cycle_makes_few_calls() {
         tokio::spawn(request.into_future())
     };
     // Each locker has seen that others wait: its claims and releases are not tried by the lean scripts.
-    let mut waiting = VecDeque::from([wait(0), wait(1), wait(2)]);
-    until("three waiters", || queued(3)).await;
+    let mut waiting = VecDeque::new();
+    for number in 0..3 {
+        waiting.push_back(wait(number));
+        until("one more waiter", || queued(waiting.len() as i64)).await;
+    }
     bench.command("CONFIG RESETSTAT");
     for cycle in 0..CYCLES {
         guard.unlock().await.expect("released");
