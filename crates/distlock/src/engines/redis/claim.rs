@@ -192,7 +192,7 @@ impl Client {
             .arg(record);
         let common = Some(self.wake_channel(hears));
         let request = FullRequest { names: names.clone(), common, args };
-        connection.request(CallKind::Claim, Request::Full(request)).await
+        connection.request(CallKind::Claim, Request::Full(Box::new(request))).await
     }
 
     /// Returns `claimed`; a grant only when enough replicas have it, otherwise it is given back.

@@ -134,7 +134,7 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
         let mut args = redis::Cmd::with_capacity(1, 32);
         args.arg(attempt.to_string());
         let request = FullRequest { names: names.clone(), common: None, args };
-        match connection.request(CallKind::Release, Request::Full(request)).await? {
+        match connection.request(CallKind::Release, Request::Full(Box::new(request))).await? {
             RequestReply::Full { outcome, .. } => Ok(read(outcome, connection.id)),
             RequestReply::Lean(_) => Ok(Err(garbled())),
         }

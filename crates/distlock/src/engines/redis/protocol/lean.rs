@@ -263,25 +263,24 @@ mod tests {
 
     const ATTEMPT: &str = "00000000000000000000000000000001";
 
-    fn record(owner: &str) -> Record {
-        Record::new(OwnerId::new(owner).unwrap(), Process::current(), None, SystemTime::UNIX_EPOCH)
+    fn record(label: Option<String>) -> Record {
+        Record::new(OwnerId::new("req-7").unwrap(), Process::current(), label.map(Into::into), SystemTime::UNIX_EPOCH)
     }
 
-    fn claim_by(owner: &str, key: &str, not_after_us: u64) -> Option<LeanRequest> {
+    fn claim_of(record: &Record, key: &str, not_after_us: u64) -> Option<LeanRequest> {
         let lock = LeanLock::new("app:", &Key::new(key).unwrap(), ATTEMPT.parse().unwrap())?;
-        lock.claim(LeanLease { not_after_us, ..LEASE }, None, &record(owner))
+        lock.claim(LeanLease { not_after_us, ..LEASE }, None, record)
     }
 
     fn claim(key: &str, not_after_us: u64) -> Option<LeanRequest> {
-        claim_by("req-7", key, not_after_us)
+        claim_of(&record(None), key, not_after_us)
     }
 
     #[test]
     fn a_call_has_the_keys_and_arguments_that_the_script_reads() {
         let claims = [claim("a", LEASE.not_after_us + 1).unwrap(), claim("b{t}", LEASE.not_after_us).unwrap()];
         let words = args(&call(claims.iter(), &Fences::of_prefix("app:"), 7, false));
-        let (attempt, rest) =
-            (&format!("{ATTEMPT} "), &format!(" - {}", value::write_record(&record("req-7")).unwrap()));
+        let (attempt, rest) = (&format!("{ATTEMPT} "), &format!(" - {}", value::write_record(&record(None)).unwrap()));
         let keys = ["app:a", "app:b{t}", "{app:a}:q", "app:b{t}:q", "{app:distlock}:f"];
         assert_eq!((words[0].as_str(), words[1].len(), words[2].as_str()), ("EVALSHA", 40, "5"));
         assert_eq!(words[3..8], keys);
@@ -300,7 +299,7 @@ mod tests {
         assert!(claim("a", 999_999_999_999_999).is_none(), "its digits could not be compared as text");
         assert!(claim("a", 10_000_000_000_000_000).is_none());
         assert!(claim("{a}:q", LEASE.not_after_us).is_none(), "no lock has this name");
-        assert!(claim_by(&"\"".repeat(1600), "a", LEASE.not_after_us).is_none(), "its record is too long");
+        assert!(claim_of(&record(Some("x".repeat(4000))), "a", LEASE.not_after_us).is_none(), "its record is too long");
     }
 
     #[test]
