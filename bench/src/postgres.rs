@@ -128,9 +128,9 @@ async fn uncontended(bench: &Arc<Bench>) {
                 for _ in 0..PAIRS {
                     let start = Instant::now();
                     if is_raw {
-                        task.raw.pair("raw").await
+                        task.raw.pair("raw").await;
                     } else {
-                        pair(&task.locker, "ours").await
+                        pair(&task.locker, "ours").await;
                     }
                     times.push(start.elapsed());
                 }
