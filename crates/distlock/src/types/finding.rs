@@ -165,7 +165,7 @@ pub(crate) fn is_of_this_machine(place: &str) -> bool {
 }
 
 /// Returns the numbers of a version such as `7.0.15` or `3.5.0-rc.1`; missing ones are 0.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn version(text: &str) -> [u32; 3] {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     std::array::from_fn(|_| numbers.next().unwrap_or(0))
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(found(360, 30_000), (Severity::Warning, false), "longer ones are no help");
     }
 
-    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     #[test]
     fn versions_are_three_numbers() {
         assert_eq!(version("7.0.15"), [7, 0, 15]);
