@@ -17,7 +17,7 @@ use crate::types::error::{Error, Result};
 
 /// What tells the replies of one call apart.
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct SentCall {
     kind: CallKind,
     nonce: u64,
     /// When it was handed over, and how many requests it carries.
@@ -27,7 +27,7 @@ struct Call {
 
 /// A batch that is in flight.
 struct Flying<'a> {
-    call: Call,
+    call: SentCall,
     by_text: bool,
     asked: Pin<Box<dyn Future<Output = Asked> + Send + 'a>>,
     /// The reply, if it came at once.
@@ -139,7 +139,7 @@ impl Connection {
     }
 
     /// Takes the reply to the batch that was sent first. Returns the batch when it was sent again, by text.
-    fn land(&self, call: Call, by_text: bool, reply: Asked, context: &mut Context<'_>) -> Option<Flying<'_>> {
+    fn land(&self, call: SentCall, by_text: bool, reply: Asked, context: &mut Context<'_>) -> Option<Flying<'_>> {
         let (kind, entries) = self.batcher.answered()?;
         if !by_text && reply.as_ref().is_err_and(Failure::is_no_script) {
             return self.send_batch(kind, entries, true, context);
@@ -211,8 +211,8 @@ impl Connection {
         kind: CallKind,
         requests: impl Iterator<Item = &'a Request> + Clone,
         by_text: bool,
-    ) -> (Cmd, Call) {
-        let call = Call { kind, nonce: nonce(), sent: self.now(), count: requests.clone().count() };
+    ) -> (Cmd, SentCall) {
+        let call = SentCall { kind, nonce: nonce(), sent: self.now(), count: requests.clone().count() };
         let script = match kind {
             CallKind::LeanClaim | CallKind::LeanRelease => {
                 let requests = requests.filter_map(Request::lean);
@@ -227,7 +227,7 @@ impl Connection {
     }
 
     /// Returns the reply to the one request of a call.
-    fn read_one(&self, call: Call, reply: Asked) -> Result<RequestReply> {
+    fn read_one(&self, call: SentCall, reply: Asked) -> Result<RequestReply> {
         let mut only = None;
         let read = reply.and_then(|reply| self.read(call, reply, |outcome| only = Some(outcome)));
         read.map_err(|failure| failure.of(call.kind.name(), &self.place))?;
@@ -237,11 +237,11 @@ impl Connection {
     /// Delivers the replies to the requests of a call, one after the other. Each has its own error.
     fn read(
         &self,
-        call: Call,
+        call: SentCall,
         reply: Value,
         mut deliver: impl FnMut(Result<RequestReply>),
     ) -> std::result::Result<(), Failure> {
-        let Call { kind, nonce, sent, count } = call;
+        let SentCall { kind, nonce, sent, count } = call;
         let distrusted = |error: Error| {
             self.distrust(&error);
             Failure::Garbled
