@@ -337,7 +337,7 @@ fn difference(sides: &mut [Side; 2], run: u64) -> Option<String> {
             }
             _ => {
                 let mut new: Vec<_> =
-                    (0..count as u64).map(|i| request(&mut dice, step * 8 + i, run % 3 != 0)).collect();
+                    (0..count as u64).map(|i| request(&mut dice, step * 8 + i, !run.is_multiple_of(3))).collect();
                 let channel = new[0].channel;
                 new.iter_mut().for_each(|request| request.channel = channel);
                 claims.extend(new.iter().cloned());
