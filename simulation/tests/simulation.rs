@@ -113,12 +113,12 @@ fn expect_overtaken(broken: Broken, seed: u64) {
 
 #[test]
 fn a_queue_that_expires_before_its_longest_waiter_is_detected() {
-    expect_overtaken(Broken::ShortensQueues, 204);
+    expect_overtaken(Broken::ShortensQueues, 240);
 }
 
 #[test]
 fn newcomers_that_overtake_behind_dead_waiters_are_detected() {
-    expect_overtaken(Broken::StopsAtDeadWaiters, 248);
+    expect_overtaken(Broken::StopsAtDeadWaiters, 240);
 }
 
 #[test]

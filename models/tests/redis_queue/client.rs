@@ -52,6 +52,8 @@ pub(super) enum Request {
     Claim { attempt: u8, sent: u8 },
     Renew { attempt: u8, sent: u8 },
     Release { attempt: u8, is_cancel: bool },
+    LeanClaim { attempt: u8, sent: u8 },
+    LeanRelease { attempt: u8, is_cancel: bool },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,6 +85,15 @@ pub(super) enum Answer {
     Retry {
         attempt: u8,
     },
+    /// A lean script has left the request to the full one.
+    OddClaim {
+        attempt: u8,
+        sent: u8,
+    },
+    OddRelease {
+        attempt: u8,
+        is_cancel: bool,
+    },
 }
 
 impl Client {
@@ -107,6 +118,15 @@ impl Client {
     /// Clears the state of a finished wait, which makes no difference any more.
     pub(super) fn forget(&mut self) {
         (self.sent, self.answered, self.poll_at, self.asked, self.handed) = (0, false, 0, None, None);
+    }
+
+    /// Sends the first claim of an attempt. Every later one goes to the full script.
+    pub(super) fn claim_first(&mut self, now: u8, is_lean: bool) {
+        self.claim(now);
+        if is_lean {
+            self.requests.pop();
+            self.requests.push(Request::LeanClaim { attempt: self.attempt, sent: now });
+        }
     }
 
     pub(super) fn claim(&mut self, now: u8) {

@@ -1,5 +1,6 @@
 //! The queue of the Redis engine as a model: claim, release with direct handoff and push, cancel, heartbeat, first
-//! lease, crash, frozen process, lost and late messages, within small bounds.
+//! lease, crash, frozen process, lost and late messages, failover, within small bounds. With `is_lean`, first claims and all
+//! releases go to the lean scripts, which race with the full ones.
 //!
 //! Time is counted in ticks. A tick passes only when all due actions have happened, unless it is paid for from a
 //! budget of stalls: then messages stay in flight, polls are missed, processes stand still. So the result about
@@ -7,6 +8,7 @@
 //! the horizon. For safety, the same runs show that no order of events within the bounds violates it.
 
 mod client;
+mod lean;
 
 use distlock_models::{TWICE, expect_broken, expect_sound};
 use stateright::{Model, Property};
@@ -18,6 +20,8 @@ const LEASE: u8 = 2;
 const FIRST_LEASE: u8 = 1;
 const HEARTBEAT: u8 = 3;
 const POLL: u8 = 1;
+/// The clock of a tick in tokens: more than there are grants in a tick.
+const TOKENS_PER_TICK: u8 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
@@ -32,10 +36,22 @@ enum Flaw {
     CancelKeepsTheLock,
     /// A queued waiter relies on messages alone.
     NoPoll,
+    /// A lean claim takes a free lock although clients wait for it.
+    LeanClaimPassesTheQueue,
+    /// A lean release does not look for the mark that clients wait.
+    LeanReleaseIgnoresTheMark,
+    /// A lean release ends the current hold without comparing its owner.
+    LeanReleaseWithoutCompare,
+    /// A waiter takes its place without setting the mark.
+    QueuesWithoutMark,
+    /// Tokens follow the fence alone, and not the clock.
+    TokensWithoutClock,
 }
 
 struct Queue {
     flaw: Flaw,
+    /// Whether the lean scripts are used.
+    is_lean: bool,
     /// How often each client tries.
     attempts: &'static [u8],
     /// The latest start of an attempt.
@@ -58,6 +74,8 @@ struct Budget {
     crashes: u8,
     /// Waits that are given up.
     cancels: u8,
+    /// Promotions of a replica that has nothing yet, not even the fence.
+    failovers: u8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -72,6 +90,12 @@ struct State {
     fell: bool,
     /// A client's release ended the hold of another client.
     robbed: bool,
+    /// A later grant had a lower token.
+    granted_lower: bool,
+    /// A client that did not wait was granted the lock before one that did.
+    overtaken: bool,
+    /// A release freed the lock although a client waited.
+    left_waiting: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -81,6 +105,8 @@ struct Server {
     /// The client that was granted the lock last while others waited.
     handed: Option<usize>,
     fence: u8,
+    /// The token of the last grant, of this server or the one before it.
+    last_token: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,6 +114,8 @@ struct Lock {
     holder: Id,
     token: u8,
     ends: u8,
+    /// The mark that clients wait.
+    is_awaited: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,6 +167,8 @@ enum Action {
         client: usize,
         is_connected: bool,
     },
+    /// A promotion takes a tick. All connections break, and what was in them is lost.
+    Failover,
     Tick,
 }
 
@@ -165,6 +195,18 @@ impl Queue {
                 state.clients[client].tell(answer);
             }
             Request::Release { attempt, is_cancel } => self.release(state, Id { client, attempt }, is_cancel),
+            Request::LeanClaim { attempt, sent } => {
+                let answer = match self.claim_lean(state, Id { client, attempt }) {
+                    Some(token) => Answer::Granted { attempt, sent, token },
+                    None => Answer::OddClaim { attempt, sent },
+                };
+                state.clients[client].tell(answer);
+            }
+            Request::LeanRelease { attempt, is_cancel } => {
+                if !self.release_lean(state, Id { client, attempt }) {
+                    state.clients[client].tell(Answer::OddRelease { attempt, is_cancel });
+                }
+            }
         }
     }
 
@@ -189,6 +231,9 @@ impl Queue {
             Some(waiter) => waiter.alive_until = alive_until,
             None => state.server.queue.push(Waiter { id, alive_until }),
         }
+        if let Some(lock) = state.server.lock.as_mut().filter(|_| self.flaw != Flaw::QueuesWithoutMark) {
+            lock.is_awaited = true;
+        }
         None
     }
 
@@ -201,9 +246,12 @@ impl Queue {
     }
 
     fn set_lock(&self, state: &mut State, holder: Id, lease: u8) -> u8 {
-        state.server.fence += 1;
-        let token = state.server.fence;
-        state.server.lock = Some(Lock { holder, token, ends: state.now + lease });
+        let clock = if self.flaw == Flaw::TokensWithoutClock { 0 } else { state.now * TOKENS_PER_TICK };
+        let token = clock.max(state.server.fence + 1);
+        state.granted_lower |= token <= state.server.last_token;
+        (state.server.fence, state.server.last_token) = (token, token);
+        let is_awaited = !state.server.queue.is_empty();
+        state.server.lock = Some(Lock { holder, token, ends: state.now + lease, is_awaited });
         token
     }
 
@@ -274,6 +322,8 @@ impl Queue {
                 }
             }
             Answer::Retry { attempt } if it.attempt == attempt => it.must_claim(now),
+            Answer::OddClaim { attempt, sent } if it.awaits(attempt, sent) => it.must_claim(now),
+            Answer::OddRelease { attempt, is_cancel } => it.requests.push(Request::Release { attempt, is_cancel }),
             Answer::Renewed { attempt, sent } if it.attempt == attempt => {
                 if let Phase::Holding { deadline, .. } = &mut it.phase
                     && now < *deadline
@@ -313,7 +363,11 @@ impl Queue {
     fn leave(&self, state: &mut State, client: usize, is_cancel: bool) {
         let it = &mut state.clients[client];
         it.phase = Phase::Idle;
-        it.requests.push(Request::Release { attempt: it.attempt, is_cancel });
+        let attempt = it.attempt;
+        it.requests.push(match self.is_lean {
+            true => Request::LeanRelease { attempt, is_cancel },
+            false => Request::Release { attempt, is_cancel },
+        });
     }
 
     fn tick(&self, state: &mut State) {
@@ -322,6 +376,19 @@ impl Queue {
         }
         state.now += 1;
         state.server.lock = state.server.lock.filter(|lock| lock.ends > state.now);
+    }
+
+    fn fail_over(&self, state: &mut State) {
+        state.left.failovers -= 1;
+        state.now += 1;
+        state.server = Server { last_token: state.server.last_token, ..Server::default() };
+        let now = state.now;
+        for client in state.clients.iter_mut().filter(|client| client.lives()) {
+            client.requests.clear();
+            if client.phase == Phase::Waiting {
+                client.must_claim(now);
+            }
+        }
     }
 
     fn someone_is_due(&self, state: &State) -> bool {
@@ -389,6 +456,9 @@ impl Model for Queue {
             highest: 0,
             fell: false,
             robbed: false,
+            granted_lower: false,
+            overtaken: false,
+            left_waiting: false,
         }]
     }
 
@@ -398,6 +468,9 @@ impl Model for Queue {
         let is_open = state.now < self.latest_begin || is_busy;
         if is_open && state.now < self.horizon && (state.left.stalls > 0 || !self.someone_is_due(state)) {
             actions.push(Action::Tick);
+        }
+        if is_open && state.now < self.horizon && state.left.failovers > 0 {
+            actions.push(Action::Failover);
         }
     }
 
@@ -409,7 +482,7 @@ impl Model for Queue {
                 let it = &mut state.clients[client];
                 it.attempt += 1;
                 it.phase = Phase::Waiting;
-                it.claim(now);
+                it.claim_first(now, self.is_lean);
             }
             Action::Poll { client } => state.clients[client].claim(now),
             Action::Cancel { client } => {
@@ -439,6 +512,7 @@ impl Model for Queue {
                 it.phase = Phase::Dead { is_connected };
                 it.inbox.clear();
             }
+            Action::Failover => self.fail_over(&mut state),
             Action::Tick => self.tick(&mut state),
         }
         state.clients.iter_mut().filter(|it| it.phase != Phase::Waiting).for_each(Client::forget);
@@ -447,10 +521,17 @@ impl Model for Queue {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::<Self>::always(ONE_HOLDER, |_, state| {
-                state.clients.iter().filter(|client| client.is_valid(state.now)).count() <= 1
+            // A server that has forgotten a lock grants it again, which only the tokens tell apart.
+            Property::<Self>::always(ONE_HOLDER, |model, state| {
+                let is_forgotten = state.left.failovers < model.budget.failovers;
+                is_forgotten || state.clients.iter().filter(|client| client.is_valid(state.now)).count() <= 1
             }),
-            Property::<Self>::always(TOKENS_RISE, |_, state| !state.fell),
+            Property::<Self>::always(TOKENS_RISE, |model, state| {
+                let is_forgotten = state.left.failovers < model.budget.failovers;
+                !state.granted_lower && (is_forgotten || !state.fell)
+            }),
+            Property::<Self>::always(NOT_OVERTAKEN, |_, state| !state.overtaken),
+            Property::<Self>::always(HANDED_ON, |_, state| !state.left_waiting),
             Property::<Self>::always(NOT_ROBBED, |_, state| !state.robbed),
             Property::<Self>::always(FREE_AT_ONCE, |_, state| {
                 let holder = state.server.lock.map(|lock| lock.holder);
@@ -466,14 +547,17 @@ impl Model for Queue {
 
 const ONE_HOLDER: &str = "one holder at a time";
 const TOKENS_RISE: &str = "tokens rise";
+const NOT_OVERTAKEN: &str = "no newcomer is granted before a live waiter";
+const HANDED_ON: &str = "a release hands the lock on while a client waits";
 const NOT_ROBBED: &str = "a release never ends the hold of another client";
 const FREE_AT_ONCE: &str = "a cancelled attempt never keeps the lock";
 const SERVED: &str = "every live waiter is granted before the horizon";
 
-const NO_FAULTS: Budget = Budget { stalls: 0, losses: 0, crashes: 0, cancels: 0 };
+const NO_FAULTS: Budget = Budget { stalls: 0, losses: 0, crashes: 0, cancels: 0, failovers: 0 };
 /// Two clients on a bad network.
 const PAIR: Queue = Queue {
     flaw: Flaw::None,
+    is_lean: false,
     attempts: &[1, 1],
     latest_begin: 1,
     renews: false,
@@ -483,6 +567,7 @@ const PAIR: Queue = Queue {
 /// Three clients: one dies and one gives up.
 const THREE: Queue = Queue {
     flaw: Flaw::None,
+    is_lean: false,
     attempts: &[1, 1, 1],
     latest_begin: 0,
     renews: false,

@@ -418,7 +418,7 @@ async fn a_contended_cycle_makes_few_calls() {
     let mut waiting = VecDeque::new();
     for number in 0..3 {
         waiting.push_back(wait(number));
-        until("a place behind the others", || queued(waiting.len() as i64)).await;
+        until("one more waiter", || queued(waiting.len() as i64)).await;
     }
     bench.command("CONFIG RESETSTAT");
     for cycle in 0..CYCLES {

@@ -6,7 +6,7 @@ use redis::Value;
 
 use crate::contract::{Claim, Claimed, Grant, Term};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
-use crate::engines::redis::protocol::lean::{LeanLease, LeanOutcome, LeanRequest};
+use crate::engines::redis::protocol::lean::{LeanLease, LeanLock, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::outcome::{late, read_busy, read_slot, refusal};
 use crate::engines::redis::protocol::script::{Reply, garbled};
@@ -49,19 +49,18 @@ impl Client {
         if !is_first || !claim.mode().is_exclusive() {
             return None;
         }
-        let record = value::write_record(&claim.record).ok()?;
-        let request = LeanRequest::claim(&self.options.prefix, &claim.key, claim.attempt)?;
-        let (connection, hears) = self.servers.at_once(request.lock(), |server| {
+        let lock = LeanLock::new(&self.options.prefix, &claim.key, claim.attempt)?;
+        let (connection, hears) = self.servers.at_once(lock.key(), |server| {
             let connection = server.main.now().filter(|connection| connection.claims_lean)?;
-            let hears = server.hears_at(&connection, || request.own_fence());
+            let hears = server.hears_at(&connection, || lock.own_fence());
             Some((connection, hears))
         })?;
         let sent = self.clock.now();
-        if self.contention.is_recent(request.lock(), sent) {
+        if self.contention.is_recent(lock.key(), sent) {
             return None;
         }
         let lease = LeanLease { lease_ms: millis(claim.lease()), not_after_us: connection.not_after(sent) };
-        let request = request.asking_for(lease, hears.then_some(self.options.wake), &record)?;
+        let request = lock.claim(lease, hears.then_some(self.options.wake), &claim.record)?;
         Some(LeanClaim { connection, request, sent })
     }
 
@@ -193,7 +192,7 @@ impl Client {
             .arg(record);
         let common = Some(self.wake_channel(hears));
         let request = FullRequest { names: names.clone(), common, args };
-        connection.request(CallKind::Claim, Request::Full(request)).await
+        connection.request(CallKind::Claim, Request::Full(Box::new(request))).await
     }
 
     /// Returns `claimed`; a grant only when enough replicas have it, otherwise it is given back.

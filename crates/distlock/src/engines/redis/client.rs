@@ -185,6 +185,7 @@ mod tests {
         let record = Arc::new(Record::new(owner, Process::current(), None, SystemTime::now()));
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(10), true, record);
         let sizes = [size_of_val(&engine.client().claim(&claim)), size_of_val(&engine.client().release(&claim))];
-        assert!(sizes.iter().all(|size| *size <= CACHED / 2), "{sizes:?}: something large is not boxed");
+        // With room for what the core puts around them.
+        assert!(sizes.iter().all(|size| *size <= CACHED - 128), "{sizes:?}: something large is not boxed");
     }
 }

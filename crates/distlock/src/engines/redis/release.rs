@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::contract::{Claim, Release};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
-use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
+use crate::engines::redis::protocol::lean::{LeanLock, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
@@ -54,12 +54,12 @@ impl Client {
         if !claim.mode().is_exclusive() || self.waiting.is_enlisted(claim.attempt) {
             return None;
         }
-        let request = LeanRequest::release(&self.options.prefix, &claim.key, claim.attempt)?;
-        if self.contention.is_recent(request.lock(), self.clock.now()) {
+        let lock = LeanLock::new(&self.options.prefix, &claim.key, claim.attempt)?;
+        if self.contention.is_recent(lock.key(), self.clock.now()) {
             return None;
         }
-        let connection = self.servers.at_once(request.lock(), ServerConnections::open_for_release)?;
-        Some((connection, request))
+        let connection = self.servers.at_once(lock.key(), ServerConnections::open_for_release)?;
+        Some((connection, lock.release()))
     }
 
     /// Releases by the full script.
@@ -132,7 +132,7 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
         let mut args = redis::Cmd::with_capacity(1, 32);
         args.arg(attempt.to_string());
         let request = FullRequest { names: names.clone(), common: None, args };
-        match connection.request(CallKind::Release, Request::Full(request)).await? {
+        match connection.request(CallKind::Release, Request::Full(Box::new(request))).await? {
             RequestReply::Full { outcome, .. } => Ok(read(outcome, connection.id)),
             RequestReply::Lean(_) => Ok(Err(garbled())),
         }

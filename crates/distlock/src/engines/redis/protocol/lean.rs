@@ -3,26 +3,26 @@
 //! A lean script serves a lock that is free and has no waiters, or that its holder releases while it has none. It leaves
 //! every other request to the full script. Its arguments and its reply are as few and as short as they can be.
 
-use std::fmt::Write;
 use std::ops::Range;
 
 use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::names::{self, Fences};
 use crate::engines::redis::protocol::script::{LEAN_CLAIM, LEAN_RELEASE};
+use crate::engines::redis::protocol::value;
 use crate::types::key::Key;
+use crate::types::owner::Record;
 use crate::types::token::AttemptId;
 
 /// The times in microseconds that have 16 digits, of the years 2001 to 2286: the scripts compare them as text.
 const TIMES: Range<u64> = 1_000_000_000_000_000..10_000_000_000_000_000;
-/// Room for what a request has beside the lock's name, and for a record.
-const OTHER_BYTES: usize = 128;
-const RECORD_BYTES: usize = 256;
+/// Room for what a request has beside the lock's name: two ids, and a record of ordinary length.
+const OTHER_BYTES: usize = 256;
 
 /// A claim or a release for a lean script: its keys and arguments, one behind the other.
 #[derive(Debug)]
 pub(in crate::engines) struct LeanRequest {
-    text: String,
+    text: Vec<u8>,
     /// Where the lock's key ends in the text, the queue's key, and the attempt with a space behind it. What is left is the
     /// part of the lock's value behind the token. A release has no queue and no such part.
     lock_end: usize,
@@ -39,88 +39,102 @@ pub(in crate::engines) struct LeanLease {
     pub(in crate::engines) not_after_us: u64,
 }
 
-impl LeanRequest {
-    /// Returns the start of a claim; `None` when only the full script can tell what is wrong with it.
-    pub(in crate::engines) fn claim(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanRequest> {
-        let mut text = lock(prefix, key, RECORD_BYTES)?;
-        let lock_end = text.len();
-        names::push_companion(&mut text, lock_end, names::QUEUE_SUFFIX);
-        let queue_end = text.len();
-        push_attempt(&mut text, attempt);
-        let attempt_end = text.len();
-        Some(LeanRequest { text, lock_end, queue_end, attempt_end, lease: None })
-    }
+/// The lock of a request that is being made.
+#[derive(Debug)]
+pub(in crate::engines) struct LeanLock {
+    /// The lock's key, with room for what follows.
+    text: String,
+    attempt: AttemptId,
+}
 
-    /// Adds what the claim asks for, the channel for messages and the record; `None` as above.
-    pub(in crate::engines) fn asking_for(
-        mut self,
-        lease: LeanLease,
-        wake: Option<AttemptId>,
-        record: &str,
-    ) -> Option<LeanRequest> {
-        self.lease = TIMES.contains(&lease.not_after_us).then_some(lease);
-        self.text.push(' ');
-        match wake {
-            // Writing into a string cannot fail.
-            Some(wake) => drop(write!(self.text, "{wake}")),
-            None => self.text.push('-'),
-        }
-        self.text.push(' ');
-        self.text.push_str(record);
-        self.lease.is_some().then_some(self)
-    }
-
-    /// Returns the release of a lock; `None` when only the full script can tell what is wrong with it.
-    pub(in crate::engines) fn release(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanRequest> {
-        let mut text = lock(prefix, key, 0)?;
-        let lock_end = text.len();
-        push_attempt(&mut text, attempt);
-        let attempt_end = text.len();
-        Some(LeanRequest { text, lock_end, queue_end: lock_end, attempt_end, lease: None })
+impl LeanLock {
+    /// Returns the lock of a request; `None` when no lock may have this name here.
+    pub(in crate::engines) fn new(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanLock> {
+        let key = key.as_str();
+        let mut text = String::with_capacity(2 * (prefix.len() + key.len()) + OTHER_BYTES);
+        text.push_str(prefix);
+        text.push_str(key);
+        names::may_be_lock(&text).then_some(LeanLock { text, attempt })
     }
 
     /// Returns the key of the lock.
-    pub(in crate::engines) fn lock(&self) -> &str {
-        &self.text[..self.lock_end]
+    pub(in crate::engines) fn key(&self) -> &str {
+        &self.text
     }
 
+    /// Returns the key of the lock's own fence.
+    pub(in crate::engines) fn own_fence(&self) -> String {
+        own_fence(self.text.clone())
+    }
+
+    /// Returns a claim of the lock, with the channel for messages and the record; `None` when only the full script can
+    /// tell what is wrong with it.
+    pub(in crate::engines) fn claim(
+        self,
+        lease: LeanLease,
+        wake: Option<AttemptId>,
+        record: &Record,
+    ) -> Option<LeanRequest> {
+        let LeanLock { mut text, attempt } = self;
+        let lock_end = text.len();
+        names::push_companion(&mut text, lock_end, names::QUEUE_SUFFIX);
+        let (queue_end, mut text) = (text.len(), text.into_bytes());
+        push_attempt(&mut text, attempt);
+        let attempt_end = text.len();
+        text.push(b' ');
+        match wake {
+            Some(wake) => text.extend_from_slice(&wake.hex()),
+            None => text.push(b'-'),
+        }
+        text.push(b' ');
+        let is_fit = TIMES.contains(&lease.not_after_us) && value::append_record(record, &mut text).is_ok();
+        is_fit.then_some(LeanRequest { text, lock_end, queue_end, attempt_end, lease: Some(lease) })
+    }
+
+    /// Returns a release of the lock.
+    pub(in crate::engines) fn release(self) -> LeanRequest {
+        let LeanLock { text, attempt } = self;
+        let (lock_end, mut text) = (text.len(), text.into_bytes());
+        push_attempt(&mut text, attempt);
+        let attempt_end = text.len();
+        LeanRequest { text, lock_end, queue_end: lock_end, attempt_end, lease: None }
+    }
+}
+
+impl LeanRequest {
     /// Returns the lease that a claim asks for: all claims of a call ask for the same.
     pub(in crate::engines) fn lease_ms(&self) -> Option<u64> {
         self.lease.map(|lease| lease.lease_ms)
     }
 
-    /// Returns the key of the lock's own fence.
-    pub(in crate::engines) fn own_fence(&self) -> String {
-        let mut text = self.lock().to_owned();
-        names::push_companion(&mut text, self.lock_end, names::FENCE_SUFFIX);
-        text.split_off(self.lock_end)
+    fn lock(&self) -> &[u8] {
+        &self.text[..self.lock_end]
     }
 
-    fn queue(&self) -> &str {
+    fn queue(&self) -> &[u8] {
         &self.text[self.lock_end..self.queue_end]
     }
 
-    fn attempt(&self) -> &str {
+    fn attempt(&self) -> &[u8] {
         &self.text[self.queue_end..self.attempt_end]
     }
 
-    fn value_rest(&self) -> &str {
+    fn value_rest(&self) -> &[u8] {
         &self.text[self.attempt_end..]
     }
 }
 
-/// Returns the lock's key with room for more behind it; `None` when no lock may have this name here.
-fn lock(prefix: &str, key: &Key, more: usize) -> Option<String> {
-    let key = key.as_str();
-    let mut text = String::with_capacity(2 * (prefix.len() + key.len()) + OTHER_BYTES + more);
-    text.push_str(prefix);
-    text.push_str(key);
-    names::may_be_lock(&text).then_some(text)
+/// Adds how a lock's value begins when it has no waiters.
+fn push_attempt(text: &mut Vec<u8>, attempt: AttemptId) {
+    text.extend_from_slice(&attempt.hex());
+    text.push(b' ');
 }
 
-fn push_attempt(text: &mut String, attempt: AttemptId) {
-    // Writing into a string cannot fail.
-    let _ = write!(text, "{attempt} ");
+/// Returns the key of a lock's own fence, given the lock's key.
+fn own_fence(lock: String) -> String {
+    let (lock_end, mut text) = (lock.len(), lock);
+    names::push_companion(&mut text, lock_end, names::FENCE_SUFFIX);
+    text.split_off(lock_end)
 }
 
 /// Returns the call for `requests`: claims for one lease, or releases. Empty when there are none.
@@ -136,7 +150,7 @@ pub(in crate::engines) fn call<'a>(
     let script = if first.lease.is_some() { &LEAN_CLAIM } else { &LEAN_RELEASE };
     let mut command = Cmd::with_capacity(4 * count + 8, bytes + OTHER_BYTES);
     script.begin(&mut command, by_text);
-    let all = |command: &mut Cmd, part: fn(&'a LeanRequest) -> &'a str| {
+    let all = |command: &mut Cmd, part: fn(&'a LeanRequest) -> &'a [u8]| {
         for request in requests.clone() {
             command.arg(part(request));
         }
@@ -154,7 +168,7 @@ pub(in crate::engines) fn call<'a>(
     match fences {
         Fences::OfPrefix(fence) => command.arg(fence),
         // In a cluster every request is a call of its own.
-        Fences::OfLock => command.arg(first.own_fence()),
+        Fences::OfLock => command.arg(own_fence(String::from_utf8_lossy(first.lock()).into_owned())),
     };
     // None of them is carried out after its time.
     let times = requests.clone().filter_map(|request| request.lease).map(|lease| lease.not_after_us);
@@ -230,8 +244,12 @@ impl<'a> LeanReply<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::SystemTime;
+
     use redis::Arg;
+
+    use super::*;
+    use crate::types::owner::{OwnerId, Process};
 
     const LEASE: LeanLease = LeanLease { lease_ms: 10_000, not_after_us: 1_763_000_000_000_000 };
 
@@ -243,30 +261,36 @@ mod tests {
         command.args_iter().map(text).collect()
     }
 
+    const ATTEMPT: &str = "00000000000000000000000000000001";
+
+    fn record(label: Option<String>) -> Record {
+        Record::new(OwnerId::new("req-7").unwrap(), Process::current(), label.map(Into::into), SystemTime::UNIX_EPOCH)
+    }
+
+    fn claim_of(record: &Record, key: &str, not_after_us: u64) -> Option<LeanRequest> {
+        let lock = LeanLock::new("app:", &Key::new(key).unwrap(), ATTEMPT.parse().unwrap())?;
+        lock.claim(LeanLease { not_after_us, ..LEASE }, None, record)
+    }
+
     fn claim(key: &str, not_after_us: u64) -> Option<LeanRequest> {
-        let (key, attempt) = (Key::new(key).unwrap(), "00000000000000000000000000000001".parse().unwrap());
-        LeanRequest::claim("app:", &key, attempt)?.asking_for(LeanLease { not_after_us, ..LEASE }, None, "{}")
+        claim_of(&record(None), key, not_after_us)
     }
 
     #[test]
     fn a_call_has_the_keys_and_arguments_that_the_script_reads() {
         let claims = [claim("a", LEASE.not_after_us + 1).unwrap(), claim("b{t}", LEASE.not_after_us).unwrap()];
         let words = args(&call(claims.iter(), &Fences::of_prefix("app:"), 7, false));
-        let attempt = "00000000000000000000000000000001 ";
+        let (attempt, rest) = (&format!("{ATTEMPT} "), &format!(" - {}", value::write_record(&record(None)).unwrap()));
         let keys = ["app:a", "app:b{t}", "{app:a}:q", "app:b{t}:q", "{app:distlock}:f"];
         assert_eq!((words[0].as_str(), words[1].len(), words[2].as_str()), ("EVALSHA", 40, "5"));
         assert_eq!(words[3..8], keys);
-        assert_eq!(
-            words[8..],
-            ["7", "1763000000000000", "10000", attempt, " - {}", attempt, " - {}"],
-            "the first to be late"
-        );
+        // The first to be late.
+        assert_eq!(words[8..], ["7", "1763000000000000", "10000", attempt, rest, attempt, rest]);
         let words = args(&call(claims[..1].iter(), &Fences::OfLock, 7, true));
         assert_eq!((words[0].as_str(), words[1].as_str()), ("EVAL", LEAN_CLAIM.text));
         assert_eq!(words[2..6], ["3", "app:a", "{app:a}:q", "{app:a}:f"]);
-        let key = Key::new("a").unwrap();
-        let release = LeanRequest::release("", &key, attempt.trim().parse().unwrap()).unwrap();
-        let words = args(&call([&release, &release].into_iter(), &Fences::OfLock, 8, false));
+        let release = || LeanLock::new("", &Key::new("a").unwrap(), ATTEMPT.parse().unwrap()).unwrap().release();
+        let words = args(&call([release(), release()].iter(), &Fences::OfLock, 8, false));
         assert_eq!(words[2..], ["2", "a", "a", "8", attempt, attempt]);
     }
 
@@ -275,6 +299,7 @@ mod tests {
         assert!(claim("a", 999_999_999_999_999).is_none(), "its digits could not be compared as text");
         assert!(claim("a", 10_000_000_000_000_000).is_none());
         assert!(claim("{a}:q", LEASE.not_after_us).is_none(), "no lock has this name");
+        assert!(claim_of(&record(Some("x".repeat(4000))), "a", LEASE.not_after_us).is_none(), "its record is too long");
     }
 
     #[test]

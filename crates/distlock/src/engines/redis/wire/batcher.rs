@@ -44,7 +44,8 @@ impl CallKind {
 /// One claim or release.
 pub(in crate::engines) enum Request {
     Lean(LeanRequest),
-    Full(FullRequest),
+    /// Boxed: a lean request stays small.
+    Full(Box<FullRequest>),
 }
 
 /// A claim or release for the full scripts.

@@ -178,7 +178,7 @@ impl Connection {
                 return None;
             }
             let (command, call) = self.pack(kind, entries.iter().map(|entry| &entry.request), by_text);
-            let asked = async move { self.ask_whole(&command).await };
+            let asked = async move { self.ask_unwatched(&command).await };
             // Unconstrained: a task budget must not keep the call from being handed over.
             let mut asked: Pin<Box<dyn Future<Output = Asked> + Send>> =
                 Box::pin(tokio::task::coop::unconstrained(asked));

@@ -200,6 +200,14 @@ impl Connection {
         self.replied(reply)
     }
 
+    /// Like [`ask_whole`](Connection::ask_whole), for a request that does not end with the connection: its sender has other
+    /// means to end it.
+    pub(super) async fn ask_unwatched(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
+        let _in_flight = self.enter_flight();
+        let reply = self.multiplexed.clone().send_packed_command(command).await;
+        self.replied(reply)
+    }
+
     /// Takes the reply to a command.
     pub(super) fn replied(&self, reply: RedisResult<Value>) -> std::result::Result<Value, Failure> {
         if !reply.as_ref().is_err_and(RedisError::is_io_error) {

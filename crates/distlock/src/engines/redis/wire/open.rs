@@ -94,7 +94,7 @@ fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>)
         let _ending = Ending(connection.clone());
         let loading = async {
             connection.load_scripts().await;
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let listening = async {
             match listening {
