@@ -19,7 +19,7 @@ async fn reported(url: &str) -> Vec<String> {
 }
 
 fn expected(native: Option<&str>) -> String {
-    native.map_or_else(|| "none: scripts release locks".into(), |name| format!("{name} releases locks"))
+    format!("{}; scripts release locks", native.unwrap_or("none"))
 }
 
 #[tokio::test]

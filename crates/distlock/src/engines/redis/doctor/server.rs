@@ -277,8 +277,8 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
 
 fn natives(facts: &Facts, findings: &mut Findings<'_>) {
     let found = match facts.natives.compare_and_delete {
-        Some(command) => format!("{} releases locks", command.name()),
-        None => "none: scripts release locks".into(),
+        Some(command) => format!("{}; scripts release locks", command.name()),
+        None => "none; scripts release locks".into(),
     };
     findings.fine("native commands", found);
 }

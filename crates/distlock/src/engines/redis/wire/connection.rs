@@ -50,7 +50,7 @@ pub(in crate::engines) struct Connection {
     pub(in crate::engines) claims_lean: bool,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
-    /// The native commands that may be sent instead of scripts.
+    /// The native commands of the server. None is sent yet: `doctor` and the log name them.
     pub(in crate::engines) natives: Natives,
     /// Whether scripts may publish.
     pub(super) publishes: bool,
