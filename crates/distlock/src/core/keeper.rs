@@ -427,7 +427,7 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
     let call = release::send(&core, &pending.claim, core.clock.now());
     match timeout(CALL_TIMEOUT, call).await.unwrap_or_else(unanswered) {
         Ok((outcome, late_until)) => {
-            if let Some(until) = late_until {
+            if let Some(until) = late_until.filter(|until| !is_left_to_its_lease(&core, &pending, *until)) {
                 core.holds.hand_over(pending.repeat(until, core.clock.now()));
             }
             // After a release without a reply, "not ours" means that it was carried out.
@@ -435,7 +435,9 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
             report_end(&core, pending.hold.as_deref(), lost.then_some(&LossReason::Revoked));
             Released::Answered
         }
-        Err(error) if pending.is_confirmed && is_given_up(&core, &pending, &error) => {
+        Err(error)
+            if pending.is_confirmed && (error.kind() == ErrorKind::Closed || core.clock.now() >= pending.until) =>
+        {
             tracing::debug!(target: "distlock", %error, "a claim that may arrive late was not released again");
             Released::Answered
         }
@@ -450,11 +452,10 @@ async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphore
     }
 }
 
-/// Returns whether a release that was confirmed before is not repeated after `error`: no claim can arrive any more, or the
-/// family closes and some server of the engine stays out of reach.
-fn is_given_up(core: &Core, pending: &PendingRelease, error: &Error) -> bool {
-    let is_away = core.holds.is_closed() && !error.may_be_applied() && pending.failed_often();
-    is_away || error.kind() == ErrorKind::Closed || core.clock.now() >= pending.until
+/// Returns whether a release that must be repeated until `until` is not repeated any more because the family closes: it was
+/// repeated several times, and would have to be for longer than closing takes. Some server of the engine is away.
+fn is_left_to_its_lease(core: &Core, pending: &PendingRelease, until: Moment) -> bool {
+    core.holds.is_closed() && pending.was_repeated_often() && until.since(core.clock.now()) > CALL_TIMEOUT
 }
 
 /// Writes a batch of histories.

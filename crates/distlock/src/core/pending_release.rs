@@ -79,7 +79,7 @@ impl PendingRelease {
     }
 
     /// Whether it was repeated several times already.
-    pub(crate) fn failed_often(&self) -> bool {
+    pub(crate) fn was_repeated_often(&self) -> bool {
         self.pause >= FIRST_PAUSE * 8
     }
 

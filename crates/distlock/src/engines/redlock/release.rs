@@ -32,7 +32,7 @@ pub(super) async fn release(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Res
     let known = engine.attempts.releasing(claim.attempt);
     let release = of_attempt(engine, claim, known)?;
     if let Some((left, replies_until)) = known.and_then(|known| known.unconfirmed()) {
-        release_again(engine, claim, &release, left, replies_until).await?;
+        release_again(engine, claim, &release, left, replies_until).await;
         return Ok(Release::NotOurs);
     }
     let (outcome, late, left) = release_everywhere(engine, &release).await?;
@@ -44,32 +44,24 @@ pub(super) async fn release(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Res
 }
 
 /// Releases an attempt on nodes that have not confirmed it, unless their replies are awaited.
-///
-/// # Errors
-/// That of a node, if it was certainly carried out on none.
 async fn release_again(
     engine: &AttachedRedlock,
     claim: &Claim,
     release: &Arc<NodeRelease>,
     left: NodeSet,
     replies_until: Moment,
-) -> Result<()> {
+) {
     let nodes = &engine.nodes;
     if !left.is_empty() && nodes.now() < replies_until {
-        return Ok(());
+        return;
     }
-    let (mut replies, mut refused, mut may_be_done) = (send(engine, release, true, left), None, false);
+    let mut replies = send(engine, release, true, left);
     replies
         .collect(release.timeout, release.timeout, |at, reply| {
-            let outcome = outcome(reply);
-            nodes.record(at, outcome.is_ok());
-            match outcome {
-                Ok(_) => {
-                    may_be_done = true;
-                    engine.attempts.confirmed(claim.attempt, release.ballot, at);
-                }
-                Err(error) if error.may_be_applied() => may_be_done = true,
-                Err(error) => refused = Some(error),
+            let is_done = outcome(reply).is_ok();
+            nodes.record(at, is_done);
+            if is_done {
+                engine.attempts.confirmed(claim.attempt, release.ballot, at);
             }
             false
         })
@@ -77,10 +69,6 @@ async fn release_again(
     replies.missing().iter().for_each(|at| nodes.record(at, false));
     if engine.attempts.late_until(claim.attempt).is_none_or(|until| nodes.now() >= until) {
         engine.attempts.forget(claim.attempt);
-    }
-    match refused {
-        Some(error) if !may_be_done && replies.is_done() => Err(error),
-        _ => Ok(()),
     }
 }
 
