@@ -37,7 +37,7 @@ enum Flaw {
     DeadlineFromReceipt,
     /// The next one of the same client has the lock as soon as the release is sent.
     HandsOnAtOnce,
-    /// A release hands over to a waiter of the same client, whoever else is before that one.
+    /// A release hands over to a waiter of the same client, although another waiter is before that one.
     HandsPastOthers,
     /// A holder does not watch its own key.
     NoOwnWatch,

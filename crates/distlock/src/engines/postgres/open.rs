@@ -100,8 +100,8 @@ fn read_unix(url: &UrlParts<'_>, directory: PathBuf, tls: bool) -> Result<(Postg
     Ok((PostgresServers::Unix(directory, port.unwrap_or(POSTGRES_PORT)), credentials))
 }
 
-/// Connections are encrypted with a verified certificate, or not at all: a mode in between protects from nobody who is in
-/// between.
+/// Connections are encrypted with a verified certificate, or not at all: without the verification, an attacker between
+/// client and server can read them.
 fn read_sslmode(value: &str) -> Result<bool, String> {
     match value {
         "disable" => Ok(false),

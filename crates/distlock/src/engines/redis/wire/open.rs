@@ -90,7 +90,7 @@ fn waking(mut driver: Driver, waiting: Option<Arc<Waiting>>) -> Driver {
 /// needs no change of tasks. It ends when one of them does.
 fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>) -> Driver {
     Box::pin(async move {
-        // Also when this is dropped: the requests in batches wait for replies that nobody reads then.
+        // Also when this is dropped: the requests in batches wait for replies that no task reads then.
         let _ending = Ending(connection.clone());
         let loading = async {
             connection.load_scripts().await;
