@@ -11,6 +11,8 @@ mod clocks;
 mod fencing;
 #[path = "postgres_faults/input.rs"]
 mod input;
+#[path = "postgres_faults/lean.rs"]
+mod lean;
 #[path = "postgres_faults/processes.rs"]
 mod processes;
 #[path = "postgres_faults/replicas.rs"]

@@ -22,21 +22,35 @@ impl Client {
     }
 
     pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed> {
-        let (claimed, hears) = self.claim_once(claim).await?;
-        // A claim that is granted at once needs no messages.
-        let must_listen = claim.queue && !hears && matches!(claimed, Claimed::Busy(_)) && self.links.hears();
-        match must_listen && self.links.listener.begin(CONNECT_WAIT).await {
-            true => self.claim_once(claim).await.map(|(claimed, _)| claimed),
+        let can_listen = claim.queue && self.links.listener.channel().is_none() && self.links.hears();
+        if !can_listen {
+            return self.claim_once(claim, claim.queue).await;
+        }
+        // A claim that is granted at once needs no messages. A new waiter takes its place when it listens: the place of a
+        // process that polls and is stopped lasts until its heartbeat ends.
+        let has_place = self.waiting.message(claim.attempt).is_some();
+        let claimed = self.claim_once(claim, has_place).await?;
+        if !matches!(claimed, Claimed::Busy(_)) {
+            return Ok(claimed);
+        }
+        match self.links.listener.begin(CONNECT_WAIT).await || !has_place {
+            true => self.claim_once(claim, true).await,
             false => Ok(claimed),
         }
     }
 
-    /// Claims. Returns also whether messages come in.
-    async fn claim_once(&self, claim: &Claim) -> Result<(Claimed, bool)> {
-        if claim.queue {
+    /// Claims, with or without a place in the queue.
+    async fn claim_once(&self, claim: &Claim, queue: bool) -> Result<Claimed> {
+        let mut item = self.item(claim)?;
+        // A waiter has a queue before it, and the repeat of a claim may find its own hold.
+        let is_first = self.waiting.message(claim.attempt).is_none() && self.late_claims.until(claim.attempt).is_none();
+        item.is_lean &= is_first;
+        if queue {
             self.waiting.enlist(claim.attempt);
+        } else {
+            item.beat_ms = 0;
         }
-        let item = self.item(claim)?;
+        let unknown_name = (!item.is_lean).then(|| item.name.clone());
         let sending = self.late_claims.sending(vec![claim.attempt]);
         let replied = self.claims.request(item, &sending.progress).await;
         if !replied.as_ref().is_err_and(Error::may_be_applied) {
@@ -45,9 +59,13 @@ impl Client {
         let ClaimReply { sent, server_us, hears, outcome } = replied?;
         let claimed = match outcome {
             Outcome::Granted { token, slot } => {
+                if let Some(name) = unknown_name {
+                    self.known_names.note(&name);
+                }
                 Claimed::Granted(Grant { token, term: Some(Term { start: sent, ttl: claim.ttl }), slot })
             }
             Outcome::Busy { place, left, holder } => {
+                self.contention.note(&self.name(&claim.key), sent);
                 self.waiting.answered(claim.attempt, sent, server_us);
                 Claimed::Busy(Busy { holder, poll_after: poll_after(claim, hears, place, left) })
             }
@@ -57,12 +75,15 @@ impl Client {
                 return Err(claim.mode().disagrees(value::mode_of(&mode).ok_or_else(garbled)?));
             }
         };
-        Ok((claimed, hears))
+        Ok(claimed)
     }
 
     pub(super) fn item(&self, claim: &Claim) -> Result<ClaimItem> {
+        let name = self.name(&claim.key);
+        let is_lean = self.is_lean(claim, &name);
         Ok(ClaimItem {
-            name: self.name(&claim.key),
+            name,
+            is_lean,
             attempt: claim.attempt.to_string(),
             mode: value::mode_text(&claim.record),
             ttl_ms: millis(claim.ttl),

@@ -7,8 +7,9 @@ use tokio::runtime::Handle;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::contract::Attachment;
+use crate::contract::{Attachment, Claim};
 use crate::engines::postgres::protocol::requests::{Statement, Statements};
+use crate::engines::postgres::state::known_names::KnownNames;
 use crate::engines::postgres::state::late_claims::LateClaims;
 use crate::engines::postgres::state::server_clock::ServerClock;
 use crate::engines::postgres::state::waiting::Waiting;
@@ -19,15 +20,14 @@ use crate::engines::postgres::wire::links::{CONNECT_WAIT, Links};
 use crate::engines::postgres::wire::listener::Listener;
 use crate::engines::postgres::wire::options::Options;
 use crate::engines::postgres::wire::releases::ReleaseSender;
-use crate::engines::postgres::wire::renewals::RenewSender;
+use crate::engines::postgres::wire::renewals::Renewals;
+use crate::engines::shared::contention::Contention;
 use crate::types::clock::Clock;
 use crate::types::error::Result;
 use crate::types::key::Key;
 
 /// How many claims or releases one statement carries: a few milliseconds of the server's time.
 const MOST_REQUESTS: usize = 64;
-/// How many calls for renewals of the keeper one statement carries.
-const MOST_RENEWALS: usize = 4;
 
 /// The PostgreSQL engine.
 ///
@@ -55,10 +55,12 @@ pub(super) struct Client {
     pub(super) clock: Clock,
     pub(super) waiting: Arc<Waiting>,
     pub(super) late_claims: LateClaims,
+    pub(super) contention: Contention,
+    pub(super) known_names: KnownNames,
     pub(super) links: Arc<Links>,
     pub(super) claims: Batcher<ClaimSender>,
     pub(super) releases: Batcher<ReleaseSender>,
-    pub(super) renewals: Batcher<RenewSender>,
+    pub(super) renewals: Renewals,
 }
 
 impl Postgres {
@@ -89,8 +91,8 @@ impl Client {
         let waiting = Arc::new(Waiting::new(attachment));
         let links = Arc::new(Links {
             main: Link::new(options, &clock, caller, |options| {
-                let Statements { claim, claim_one, release, release_one, .. } = &options.statements;
-                vec![claim_one, release_one, claim, release]
+                let Statements { lean_claim, lean_release, claim, release, .. } = &options.statements;
+                vec![lean_claim, lean_release, claim, release]
             }),
             reserved: Link::new(options, &clock, keeper, |options| vec![&options.statements.renew]),
             listener: Listener::new(options, &clock, &waiting, keeper),
@@ -98,13 +100,14 @@ impl Client {
         let (clock, options) = (attachment.clock.clone(), options.clone());
         let claims = ClaimSender { links: links.clone(), options: options.clone(), clock: clock.clone() };
         let releases = ReleaseSender { links: links.clone(), options: options.clone() };
-        let renewals = RenewSender { links: links.clone(), options: options.clone(), clock: clock.clone() };
         Client {
             late_claims: LateClaims::new(clock.clone()),
+            contention: Contention::new(),
+            known_names: KnownNames::new(),
             claims: Batcher::new(claims, caller, MOST_REQUESTS),
             // The keeper's: releases go on when the caller's runtime has ended.
             releases: Batcher::new(releases, keeper, MOST_REQUESTS),
-            renewals: Batcher::new(renewals, keeper, MOST_RENEWALS),
+            renewals: Renewals::start(&links, &options, &clock, keeper),
             options,
             clock,
             waiting,
@@ -122,6 +125,13 @@ impl Client {
     /// Returns the name of a lock's row.
     pub(super) fn name(&self, key: &Key) -> String {
         format!("{}{key}", self.options.prefix, key = key.as_str())
+    }
+
+    /// Returns whether a lean statement is likely to serve the lock with this name.
+    pub(super) fn is_lean(&self, claim: &Claim, name: &str) -> bool {
+        claim.mode().is_exclusive()
+            && self.known_names.has(name)
+            && !self.contention.is_recent(name, self.clock.now())
     }
 
     /// Sends a statement over the main connection, and returns its rows.

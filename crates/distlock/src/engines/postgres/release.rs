@@ -9,7 +9,9 @@ use crate::types::error::Result;
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
         self.waiting.forget(claim.attempt);
-        let item = ReleaseItem { name: self.name(&claim.key), attempt: claim.attempt.to_string() };
+        let name = self.name(&claim.key);
+        let is_lean = self.is_lean(claim, &name);
+        let item = ReleaseItem { name, attempt: claim.attempt.to_string(), is_lean };
         let released = self.releases.request(item, &Progress::default()).await?;
         // A waiter of this process that only polls need not wait for its next poll.
         if let Some(next) = released.next {

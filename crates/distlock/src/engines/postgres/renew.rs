@@ -1,13 +1,11 @@
 //! Renewals of holds.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contract::{Lease, Renewal, Term};
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::RenewItem;
 use crate::engines::postgres::protocol::time::millis;
-use crate::engines::postgres::state::late_claims::Progress;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
@@ -20,8 +18,7 @@ impl Client {
             attempt: lease.claim.attempt.to_string(),
             lease_ms: millis(lease.claim.lease()),
         };
-        let items: Arc<[RenewItem]> = leases.iter().map(item).collect();
-        match self.renewals.request(items, &Progress::default()).await {
+        match self.renewals.renew(leases.iter().map(item).collect()).await {
             Ok((start, are_renewed)) => {
                 let ttls = leases.iter().map(|lease| lease.claim.ttl);
                 ttls.zip(are_renewed).map(|(ttl, is_renewed)| Ok(renewal(start, ttl, is_renewed))).collect()

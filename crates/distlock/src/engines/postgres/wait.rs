@@ -11,7 +11,10 @@ impl Client {
             None => self.wait_after_failure(claim).await,
             Some(message) => {
                 message.notified().await;
-                self.waiting.take_grant(claim.attempt).map_or(Wake::Retry, Wake::Granted)
+                let Some(grant) = self.waiting.take_grant(claim.attempt) else { return Wake::Retry };
+                // There are probably others.
+                self.contention.note(&self.name(&claim.key), self.clock.now());
+                Wake::Granted(grant)
             }
         }
     }

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::contract::{Attachment, Claim};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::state::contention::Contention;
+use crate::engines::shared::contention::Contention;
 use crate::engines::redis::state::late_claims::LateClaims;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::cluster::Cluster;

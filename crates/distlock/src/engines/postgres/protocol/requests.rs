@@ -17,28 +17,21 @@ pub(in crate::engines) struct ClaimItem {
     /// 0: no place in the queue.
     pub(in crate::engines) beat_ms: i64,
     pub(in crate::engines) record: String,
+    /// Whether the lean statement is tried first.
+    pub(in crate::engines) is_lean: bool,
 }
 
 /// The reply to one claim.
-#[derive(Debug, Clone, Default, serde::Deserialize)]
+#[derive(Debug)]
 pub(in crate::engines) struct ClaimRow {
-    #[serde(rename = "o_now")]
     pub(in crate::engines) server_us: i64,
-    #[serde(rename = "o_outcome")]
     pub(in crate::engines) outcome: String,
-    #[serde(rename = "o_token")]
     pub(in crate::engines) token: Option<i64>,
-    #[serde(rename = "o_slot")]
     pub(in crate::engines) slot: Option<i32>,
-    #[serde(rename = "o_place")]
     pub(in crate::engines) place: Option<i32>,
-    #[serde(rename = "o_left_us")]
     pub(in crate::engines) left_us: Option<i64>,
-    #[serde(rename = "o_held_us")]
     pub(in crate::engines) held_us: Option<i64>,
-    #[serde(rename = "o_mode")]
     pub(in crate::engines) mode: Option<String>,
-    #[serde(rename = "o_record")]
     pub(in crate::engines) record: Option<String>,
 }
 
@@ -57,16 +50,6 @@ impl ClaimRow {
             record: column(row, 8)?,
         })
     }
-
-    /// Reads the text of the function `claim_one`: the server's clock and a token, or a row as JSON.
-    pub(in crate::engines) fn of_text(text: &str) -> Result<ClaimRow> {
-        if text.starts_with('{') {
-            return serde_json::from_str(text).map_err(|_| garbled());
-        }
-        let numbers = text.split_once(' ').and_then(|(now, token)| Some((now.parse().ok()?, token.parse().ok()?)));
-        let (server_us, token) = numbers.ok_or_else(garbled)?;
-        Ok(ClaimRow { server_us, outcome: "granted".into(), token: Some(token), ..ClaimRow::default() })
-    }
 }
 
 /// One release among those of a statement.
@@ -74,6 +57,8 @@ impl ClaimRow {
 pub(in crate::engines) struct ReleaseItem {
     pub(in crate::engines) name: String,
     pub(in crate::engines) attempt: String,
+    /// Whether the lean statement is tried first.
+    pub(in crate::engines) is_lean: bool,
 }
 
 /// One renewal among those of a statement.
@@ -96,9 +81,11 @@ pub(in crate::engines) struct Statement {
 #[derive(Debug)]
 pub(in crate::engines) struct Statements {
     pub(in crate::engines) claim: Statement,
-    pub(in crate::engines) claim_one: Statement,
+    /// Takes a lock that is free and has no queue; returns no row otherwise.
+    pub(in crate::engines) lean_claim: Statement,
     pub(in crate::engines) release: Statement,
-    pub(in crate::engines) release_one: Statement,
+    /// Frees a lock that has no queue; returns no row where it is not held, or has one.
+    pub(in crate::engines) lean_release: Statement,
     pub(in crate::engines) renew: Statement,
     pub(in crate::engines) claim_all: Statement,
     pub(in crate::engines) amend: Statement,
@@ -121,18 +108,25 @@ const I: Type = Type::INT4;
 
 impl Statements {
     pub(in crate::engines) fn of(schema: &Schema) -> Statements {
-        let select = |what: &str, function: &str, types: &'static [Type]| {
-            let parameters: Vec<_> = (1..=types.len()).map(|number| format!("${number}")).collect();
-            let text = format!("SELECT {what}{schema}.{function}({})", parameters.join(", "));
+        let call = |function: &str, types: &'static [Type]| {
+            let places: Vec<_> = (1..=types.len()).map(|number| format!("${number}")).collect();
+            let text = format!("SELECT * FROM {schema}.{function}({})", places.join(", "));
             Statement { text, types }
         };
-        let call = |function: &str, types| select("* FROM ", function, types);
-        let scalar = |function: &str, types| select("", function, types);
-        let plain = |text: String, types| Statement { text, types };
+        let plain = |text: String, types: &'static [Type]| Statement { text, types };
         Statements {
             claim: call("claim", &[T, B, TS, TS, TS, BS, BS, BS, TS]),
-            claim_one: scalar("claim_one", &[T, B, T, T, T, B, B, B, T]),
-            release_one: scalar("release_one", &[T, T, T]),
+            lean_claim: plain(
+                format!(
+                    "UPDATE {schema}.lean_claim SET name = $1, attempt = $2, lease_ms = $3, not_after = $4, channel = $5, \
+                     record = $6 RETURNING token"
+                ),
+                &[T, T, B, B, T, T],
+            ),
+            lean_release: plain(
+                format!("UPDATE {schema}.lean_release SET name = $1, attempt = $2 RETURNING is_released"),
+                &[T, T],
+            ),
             release: call("release", &[T, TS, TS]),
             renew: call("renew", &[TS, TS, BS]),
             claim_all: call("claim_all", &[T, B, TS, TS, BS, BS, TS]),

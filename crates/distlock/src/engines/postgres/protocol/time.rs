@@ -16,6 +16,11 @@ pub(in crate::engines) fn millis(length: Duration) -> i64 {
     i64::try_from(length.as_micros().div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
+/// Returns a number of milliseconds of ours.
+pub(in crate::engines) fn from_millis(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or_default())
+}
+
 /// Returns how long a waiter keeps its place without a sign of life: as long as its lease, within bounds.
 pub(in crate::engines) fn heartbeat(ttl: Duration) -> Duration {
     ttl.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT)

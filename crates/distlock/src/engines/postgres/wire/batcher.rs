@@ -29,6 +29,12 @@ pub(in crate::engines) trait Sender: Clone + Send + Sync + 'static {
         connection: &Connection,
         items: Vec<Self::Item>,
     ) -> impl Future<Output = Result<Vec<Self::Reply>>> + Send;
+
+    /// Sends one item, and may send it once more when the server has certainly not carried it out. Runs in the caller's
+    /// future: nothing of it is sent when that was dropped.
+    fn send_alone(&self, connection: &Connection, item: Self::Item) -> impl Future<Output = Result<Self::Reply>> + Send {
+        async { self.send(connection, vec![item]).await?.into_iter().next().ok_or_else(missing) }
+    }
 }
 
 /// Batches requests of one kind.
@@ -71,9 +77,8 @@ impl<S: Sender> Batcher<S> {
         if !progress.leave() {
             return Err(missing());
         }
-        let sending = self.sender.send(&connection, vec![item]);
-        let replies = noting(sending, || progress.sent(connection.id)).await?;
-        replies.into_iter().next().ok_or_else(missing)
+        let sending = self.sender.send_alone(&connection, item);
+        noting(sending, || progress.sent(connection.id)).await
     }
 
     /// Returns the request when it is its turn, or else its reply to come.

@@ -49,9 +49,6 @@ impl Sender for ClaimSender {
     }
 
     async fn send(&self, connection: &Connection, items: Vec<ClaimItem>) -> Result<Vec<ClaimReply>> {
-        if let [item] = items.as_slice() {
-            return Ok(vec![self.send_one(connection, item).await?]);
-        }
         // In the order in which the server locks their rows.
         let order = order_by(&items, |item| &item.name);
         let sorted: Vec<&ClaimItem> = order.iter().map(|place| &items[*place]).collect();
@@ -75,20 +72,35 @@ impl Sender for ClaimSender {
         }
         replies.into_iter().collect::<Option<_>>().ok_or_else(garbled)
     }
+
+    async fn send_alone(&self, connection: &Connection, item: ClaimItem) -> Result<ClaimReply> {
+        if item.is_lean
+            && let Some(granted) = self.claim_lean(connection, &item).await?
+        {
+            return Ok(granted);
+        }
+        // Boxed: the future of a claim that is granted at once stays small.
+        let replies = Box::pin(self.send(connection, vec![item])).await?;
+        replies.into_iter().next().ok_or_else(garbled)
+    }
 }
 
 impl ClaimSender {
-    async fn send_one(&self, connection: &Connection, item: &ClaimItem) -> Result<ClaimReply> {
-        let ClaimItem { name, attempt, mode, ttl_ms, delay_ms, beat_ms, record } = item;
+    /// Claims by the lean statement. Returns `None` when the lock was not free, and nothing has happened.
+    async fn claim_lean(&self, connection: &Connection, item: &ClaimItem) -> Result<Option<ClaimReply>> {
+        let ClaimItem { name, attempt, ttl_ms, delay_ms, record, .. } = item;
         let channel = self.links.listener.channel();
         let (wake, sent) = (channel.as_deref(), self.clock.now());
-        let not_after = connection.not_after(sent);
-        let statement = &self.options.statements.claim_one;
-        let rows = connection
-            .query(statement, &[&wake, &not_after, name, attempt, mode, ttl_ms, delay_ms, beat_ms, record])
-            .await?;
-        let row = ClaimRow::of_text(column(rows.first().ok_or_else(garbled)?, 0)?)?;
-        reply(connection, sent, wake.is_some(), &row)
+        let (lease_ms, not_after) = (ttl_ms.saturating_add(*delay_ms), connection.not_after(sent));
+        let statement = &self.options.statements.lean_claim;
+        let rows = connection.query(statement, &[name, attempt, &lease_ms, &not_after, &wake, record]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        // The token is the server's clock.
+        let server_us: i64 = column(row, 0)?;
+        connection.saw_clock(sent, server_us);
+        let token = value::read_token(server_us).ok_or_else(garbled)?;
+        let outcome = Outcome::Granted { token, slot: None };
+        Ok(Some(ClaimReply { sent, server_us, hears: wake.is_some(), outcome }))
     }
 }
 

@@ -27,9 +27,10 @@ const OLDEST_SERVER: i32 = 130_000;
 /// transaction: nothing of a session lasts there.
 ///
 /// The server ends a statement just before its sender gives up, so that its outcome is known. Claims that meet wait for
-/// each other's rows; under a stricter isolation they would fail instead.
-const SESSION: &str =
-    "-c distlock.session=own -c statement_timeout=900ms -c default_transaction_isolation=read\\ committed";
+/// each other's rows; under a stricter isolation they would fail instead. A plan is made once for a session: while the
+/// table is small, it must not be one that reads the whole table.
+const SESSION: &str = "-c distlock.session=own -c statement_timeout=900ms -c enable_seqscan=off \
+                       -c plan_cache_mode=force_generic_plan -c default_transaction_isolation=read\\ committed";
 
 /// A message of `NOTIFY`.
 pub(in crate::engines) struct Notified {

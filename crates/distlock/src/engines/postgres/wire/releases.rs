@@ -38,17 +38,6 @@ impl Sender for ReleaseSender {
     async fn send(&self, connection: &Connection, items: Vec<ReleaseItem>) -> Result<Vec<ReleaseReply>> {
         let channel = self.links.listener.channel();
         let wake = channel.as_deref();
-        if let [ReleaseItem { name, attempt }] = items.as_slice() {
-            let rows = connection.query(&self.options.statements.release_one, &[&wake, name, attempt]).await?;
-            let mut words = column::<&str>(rows.first().ok_or_else(garbled)?, 0)?.split(' ');
-            let outcome = match words.next() {
-                Some("released") => Release::Released,
-                Some("not-ours") => Release::NotOurs,
-                _ => return Err(garbled()),
-            };
-            let next = words.next().and_then(|next| next.parse().ok());
-            return Ok(vec![ReleaseReply { outcome, next, over: connection.id }]);
-        }
         // In the order in which the server locks their rows.
         let order = order_by(&items, |item| &item.name);
         let names: Vec<&str> = order.iter().map(|place| items[*place].name.as_str()).collect();
@@ -61,5 +50,17 @@ impl Sender for ReleaseSender {
             replies[place] = Some(ReleaseReply { outcome, next, over: connection.id });
         }
         replies.into_iter().collect::<Option<_>>().ok_or_else(garbled)
+    }
+    async fn send_alone(&self, connection: &Connection, item: ReleaseItem) -> Result<ReleaseReply> {
+        if item.is_lean {
+            let statement = &self.options.statements.lean_release;
+            let rows = connection.query(statement, &[&item.name, &item.attempt]).await?;
+            if !rows.is_empty() {
+                return Ok(ReleaseReply { outcome: Release::Released, next: None, over: connection.id });
+            }
+        }
+        // Boxed: the future of a release without waiters stays small.
+        let replies = Box::pin(self.send(connection, vec![item])).await?;
+        replies.into_iter().next().ok_or_else(garbled)
     }
 }

@@ -1,35 +1,117 @@
-//! Renewals of several calls in one statement.
+//! Renewals in few statements: what several calls ask for shares one.
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
 use crate::engines::postgres::protocol::requests::{RenewItem, column, garbled};
-use crate::engines::postgres::wire::batcher::{Sender, order_by};
-use crate::engines::postgres::wire::connection::Connection;
+use crate::engines::postgres::protocol::time::from_millis;
+use crate::engines::postgres::wire::batcher::order_by;
 use crate::engines::postgres::wire::links::Links;
 use crate::engines::postgres::wire::options::Options;
 use crate::types::clock::{Clock, Moment};
-use crate::types::error::Result;
+use crate::types::error::{Error, ErrorKind, Result};
 
-/// Sends renewals.
-#[derive(Clone)]
-pub(in crate::engines) struct RenewSender {
-    pub(in crate::engines) links: Arc<Links>,
-    pub(in crate::engines) options: Arc<Options>,
-    pub(in crate::engines) clock: Clock,
+/// How many leases one statement renews: a few milliseconds, for which their rows are locked.
+const MOST: usize = 1024;
+/// The time between two statements is at least this part of the shortest lease, so that many locks need few statements.
+const SPACING_PART: u32 = 50;
+
+/// Renews leases, one statement after the other.
+pub(in crate::engines) struct Renewals {
+    queue: mpsc::UnboundedSender<RenewCall>,
+    task: JoinHandle<()>,
 }
 
-impl Sender for RenewSender {
-    /// The leases of one call of the keeper.
-    type Item = Arc<[RenewItem]>;
-    /// When it was sent, and of each lease whether it is renewed.
-    type Reply = (Moment, Vec<bool>);
+/// The leases of one call of the keeper.
+struct RenewCall {
+    items: Vec<RenewItem>,
+    reply: oneshot::Sender<Result<Renewed>>,
+}
 
-    async fn connection(&self) -> Result<Arc<Connection>> {
-        self.links.for_renewal().await
+/// When a statement was sent, and of each lease whether it is renewed.
+pub(in crate::engines) type Renewed = (Moment, Vec<bool>);
+
+impl Renewals {
+    pub(in crate::engines) fn start(
+        links: &Arc<Links>,
+        options: &Arc<Options>,
+        clock: &Clock,
+        keeper: &Handle,
+    ) -> Renewals {
+        let (queue, queued) = mpsc::unbounded_channel();
+        let sender = RenewSender { links: links.clone(), options: options.clone(), clock: clock.clone() };
+        // tidy-allow(spawn): renews on the keeper's runtime, so that a caller that is not polled delays no other renewal
+        let task = keeper.spawn(sender.run(queued));
+        Renewals { queue, task }
     }
 
-    async fn send(&self, connection: &Connection, calls: Vec<Arc<[RenewItem]>>) -> Result<Vec<(Moment, Vec<bool>)>> {
-        let items: Vec<&RenewItem> = calls.iter().flat_map(|call| call.iter()).collect();
+    /// Has the leases renewed by the next statement.
+    pub(in crate::engines) async fn renew(&self, items: Vec<RenewItem>) -> Result<Renewed> {
+        let (reply, replied) = oneshot::channel();
+        let _ = self.queue.send(RenewCall { items, reply });
+        replied.await.map_err(|_| Error::closed())?
+    }
+}
+
+impl Drop for Renewals {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct RenewSender {
+    links: Arc<Links>,
+    options: Arc<Options>,
+    clock: Clock,
+}
+
+impl RenewSender {
+    async fn run(self, mut queue: mpsc::UnboundedReceiver<RenewCall>) {
+        let (mut last, mut next) = (self.clock.now(), None);
+        loop {
+            let Some(first) = (match next.take() {
+                Some(call) => Some(call),
+                None => queue.recv().await,
+            }) else {
+                return;
+            };
+            let (mut calls, mut count) = (vec![first], 0);
+            // A renewal after a pause is sent at once; frequent ones collect.
+            while count < MOST {
+                count = calls.iter().map(|call| call.items.len()).sum();
+                tokio::select! {
+                    biased;
+                    call = queue.recv() => match call {
+                        Some(call) if count + call.items.len() > MOST => {
+                            next = Some(call);
+                            break;
+                        }
+                        Some(call) => calls.push(call),
+                        None => break,
+                    },
+                    () = self.clock.sleep_until(last.after(spacing(&calls))) => break,
+                }
+            }
+            last = self.clock.now();
+            match self.send(&calls).await {
+                // Nothing was carried out. What one call is refused for must not fail the others.
+                Err(error) if calls.len() > 1 && !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) => {
+                    for call in calls {
+                        let replied = self.send(std::slice::from_ref(&call)).await;
+                        answer(vec![call], replied);
+                    }
+                }
+                replied => answer(calls, replied),
+            }
+        }
+    }
+
+    async fn send(&self, calls: &[RenewCall]) -> Result<Renewed> {
+        let connection = self.links.for_renewal().await?;
+        let items: Vec<&RenewItem> = calls.iter().flat_map(|call| call.items.iter()).collect();
         // In the order in which the server locks their rows.
         let order = order_by(&items, |item| &item.name);
         let names: Vec<&str> = order.iter().map(|place| items[*place].name.as_str()).collect();
@@ -40,12 +122,33 @@ impl Sender for RenewSender {
         if rows.len() != items.len() {
             return Err(garbled());
         }
+        if let Some(row) = rows.last() {
+            connection.saw_clock(start, column(row, 0)?);
+        }
         let mut are_renewed = vec![false; items.len()];
         for (row, place) in rows.iter().zip(order) {
-            connection.saw_clock(start, column(row, 0)?);
             are_renewed[place] = column(row, 1)?;
         }
-        let mut are_renewed = are_renewed.into_iter();
-        Ok(calls.iter().map(|call| (start, are_renewed.by_ref().take(call.len()).collect())).collect())
+        Ok((start, are_renewed))
+    }
+}
+
+/// Returns the shortest time between two statements that renew these leases.
+fn spacing(calls: &[RenewCall]) -> std::time::Duration {
+    let leases = calls.iter().flat_map(|call| &call.items).map(|item| item.lease_ms);
+    from_millis(leases.min().unwrap_or_default()) / SPACING_PART
+}
+
+/// Gives each call its part of the reply.
+fn answer(calls: Vec<RenewCall>, replied: Result<Renewed>) {
+    match replied {
+        Ok((start, are_renewed)) => {
+            let mut are_renewed = are_renewed.into_iter();
+            for call in calls {
+                let own = are_renewed.by_ref().take(call.items.len()).collect();
+                let _ = call.reply.send(Ok((start, own)));
+            }
+        }
+        Err(error) => calls.into_iter().for_each(|call| drop(call.reply.send(Err(error.duplicate())))),
     }
 }

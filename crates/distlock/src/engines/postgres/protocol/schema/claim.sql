@@ -15,6 +15,20 @@ DECLARE
 BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
         o_token := NULL; o_slot := NULL; o_place := NULL; o_left_us := NULL; o_held_us := NULL; o_mode := NULL; o_record := NULL;
+        IF p_modes[i] = 'x' THEN
+            -- As "distlock".lean_claim.
+            t := clock_timestamp();
+            o_now := "distlock"._us(t);
+            UPDATE "distlock".locks SET token = o_now, mode = 'x', attempt = p_attempts[i], since = t,
+                expires = t + (p_ttls[i] + p_delays[i]) * interval '1 millisecond', handed = false, channel = p_wake,
+                record = p_records[i], used_on = "distlock"._day(o_now)
+            WHERE name = p_names[i] AND mode IS NULL AND NOT queued AND xmax = 0 AND token < o_now AND o_now <= p_not_after;
+            IF FOUND THEN
+                o_outcome := 'granted'; o_token := o_now; is_changed := true;
+                RETURN NEXT;
+                CONTINUE;
+            END IF;
+        END IF;
         SELECT * INTO l FROM "distlock".locks WHERE name = p_names[i] FOR UPDATE SKIP LOCKED;
         may_grant := FOUND;
         IF NOT FOUND THEN
@@ -29,14 +43,6 @@ BEGIN
             o_outcome := 'late';
         ELSIF l.token > o_now + 86400000000 THEN
             o_outcome := 'fence';
-        ELSIF l.mode IS NULL AND NOT l.queued AND may_grant AND p_modes[i] = 'x' THEN
-            o_outcome := 'granted';
-            o_token := greatest(l.token + 1, o_now);
-            UPDATE "distlock".locks SET token = o_token, mode = 'x', attempt = p_attempts[i], since = t,
-                expires = t + (p_ttls[i] + p_delays[i]) * interval '1 millisecond', handed = false, channel = p_wake,
-                record = p_records[i], used_on = (t AT TIME ZONE 'UTC')::date
-            WHERE name = p_names[i];
-            is_changed := true;
         ELSE
             c := "distlock"._claim(l, may_grant, t, p_wake, p_attempts[i], p_modes[i], p_ttls[i], p_delays[i], p_beats[i], p_records[i]);
             o_outcome := c.o_outcome; o_token := c.o_token; o_slot := c.o_slot; o_place := c.o_place; o_left_us := c.o_left_us;
@@ -49,34 +55,6 @@ BEGIN
         -- A place in a queue may be lost in a crash: its waiter claims again.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-END $$;
-
--- Claims one lock: as claim(), without the cost of rows. Returns the server's clock and the token of a lock that is free, or else
--- the row of claim() as JSON.
-CREATE OR REPLACE FUNCTION "distlock".claim_one(p_wake text, p_not_after bigint, p_name text, p_attempt text, p_mode text, p_ttl bigint,
-    p_delay bigint, p_beat bigint, p_record text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    l record;
-    t timestamptz;
-    t_us bigint;
-    granted bigint;
-BEGIN
-    SELECT token, mode, queued INTO l FROM "distlock".locks WHERE name = p_name FOR UPDATE SKIP LOCKED;
-    IF FOUND AND l.mode IS NULL AND NOT l.queued AND p_mode = 'x' THEN
-        t := clock_timestamp();
-        t_us := "distlock"._us(t);
-        IF t_us <= p_not_after AND l.token <= t_us + 86400000000 THEN
-            granted := greatest(l.token + 1, t_us);
-            UPDATE "distlock".locks SET token = granted, mode = 'x', attempt = p_attempt, since = t,
-                expires = t + (p_ttl + p_delay) * interval '1 millisecond', handed = false, channel = p_wake,
-                record = p_record, used_on = (t AT TIME ZONE 'UTC')::date
-            WHERE name = p_name;
-            RETURN t_us || ' ' || granted;
-        END IF;
-    END IF;
-    RETURN (SELECT to_json(c) FROM "distlock".claim(p_wake, p_not_after, ARRAY[p_name], ARRAY[p_attempt], ARRAY[p_mode],
-        ARRAY[p_ttl], ARRAY[p_delay], ARRAY[p_beat], ARRAY[p_record]) c);
 END $$;
 
 -- Claims a lock that is held, or has a queue, or that several may hold.

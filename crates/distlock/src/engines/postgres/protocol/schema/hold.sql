@@ -43,22 +43,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- Releases one hold, or withdraws one waiter: as release(), without the cost of rows. Returns 'released' or 'not-ours', and the
--- waiter that must claim next by itself, if there is one.
-CREATE OR REPLACE FUNCTION "distlock".release_one(p_wake text, p_name text, p_attempt text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    r record;
-BEGIN
-    UPDATE "distlock".locks SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL
-    WHERE name = p_name AND attempt = p_attempt AND NOT queued AND expires > clock_timestamp();
-    IF FOUND THEN
-        RETURN 'released';
-    END IF;
-    r := "distlock"._release(p_name, p_attempt, NULL, p_wake);
-    RETURN concat_ws(' ', CASE WHEN r.o_count > 0 THEN 'released' ELSE 'not-ours' END, r.o_next);
-END $$;
-
 -- Ends the live holds that have this attempt or this token, withdraws the attempt, and admits the next waiters.
 CREATE OR REPLACE FUNCTION "distlock"._release(p_name text, p_attempt text, p_token bigint, p_wake text, OUT o_count integer, OUT o_next text)
 LANGUAGE plpgsql AS $$

@@ -71,3 +71,7 @@ CREATE TABLE IF NOT EXISTS "distlock".history (
 
 CREATE INDEX IF NOT EXISTS history_name ON "distlock".history (name, id);
 CREATE INDEX IF NOT EXISTS history_written ON "distlock".history (written);
+
+-- Of version 1.
+DROP FUNCTION IF EXISTS "distlock".claim_one(text, bigint, text, text, text, bigint, bigint, bigint, text);
+DROP FUNCTION IF EXISTS "distlock".release_one(text, text, text);
