@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 
-use distlock_testkit::servers::RedisServer;
+use distlock_testkit::servers::{PostgresServer, RedisServer};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -26,7 +26,10 @@ fn visit(url: &str, path: &str, token: &str) -> (String, String) {
 fn the_console_serves_clients_with_the_token_until_a_signal() {
     let redis = RedisServer::options().password("s3cret-pass").start();
     let there = Machine::with_server(redis.url());
-    for machine in [Machine::new(), there] {
+    let postgres = PostgresServer::options().password("s3cret-pass").start();
+    let database = Machine::with_server(postgres.url());
+    assert_eq!(database.code(&["setup"]), 0);
+    for machine in [Machine::new(), there, database] {
         let _holder = machine.hold("job");
         for signal in [Signal::TERM, Signal::INT] {
             let mut console = Wrapper::start(&mut machine.distlock(&["console", "--listen", "127.0.0.1:0"]));

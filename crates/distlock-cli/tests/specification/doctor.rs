@@ -1,6 +1,7 @@
 //! `doctor`: each misconfiguration is seeded on real servers and found; a good set-up has no findings.
 
 mod etcd;
+mod postgres;
 mod redis;
 mod redlock;
 

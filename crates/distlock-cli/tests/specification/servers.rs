@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use distlock_testkit::servers::{EtcdServer, RedisServer, RedlockNodes};
+use distlock_testkit::servers::{EtcdServer, PostgresServer, RedisServer, RedlockNodes};
 
 use crate::common::{Wrapper, await_gone, code};
 use crate::machine::Machine;
@@ -25,6 +25,22 @@ fn every_command_works_with_redlock() {
     let nodes = RedlockNodes::start(3);
     nodes.settle();
     check_commands(&Machine::with_server(nodes.url()));
+}
+
+#[test]
+fn every_command_works_with_postgresql() {
+    let server = PostgresServer::start();
+    let machine = Machine::with_server(server.url());
+    let refused = machine.run(&["run", "job", "touch", "ran"]);
+    assert!(refused.code == 78 && refused.stderr.contains("distlock setup"), "{}: {}", refused.code, refused.stderr);
+    assert!(!machine.path("ran").exists());
+    let printed = machine.run(&["setup", "--print"]);
+    assert!(printed.code == 0 && printed.stdout.contains("CREATE TABLE"), "{}", printed.stderr);
+    assert_eq!(server.sql("SELECT count(*) FROM pg_namespace WHERE nspname = 'distlock'"), "0", "only printed");
+    // By hand, and then by the program: it can be repeated.
+    server.sql(&printed.stdout);
+    assert_eq!(machine.run(&["setup"]).stdout, "ready for locks\n");
+    check_commands(&machine);
 }
 
 /// The history keeps the holder and the user who broke the lock after both are gone.
@@ -136,6 +152,14 @@ fn an_etcd_that_does_not_answer_is_69_within_the_connect_timeout() {
     server.stop();
     check_silence(&Machine::with_server(server.url()));
     server.cont();
+}
+
+#[test]
+fn a_postgresql_that_does_not_answer_is_69_within_the_connect_timeout() {
+    let server = PostgresServer::start();
+    server.freeze();
+    check_silence(&Machine::with_server(server.url()));
+    server.thaw();
 }
 
 fn check_silence(machine: &Machine) {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use distlock_testkit::servers::{EtcdServer, RedisServer};
+use distlock_testkit::servers::{EtcdServer, PostgresServer, RedisServer};
 use serde_json::Value;
 
 use crate::machine::Machine;
@@ -48,6 +48,14 @@ fn verify_passes_on_this_machine_with_text_output() {
 fn etcd_is_safe() {
     let server = EtcdServer::start();
     check_safe(verify(&Machine::new(), &["--time", "1s", &server.url()]));
+}
+
+#[test]
+fn postgresql_is_safe_when_a_worker_is_killed() {
+    let server = PostgresServer::start();
+    let machine = Machine::with_server(server.url());
+    assert_eq!(machine.code(&["setup"]), 0);
+    check_safe(verify(&machine, &["--time", "3s", "--ttl", "1s", "--kills", "1"]));
 }
 
 #[test]

@@ -158,3 +158,24 @@ async fn f82_the_recipe_of_the_fencing_page_refuses_a_stale_holder() {
     assert_eq!(bench.rows("SELECT balance FROM account"), ["10"]);
     guard.unlock().await.expect("released");
 }
+
+#[tokio::test]
+async fn f82_the_handles_statement_relies_on_the_lock_with_its_prefix_and_schema() {
+    let bench = Bench::start().await;
+    let builder = || bench.builder(bench.server.port()).schema("Our \"locks\"").prefix("it's:");
+    builder().build().expect("an engine").setup().await.expect("the schema is made");
+    let engine = builder().build().expect("an engine");
+    let (handle, mut session) = (engine.handle(), bench.session().await);
+    let locker = Locker::new(engine).expect("a locker");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let statement = handle.hold(guard.key(), guard.fencing_token());
+    let transaction = session.transaction().await.expect("begun");
+    transaction.execute(&statement.sql, &[&statement.name, &statement.token]).await.expect("the hold is live");
+    guard.unlock().await.expect("released");
+    assert!(locker.try_lock("a").await.expect("no failure").is_none(), "granted while a transaction relies on it");
+    transaction.commit().await.expect("ended");
+    let refused = session.execute(&statement.sql, &[&statement.name, &statement.token]).await;
+    assert_eq!(refused.expect_err("released").code().map(SqlState::code), Some("DL001"));
+    let next = locker.lock("a").await.expect("granted");
+    next.unlock().await.expect("released");
+}

@@ -1,6 +1,8 @@
 //! A server that dies, hangs, refuses or forgets.
 
 use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use distlock::backend::postgres::Postgres;
 use distlock::{ErrorKind, Locker};
@@ -264,4 +266,24 @@ async fn f41_a_pooler_is_found_out_and_waiters_poll() {
         let row = session.query_typed_one(left, &[]).await.expect("asked");
         assert_eq!(row.get::<_, i64>(0), 0, "a statement or a lock stayed in a session that others use");
     }
+}
+
+#[tokio::test]
+async fn f42_connections_that_the_application_opens_are_used_and_opened_again() {
+    let bench = Bench::start().await;
+    let socket = bench.server.socket_directory().join(format!(".s.PGSQL.{}", bench.server.port()));
+    let opened = Arc::new(AtomicUsize::new(0));
+    let count = opened.clone();
+    let dial = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        tokio::net::UnixStream::connect(socket.clone())
+    };
+    let locker = warm(Postgres::over("the application's", dial).user("postgres").database("postgres")).await;
+    let before = opened.load(Ordering::Relaxed);
+    assert!(before >= 2, "one for claims and one for renewals");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    bench.server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'distlock'");
+    guard.extend(TEST_LIMIT).await.expect("over a new connection");
+    guard.unlock().await.expect("released");
+    assert!(opened.load(Ordering::Relaxed) > before, "the old ones were ended");
 }

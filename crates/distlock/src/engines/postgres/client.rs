@@ -124,14 +124,12 @@ impl Client {
 
     /// Returns the name of a lock's row.
     pub(super) fn name(&self, key: &Key) -> String {
-        format!("{}{key}", self.options.prefix, key = key.as_str())
+        [&self.options.prefix, key.as_str()].concat()
     }
 
     /// Returns whether a lean statement is likely to serve the lock with this name.
     pub(super) fn is_lean(&self, claim: &Claim, name: &str) -> bool {
-        claim.mode().is_exclusive()
-            && self.known_names.has(name)
-            && !self.contention.is_recent(name, self.clock.now())
+        claim.mode().is_exclusive() && self.known_names.has(name) && !self.contention.is_recent(name, self.clock.now())
     }
 
     /// Sends a statement over the main connection, and returns its rows.

@@ -46,6 +46,8 @@ struct Facts {
     connections_left: i32,
     locks: i64,
     bytes: i64,
+    /// What the user may not do and a lock needs.
+    missing_rights: String,
 }
 
 impl Postgres {
@@ -109,6 +111,7 @@ impl Facts {
             connections_left: column(row, 9)?,
             locks: column(row, 10)?,
             bytes: column(row, 11)?,
+            missing_rights: column(row, 12)?,
         })
     }
 }
@@ -129,19 +132,47 @@ fn look(options: &Options) -> Statement {
          (SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'), \
          current_setting('default_transaction_isolation'), \
          current_setting('max_connections')::int - (SELECT count(*)::int FROM pg_stat_activity WHERE pid IS NOT NULL), \
-         coalesce((SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('{locks}')), 0), {}",
-        sizes.join(" + ")
+         coalesce((SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('{locks}')), 0), {}, {}",
+        sizes.join(" + "),
+        missing_rights(options),
     );
     Statement { text, types: &[] }
 }
 
+/// Returns an expression for the functions and views of the schema that the user may not use.
+fn missing_rights(options: &Options) -> String {
+    let schema = options.schema.to_string().replace('\'', "''");
+    format!(
+        "(SELECT coalesce(string_agg(o.name, ', ' ORDER BY o.name), '') FROM ( \
+         SELECT proname::text AS name FROM pg_proc WHERE pronamespace = to_regnamespace('{schema}') \
+         AND left(proname, 1) <> '_' AND NOT has_function_privilege(oid, 'EXECUTE') \
+         UNION ALL SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relkind = 'v' \
+         AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'UPDATE'))) o)"
+    )
+}
+
 fn judge(facts: &Facts, findings: &mut Findings<'_>) {
     findings.fine("version", format!("version {}.{}", facts.version / 10_000, facts.version % 10_000));
+    rights(facts, findings);
     durability(facts, findings);
     replicas(facts, findings);
     clock(facts, findings);
     sessions(facts, findings);
     size(facts, findings);
+}
+
+fn rights(facts: &Facts, findings: &mut Findings<'_>) {
+    if facts.missing_rights.is_empty() {
+        return findings.fine("rights", "the user may use all functions and views of the schema");
+    }
+    let found = format!("the user may not use {}", facts.missing_rights);
+    let why = "claims and releases that need them fail";
+    findings.not_safe(
+        "rights",
+        found,
+        why,
+        "run `distlock setup URL` as the schema's owner, or grant them to the user",
+    );
 }
 
 fn durability(facts: &Facts, findings: &mut Findings<'_>) {
@@ -260,6 +291,7 @@ mod tests {
             connections_left: 50,
             locks: 1000,
             bytes: 1 << 20,
+            missing_rights: String::new(),
         }
     }
 
@@ -274,6 +306,7 @@ mod tests {
     fn a_healthy_server_is_fine_and_each_ailment_has_its_finding() {
         assert_eq!(worst(&healthy()), []);
         let cases = [
+            (Facts { missing_rights: "claim".into(), ..healthy() }, "rights", Severity::Unsafe),
             (Facts { fsync: "off".into(), ..healthy() }, "fsync", Severity::Unsafe),
             (Facts { synchronous_commit: "off".into(), ..healthy() }, "durability", Severity::Unsafe),
             (Facts { standbys: "*".into(), ..healthy() }, "replicas", Severity::Warning),

@@ -11,6 +11,7 @@ mod client;
 mod config;
 mod doctor;
 mod error;
+mod handle;
 mod history;
 mod inspect;
 pub(crate) mod open;
@@ -25,6 +26,7 @@ mod wire;
 
 pub use self::client::Postgres;
 pub use self::config::PostgresBuilder;
+pub use self::handle::{PostgresHandle, PostgresHold};
 use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
     Wake,

@@ -9,7 +9,6 @@ use tokio::task::JoinSet;
 
 use crate::contract::{Attachment, Claim};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::shared::contention::Contention;
 use crate::engines::redis::state::late_claims::LateClaims;
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::cluster::Cluster;
@@ -19,6 +18,7 @@ use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::renewals::Renewals;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::{Moving, Servers};
+use crate::engines::shared::contention::Contention;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::key::Key;

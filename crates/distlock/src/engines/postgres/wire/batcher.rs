@@ -32,7 +32,11 @@ pub(in crate::engines) trait Sender: Clone + Send + Sync + 'static {
 
     /// Sends one item, and may send it once more when the server has certainly not carried it out. Runs in the caller's
     /// future: nothing of it is sent when that was dropped.
-    fn send_alone(&self, connection: &Connection, item: Self::Item) -> impl Future<Output = Result<Self::Reply>> + Send {
+    fn send_alone(
+        &self,
+        connection: &Connection,
+        item: Self::Item,
+    ) -> impl Future<Output = Result<Self::Reply>> + Send {
         async { self.send(connection, vec![item]).await?.into_iter().next().ok_or_else(missing) }
     }
 }

@@ -195,11 +195,7 @@ impl Connection {
         let row = self.client.query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
         let (session, is_replica): (Option<String>, bool) = (column(&row, 0)?, column(&row, 1)?);
         let version: i32 = column(&row, 2)?;
-        if version < OLDEST_SERVER {
-            let found = version / 10_000;
-            let message = format!("postgres: {} is version {found}, and at least 13 is needed", self.place);
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
+        check_server(version, &self.place)?;
         if is_replica {
             let message = format!("postgres: {} is a replica, which cannot be written to", self.place);
             return Err(Error::unavailable(message).with_help("name the primary, or all servers"));
@@ -312,6 +308,21 @@ impl Dialling {
     }
 }
 
+/// Refuses a server that is too old.
+fn check_server(version: i32, place: &str) -> Result<()> {
+    if version >= OLDEST_SERVER {
+        return Ok(());
+    }
+    // Before version 10 the second number belongs to the name: 9.6 is 90600.
+    let found = if version < 100_000 {
+        format!("{}.{}", version / 10_000, version / 100 % 100)
+    } else {
+        (version / 10_000).to_string()
+    };
+    let message = format!("postgres: {place} is version {found}, and at least 13 is needed");
+    Err(Error::new(ErrorKind::Unsupported, message).with_help("upgrade the server, or name another one in the URL"))
+}
+
 /// Refuses a schema of another version.
 fn check_version(found: i32, schema: &str) -> Result<()> {
     let (message, help) = match found.cmp(&VERSION) {
@@ -321,4 +332,19 @@ fn check_version(found: i32, schema: &str) -> Result<()> {
     };
     let message = format!("postgres: the schema {schema} is {message}: version {found}, and {VERSION} is needed");
     Err(Error::new(ErrorKind::Config, message).with_help(help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_before_13_is_refused_with_its_version() {
+        for (version, name) in [(120_022, "version 12,"), (90_624, "version 9.6,"), (0, "version 0.0,")] {
+            let error = check_server(version, "db:5432").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(name) && error.to_string().contains("db:5432"), "{error}");
+        }
+        assert!(check_server(130_000, "db:5432").is_ok() && check_server(180_001, "db:5432").is_ok());
+    }
 }

@@ -17,7 +17,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 /// How many leases one statement renews: a few milliseconds, for which their rows are locked.
 const MOST: usize = 1024;
 /// The time between two statements is at least this part of the shortest lease, so that many locks need few statements.
-const SPACING_PART: u32 = 50;
+const SPACING_PART: u32 = 40;
 
 /// Renews leases, one statement after the other.
 pub(in crate::engines) struct Renewals {
@@ -98,7 +98,9 @@ impl RenewSender {
             last = self.clock.now();
             match self.send(&calls).await {
                 // Nothing was carried out. What one call is refused for must not fail the others.
-                Err(error) if calls.len() > 1 && !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) => {
+                Err(error)
+                    if calls.len() > 1 && !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) =>
+                {
                     for call in calls {
                         let replied = self.send(std::slice::from_ref(&call)).await;
                         answer(vec![call], replied);
