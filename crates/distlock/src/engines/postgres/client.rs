@@ -9,6 +9,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::contract::{Attachment, Claim};
 use crate::engines::postgres::protocol::requests::{Statement, Statements};
+use crate::engines::postgres::state::first_leases::FirstLeases;
 use crate::engines::postgres::state::known_names::KnownNames;
 use crate::engines::postgres::state::late_claims::LateClaims;
 use crate::engines::postgres::state::server_clock::ServerClock;
@@ -56,6 +57,7 @@ pub(super) struct Client {
     pub(super) waiting: Arc<Waiting>,
     pub(super) late_claims: LateClaims,
     pub(super) contention: Contention,
+    pub(super) first_leases: FirstLeases,
     pub(super) known_names: KnownNames,
     pub(super) links: Arc<Links>,
     pub(super) claims: Batcher<ClaimSender>,
@@ -103,6 +105,7 @@ impl Client {
         Client {
             late_claims: LateClaims::new(clock.clone()),
             contention: Contention::new(),
+            first_leases: FirstLeases::default(),
             known_names: KnownNames::new(),
             claims: Batcher::new(claims, caller, MOST_REQUESTS),
             // The keeper's: releases go on when the caller's runtime has ended.

@@ -9,6 +9,7 @@ use crate::types::error::Result;
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
         self.waiting.forget(claim.attempt);
+        self.first_leases.end(claim.attempt);
         let name = self.name(&claim.key);
         let is_lean = self.is_lean(claim, &name);
         let item = ReleaseItem { name, attempt: claim.attempt.to_string(), is_lean };

@@ -18,8 +18,10 @@ impl Client {
             attempt: lease.claim.attempt.to_string(),
             lease_ms: millis(lease.claim.lease()),
         };
-        match self.renewals.renew(leases.iter().map(item).collect()).await {
+        let is_urgent = self.first_leases.have_any(leases.iter().map(|lease| lease.claim.attempt));
+        match self.renewals.renew(leases.iter().map(item).collect(), is_urgent).await {
             Ok((start, are_renewed)) => {
+                leases.iter().for_each(|lease| self.first_leases.end(lease.claim.attempt));
                 let ttls = leases.iter().map(|lease| lease.claim.ttl);
                 ttls.zip(are_renewed).map(|(ttl, is_renewed)| Ok(renewal(start, ttl, is_renewed))).collect()
             }

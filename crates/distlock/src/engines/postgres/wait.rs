@@ -14,6 +14,7 @@ impl Client {
                 let Some(grant) = self.waiting.take_grant(claim.attempt) else { return Wake::Retry };
                 // There are probably others.
                 self.contention.note(&self.name(&claim.key), self.clock.now());
+                self.first_leases.begin(claim.attempt);
                 Wake::Granted(grant)
             }
         }

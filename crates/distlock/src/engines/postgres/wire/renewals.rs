@@ -1,6 +1,7 @@
 //! Renewals in few statements: what several calls ask for shares one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -18,6 +19,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 const MOST: usize = 1024;
 /// The time between two statements is at least this part of the shortest lease, so that many locks need few statements.
 const SPACING_PART: u32 = 40;
+const LONGEST_SPACING: Duration = Duration::from_millis(250);
 
 /// Renews leases, one statement after the other.
 pub(in crate::engines) struct Renewals {
@@ -28,6 +30,8 @@ pub(in crate::engines) struct Renewals {
 /// The leases of one call of the keeper.
 struct RenewCall {
     items: Vec<RenewItem>,
+    /// Whether a lease among them is a first lease after a handoff, which is shorter than it says.
+    is_urgent: bool,
     reply: oneshot::Sender<Result<Renewed>>,
 }
 
@@ -48,10 +52,10 @@ impl Renewals {
         Renewals { queue, task }
     }
 
-    /// Has the leases renewed by the next statement.
-    pub(in crate::engines) async fn renew(&self, items: Vec<RenewItem>) -> Result<Renewed> {
+    /// Has the leases renewed by the next statement, and that one sent at once where they are urgent.
+    pub(in crate::engines) async fn renew(&self, items: Vec<RenewItem>, is_urgent: bool) -> Result<Renewed> {
         let (reply, replied) = oneshot::channel();
-        let _ = self.queue.send(RenewCall { items, reply });
+        let _ = self.queue.send(RenewCall { items, is_urgent, reply });
         replied.await.map_err(|_| Error::closed())?
     }
 }
@@ -70,7 +74,8 @@ struct RenewSender {
 
 impl RenewSender {
     async fn run(self, mut queue: mpsc::UnboundedReceiver<RenewCall>) {
-        let (mut last, mut next) = (self.clock.now(), None);
+        // When the last statement was sent, unless it failed: what is repeated is not delayed.
+        let (mut last, mut next) = (None::<Moment>, None);
         loop {
             let Some(first) = (match next.take() {
                 Some(call) => Some(call),
@@ -92,11 +97,13 @@ impl RenewSender {
                         Some(call) => calls.push(call),
                         None => break,
                     },
-                    () = self.clock.sleep_until(last.after(spacing(&calls))) => break,
+                    () = self.clock.sleep_until(last.map_or(Moment::from_nanos(0), |last| last.after(spacing(&calls)))) => break,
                 }
             }
-            last = self.clock.now();
-            match self.send(&calls).await {
+            let sent = self.clock.now();
+            let replied = self.send(&calls).await;
+            last = replied.is_ok().then_some(sent);
+            match replied {
                 // Nothing was carried out. What one call is refused for must not fail the others.
                 Err(error)
                     if calls.len() > 1 && !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) =>
@@ -136,9 +143,12 @@ impl RenewSender {
 }
 
 /// Returns the shortest time between two statements that renew these leases.
-fn spacing(calls: &[RenewCall]) -> std::time::Duration {
+fn spacing(calls: &[RenewCall]) -> Duration {
+    if calls.iter().any(|call| call.is_urgent) {
+        return Duration::ZERO;
+    }
     let leases = calls.iter().flat_map(|call| &call.items).map(|item| item.lease_ms);
-    from_millis(leases.min().unwrap_or_default()) / SPACING_PART
+    LONGEST_SPACING.min(from_millis(leases.min().unwrap_or_default()) / SPACING_PART)
 }
 
 /// Gives each call its part of the reply.
@@ -152,5 +162,22 @@ fn answer(calls: Vec<RenewCall>, replied: Result<Renewed>) {
             }
         }
         Err(error) => calls.into_iter().for_each(|call| drop(call.reply.send(Err(error.duplicate())))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(lease_ms: i64, is_urgent: bool) -> RenewCall {
+        let item = RenewItem { name: "a".into(), attempt: "x".into(), lease_ms };
+        RenewCall { items: vec![item], is_urgent, reply: oneshot::channel().0 }
+    }
+
+    #[test]
+    fn statements_are_spaced_by_the_shortest_lease_and_a_first_lease_waits_for_none() {
+        assert_eq!(spacing(&[call(60_000, false)]), LONGEST_SPACING);
+        assert_eq!(spacing(&[call(60_000, false), call(400, false)]), Duration::from_millis(10));
+        assert_eq!(spacing(&[call(60_000, false), call(60_000, true)]), Duration::ZERO);
     }
 }
