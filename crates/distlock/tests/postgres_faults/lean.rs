@@ -73,13 +73,15 @@ async fn f04_a_short_release_whose_commit_was_not_heard_of_is_released() {
     let bench = Bench::start().await;
     let locker = bench.behind_proxy().await;
     know(&locker, "a").await;
-    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 10).await.expect("granted");
+    let token = guard.fencing_token();
     bench.proxy.drop_replies();
     let releasing = tokio::spawn(guard.unlock());
     bench.until("SELECT count(*) FROM distlock.locks WHERE name = 'a' AND mode IS NULL", "1").await;
     bench.proxy.pass();
     drop(releasing.await.expect("no panic"));
     let next = timeout(TEST_LIMIT, locker.lock("a").into_future()).await.expect("in time").expect("granted");
+    assert!(next.fencing_token() > token, "the release freed it, and not the end of the lease");
     next.unlock().await.expect("released");
 }
 
