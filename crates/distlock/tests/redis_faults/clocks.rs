@@ -46,6 +46,18 @@ async fn f18_a_jump_of_the_server_clock_is_logged_without_claims() {
     expect_told(&log, -3.0 * 3600.0).await;
 }
 
+/// The lean script refuses a claim that is too late by the clock as it was known. The server's reply tells the new time.
+#[tokio::test]
+async fn f18_a_try_is_granted_just_after_the_server_clock_jumped_forward() {
+    let shim = ClockShim::new();
+    let bench = Bench::with(RedisServer::options().clock(&shim));
+    let locker = bench.direct().await;
+    locker.lock("a").await.expect("granted").unlock().await.expect("released");
+    shim.forward(ShiftedClock::Wall, ms(HOUR_MS));
+    let guard = locker.try_lock("a").await.expect("decided by the time of the server").expect("free");
+    guard.unlock().await.expect("released");
+}
+
 #[tokio::test]
 async fn f18_waiters_claim_again_when_the_server_clock_jumps_forward() {
     let shim = ClockShim::new();
