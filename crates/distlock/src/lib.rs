@@ -32,6 +32,9 @@
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+compile_error!("distlock runs on Linux and macOS: it needs a clock that counts the time while the machine sleeps");
+
 mod api;
 mod config;
 mod contract;

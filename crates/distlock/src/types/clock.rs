@@ -1,4 +1,5 @@
-//! The clock of leases: CLOCK_BOOTTIME, which continues while the machine is suspended.
+//! The clock of leases, which continues while the machine is suspended: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC_RAW on
+//! Apple's systems.
 //!
 //! This is the only file that reads clocks; `cargo xtask tidy` checks that.
 
@@ -6,7 +7,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
 /// The default drift between the rates of two clocks that deadlines allow for: one part in a thousand.
@@ -15,7 +15,7 @@ pub const DEFAULT_DRIFT: f64 = 0.001;
 /// The reserve of a deadline for the granularity of the server's expiry.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, CLOCK_BOOTTIME does not.
+/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, the clock does not.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// A point on a [`Clock`]'s time line.
@@ -26,7 +26,7 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine
+    /// Returns the moment this many nanoseconds after the clock's zero; for [`Clock::system`] that is when the machine
     /// started.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
@@ -86,13 +86,13 @@ pub(crate) fn part_of(whole: Duration, part: f64) -> Duration {
 /// A source of time.
 ///
 /// # Default
-/// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
+/// [`Clock::system`]. [`Clock::manual`] is for tests that move time by hand.
 #[derive(Clone)]
 pub struct Clock(ClockSource);
 
 #[derive(Clone)]
 enum ClockSource {
-    Boottime,
+    System,
     Manual(Arc<watch::Sender<Moment>>),
     #[cfg(feature = "simulation")]
     Runtime(RuntimeTime),
@@ -109,10 +109,11 @@ struct RuntimeTime {
 }
 
 impl Clock {
-    /// Returns the machine's clock, CLOCK_BOOTTIME.
+    /// Returns the machine's clock, which continues while the machine is suspended: CLOCK_BOOTTIME on Linux, and
+    /// CLOCK_MONOTONIC_RAW on Apple's systems.
     #[must_use]
     pub fn system() -> Clock {
-        Clock(ClockSource::Boottime)
+        Clock(ClockSource::System)
     }
 
     /// Returns a clock that stops until its [`ManualClock`] advances it.
@@ -157,9 +158,9 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Moment {
         match &self.0 {
-            ClockSource::Boottime => {
-                let t = clock_gettime(ClockId::Boottime);
-                Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
+            ClockSource::System => {
+                let (seconds, nanos) = system_time();
+                Moment(u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + u64::try_from(nanos).unwrap_or(0))
             }
             ClockSource::Manual(now) => *now.borrow(),
             #[cfg(feature = "simulation")]
@@ -174,7 +175,7 @@ impl Clock {
     pub async fn sleep_until(&self, moment: Moment) {
         match &self.0 {
             _ if moment == Moment::NEVER => std::future::pending().await,
-            ClockSource::Boottime => loop {
+            ClockSource::System => loop {
                 let left = moment.since(self.now());
                 if left.is_zero() {
                     return;
@@ -207,10 +208,25 @@ impl Clock {
     }
 }
 
+/// Returns the seconds and nanoseconds of the machine's clock.
+#[cfg(target_os = "linux")]
+fn system_time() -> (i64, i64) {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    (time.tv_sec, time.tv_nsec)
+}
+
+/// Returns the seconds and nanoseconds of the machine's clock: `mach_continuous_time`, which every version of these
+/// systems has.
+#[cfg(target_vendor = "apple")]
+fn system_time() -> (i64, i64) {
+    let clock = nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW);
+    clock.now().map_or((0, 0), |time| (time.tv_sec(), time.tv_nsec()))
+}
+
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            ClockSource::Boottime => f.write_str("Clock::system"),
+            ClockSource::System => f.write_str("Clock::system"),
             ClockSource::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),

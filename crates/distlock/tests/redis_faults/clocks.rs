@@ -52,9 +52,12 @@ async fn f18_a_try_is_granted_just_after_the_server_clock_jumped_forward() {
     let shim = ClockShim::new();
     let bench = Bench::with(RedisServer::options().clock(&shim));
     let locker = bench.direct().await;
-    locker.lock("a").await.expect("granted").unlock().await.expect("released");
+    let first = locker.lock("a").await.expect("granted");
+    let token = first.fencing_token();
+    first.unlock().await.expect("released");
     shim.forward(ShiftedClock::Wall, ms(HOUR_MS));
     let guard = locker.try_lock("a").await.expect("decided by the time of the server").expect("free");
+    assert!(guard.fencing_token() > token);
     guard.unlock().await.expect("released");
 }
 

@@ -84,6 +84,7 @@ pub(crate) fn room(mode: Mode) -> usize {
 }
 
 /// Whether a claim in `mode` excludes all other owners.
+#[cfg(any(target_os = "linux", test))]
 pub(crate) fn is_alone(mode: Mode) -> bool {
     matches!(mode, Mode::Exclusive | Mode::Reentrant)
 }

@@ -1,7 +1,6 @@
 //! What more than one engine needs.
 
 pub(crate) mod admission;
-pub(crate) mod history;
 pub(crate) mod host;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod listing;
