@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | check-macos | chaos | soak | simulate | fuzz`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | check-macos | package | chaos | soak | simulate | fuzz`.
 //!
 //! It uses only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
@@ -9,6 +9,7 @@ mod deny;
 mod macos;
 mod manifest;
 mod matrix;
+mod package;
 mod tally;
 mod test;
 mod tidy;
@@ -30,6 +31,7 @@ The project's own commands.
                                    writes docs/performance.md
   cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
   cargo xtask check-macos          type-checks the library for aarch64-apple-darwin
+  cargo xtask package              the packages of the published crates, each built by itself
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
                                    them fails; on a server version of the matrix if one is named
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench::run(name, rest)),
         ["check-macos"] => exit_code(macos::check()),
+        ["package"] => exit_code(package::check()),
         ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
         ["chaos", before @ .., "--server", version] => chaos_on(version, before, &[]),
         ["chaos", engine, "--server", version, after @ ..] => chaos_on(version, &[engine], after),
