@@ -67,7 +67,8 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     }
 }
 
-fn write_number(mut number: u64, out: &mut Vec<u8>) {
+/// Appends a number in decimal digits.
+pub(crate) fn write_number(mut number: u64, out: &mut Vec<u8>) {
     // As many digits as the highest number has.
     let (mut digits, mut first) = ([0; 20], 20);
     loop {
