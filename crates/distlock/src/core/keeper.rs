@@ -111,6 +111,7 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed, tracker: Tracker)
         left.into_iter().filter_map(|release| leave_to_its_lease(core, About::of(&release))).collect()
     });
     let _ = core.closed.set(unconfirmed);
+    drop(tracker);
     // A timer of a runtime that is gone would panic in the thread that waits for it.
     #[cfg(feature = "blocking")]
     runtime.block_on(core.waits.end());
