@@ -125,6 +125,36 @@ async fn a_holder_is_told_with_its_next_renewal_or_at_once() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn every_task_is_told_and_every_first_waiter_served_on_several_threads() {
+    let (store, clock) = Store::manual();
+    let (holder, other) = (locker(&store), locker(&store));
+    let cancelled: Vec<_> = (0..50).map(|_| Arc::new(AtomicBool::new(false))).collect();
+    let mut tasks = Vec::new();
+    for (number, flag) in cancelled.iter().enumerate() {
+        let guard = holder.lock(number as u64).ttl(TTL).await.unwrap();
+        let work = Cancelled(flag.clone());
+        let endless = async move {
+            let _work = work;
+            std::future::pending::<()>().await;
+        };
+        tasks.push(tokio::spawn(async move { guard.run(endless).await }));
+    }
+    let waiters: Vec<_> =
+        (0..50_u64).map(|number| tokio::spawn(other.clone().lock(number).ttl(TTL).into_future())).collect();
+    // The waiters' tasks run on other threads: they have begun when the store has their claims.
+    while other.inspect().list("").await.unwrap().iter().any(|lock| lock.waiters.is_empty()) {
+        tokio::task::yield_now().await;
+    }
+    (0..50_u64).for_each(|number| store.expire(number).tell_holders());
+    clock.settle().await;
+    assert_eq!(cancelled.iter().filter(|flag| !flag.load(Ordering::SeqCst)).count(), 0, "not told");
+    clock.advance(TTL).await;
+    for waiter in waiters {
+        assert!(!waiter.await.unwrap().unwrap().is_lost(), "granted, and renewed since");
+    }
+}
+
 #[tokio::test]
 async fn stealing_takes_the_lock_from_its_holder_and_from_waiters_for_a_second() {
     let (store, clock) = Store::manual();

@@ -151,7 +151,9 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        Election::new(self.same_owner(), checked(name))
+        // A campaign waits for its turn, however long requests for locks wait by default.
+        let options = Options { wait: None, ..self.options.clone() };
+        Election::new(Locker { options, ..self.same_owner() }, checked(name))
     }
 
     /// Takes over a hold that another process [exported](crate::LockGuard::export), for example this service before
@@ -317,6 +319,26 @@ impl LockerBuilder {
     /// Sets the TTL of requests that do not set one. Default: 10 s.
     pub fn default_ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
+        self
+    }
+
+    /// Sets the longest time that requests wait that do not set one with [`wait`](LockRequest::wait): locks, semaphores and
+    /// several locks at once, not campaigns of elections. Default: no limit.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distlock::{ErrorKind, Locker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let builder = Locker::builder().default_wait(Duration::from_millis(20));
+    /// let locker = builder.connect("mem://default-wait").await?;
+    /// let _held = locker.lock("order:7").await?;
+    /// let waited = locker.clone().lock("order:7").await;
+    /// assert_eq!(waited.unwrap_err().kind(), ErrorKind::Timeout);
+    /// # Ok(()) }
+    /// ```
+    pub fn default_wait(mut self, most: Duration) -> Self {
+        self.options.wait = Some(most);
         self
     }
 

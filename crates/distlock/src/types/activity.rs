@@ -55,9 +55,11 @@ pub(crate) enum Work {
 impl Activity {
     /// Returns what there is to do, from the point of view of the task with this waker.
     pub(crate) fn work(&self, this_task: &Waker) -> Work {
+        // A clone, like the wakers it is compared with: the first one of a task may differ from its clones.
+        let this_task = this_task.clone();
         let futures = self.0.lock();
         let mut tasks = futures.busy.iter().map(|id| futures.all.get(id).and_then(|future| future.task.as_ref()));
-        match tasks.all(|task| task.is_some_and(|task| task.will_wake(this_task))) {
+        match tasks.all(|task| task.is_some_and(|task| task.will_wake(&this_task))) {
             _ if futures.busy.is_empty() => Work::Done,
             true => Work::InThisTask,
             false => Work::Elsewhere,
@@ -197,5 +199,73 @@ impl Wake for Track {
         if let Some(task) = task {
             task.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// A waker of no task.
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn a_future_has_work_to_do_until_its_first_poll_and_from_each_wake_up_to_the_next_poll() {
+        let (activity, notify) = (Arc::new(Activity::default()), Notify::new());
+        let (mine, other) = (Waker::noop(), Waker::from(Arc::new(Nobody)));
+        let tracker = Tracker::begin(Some(&activity));
+        assert_eq!(activity.work(mine), Work::Elsewhere, "its task is not known yet");
+        let mut future = Box::pin(async {
+            let twice = pin!(async {
+                notify.notified().await;
+                notify.notified().await;
+            });
+            tracker.run(twice).await;
+            drop(tracker);
+        });
+        assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_pending());
+        assert_eq!(activity.work(mine), Work::Done);
+
+        notify.notify_one();
+        assert_eq!((activity.work(mine), activity.work(&other)), (Work::InThisTask, Work::Elsewhere));
+        assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_pending());
+        assert_eq!(activity.work(&other), Work::Done);
+
+        notify.notify_one();
+        assert_eq!(activity.set_aside(), 1);
+        assert_eq!(activity.work(&other), Work::Done, "disregarded");
+        assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_ready());
+        assert!(activity.0.lock().all.is_empty() && activity.0.lock().busy.is_empty(), "nothing of it is left");
+    }
+
+    #[test]
+    fn a_future_that_wakes_itself_has_work_to_do() {
+        let activity = Arc::new(Activity::default());
+        let tracker = Tracker::begin(Some(&activity));
+        let restless = pin!(poll_fn(|context| {
+            context.waker().wake_by_ref();
+            Poll::<()>::Pending
+        }));
+        let future = pin!(tracker.run(restless));
+        assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(activity.work(Waker::noop()), Work::InThisTask);
+    }
+
+    #[test]
+    fn a_future_inside_of_a_tracked_one_is_part_of_it() {
+        let activity = Arc::new(Activity::default());
+        let tracker = Tracker::begin(Some(&activity));
+        let outer = pin!(async { Tracker::begin_inside(Some(&activity)).0.is_some() });
+        let future = pin!(tracker.run(outer));
+        assert_eq!(future.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(false));
+        assert!(Tracker::begin_inside(Some(&activity)).0.is_some(), "outside, it is one of its own");
     }
 }

@@ -163,7 +163,7 @@ impl ManualClock {
     /// `#[tokio::test]`, that includes those of tasks that were spawned before.
     ///
     /// A future that its task does not poll, for example because it was polled once and set aside, is not waited for: if
-    /// it is in the task that settles, not at all; elsewhere for 5 s of real time, with a warning.
+    /// its waker is that of the task that settles, not at all; otherwise for 5 s of real time, with a warning.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
