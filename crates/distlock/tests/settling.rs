@@ -85,6 +85,27 @@ async fn a_wait_times_out_at_its_own_moment_within_a_long_step() {
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
 }
 
+#[tokio::test]
+async fn a_default_limit_ends_waits_for_locks_and_not_campaigns() {
+    let (store, clock) = Store::manual();
+    let locker = Locker::builder().default_wait(Duration::from_secs(5)).build(Memory::on(&store)).unwrap();
+    let [other, third, candidate] = [(); 3].map(|()| locker.clone());
+    let _held = locker.lock("k").await.unwrap();
+    let _leading = locker.election("leader").campaign("a").await.unwrap();
+    let waits = [
+        tokio::spawn(async move { other.lock("k").await.map(drop) }),
+        tokio::spawn(async move { third.lock_all(["j", "k"]).await.map(drop) }),
+    ];
+    let patient = tokio::spawn(locker.clone().lock("k").wait(Duration::from_secs(90)).into_future());
+    let campaign = tokio::spawn(candidate.election("leader").campaign("b").into_future());
+    clock.advance(Duration::from_secs(60)).await;
+    for wait in waits {
+        assert!(wait.is_finished());
+        assert_eq!(wait.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+    }
+    assert!(!patient.is_finished() && !campaign.is_finished());
+}
+
 /// Sets a flag when it is dropped.
 struct Cancelled(Arc<AtomicBool>);
 

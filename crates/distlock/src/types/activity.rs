@@ -26,6 +26,8 @@ pub(crate) struct Activity(Mutex<TrackedFutures>);
 #[derive(Debug, Default)]
 struct TrackedFutures {
     last: u64,
+    /// How often any of them was polled.
+    polls: u64,
     all: HashMap<u64, TrackedFuture>,
     /// Those that have work to do.
     busy: BTreeSet<u64>,
@@ -66,6 +68,11 @@ impl Activity {
         }
     }
 
+    /// Returns a number that grows with every poll of a tracked future.
+    pub(crate) fn polls(&self) -> u64 {
+        self.0.lock().polls
+    }
+
     /// Disregards the futures that have work to do, each until it is polled again. Returns how many there are.
     pub(crate) fn set_aside(&self) -> usize {
         let mut futures = self.0.lock();
@@ -79,6 +86,7 @@ impl Activity {
     fn begin_poll(&self, id: u64, task: &Waker) {
         let mut futures = self.0.lock();
         futures.busy.insert(id);
+        futures.polls += 1;
         let future = futures.all.entry(id).or_default();
         (future.is_woken, future.is_aside) = (false, false);
         let before = if future.task.as_ref().is_some_and(|known| known.will_wake(task)) {

@@ -18,7 +18,7 @@ const QUIET_LOOKS: u32 = 2;
 /// How often the task that settles is polled while only its own futures have work to do. A future that it does not poll by
 /// then is one that it has set aside.
 const OWN_LOOKS: u32 = 4;
-/// How long, in real time, to wait for futures that are not polled.
+/// How long, in real time and since the last poll of any of them, to wait for futures that are not polled.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The time of a manual clock, and its sleepers.
@@ -170,7 +170,7 @@ impl ManualClock {
     pub async fn settle(&self) {
         let activity = &self.0.activity;
         let real = Clock::system();
-        let patience_ends = real.now().after(PATIENCE);
+        let (mut polls, mut since) = (activity.polls(), real.now());
         let (mut quiet, mut own) = (0, 0);
         // Polled again and again instead of woken: it needs no timers, and the runtime, which is never idle meanwhile,
         // does not advance tokio's paused time.
@@ -179,7 +179,10 @@ impl ManualClock {
                 Work::Done => quiet += 1,
                 Work::InThisTask if own == OWN_LOOKS => drop(activity.set_aside()),
                 Work::InThisTask => (quiet, own) = (0, own + 1),
-                Work::Elsewhere if real.now() >= patience_ends => {
+                Work::Elsewhere if polls != activity.polls() => {
+                    (quiet, own, polls, since) = (0, 0, activity.polls(), real.now());
+                }
+                Work::Elsewhere if real.now() >= since.after(PATIENCE) => {
                     let futures = activity.set_aside();
                     tracing::warn!(target: "distlock", { futures }, "futures with work to do are not polled");
                 }
