@@ -45,7 +45,7 @@ struct TrackedFuture {
 
 /// What the tracked futures have to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkLeft {
     /// None of them has work to do.
     Done,
     /// Only futures of the task that asks.
@@ -56,15 +56,15 @@ pub(crate) enum Work {
 
 impl Activity {
     /// Returns what there is to do, from the point of view of the task with this waker.
-    pub(crate) fn work(&self, this_task: &Waker) -> Work {
+    pub(crate) fn work(&self, this_task: &Waker) -> WorkLeft {
         // A clone, like the wakers it is compared with: the first one of a task may differ from its clones.
         let this_task = this_task.clone();
         let futures = self.0.lock();
         let mut tasks = futures.busy.iter().map(|id| futures.all.get(id).and_then(|future| future.task.as_ref()));
         match tasks.all(|task| task.is_some_and(|task| task.will_wake(&this_task))) {
-            _ if futures.busy.is_empty() => Work::Done,
-            true => Work::InThisTask,
-            false => Work::Elsewhere,
+            _ if futures.busy.is_empty() => WorkLeft::Done,
+            true => WorkLeft::InThisTask,
+            false => WorkLeft::Elsewhere,
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
         let (activity, notify) = (Arc::new(Activity::default()), Notify::new());
         let (mine, other) = (Waker::noop(), Waker::from(Arc::new(Nobody)));
         let tracker = Tracker::begin(Some(&activity));
-        assert_eq!(activity.work(mine), Work::Elsewhere, "its task is not known yet");
+        assert_eq!(activity.work(mine), WorkLeft::Elsewhere, "its task is not known yet");
         let mut future = Box::pin(async {
             let twice = pin!(async {
                 notify.notified().await;
@@ -240,16 +240,16 @@ mod tests {
             drop(tracker);
         });
         assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_pending());
-        assert_eq!(activity.work(mine), Work::Done);
+        assert_eq!(activity.work(mine), WorkLeft::Done);
 
         notify.notify_one();
-        assert_eq!((activity.work(mine), activity.work(&other)), (Work::InThisTask, Work::Elsewhere));
+        assert_eq!((activity.work(mine), activity.work(&other)), (WorkLeft::InThisTask, WorkLeft::Elsewhere));
         assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_pending());
-        assert_eq!(activity.work(&other), Work::Done);
+        assert_eq!(activity.work(&other), WorkLeft::Done);
 
         notify.notify_one();
         assert_eq!(activity.set_aside(), 1);
-        assert_eq!(activity.work(&other), Work::Done, "disregarded");
+        assert_eq!(activity.work(&other), WorkLeft::Done, "disregarded");
         assert!(future.as_mut().poll(&mut Context::from_waker(mine)).is_ready());
         assert!(activity.0.lock().all.is_empty() && activity.0.lock().busy.is_empty(), "nothing of it is left");
     }
@@ -264,7 +264,7 @@ mod tests {
         }));
         let future = pin!(tracker.run(restless));
         assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        assert_eq!(activity.work(Waker::noop()), Work::InThisTask);
+        assert_eq!(activity.work(Waker::noop()), WorkLeft::InThisTask);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::types::activity::{Activity, Work};
+use crate::types::activity::{Activity, WorkLeft};
 use crate::types::clock::{Clock, Moment};
 use crate::types::sync::{Mutex, thread};
 
@@ -176,17 +176,17 @@ impl ManualClock {
         // does not advance tokio's paused time.
         poll_fn(|context| {
             match activity.work(context.waker()) {
-                Work::Done => quiet += 1,
-                Work::InThisTask if own == OWN_LOOKS => drop(activity.set_aside()),
-                Work::InThisTask => (quiet, own) = (0, own + 1),
-                Work::Elsewhere if polls != activity.polls() => {
+                WorkLeft::Done => quiet += 1,
+                WorkLeft::InThisTask if own == OWN_LOOKS => drop(activity.set_aside()),
+                WorkLeft::InThisTask => (quiet, own) = (0, own + 1),
+                WorkLeft::Elsewhere if polls != activity.polls() => {
                     (quiet, own, polls, since) = (0, 0, activity.polls(), real.now());
                 }
-                Work::Elsewhere if real.now() >= since.after(PATIENCE) => {
+                WorkLeft::Elsewhere if real.now() >= since.after(PATIENCE) => {
                     let futures = activity.set_aside();
                     tracing::warn!(target: "distlock", { futures }, "futures with work to do are not polled");
                 }
-                Work::Elsewhere => {
+                WorkLeft::Elsewhere => {
                     (quiet, own) = (0, 0);
                     thread::yield_now();
                 }
