@@ -159,6 +159,8 @@ impl ManualClock {
     /// Returns when everything that is due at this moment is done: every future of the lockers with this clock waits for
     /// the clock, for a caller or for an engine that does not reply.
     ///
+    /// The memory engine replies at once. A reply of another engine that is on its way is not waited for.
+    ///
     /// Futures of callers count from their first poll. On tokio's `current_thread` runtime, which is that of
     /// `#[tokio::test]`, that includes those of tasks that were spawned before.
     ///
