@@ -155,12 +155,12 @@ impl LockGuard {
     /// Dropping the future has no effect; the method can be called again.
     pub async fn lost(&self) -> LossReason {
         let mut lost = pin!(self.hold().lost());
-        std::future::poll_fn(|context| {
+        let told = std::future::poll_fn(|context| {
             // Reads the clock first: a timer may be late, for example after a suspend.
             self.hold().is_lost(self.family.clock.now());
             lost.as_mut().poll(context).map(LossReason::clone)
-        })
-        .await
+        });
+        self.family.clock.tracked(pin!(told)).await
     }
 
     /// Returns the moment at which the lock counts as lost unless a renewal succeeds before; `None` if the hold has
@@ -188,7 +188,8 @@ impl LockGuard {
         let hold = self.hold();
         let span = Span::hold(hold.key(), hold.owner(), hold.token);
         let mut work = pin!(span.around(work));
-        let mut lost = pin!(hold.lost());
+        let lost = pin!(hold.lost());
+        let mut lost = pin!(self.family.clock.tracked(lost));
         std::future::poll_fn(|context| {
             // Reads the clock first: after a pause of the process no step of the work may run before the deadline is
             // checked.

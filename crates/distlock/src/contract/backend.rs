@@ -9,7 +9,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
-use crate::types::clock::Moment;
+use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -26,6 +26,14 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Returns what the engine can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// Returns the clock that the engine's leases run by, if that is not the machine's; `None` if it is.
+    ///
+    /// # Behaviour
+    /// Called before [`attach`](Backend::attach). The locker has this clock too, unless its builder was given another.
+    fn clock(&self) -> Option<Clock> {
+        None
+    }
 
     /// Joins the engine to a locker family.
     ///

@@ -99,7 +99,8 @@ fn take<'a>(
             span::acquired(&end);
             return end;
         }
-        Box::pin(Acquire::new(attempt, options).run(answer)).await
+        let mut rest = Box::pin(Acquire::new(attempt, options).run(answer));
+        family.clock.tracked(rest.as_mut()).await
     }
 }
 

@@ -4,10 +4,14 @@
 //! This is the only file that reads clocks; `cargo xtask tidy` checks that.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::watch;
+use crate::types::activity::{Activity, Tracker};
+use crate::types::manual_clock::{ManualClock, ManualTime};
 
 /// The default drift between the rates of two clocks that deadlines allow for: one part in a thousand.
 pub const DEFAULT_DRIFT: f64 = 0.001;
@@ -93,7 +97,7 @@ pub struct Clock(ClockSource);
 #[derive(Clone)]
 enum ClockSource {
     System,
-    Manual(Arc<watch::Sender<Moment>>),
+    Manual(Arc<ManualTime>),
     #[cfg(feature = "simulation")]
     Runtime(RuntimeTime),
 }
@@ -116,12 +120,12 @@ impl Clock {
         Clock(ClockSource::System)
     }
 
-    /// Returns a clock that stops until its [`ManualClock`] advances it.
+    /// Returns a clock that stops until its [`ManualClock`] moves it.
     #[must_use]
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
-        let now = Arc::new(watch::Sender::new(Moment::from_nanos(1_000_000_000_000)));
-        (Clock(ClockSource::Manual(now.clone())), ManualClock(now))
+        let time = Arc::new(ManualTime::starting_at(Moment::from_nanos(1_000_000_000_000)));
+        (Clock(ClockSource::Manual(time.clone())), ManualClock::of(time))
     }
 
     /// For simulations: returns a clock that shows `first` now and advances with the paused or advanced time of the
@@ -162,7 +166,7 @@ impl Clock {
                 let (seconds, nanos) = system_time();
                 Moment(u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + u64::try_from(nanos).unwrap_or(0))
             }
-            ClockSource::Manual(now) => *now.borrow(),
+            ClockSource::Manual(time) => time.now(),
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
         }
@@ -182,10 +186,7 @@ impl Clock {
                 }
                 tokio::time::sleep(left.min(LONGEST_NAP)).await;
             },
-            ClockSource::Manual(now) => {
-                // `self` owns the sender, so waiting cannot fail.
-                let _ = now.subscribe().wait_for(|now| *now >= moment).await;
-            }
+            ClockSource::Manual(time) => self.tracked(pin!(time.sleep_until(moment))).await,
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(time) => {
                 while self.now() < moment {
@@ -194,6 +195,38 @@ impl Clock {
                     tokio::time::sleep(left).await;
                 }
             }
+        }
+    }
+
+    /// Runs `future` for at most `limit`; `None` when it takes longer. The limit is real time, on a manual clock that
+    /// clock's.
+    pub(crate) async fn timeout<F: Future>(&self, limit: Duration, mut future: Pin<&mut F>) -> Option<F::Output> {
+        if self.activity().is_none() {
+            return tokio::time::timeout(limit, future).await.ok();
+        }
+        let mut over = pin!(self.sleep_until(self.now().after(limit)));
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => over.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+
+    /// Runs a part of a caller's future, tracked if the clock is manual.
+    pub(crate) async fn tracked<F: Future + ?Sized>(&self, future: Pin<&mut F>) -> F::Output {
+        Tracker::begin_inside(self.activity()).run(future).await
+    }
+
+    /// Returns the tracker of a task that begins soon.
+    pub(crate) fn tracker(&self) -> Tracker {
+        Tracker::begin(self.activity())
+    }
+
+    /// Returns the activity that a manual clock tracks. A race checker needs none: it polls what it will, when it will.
+    fn activity(&self) -> Option<&Arc<Activity>> {
+        match &self.0 {
+            ClockSource::Manual(time) if !cfg!(shuttle) => Some(&time.activity),
+            _ => None,
         }
     }
 
@@ -234,17 +267,6 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// The control of a manual [`Clock`].
-#[derive(Debug, Clone)]
-pub struct ManualClock(Arc<watch::Sender<Moment>>);
-
-impl ManualClock {
-    /// Advances the clock and wakes the sleepers whose moment has passed.
-    pub fn advance(&self, by: Duration) {
-        self.0.send_modify(|now| *now = now.after(by));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,10 +298,10 @@ mod tests {
                 clock.now()
             }
         });
-        hand.advance(Duration::from_secs(1));
+        hand.jump(Duration::from_secs(1));
         tokio::task::yield_now().await;
         assert!(!sleeper.is_finished());
-        hand.advance(Duration::from_secs(1));
+        hand.jump(Duration::from_secs(1));
         assert_eq!(sleeper.await.unwrap().since(start), Duration::from_secs(2));
     }
 

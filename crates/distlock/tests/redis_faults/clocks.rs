@@ -173,7 +173,7 @@ async fn f21_a_clock_slow_within_the_bound_expires_before_the_server() {
             sleep(ms(2)).await;
             let (passed, this) = (now().since(last), now());
             last = this;
-            hand.advance(passed.mul_f64(0.9));
+            hand.jump(passed.mul_f64(0.9));
         }
     });
     let engine = Redis::tcp("127.0.0.1", bench.proxy.port()).build().expect("an engine");

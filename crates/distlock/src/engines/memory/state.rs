@@ -20,6 +20,12 @@ use crate::types::token::{AttemptId, FencingToken};
 /// When a waiter claims again, as a part of its lease. A waiter that does not for a whole lease is dropped.
 const CLAIM_AGAIN_AFTER: f64 = 1.0 / 3.0;
 
+/// The lease of a thief.
+const STOLEN_FOR: Duration = Duration::from_secs(1);
+
+/// The attempt of a hold that was ended by another, and its client's losses.
+pub(super) type EndedHold = (Option<Losses>, AttemptId);
+
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
     locks: HashMap<Key, LockState>,
@@ -217,34 +223,33 @@ impl LockTable {
     }
 
     /// Ends the holds with `token`, and returns for each its client's losses and its attempt.
-    pub(super) fn force_release(
-        &mut self,
-        key: &Key,
-        token: FencingToken,
-        now: Moment,
-    ) -> Vec<(Option<Losses>, AttemptId)> {
+    pub(super) fn force_release(&mut self, key: &Key, token: FencingToken, now: Moment) -> Vec<EndedHold> {
         let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
         lock.settle(now, &mut self.last_token);
         let broken: Vec<_> = lock.held.extract_if(.., |held| held.token == token && held.claim.is_some()).collect();
         lock.admit(now, &mut self.last_token);
         self.forget_if_free(key);
-        broken.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
+        ended(broken)
     }
 
-    pub(super) fn expire(&mut self, key: &Key, now: Moment) {
-        if let Some(lock) = self.locks.get_mut(key) {
-            lock.settle(now, &mut self.last_token);
-            lock.held.clear();
-            lock.admit(now, &mut self.last_token);
-            self.forget_if_free(key);
-        }
+    /// Ends the holds of `key`.
+    pub(super) fn expire(&mut self, key: &Key, now: Moment) -> Vec<EndedHold> {
+        let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
+        lock.settle(now, &mut self.last_token);
+        let expired = std::mem::take(&mut lock.held);
+        lock.admit(now, &mut self.last_token);
+        self.forget_if_free(key);
+        ended(expired)
     }
 
-    pub(super) fn steal(&mut self, key: &Key, now: Moment) {
+    /// Ends the holds of `key`, and gives it to a holder that is no client.
+    pub(super) fn steal(&mut self, key: &Key, now: Moment) -> Vec<EndedHold> {
         let token = next(&mut self.last_token);
-        let expires = now.after(Duration::from_secs(1));
+        let expires = now.after(STOLEN_FOR);
         let thief = MemoryHold { claim: None, token, slot: None, since: now, expires, losses: None, handover: None };
-        self.locks.entry(key.clone()).or_default().held = vec![thief];
+        let lock = self.locks.entry(key.clone()).or_default();
+        lock.held.retain(|held| now < held.expires);
+        ended(std::mem::replace(&mut lock.held, vec![thief]))
     }
 
     pub(super) fn list(&mut self, prefix: &str, now: Moment) -> Vec<LockInfo> {
@@ -380,6 +385,10 @@ impl MemoryHold {
             .with_ttl_left(Some(self.expires.since(now)))
             .with_held_for(Some(now.since(self.since)))
     }
+}
+
+fn ended(holds: Vec<MemoryHold>) -> Vec<EndedHold> {
+    holds.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
 }
 
 fn claimant(claim: &Claim) -> Claimant<'_> {
