@@ -255,7 +255,8 @@ mod tests {
                     assert_eq!(number, served, "in the order of the queue");
                     assert!((inside.len() as u32) < of, "fewer than {of} were inside: {inside:?}");
                     assert!(slot < of && inside.iter().all(|(_, taken)| *taken != slot), "{slot} beside {inside:?}");
-                    (inside.push((of, slot)), queue.pop_front());
+                    inside.push((of, slot));
+                    queue.pop_front();
                     served += 1;
                 }
                 let waits = queue.front().is_none_or(|(_, of)| inside.len() >= *of as usize);

@@ -363,13 +363,13 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
     end
     local RESIZES, is_one_size = '"resizes":true', true
     local may_differ = string.find(text, RESIZES, 1, true)
-    -- The fields of slots have attempts, and no record.
-    for _, entry in ipairs(redis.call('HVALS', holders)) do
-      local size = string.find(entry, '{', 1, true) and 'p' .. (string.match(entry, '"slot":{"of":(%d+)}') or '')
-      if size and size ~= mode then
+    local ids = redis.call('ZRANGE', leases, 0, -1)
+    for _, entry in ipairs(ids[1] and redis.call('HMGET', holders, unpack(ids)) or {}) do
+      local size = entry and string.match(entry, '"slot":{"of":(%d+)}')
+      if size and 'p' .. size ~= mode then
         is_one_size = false
         if not may_differ or not string.find(entry, RESIZES, 1, true) then
-          return false, size == 'p' and group or size
+          return false, 'p' .. size
         end
       end
     end
