@@ -118,7 +118,9 @@ impl Broken {
             (Flaw::SmallestSizeWins, Mode::Slot { of }) => {
                 record.with_mode(Mode::Slot { of: self.last_size().map_or(of, |last| last.min(of)) })
             }
-            (Flaw::OversellsResized, Mode::Slot { of }) if record.resizes => record.with_mode(Mode::Slot { of: of + 1 }),
+            (Flaw::OversellsResized, Mode::Slot { of }) if record.resizes => {
+                record.with_mode(Mode::Slot { of: of + 1 })
+            }
             (Flaw::NeverResizes, _) => record.with_resizes(false),
             (Flaw::ResizesUnasked, _) => record.with_resizes(true),
             (Flaw::LetsAnyOwnerEnter, Mode::Reentrant) => {

@@ -157,7 +157,11 @@ fn a_semaphore_is_resized_while_it_is_used() {
         killed.signal(Signal::KILL);
         killed.wait();
         leave(old);
-        assert_eq!((waiter.line().as_str(), code(waiter.wait())), ("in slot 0", 0), "{name}: fewer than three are inside");
+        assert_eq!(
+            (waiter.line().as_str(), code(waiter.wait())),
+            ("in slot 0", 0),
+            "{name}: fewer than three are inside"
+        );
         leave(last_old);
         let (second, third, fourth) = (held("4"), held("4"), held("4"));
         assert_eq!([now("4"), now("3")], [75; 2], "{name}: it has four now");

@@ -109,7 +109,8 @@ mod tests {
             for ((label, mode), since_ms) in kinds.zip(times.into_iter().cycle()) {
                 let owner = OwnerId::new(text).unwrap();
                 let record = Record::new(owner, process.clone(), label.map(Arc::from), SystemTime::UNIX_EPOCH);
-                let record = Record { since_ms, resizes: since_ms > 0, lapses: since_ms > 10, ..record.with_mode(mode) };
+                let record =
+                    Record { since_ms, resizes: since_ms > 0, lapses: since_ms > 10, ..record.with_mode(mode) };
                 assert_eq!(json_of(&record), serde_json::to_string(&record).unwrap());
             }
         }

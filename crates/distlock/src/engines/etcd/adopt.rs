@@ -104,7 +104,7 @@ impl Engine {
                 return Ok(Some(revision));
             }
             let AskedMode { mode, resizes } = attempt.asked();
-        let record = Arc::new(claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes));
+            let record = Arc::new(claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes));
             let claim = Claim { record, ..claim.clone() };
             let value = Value::new(&claim, lease).with_slot(known.slot).to_value();
             match queue::take_over(&self.client, &key, value, lease).await {

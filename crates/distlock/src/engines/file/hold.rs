@@ -215,8 +215,7 @@ impl Entering<'_> {
         let counters = floor_of_other_counter(self.paths, self.file, true)?
             .max(floor_of_other_counter(self.paths, self.file, false)?);
         let floor = self.clock_floor().max(counters);
-        let token_file =
-            TokenFile::take(dir, floor, slot.is_none()).map_err(|error| self.broken(error))?;
+        let token_file = TokenFile::take(dir, floor, slot.is_none()).map_err(|error| self.broken(error))?;
         let token = token_file.token();
         let entry = self.entry(token);
         let part = match slot {

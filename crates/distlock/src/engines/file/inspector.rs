@@ -128,8 +128,9 @@ impl<'a> Inspector<'a> {
         asked: AskedMode,
     ) -> Result<Option<Mode>> {
         let broken = |error| file_error("read lock file", &paths.lock, error);
-        let inside =
-            SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.disagreeing(asked, None)).map_err(broken)?;
+        let inside = SharedHolders::read(&paths.shared_holders)
+            .and_then(|holders| holders.disagreeing(asked, None))
+            .map_err(broken)?;
         if inside.is_some() || asked.mode.agrees_with(Mode::Exclusive) {
             return Ok(inside);
         }

@@ -58,7 +58,9 @@ pub(crate) fn admit<'a>(
 
 /// Whether `claim` and the holder are re-entrant and of one owner.
 fn reenters(claim: Claimant<'_>, holder: &Occupant<'_>) -> bool {
-    holder.claimant.is_some_and(|held| [held.asked.mode, claim.asked.mode] == [Mode::Reentrant; 2] && held.owner == claim.owner)
+    holder
+        .claimant
+        .is_some_and(|held| [held.asked.mode, claim.asked.mode] == [Mode::Reentrant; 2] && held.owner == claim.owner)
 }
 
 /// Whether a claim, of an owner that does not hold the lock, may enter beside the holders.
@@ -280,9 +282,8 @@ mod tests {
 
     #[test]
     fn a_semaphore_disagrees_with_all_but_itself() {
-        let disagreement = |mode: Mode, others: &[Mode]| {
-            super::disagreement(mode.into(), others.iter().copied().map(AskedMode::from))
-        };
+        let disagreement =
+            |mode: Mode, others: &[Mode]| super::disagreement(mode.into(), others.iter().copied().map(AskedMode::from));
         assert_eq!(disagreement(S2, &[S2, S2]), None);
         assert_eq!(disagreement(S2, &[S2, R]), Some(R));
         assert_eq!(disagreement(W, &[R, S2]), Some(S2));

@@ -37,7 +37,8 @@ pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
         return Standing { holds: awaited.is_empty(), awaited };
     }
     let room = admission::room(mode);
-    let holds = heads.iter().filter(is_before).count() < room && !has_waiter(lock, mode, heads.iter().filter(is_before));
+    let holds =
+        heads.iter().filter(is_before).count() < room && !has_waiter(lock, mode, heads.iter().filter(is_before));
     // While the last `room` keys before this one are all there, the lock is full; or if there are fewer, one of them waits.
     let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(QueueKey::of).collect() };
     // The next one to have the lock may be of the same owner.
@@ -168,7 +169,8 @@ mod tests {
 
     #[test]
     fn each_permit_of_a_resized_semaphore_counts_by_its_own_size() {
-        let sizes = |sizes: &[u32]| sizes.iter().zip(1..).map(|(of, created)| resized(created, *of)).collect::<Vec<_>>();
+        let sizes =
+            |sizes: &[u32]| sizes.iter().zip(1..).map(|(of, created)| resized(created, *of)).collect::<Vec<_>>();
         let judged = |queue: &[KeyValue], at: usize| {
             judge_all(Names::mode(LOCK, &queue[at].key), queue[at].create_revision, queue)
         };

@@ -270,11 +270,7 @@ impl SlotFile {
         SlotFile::take_first(dir, of, (0..of).filter(|number| !held.contains(number)))
     }
 
-    fn take_first(
-        dir: &Path,
-        of: u32,
-        numbers: impl Iterator<Item = u32>,
-    ) -> io::Result<Result<SlotFile, Obstacle>> {
+    fn take_first(dir: &Path, of: u32, numbers: impl Iterator<Item = u32>) -> io::Result<Result<SlotFile, Obstacle>> {
         let mut obstacle = Obstacle::Holder;
         for number in numbers {
             match SlotFile::take_one(dir, SlotName { number, of })? {

@@ -484,7 +484,11 @@ mod tests {
         assert_eq!(queue.disagreeing(Mode::Shared.into(), AttemptId::random()).unwrap(), None);
         drop((first, second, writer));
         assert_eq!(position(&late), Position::First);
-        assert_eq!(queue.disagreeing(slots.into(), late.name().attempt).unwrap(), None, "it does not disagree with itself");
+        assert_eq!(
+            queue.disagreeing(slots.into(), late.name().attempt).unwrap(),
+            None,
+            "it does not disagree with itself"
+        );
     }
 
     #[test]
