@@ -11,6 +11,8 @@ use crate::setup::{Client, World};
 
 /// Permits that are held through a whole case outlast every stall of the machine.
 const LEASE: Duration = Duration::from_secs(30);
+/// Long enough to be renewed on a busy machine, and short enough to be waited for.
+const ENDING_LEASE: Duration = Duration::from_secs(5);
 
 fn resized(client: &Client, key: &distlock::Key, slots: u32) -> Semaphore {
     client.locker.semaphore(key, slots).or_resize()
@@ -47,7 +49,7 @@ pub async fn a_semaphore_grows_in_a_rolling_deploy(world: &World) {
     for _ in 0..3 {
         held.push(acquire(world, &three).await);
     }
-    let first_new = acquire(world, &four).await;
+    let first_new = four.try_acquire().ttl(LEASE).await.expect("no failure").expect("fewer than four are held");
     assert_eq!((first_new.slot(), first_new.mode()), (Some(3), Mode::Slot { of: 4 }));
     assert!(is_full(&four).await && is_full(&three).await, "four are held");
     let request = |semaphore: &Semaphore| semaphore.acquire().ttl(LEASE).wait(world.test_limit() * 2);
@@ -133,13 +135,14 @@ pub async fn a_killed_instance_of_the_old_size_makes_room(world: &World) {
     let (dead, new, key) = (world.client().await, world.client().await, world.key("dead-size"));
     let (three, four) = (resized(&dead, &key, 3), resized(&new, &key, 4));
     for _ in 0..3 {
-        std::mem::forget(three.acquire().await.expect("granted"));
+        std::mem::forget(three.acquire().ttl(ENDING_LEASE).await.expect("granted"));
     }
     let mut permits = vec![acquire(world, &four).await];
-    let waiter = spawn_request(&dead, three.acquire()).await;
+    let waiter = spawn_request(&dead, three.acquire().ttl(ENDING_LEASE)).await;
     dead.calls.cut();
+    let patience = ENDING_LEASE + world.test_limit() * 2;
     for _ in 0..3 {
-        permits.push(acquire(world, &four).await);
+        permits.push(four.acquire().ttl(LEASE).wait(patience).await.expect("granted"));
     }
     assert_eq!(slots_of(&permits), [0, 1, 2, 3]);
     assert!(is_full(&four).await, "and no more");
