@@ -19,7 +19,7 @@ use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::options::check_ttl;
 use crate::types::owner::{Holder, OwnerId, Record, check_text};
 use crate::types::span::Span;
@@ -298,7 +298,7 @@ impl LockGuard {
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
-        let mode = claim.mode();
+        let AskedMode { mode, resizes } = claim.asked();
         let label = self.label.lock().clone();
         HoldTicket {
             key: claim.key,
@@ -308,6 +308,7 @@ impl LockGuard {
             ttl: claim.ttl,
             delay: claim.delay,
             mode,
+            resizes,
             label: label.or_else(|| claim.record.label.clone()),
         }
     }

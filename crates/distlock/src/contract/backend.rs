@@ -69,7 +69,9 @@ pub trait Backend: Send + Sync + 'static {
     ///   the queue enter together. Its token lies between those of the exclusive holds before it and after it.
     /// - `Slot { of }`: the lock has fewer than `of` holders. The grant has the number of the lowest free slot. A
     ///   claim that does not [agree](crate::Mode::agrees_with) with the holders and waiters is refused with kind
-    ///   `InvalidInput` ([`Mode::disagrees`](crate::Mode::disagrees)).
+    ///   `InvalidInput` ([`Mode::disagrees`](crate::Mode::disagrees)). Claims for different numbers agree if all of
+    ///   them [resize](crate::Record::resizes): the number of each counts for itself alone. The refusal may
+    ///   come as late as the claim's turn if only waiters do not agree with it.
     /// - `Reentrant`: the lock has no holder, or all holders are claims of the same owner in this mode. A re-entry
     ///   gets the **token of the first** claim and does not queue. Each claim has its own lease; the lock is free
     ///   when the last of them is released or expired.

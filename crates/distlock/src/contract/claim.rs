@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::contract::grant::Grant;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::{Holder, Record};
 use crate::types::token::{AttemptId, FencingToken};
 
@@ -63,6 +63,11 @@ impl Claim {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.record.mode
+    }
+
+    /// Returns the mode as it is asked for.
+    pub(crate) fn asked(&self) -> AskedMode {
+        self.record.asked()
     }
 }
 

@@ -30,6 +30,9 @@ pub(crate) fn write_json(record: &Record, out: &mut Vec<u8>) {
             out.extend_from_slice(b"}}");
         }
     }
+    if record.resizes {
+        out.extend_from_slice(b",\"resizes\":true");
+    }
     if record.lapses {
         out.extend_from_slice(b",\"lapses\":true");
     }
@@ -107,7 +110,8 @@ mod tests {
             for ((label, mode), since_ms) in kinds.zip(times.into_iter().cycle()) {
                 let owner = OwnerId::new(text).unwrap();
                 let record = Record::new(owner, process.clone(), label.map(Arc::from), SystemTime::UNIX_EPOCH);
-                let record = Record { since_ms, lapses: since_ms > 10, ..record.with_mode(mode) };
+                let record =
+                    Record { since_ms, resizes: since_ms > 0, lapses: since_ms > 10, ..record.with_mode(mode) };
                 assert_eq!(json_of(&record), serde_json::to_string(&record).unwrap());
             }
         }

@@ -451,3 +451,30 @@ async fn f09_a_thousand_operations_under_kills_and_cancels_keep_a_clean_history(
     turns.expect_clean_history(&bench.server.url(), || bench.proxy.cut()).await;
     bench.expect_nothing_left().await;
 }
+
+/// Scripts of older clients compare this text with their own mode, and count by it. So it is theirs as long as all permits
+/// are of one size, and agrees with none of theirs while sizes differ.
+#[tokio::test]
+async fn older_scripts_agree_with_no_semaphore_of_several_sizes() {
+    let bench = Bench::start();
+    let locker = bench.direct().await;
+    let permit = async |slots| {
+        let permit = locker.semaphore("a", slots).or_resize().acquire().ttl(TEST_LIMIT).await.expect("granted");
+        (permit, bench.command("GET a").text())
+    };
+    let (first, text) = permit(3).await;
+    assert_eq!(text, "distlock group p3");
+    let (second, text) = permit(4).await;
+    assert_eq!(text, "distlock group p04");
+    let (third, text) = permit(3).await;
+    assert_eq!(text, "distlock group p04");
+    for old in [first, third] {
+        old.unlock().await.expect("released");
+    }
+    let (fourth, text) = permit(4).await;
+    assert_eq!(text, "distlock group p4", "the others have left");
+    for permit in [second, fourth] {
+        permit.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
+}

@@ -13,7 +13,7 @@ use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::event::LossReason;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::Holder;
 use crate::types::token::{AttemptId, FencingToken};
 
@@ -97,7 +97,7 @@ impl LockTable {
             held.expires = held.expires.max(now.after(claim.lease()));
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
-        if let Some(other) = admission::disagreement(claim.mode(), lock.modes()) {
+        if let Some(other) = admission::disagreement(claim.asked(), lock.modes()) {
             return Err(claim.mode().disagrees(other));
         }
         let ahead = lock.queue.iter().take_while(|waiter| waiter.claim.attempt != claim.attempt).count();
@@ -208,8 +208,8 @@ impl LockTable {
             return Some((held.grant(sender.sent, claim.ttl), None));
         }
         let held = self.hold_of(&claim.key, from, now).filter(|held| held.token == token)?;
-        let mode = held.mode().unwrap_or_default();
-        let record = claim.record.as_ref().clone().with_mode(mode);
+        let AskedMode { mode, resizes } = held.asked().unwrap_or(Mode::default().into());
+        let record = claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes);
         held.claim = Some(Claim { record: record.into(), ..claim.clone() });
         held.expires = held.expires.max(now.after(claim.lease()));
         let before = std::mem::replace(&mut held.losses, sender.losses.clone());
@@ -332,8 +332,8 @@ impl LockState {
     }
 
     /// Returns the modes of all holders and waiters.
-    fn modes(&self) -> impl Iterator<Item = Mode> {
-        self.held.iter().filter_map(MemoryHold::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
+    fn modes(&self) -> impl Iterator<Item = AskedMode> {
+        self.held.iter().filter_map(MemoryHold::asked).chain(self.queue.iter().map(|waiter| waiter.claim.asked()))
     }
 
     /// Returns why `claim` has to wait, and takes or keeps its place in the queue if it asks for one.
@@ -368,8 +368,8 @@ impl MemoryHold {
         self.claim.as_ref().is_some_and(|claim| claim.attempt == attempt)
     }
 
-    fn mode(&self) -> Option<Mode> {
-        self.claim.as_ref().map(Claim::mode)
+    fn asked(&self) -> Option<AskedMode> {
+        self.claim.as_ref().map(Claim::asked)
     }
 
     fn occupant(&self) -> Occupant<'_> {
@@ -392,7 +392,7 @@ fn ended(holds: Vec<MemoryHold>) -> Vec<EndedHold> {
 }
 
 fn claimant(claim: &Claim) -> Claimant<'_> {
-    Claimant { mode: claim.mode(), owner: &claim.record.owner }
+    Claimant { asked: claim.asked(), owner: &claim.record.owner }
 }
 
 fn next(last_token: &mut u64) -> FencingToken {
