@@ -13,7 +13,8 @@ use crate::timeline::{Timeline, name, true_time};
 
 /// The number of owners of each client.
 const TASKS: usize = 2;
-/// The number of permits of the semaphore.
+/// The number of permits of the semaphore, as half of the clients request it. The others request one more, as during a
+/// rolling deploy.
 pub(crate) const PERMITS: u32 = 2;
 /// The number of locks: one exclusive, one for readers and writers, one semaphore. For an engine without those modes,
 /// all are exclusive.
@@ -122,7 +123,7 @@ impl Worker {
         let able = self.locker.capabilities();
         let mode = match lock {
             1 if able.shares && self.dice.percent(60) => Mode::Shared,
-            2 if able.slots => Mode::Slot { of: PERMITS },
+            2 if able.slots => Mode::Slot { of: if self.duty.number % 2 == 0 { PERMITS } else { PERMITS + 1 } },
             _ => Mode::Exclusive,
         };
         let turn = self.duty.timeline.asks(self.duty.number, lock, mode);
@@ -142,7 +143,7 @@ impl Worker {
         let name = name(lock);
         let request = match mode {
             Mode::Shared => self.locker.read(name.as_str()),
-            Mode::Slot { of } => self.locker.semaphore(name.as_str(), of).acquire(),
+            Mode::Slot { of } => self.locker.semaphore(name.as_str(), of).or_resize().acquire(),
             _ => self.locker.lock(name.as_str()),
         };
         let is_long = self.is_long();

@@ -62,7 +62,7 @@ impl Crowd {
             let (locker, name) = (&lockers[number % LOCKERS], name(self.lock));
             let request = match self.lock {
                 1 if number % 2 == 0 => locker.read(name.as_str()),
-                2 => locker.semaphore(name.as_str(), PERMITS).acquire(),
+                2 => locker.semaphore(name.as_str(), PERMITS).or_resize().acquire(),
                 _ => locker.lock(name.as_str()),
             };
             tokio::task::spawn_local(async move {

@@ -166,7 +166,7 @@ impl Timeline {
 
     /// Returns the history for the checker; the client of a hold is the number of its turn.
     pub(crate) fn history(&self) -> History {
-        let (history, events) = (History::default(), self.events());
+        let (history, events) = (History::of_several_sizes(), self.events());
         for (number, turn) in events.turns.iter().enumerate() {
             if let Some(granted) = turn.granted {
                 history.hold(events.hold(number, turn, granted));

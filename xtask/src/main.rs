@@ -1,12 +1,15 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | chaos | soak | simulate | fuzz`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | check-macos | package | chaos | soak | simulate | fuzz`.
 //!
 //! It uses only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
 mod bench;
 mod cmd;
+mod debian;
 mod deny;
+mod macos;
 mod manifest;
 mod matrix;
+mod package;
 mod tally;
 mod test;
 mod tidy;
@@ -27,6 +30,8 @@ The project's own commands.
                                    other lock libraries and raw lower bounds beside this one; without arguments it
                                    writes docs/performance.md
   cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
+  cargo xtask check-macos          type-checks the library for aarch64-apple-darwin
+  cargo xtask package              the packages of the published crates, each built by itself
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
                                    them fails; on a server version of the matrix if one is named
@@ -50,6 +55,8 @@ fn main() -> ExitCode {
         ["tidy"] => exit_code(tidy::run()),
         ["deny", flags @ ..] => deny::run(flags),
         ["bench", name, rest @ ..] => exit_code(bench::run(name, rest)),
+        ["check-macos"] => exit_code(macos::check()),
+        ["package"] => exit_code(package::check()),
         ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
         ["chaos", before @ .., "--server", version] => chaos_on(version, before, &[]),
         ["chaos", engine, "--server", version, after @ ..] => chaos_on(version, &[engine], after),

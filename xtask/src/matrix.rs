@@ -14,12 +14,12 @@ use crate::cmd::Cmd;
 use crate::tally::Tally;
 use crate::test::{self, counts};
 use page::Row;
-use version::{Product, VERSIONS, Version};
+use version::{VERSIONS, Version};
 
 /// How much of the tests to run on a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Conformance on one set-up of the product.
+    /// What `cargo xtask test` runs on it: conformance on one set-up, or the tests of native commands.
     Short,
     /// Conformance on all set-ups of the product, and the fault tests.
     Whole,
@@ -57,7 +57,7 @@ pub(crate) fn run(wanted: &[&str]) -> bool {
 /// Runs the short form on the newer versions that `cargo xtask test` covers. Skipped versions are counted.
 pub(crate) fn short() -> Tally {
     let mut total = Tally::default();
-    for version in VERSIONS.iter().filter(|version| version.is_in_short_form) {
+    for version in VERSIONS.iter().filter(|version| version.short_form.is_some()) {
         match try_version(version, Extent::Short) {
             Some((shown, tally)) => {
                 println!("{} ({shown}): {tally}", version.name);
@@ -96,13 +96,12 @@ fn names() -> String {
 fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
     let programs = archive::provide(version)?;
     let shown = version.product.ask_version(&programs)?;
-    Some((shown, tests(version.product, extent, &programs)))
+    Some((shown, tests(version.filter(extent), &programs)))
 }
 
-fn tests(product: Product, extent: Extent, programs: &Path) -> Tally {
-    let filter = product.filter(extent);
+fn tests(filter: &str, programs: &Path) -> Tally {
     // Of the whole workspace, as `cargo xtask test` builds it: with other features the library would be compiled again.
-    let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", &filter])
+    let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", filter])
         .hidden_env("PATH", &path_with(programs));
     let mut tally = Tally::default();
     let good = cmd.stream(|line| tally += counts::of_nextest(line).unwrap_or_default());

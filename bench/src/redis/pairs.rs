@@ -7,7 +7,7 @@ use ::redis::aio::MultiplexedConnection;
 use distlock::Locker;
 use tokio::task::JoinSet;
 
-use super::{COMPARE_AND_DELETE, locker, pair, raw_pair};
+use super::{RawRelease, locker, pair, raw_pair};
 
 /// Makes `pairs` pairs by `tasks` tasks: by hand when `kind` is `raw`, otherwise by the library.
 pub(super) fn run(port: u16, kind: &str, tasks: usize, pairs: usize) {
@@ -15,14 +15,13 @@ pub(super) fn run(port: u16, kind: &str, tasks: usize, pairs: usize) {
     runtime.block_on(async {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}/?protocol=resp3")).expect("a client");
         let mut raw = client.get_multiplexed_async_connection().await.expect("connected");
-        let sha: String =
-            redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(&mut raw).await.expect("loaded");
+        let release = RawRelease::find(&mut raw).await;
         let locker = locker(port);
         locker.lock("warm").await.expect("granted").unlock().await.expect("released");
         let mut all = JoinSet::new();
         for number in 0..tasks {
             match kind {
-                "raw" => drop(all.spawn(by_hand(raw.clone(), sha.clone(), number, pairs / tasks))),
+                "raw" => drop(all.spawn(by_hand(raw.clone(), release.clone(), number, pairs / tasks))),
                 _ => drop(all.spawn(by_library(locker.clone(), number, pairs / tasks))),
             }
         }
@@ -30,10 +29,10 @@ pub(super) fn run(port: u16, kind: &str, tasks: usize, pairs: usize) {
     });
 }
 
-async fn by_hand(mut connection: MultiplexedConnection, sha: String, number: usize, pairs: usize) {
+async fn by_hand(mut connection: MultiplexedConnection, release: RawRelease, number: usize, pairs: usize) {
     let key = format!("raw:{number}");
     for _ in 0..pairs {
-        raw_pair(&mut connection, &sha, &key, "0123456789abcdef0123456789abcdef").await;
+        raw_pair(&mut connection, &release, &key, "0123456789abcdef0123456789abcdef").await;
     }
 }
 

@@ -200,19 +200,20 @@ async fn held_by_ancestor(engine: &Engine, wanted: &Wanted<'_>) -> Result<Option
     };
     let is_ancestor = |holder: &Holder| ancestry.has(holder, &engine.name, wanted.key);
     let mut ancestors: Vec<Holder> = lock.holders.into_iter().filter(is_ancestor).collect();
-    Ok(ancestors.pop().and_then(|holder| admitted_beside(holder, ancestors.len(), wanted.flags.mode())))
+    Ok(ancestors.pop().and_then(|holder| admitted_beside(holder, ancestors.len(), wanted.flags)))
 }
 
 /// Returns which requests an ancestor's lock admits; `others` is the number of further ancestors that hold it. `None`:
-/// a request in the mode `wanted` does not wait for an ancestor.
-fn admitted_beside(holder: Holder, others: usize, wanted: Mode) -> Option<Nested> {
+/// a request with the flags `wanted` does not wait for an ancestor.
+fn admitted_beside(holder: Holder, others: usize, wanted: &flags::Lock) -> Option<Nested> {
     let held = holder.record.as_ref().map_or(Mode::Exclusive, |record| record.mode);
-    match (held, wanted) {
+    let both_resize = wanted.resize && holder.record.as_ref().is_some_and(|record| record.resizes);
+    match (held, wanted.mode()) {
         (Mode::Shared, Mode::Shared) => Some(Nested { holder, admits: Admits::Readers }),
         // A permit is free, or held by a process that is not an ancestor and so will be returned.
-        (Mode::Slot { of }, Mode::Slot { .. }) if others + 1 < of as usize => None,
+        (Mode::Slot { .. }, Mode::Slot { of }) if others + 1 < of as usize => None,
         // The engine refuses a mode that does not agree.
-        (held, wanted) if !held.agrees_with(wanted) => None,
+        (held, wanted) if !held.agrees_with(wanted) && !both_resize => None,
         _ => Some(Nested { holder, admits: Admits::None }),
     }
 }
@@ -230,6 +231,7 @@ pub fn refused(error: &Error, flags: &flags::Lock, notes: &mut Notes) -> Exit {
 fn request(engine: &Engine, wanted: &Wanted<'_>) -> LockRequest {
     let request = match wanted.flags.mode() {
         Mode::Shared => engine.locker.read(wanted.key),
+        Mode::Slot { of } if wanted.flags.resize => engine.locker.semaphore(wanted.key, of).or_resize().acquire(),
         Mode::Slot { of } => engine.locker.semaphore(wanted.key, of).acquire(),
         _ => engine.locker.lock(wanted.key),
     };

@@ -101,9 +101,12 @@ pub struct Lock {
     /// Hold the lock alone; the default
     #[arg(short = 'x', long, conflicts_with = "slots")]
     pub exclusive: bool,
-    /// Let up to N holders in at a time: a semaphore; every user of it must give the same N
+    /// Let up to N holders in at a time: a semaphore; every user of it must give the same N, or --resize
     #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     pub slots: Option<u32>,
+    /// Let other users of the semaphore give another N, if they say --resize too; each N counts for itself
+    #[arg(long, requires = "slots", conflicts_with_all = ["shared", "exclusive"])]
+    pub resize: bool,
     /// Fail at once if the lock is held by another owner
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub nonblock: bool,
@@ -586,6 +589,9 @@ mod tests {
             assert!(run(line).is_err(), "{line}");
         }
         for line in ["-s -x job true", "-s -j 2 job true", "-x -j 2 job true", "-j 0 job true", "-j 1025 job true"] {
+            assert!(run(line).is_err(), "{line}");
+        }
+        for line in ["--resize job true", "-s --resize job true"] {
             assert!(run(line).is_err(), "{line}");
         }
     }

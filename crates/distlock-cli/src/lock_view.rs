@@ -75,7 +75,7 @@ fn row(lock: &LockInfo) -> [String; 8] {
         |time: Option<Duration>| time.map_or_else(|| "-".to_owned(), |time| format!("{:.1}s", time.as_secs_f64()));
     [
         lock.key.to_string(),
-        record.map_or_else(|| "-".to_owned(), |record| mode(record.mode, lock.holders.len())),
+        record.map_or_else(|| "-".to_owned(), |record| mode(record.mode, lock)),
         who,
         seconds(holder.and_then(|holder| holder.held_for)),
         seconds(holder.and_then(|holder| holder.ttl_left)),
@@ -85,11 +85,15 @@ fn row(lock: &LockInfo) -> [String; 8] {
     ]
 }
 
-fn mode(mode: Mode, holders: usize) -> String {
+fn mode(mode: Mode, lock: &LockInfo) -> String {
     match mode {
         Mode::Shared => "shared".to_owned(),
         Mode::Reentrant => "reentrant".to_owned(),
-        Mode::Slot { of } => format!("{holders} of {of}"),
+        Mode::Slot { of } => {
+            // While it is resized, its holders may have requested it with different numbers.
+            let sizes = lock.holders.iter().filter_map(|holder| Some(holder.record.as_ref()?.mode.most_holders()));
+            format!("{} of {}", lock.holders.len(), sizes.max().unwrap_or(of as usize))
+        }
         _ => "exclusive".to_owned(),
     }
 }

@@ -65,6 +65,7 @@ fn make() -> *mut AtomicU64 {
 const LENGTH: usize = size_of::<AtomicU64>();
 
 /// Returns a page that the kernel empties in every child.
+#[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn map_wiped_page() -> Option<*mut c_void> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -81,6 +82,12 @@ fn map_wiped_page() -> Option<*mut c_void> {
         unmap(page);
     }
     is_wiped.then_some(page)
+}
+
+/// Returns nothing: other kernels have no such memory.
+#[cfg(not(target_os = "linux"))]
+fn map_wiped_page() -> Option<*mut c_void> {
+    None
 }
 
 #[allow(unsafe_code)]

@@ -65,6 +65,16 @@ pub enum Flaw {
     TakesSomeOfSeveral,
     /// Grants a repeated `claim_all` anew each time.
     CountsSeveralTwice,
+    /// Counts the permits of a smaller size by a larger one that was granted before.
+    LargestSizeWins,
+    /// Counts the permits of a larger size by a smaller one that was granted before.
+    SmallestSizeWins,
+    /// Adds a slot to a semaphore that is resized.
+    OversellsResized,
+    /// Refuses other sizes also to claims that resize.
+    NeverResizes,
+    /// Lets all claims resize, whether they say so or not.
+    ResizesUnasked,
     /// Never trims a history.
     NeverForgets,
 }
@@ -102,6 +112,17 @@ impl Broken {
                 record
             }
             (Flaw::OversellsSlots, Mode::Slot { of }) => record.with_mode(Mode::Slot { of: of + 1 }),
+            (Flaw::LargestSizeWins, Mode::Slot { of }) => {
+                record.with_mode(Mode::Slot { of: self.last_size().map_or(of, |last| last.max(of)) })
+            }
+            (Flaw::SmallestSizeWins, Mode::Slot { of }) => {
+                record.with_mode(Mode::Slot { of: self.last_size().map_or(of, |last| last.min(of)) })
+            }
+            (Flaw::OversellsResized, Mode::Slot { of }) if record.resizes => {
+                record.with_mode(Mode::Slot { of: of + 1 })
+            }
+            (Flaw::NeverResizes, _) => record.with_resizes(false),
+            (Flaw::ResizesUnasked, _) => record.with_resizes(true),
             (Flaw::LetsAnyOwnerEnter, Mode::Reentrant) => {
                 record.owner = anybody();
                 record
@@ -114,6 +135,14 @@ impl Broken {
             _ => return,
         };
         claim.record = Arc::new(record);
+    }
+
+    /// Returns the size of the permit that was granted last.
+    fn last_size(&self) -> Option<u32> {
+        match self.last.lock().unwrap().as_ref()?.mode() {
+            Mode::Slot { of } => Some(of),
+            _ => None,
+        }
     }
 
     fn twist(&self, grant: Grant) -> Grant {

@@ -23,6 +23,7 @@ mod histories;
 mod leases;
 mod primitives;
 mod reentry;
+mod resizing;
 mod semaphore;
 mod shared;
 mod waits;
@@ -32,6 +33,7 @@ pub use histories::*;
 pub use leases::*;
 pub use primitives::*;
 pub use reentry::*;
+pub use resizing::*;
 pub use semaphore::*;
 pub use shared::*;
 pub use waits::*;
@@ -105,8 +107,17 @@ pub async fn the_history_is_clean_under_load(world: &World) {
 /// Runs eight clients that acquire by turns, and checks their history. `ask` makes the request for each number and
 /// returns the owner it asks for.
 async fn record_history(world: &World, about: &str, ask: fn(&Locker, &Key, u32) -> (LockRequest, u32)) {
+    record_history_as(world, about, History::default(), ask).await;
+}
+
+async fn record_history_as(
+    world: &World,
+    about: &str,
+    history: History,
+    ask: fn(&Locker, &Key, u32) -> (LockRequest, u32),
+) {
     let key = world.key(about);
-    let history = Arc::new(History::default());
+    let history = Arc::new(history);
     let mut tasks = JoinSet::new();
     for number in 0..8 {
         let (key, history, client) = (key.clone(), history.clone(), world.client().await);

@@ -215,6 +215,13 @@ declare! { $
     a_crashed_permit_comes_back_after_one_lease [slots, leases]
     one_owner_may_have_several_permits [slots]
     a_semaphore_keeps_a_clean_history [slots]
+    a_semaphore_grows_in_a_rolling_deploy [slots, fair]
+    a_semaphore_shrinks_without_ending_a_hold [slots, fair]
+    a_larger_size_does_not_overtake_a_waiter [slots, fair]
+    a_killed_instance_of_the_old_size_makes_room [slots, leases]
+    sizes_differ_only_if_all_requests_resize [slots]
+    an_adopted_permit_keeps_its_size [slots, adopts]
+    a_resized_semaphore_keeps_a_clean_history [slots]
     an_owner_reenters_from_another_client [reenters]
     a_reentry_bypasses_the_queue [reenters, fair]
     a_repeated_reentry_counts_once [reenters]
@@ -263,6 +270,7 @@ mod tests {
             include_str!("cases/leases.rs"),
             include_str!("cases/shared.rs"),
             include_str!("cases/semaphore.rs"),
+            include_str!("cases/resizing.rs"),
             include_str!("cases/reentry.rs"),
             include_str!("cases/primitives.rs"),
             include_str!("cases/histories.rs"),

@@ -71,6 +71,8 @@ impl fmt::Display for Violation {
 #[derive(Debug, Default)]
 pub struct History {
     seen: Mutex<Seen>,
+    /// Whether the permits of a semaphore may be of several sizes.
+    sizes_differ: bool,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +82,12 @@ struct Seen {
 }
 
 impl History {
+    /// Returns a history of semaphores that all requests [resize](distlock::Semaphore::or_resize).
+    #[must_use]
+    pub fn of_several_sizes() -> History {
+        History { sizes_differ: true, ..History::default() }
+    }
+
     /// Records a hold that has ended.
     pub fn hold(&self, hold: Hold) {
         self.seen().holds.push(hold);
@@ -107,7 +115,7 @@ impl History {
             by_key.entry(&hold.key).or_default().push(hold);
         }
         for holds in by_key.values_mut() {
-            check_beside(holds)?;
+            check_beside(holds, self.sizes_differ)?;
             // A re-entry has the token of the first entry, and bypasses the queue.
             let mut firsts = first_entries(holds);
             check_tokens(&mut firsts)?;
@@ -161,26 +169,36 @@ fn first_entries<'a>(holds: &mut [&'a Hold]) -> Vec<&'a Hold> {
 }
 
 /// Holds overlap only where both modes allow it.
-fn check_beside(holds: &mut [&Hold]) -> Result<(), Violation> {
+fn check_beside(holds: &mut [&Hold], sizes_differ: bool) -> Result<(), Violation> {
     holds.sort_by_key(|hold| (hold.granted, hold.end));
     let mut inside: Vec<&Hold> = Vec::new();
     // A hold whose end came before its grant was received, as in a process that stood still, was never believed in.
     for hold in holds.iter().filter(|hold| hold.granted < hold.end) {
         inside.retain(|before| hold.granted < before.end);
-        let crowded = inside.len() >= hold.mode.most_holders();
-        if let Some(before) = inside.iter().find(|before| crowded || !may_be_beside(before, hold)) {
+        if let Some(before) = inside.iter().find(|before| !may_be_beside(before, hold, sizes_differ)) {
             return Err(Violation::TwoHolders(pair(before, hold)));
         }
         inside.push(hold);
+        if let Some([before, crowded]) = crowd(&mut inside) {
+            return Err(Violation::TwoHolders(pair(before, crowded)));
+        }
     }
     Ok(())
 }
 
-fn may_be_beside(a: &Hold, b: &Hold) -> bool {
+/// Returns a hold beside which there was no room for another, with that other one. Holders with lower tokens were there
+/// when a hold was granted: fewer than its mode allows.
+fn crowd<'a>(inside: &mut [&'a Hold]) -> Option<[&'a Hold; 2]> {
+    inside.sort_by_key(|hold| hold.token);
+    let crowded = inside.iter().enumerate().find(|(earlier, hold)| *earlier >= hold.mode.most_holders());
+    crowded.map(|(earlier, hold)| [inside[earlier - 1], hold])
+}
+
+fn may_be_beside(a: &Hold, b: &Hold, sizes_differ: bool) -> bool {
     match (a.mode, b.mode) {
         (Mode::Shared, Mode::Shared) => true,
         (Mode::Reentrant, Mode::Reentrant) => a.client == b.client,
-        (Mode::Slot { of }, Mode::Slot { of: others }) => of == others && a.slot != b.slot,
+        (Mode::Slot { of }, Mode::Slot { of: others }) => (of == others || sizes_differ) && a.slot != b.slot,
         _ => false,
     }
 }

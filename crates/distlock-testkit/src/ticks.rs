@@ -22,7 +22,7 @@ impl Ticks {
         std::thread::spawn(move || {
             // One tick each, even if this thread was not scheduled for long.
             while dropped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-                hand.advance(TICK);
+                hand.jump(TICK);
             }
         });
         Ticks { _until_dropped: sender }

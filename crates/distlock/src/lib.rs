@@ -32,6 +32,9 @@
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+compile_error!("distlock runs on Linux and macOS: it needs a clock that counts the time while the machine sleeps");
+
 mod api;
 mod config;
 mod contract;
@@ -77,12 +80,13 @@ pub use config::fields::Config;
 pub use config::limits::DEFAULT_DIAL_TIMEOUT;
 pub use config::redact::{redact, without_passwords};
 pub use config::registry::Driver;
-pub use types::clock::{Clock, DEFAULT_DRIFT, ManualClock, Moment};
+pub use types::clock::{Clock, DEFAULT_DRIFT, Moment};
 pub use types::error::{Error, ErrorKind, Result};
 pub use types::event::{Event, EventKind, LossReason, Observer};
 pub use types::finding::{Finding, Severity};
 pub use types::history::{HistoryEntry, HistoryKind, MAX_HISTORY};
 pub use types::key::{Key, MAX_KEY_BYTES};
+pub use types::manual_clock::ManualClock;
 pub use types::mode::{MAX_SLOTS, Mode};
 pub use types::options::{
     DEFAULT_MAX_RETRIES, DEFAULT_RETRY_INTERVAL, DEFAULT_TTL, MAX_RETRY_INTERVAL, MAX_TTL, MAX_WAIT,

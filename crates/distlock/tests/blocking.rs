@@ -54,9 +54,9 @@ fn threads_exclude_each_other_on_etcd() {
 fn a_hold_is_renewed_while_its_thread_blocks() {
     let server = RedisServer::start();
     let locker = Blocking::connect(&format!("redis://{}", server.address())).expect("connected");
-    let guard = locker.wait(locker.lock("a").ttl(Duration::from_millis(300))).expect("granted");
+    let guard = locker.wait(locker.lock("a").ttl(Duration::from_secs(3))).expect("granted");
     // Longer than the lease: this is the time that the keeper has to renew in.
-    thread::sleep(Duration::from_millis(900));
+    thread::sleep(Duration::from_secs(4));
     guard.check().expect("renewed");
     let other = locker.wait(locker.try_lock("a").as_new_owner()).expect("answered");
     assert!(other.is_none(), "it is held");

@@ -37,7 +37,7 @@ flaws! {
     counts_a_repeat_twice CountsARepeatTwice: a_repeated_claim_returns_the_same_grant;
     starts_the_lease_late StartsTheLeaseLate: a_cut_off_holder_expires_before_the_next_grant without_a_watchdog_the_lease_ends;
     never_renews NeverRenews: a_hold_outlives_its_lease_by_renewal a_detached_hold_is_unlocked_by_name;
-    forgets_the_queue ForgetsTheQueue: waiters_are_served_in_order inspect_shows_holder_and_waiters;
+    forgets_the_queue ForgetsTheQueue: waiters_are_served_in_order inspect_shows_holder_and_waiters a_larger_size_does_not_overtake_a_waiter;
     wakes_the_herd WakesTheHerd: one_wake_up_per_release;
     keeps_dead_waiters KeepsDeadWaiters: a_cancelled_wait_gives_up_its_place;
     hangs Hangs: tokens_rise;
@@ -53,5 +53,10 @@ flaws! {
     keeps_the_label KeepsTheLabel: a_label_can_be_changed;
     takes_some_of_several TakesSomeOfSeveral: claim_all_never_holds_a_part;
     counts_several_twice CountsSeveralTwice: a_repeated_claim_all_returns_the_same_grants;
+    largest_size_wins LargestSizeWins: a_semaphore_shrinks_without_ending_a_hold;
+    smallest_size_wins SmallestSizeWins: a_semaphore_grows_in_a_rolling_deploy;
+    oversells_resized OversellsResized: a_semaphore_grows_in_a_rolling_deploy a_resized_semaphore_keeps_a_clean_history;
+    never_resizes NeverResizes: a_semaphore_grows_in_a_rolling_deploy a_semaphore_shrinks_without_ending_a_hold an_adopted_permit_keeps_its_size;
+    resizes_unasked ResizesUnasked: sizes_differ_only_if_all_requests_resize another_number_of_slots_is_refused;
     never_forgets NeverForgets: a_history_is_bounded;
 }

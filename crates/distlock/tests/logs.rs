@@ -39,7 +39,7 @@ async fn lock_events_are_logged_with_the_documented_names() {
     let waiter =
         tokio::spawn(async move { locker.lock("invoice:42").owner("req-8").wait(Duration::from_secs(4)).await });
     until_said(&log, "lock busy").await;
-    hand.advance(Duration::from_secs(4));
+    hand.jump(Duration::from_secs(4));
     waiter.await.unwrap().unwrap_err();
     // By now a renewal is due. The first is refused, and the next is tried at once, without the clock advancing.
     until_said(&log, "lock renewed").await;

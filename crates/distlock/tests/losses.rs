@@ -58,12 +58,12 @@ async fn check(delay: Duration, leave: impl AsyncFn(LockGuard) -> LossReason) {
     let engine = Memory::on(&store);
     let locker = Locker::builder().clock(clock.clone()).history(1000).observer(observer).build(engine).unwrap();
     // Also beyond the delay: the store grants the lock to the next owner.
-    let reasons = lose_and_leave((&locker, delay), &told, || hand.advance((TTL + delay) * 2), leave).await;
+    let reasons = lose_and_leave((&locker, delay), &told, || hand.jump((TTL + delay) * 2), leave).await;
     let key = distlock::Key::new("k").unwrap();
     let lost = |entry: &distlock::HistoryEntry| entry.kind == HistoryKind::Lost;
     let written = async {
         loop {
-            hand.advance(Duration::from_secs(1));
+            hand.jump(Duration::from_secs(1));
             let history = locker.inspect().history(&key, 1000).await.expect("read");
             let written: BTreeMap<_, _> =
                 history.into_iter().filter(lost).map(|entry| (entry.token.get(), entry.reason)).collect();
@@ -128,7 +128,7 @@ async fn a_leadership_is_reported_as_lost_before_the_next_one_begins() {
     // The leader's previous hold is lost when it campaigns again, and its keeper may not have noticed yet.
     let mut leadership = election.campaign("me").await.expect("elected");
     for _ in 0..ROUNDS {
-        hand.advance(TTL * 2);
+        hand.jump(TTL * 2);
         leadership.guard().check().expect_err("the lease is over");
         leadership = election.campaign("me").await.expect("elected again");
     }
@@ -138,7 +138,7 @@ async fn a_leadership_is_reported_as_lost_before_the_next_one_begins() {
     let led = election.lead("me", async |_| {
         terms += 1;
         if terms <= ROUNDS {
-            hand.advance(TTL * 2);
+            hand.jump(TTL * 2);
             // Dropped here, because the lease has ended.
             tokio::task::yield_now().await;
             std::future::pending::<()>().await;

@@ -152,7 +152,7 @@ async fn the_recorded_metrics_are_the_documented_ones() {
     assert!(hasty.await.unwrap_err().is_cancelled());
     assert_eq!(now("distlock_waiting", &[("group", "hasty")]).1, 0.0, "a request that was given up no longer waits");
     assert!(other.try_lock("a").await.unwrap().is_none());
-    hand.advance(Duration::from_secs(4));
+    hand.jump(Duration::from_secs(4));
     patient.await.unwrap().unwrap_err();
     assert_eq!(now("distlock_waiting", &jobs).1, 0.0);
     guard.unlock().await.unwrap();
@@ -172,7 +172,7 @@ async fn the_recorded_metrics_are_the_documented_ones() {
     let margin = || now("distlock_renewal_margin_seconds", &[("backend", "memory")]);
     // A renewal is due, and retried at once. The keeper's thread records one metric after the other, so each is waited
     // for. The clock moves once, so that the lease does not end before that thread runs.
-    hand.advance(Duration::from_secs(4));
+    hand.jump(Duration::from_secs(4));
     until(&|| renewals("failed") == 1.0 && renewals("renewed") > before && margin().0 >= 1).await;
     let (times, margins) = margin();
     assert!(margins > 0.0 && margins / (times as f64) < 10.0, "{times} {margins}");

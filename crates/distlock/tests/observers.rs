@@ -49,7 +49,7 @@ async fn a_hanging_observer_delays_no_renewal() {
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(engine).unwrap();
     let guard = locker.lock("k").await.unwrap();
     for renewals in 1..=10 {
-        hand.advance(TTL / 3);
+        hand.jump(TTL / 3);
         until_so(|| calls.renewals.load(Ordering::SeqCst) >= renewals).await;
     }
     until_so(|| seen.lock().unwrap().len() == 2).await;
@@ -78,7 +78,7 @@ async fn a_hanging_observer_blocks_no_call() {
     let engine = Memory::on(&Store::with_clock(clock.clone()));
     let locker = Locker::builder().clock(clock).default_ttl(TTL).observer(observer).build(engine).unwrap();
     let guard = locker.lock("k").await.unwrap();
-    hand.advance(TTL / 3);
+    hand.jump(TTL / 3);
     until_so(|| is_told.try_recv().is_ok()).await;
     let calls = async {
         let other = locker.lock("other").await.expect("granted");
@@ -125,7 +125,7 @@ async fn an_observer_may_use_the_locker() {
     for round in 1..=20 {
         let guard = locker.lock("k").wait(TEST_LIMIT).await.unwrap();
         *held.lock().unwrap() = Some(guard);
-        hand.advance(TTL * 2);
+        hand.jump(TTL * 2);
         until_so(|| losses.load(Ordering::SeqCst) == round).await;
         until_so(|| held.lock().unwrap().is_none()).await;
     }

@@ -86,10 +86,10 @@ async fn f79_a_claim_without_a_reply_is_unknown_shortly_after_the_timeout() {
     while world.calls.claims.load(std::sync::atomic::Ordering::SeqCst) == 0 {
         tokio::task::yield_now().await;
     }
-    world.hand.advance(ms(2_249));
+    world.hand.jump(ms(2_249));
     tokio::time::sleep(ms(20)).await;
     assert!(!asked.is_finished(), "a reply that is a little slow still counts");
-    world.hand.advance(ms(1));
+    world.hand.jump(ms(1));
     let error = end_of(asked).await;
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     assert!(error.to_string().contains("within 2.250 s: no reply for 2.250 s"), "{error}");
@@ -102,7 +102,7 @@ async fn f79_a_queued_waiter_claims_once_more_before_it_times_out() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(2_000)).await;
-    world.hand.advance(ms(2_250));
+    world.hand.jump(ms(2_250));
     let error = end_of(asked).await;
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     assert!(error.source().is_some() && error.holder().is_none(), "{error:?}");
@@ -115,7 +115,7 @@ async fn f79_a_reply_younger_than_a_second_still_counts() {
     let world = World::new();
     let guard = world.locker.lock("k").ttl(Duration::from_secs(600)).await.expect("granted");
     let asked = world.ask_and_hang(ms(700)).await;
-    world.hand.advance(ms(950));
+    world.hand.jump(ms(950));
     let error = end_of(asked).await;
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let holder = error.holder().expect("who has it");
@@ -136,7 +136,7 @@ async fn f79_the_last_failure_is_the_cause() {
     while world.calls.claims.load(std::sync::atomic::Ordering::SeqCst) == 0 {
         tokio::task::yield_now().await;
     }
-    world.hand.advance(ms(2_000));
+    world.hand.jump(ms(2_000));
     let error = end_of(asked).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let cause = error.source().expect("the last failure").to_string();
@@ -152,7 +152,7 @@ async fn f79_several_locks_without_a_reply_are_unknown() {
     tokio::task::yield_now().await;
     let advance = async {
         loop {
-            world.hand.advance(ms(50));
+            world.hand.jump(ms(50));
             tokio::time::sleep(ms(1)).await;
         }
     };

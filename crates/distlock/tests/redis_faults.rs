@@ -26,6 +26,8 @@ mod links;
 #[path = "redis_faults/log.rs"]
 mod log;
 mod log_kit;
+#[path = "redis_faults/native_release.rs"]
+mod native_release;
 #[path = "redis_faults/natives.rs"]
 mod natives;
 #[path = "redis_faults/partition.rs"]

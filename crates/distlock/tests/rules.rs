@@ -64,7 +64,7 @@ impl World {
     async fn until_given_up(&self, guard: &LockGuard, sent: u64) {
         until_so(async || self.calls.renewals.load(Ordering::SeqCst) >= sent).await;
         // The keeper waits for a reply for a quarter of the remaining lease.
-        self.hand.advance(guard.remaining().expect("it has a lease").mul_f64(0.26));
+        self.hand.jump(guard.remaining().expect("it has a lease").mul_f64(0.26));
     }
 
     fn other(&self) -> Locker {
@@ -87,14 +87,14 @@ async fn rule_1_a_guard_is_lost_at_its_deadline_before_the_servers_lease_ends() 
     let other = world.other();
     // The keeper would release a hold that it finds lost.
     world.calls.cut();
-    world.hand.advance(USABLE - Duration::from_millis(1));
+    world.hand.jump(USABLE - Duration::from_millis(1));
     assert_eq!(guard.remaining(), Some(Duration::from_millis(1)));
     assert!(!guard.is_lost());
-    world.hand.advance(Duration::from_millis(1));
+    world.hand.jump(Duration::from_millis(1));
     assert!(guard.is_lost(), "by the clock, without any timer");
     assert!(other.try_lock("k").await.unwrap().is_none(), "the server still has it");
     assert_eq!(expect_lost(&guard).await, LossReason::Expired);
-    world.hand.advance(TTL - USABLE);
+    world.hand.jump(TTL - USABLE);
     assert!(other.try_lock("k").await.unwrap().is_some(), "only now");
 }
 
@@ -105,7 +105,7 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
     let first = deadline(&guard);
     let delay = Duration::from_millis(900);
     world.store.script(Operation::Renew, Fault::DelayReply(delay));
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     // Until then the keeper's thread reads the clock, so the clock must not move before the store has executed the
     // renewal.
     let inspect = world.other().inspect();
@@ -115,7 +115,7 @@ async fn rule_1_an_answered_renewal_moves_the_deadline_from_when_it_was_sent() {
     })
     .await;
     assert_eq!(deadline(&guard), first, "not before it is answered");
-    world.hand.advance(delay);
+    world.hand.jump(delay);
     world.until(|seen| seen.renewed == 1).await;
     let sent = first.before(USABLE).after(TTL / 3);
     assert_eq!(deadline(&guard), sent.after(USABLE), "not from when the answer came");
@@ -132,7 +132,7 @@ async fn rule_1_a_grant_after_its_own_deadline_is_not_believed() {
     }
     let started = world.clock.now();
     while world.calls.claims.load(Ordering::SeqCst) == 1 {
-        world.hand.advance(Duration::from_millis(500));
+        world.hand.jump(Duration::from_millis(500));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let guard = request.await.unwrap().unwrap();
@@ -148,11 +148,11 @@ async fn rule_2_a_failed_renewal_is_at_risk_and_not_lost() {
         world.store.script(Operation::Renew, fault);
     }
     assert_eq!(guard.state(), HoldState::Held);
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     // The first retry comes at once, the next after some time of the clock.
     world.until(|seen| seen.failed == 2).await;
     assert_eq!(guard.state(), HoldState::AtRisk);
-    world.hand.advance(Duration::from_millis(250));
+    world.hand.jump(Duration::from_millis(250));
     world.until(|seen| seen.renewed == 1).await;
     assert_eq!(world.seen.borrow().failed, 2);
     assert_eq!(guard.state(), HoldState::Held);
@@ -164,10 +164,10 @@ async fn rule_2_lost_is_final_even_when_the_engine_comes_back() {
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     world.calls.cut();
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     world.until(|seen| seen.failed >= 1).await;
     assert_eq!(guard.state(), HoldState::AtRisk);
-    world.hand.advance(USABLE);
+    world.hand.jump(USABLE);
     assert!(guard.is_lost());
     world.until(|seen| seen.lost == 1).await;
     assert_eq!(guard.extend(TTL).await.unwrap_err().kind(), ErrorKind::Lost);
@@ -179,7 +179,7 @@ async fn rule_2_a_loss_reported_by_the_server_counts_at_once() {
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     world.store.steal(guard.key());
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     assert_eq!(expect_lost(&guard).await, LossReason::Revoked);
     assert!(world.clock.now() < deadline(&guard), "long before the deadline");
     world.until(|seen| seen.lost == 1).await;
@@ -257,7 +257,7 @@ async fn rule_8_renewals_are_batched() {
     for number in 0..LOCKS {
         guards.push(world.locker.lock(format!("k{number}")).await.unwrap());
     }
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     world.until(|seen| seen.renewed == LOCKS).await;
     let calls = world.calls.renewals.load(Ordering::SeqCst);
     assert!(calls <= 8, "{calls} calls for {LOCKS} locks");
@@ -271,7 +271,7 @@ async fn rule_8_renewal_continues_while_the_application_blocks_its_runtime() {
     let first = deadline(&guard);
     // The point of this test is a thread that does not yield.
     for round in 1..=4 {
-        world.hand.advance(TTL / 3);
+        world.hand.jump(TTL / 3);
         eventually("a renewal", || (world.seen.borrow().renewed == round).then_some(()));
     }
     assert!(world.clock.now() > first, "longer than a lease");
@@ -285,11 +285,11 @@ async fn rule_8_a_hanging_renewal_is_given_up_and_retried() {
     let guard = world.locker.lock("k").await.unwrap();
     let first = deadline(&guard);
     world.store.script(Operation::Renew, Fault::Hang);
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     world.until_given_up(&guard, 1).await;
     world.until(|seen| seen.renewed == 1).await;
     assert_eq!(world.seen.borrow().failed, 1);
-    world.hand.advance(first.since(world.clock.now()));
+    world.hand.jump(first.since(world.clock.now()));
     assert!(!guard.is_lost(), "the second try was answered");
 }
 
@@ -300,7 +300,7 @@ async fn rule_8_hanging_renewals_delay_no_others() {
     let mut world = World::new();
     let guard = world.locker.lock("k").await.unwrap();
     (0..HANGING).for_each(|_| world.store.script(Operation::Renew, Fault::Hang));
-    world.hand.advance(TTL / 3);
+    world.hand.jump(TTL / 3);
     for sent in 1..=HANGING {
         world.until_given_up(&guard, sent).await;
     }
@@ -385,7 +385,7 @@ async fn a_handed_over_lease_counts_from_the_handover_not_from_the_message() {
     let waiting = Locker::builder().clock(world.clock.clone()).build(engine).unwrap();
     let waiter = tokio::spawn(waiting.lock("k").into_future());
     calls.queued(1).await;
-    world.hand.advance(Duration::from_secs(1));
+    world.hand.jump(Duration::from_secs(1));
     let handed = world.clock.now();
     guard.unlock().await.unwrap();
     let next = waiter.await.unwrap().unwrap();
@@ -419,7 +419,7 @@ async fn observers_see_every_event_of_a_lock() {
     while log.lock().unwrap().len() < 2 {
         tokio::task::yield_now().await;
     }
-    hand.advance(Duration::from_secs(1));
+    hand.jump(Duration::from_secs(1));
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
     guard.unlock().await.unwrap();
     let log = log.lock().unwrap();
@@ -445,7 +445,7 @@ async fn a_panicking_observer_loses_no_lock() {
     let locker = Locker::builder().clock(clock).observer(observer).build(engine).unwrap();
     let guard = locker.lock("k").await.unwrap();
     for renewals in 1..=4 {
-        hand.advance(TTL / 3);
+        hand.jump(TTL / 3);
         until_so(async || events.load(Ordering::SeqCst) > renewals).await;
     }
     assert!(guard.unlock().await.is_ok(), "kept by renewal all the time");

@@ -290,7 +290,7 @@ async fn every_level_of_a_lost_reentrant_hold_reports_the_loss() {
     let ttl = ms(200);
     let outer = locker.lock("k").ttl(ttl).reentrant().watchdog(false).await.unwrap();
     let inner = locker.lock("k").reentrant().await.unwrap();
-    hand.advance(ttl);
+    hand.jump(ttl);
     assert_eq!(timeout(TEST_LIMIT, inner.lost()).await.expect("notified"), LossReason::Expired);
     assert_eq!(inner.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(outer.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -382,8 +382,8 @@ async fn a_handover_allows_for_the_configured_drift() {
         tokio::task::yield_now().await;
     }
     // The client's clock runs 5 % slow.
-    server_hand.advance(Duration::from_secs(1000));
-    client_hand.advance(Duration::from_secs(950));
+    server_hand.jump(Duration::from_secs(1000));
+    client_hand.jump(Duration::from_secs(950));
     guard.unlock().await.unwrap();
     let handed = timeout(TEST_LIMIT, waiter).await.unwrap().unwrap().unwrap();
     let believed = handed.remaining().expect("it has a lease");

@@ -75,7 +75,7 @@ impl Scene {
     /// Waits for all actors, while time advances.
     pub(crate) fn play_in_time(&mut self) {
         while self.acting.load(Ordering::SeqCst) > 0 {
-            self.hand.advance(TTL / 8);
+            self.hand.jump(TTL / 8);
             thread::yield_now();
         }
         self.play();
@@ -98,7 +98,7 @@ impl Scene {
     pub(crate) fn assert_nothing_stays(self) {
         if let Err(error) = block_on(self.locker.close()) {
             assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-            self.hand.advance(TTL);
+            self.hand.jump(TTL);
         }
         assert!(self.store.is_empty(), "left behind: {:?}", self.store);
     }

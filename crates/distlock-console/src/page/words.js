@@ -58,7 +58,8 @@ export function mode(lock) {
   const how = lock.holders[0]?.mode;
   if (how === undefined) return lock.holders.length ? "foreign" : "free";
   if (typeof how === "string") return lock.holders.length > 1 ? `${how} × ${lock.holders.length}` : how;
-  return `${lock.holders.length} of ${how.slot.of}`;
+  // While a semaphore is resized, its holders may have requested it with different numbers.
+  return `${lock.holders.length} of ${Math.max(...lock.holders.map((holder) => holder.mode?.slot?.of ?? 0))}`;
 }
 
 /** Quotes a word for a shell. */

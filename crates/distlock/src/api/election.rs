@@ -65,6 +65,21 @@ impl Election {
 
     /// Runs `work` as the leader, again after each loss: short for `campaign(value).lead(work)`, see
     /// [`CampaignRequest::lead`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::sync::atomic::{AtomicU64, Ordering};
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locker = Locker::connect("mem://lead").await?;
+    /// let jobs = Arc::new(AtomicU64::new(0));
+    ///
+    /// let done = jobs.clone();
+    /// let work = async move |_: &distlock::Leadership| done.fetch_add(1, Ordering::Relaxed);
+    /// tokio::spawn(locker.election("scheduler").lead("node-7", work)).await??;
+    /// assert_eq!(jobs.load(Ordering::Relaxed), 1);
+    /// # Ok(()) }
+    /// ```
     pub fn lead<T, V, W>(&self, value: V, work: W) -> impl Future<Output = Result<T>> + use<T, V, W>
     where
         V: Into<Arc<str>>,

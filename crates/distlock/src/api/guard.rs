@@ -19,7 +19,7 @@ use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::options::check_ttl;
 use crate::types::owner::{Holder, OwnerId, Record, check_text};
 use crate::types::span::Span;
@@ -155,12 +155,12 @@ impl LockGuard {
     /// Dropping the future has no effect; the method can be called again.
     pub async fn lost(&self) -> LossReason {
         let mut lost = pin!(self.hold().lost());
-        std::future::poll_fn(|context| {
+        let told = std::future::poll_fn(|context| {
             // Reads the clock first: a timer may be late, for example after a suspend.
             self.hold().is_lost(self.family.clock.now());
             lost.as_mut().poll(context).map(LossReason::clone)
-        })
-        .await
+        });
+        self.family.clock.tracked(pin!(told)).await
     }
 
     /// Returns the moment at which the lock counts as lost unless a renewal succeeds before; `None` if the hold has
@@ -188,7 +188,8 @@ impl LockGuard {
         let hold = self.hold();
         let span = Span::hold(hold.key(), hold.owner(), hold.token);
         let mut work = pin!(span.around(work));
-        let mut lost = pin!(hold.lost());
+        let lost = pin!(hold.lost());
+        let mut lost = pin!(self.family.clock.tracked(lost));
         std::future::poll_fn(|context| {
             // Reads the clock first: after a pause of the process no step of the work may run before the deadline is
             // checked.
@@ -297,7 +298,7 @@ impl LockGuard {
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
-        let mode = claim.mode();
+        let AskedMode { mode, resizes } = claim.asked();
         let label = self.label.lock().clone();
         HoldTicket {
             key: claim.key,
@@ -307,6 +308,7 @@ impl LockGuard {
             ttl: claim.ttl,
             delay: claim.delay,
             mode,
+            resizes,
             label: label.or_else(|| claim.record.label.clone()),
         }
     }

@@ -16,7 +16,7 @@ use crate::core::acquire::adopt;
 use crate::core::family::{Core, Family};
 use crate::core::history::HistoryWriter;
 use crate::core::keeper;
-use crate::core::reporter::{Pace, Reporter};
+use crate::core::reporter::Reporter;
 use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::Observer;
@@ -57,7 +57,7 @@ impl Locker {
     pub fn builder() -> LockerBuilder {
         LockerBuilder {
             options: Options::default(),
-            clock: Clock::system(),
+            clock: None,
             drift: DEFAULT_DRIFT,
             observer: None,
             history: 0,
@@ -151,7 +151,9 @@ impl Locker {
         K: TryInto<Key>,
         K::Error: Into<Error>,
     {
-        Election::new(self.same_owner(), checked(name))
+        // A campaign waits for its turn, however long requests for locks wait by default.
+        let options = Options { wait: None, ..self.options.clone() };
+        Election::new(Locker { options, ..self.same_owner() }, checked(name))
     }
 
     /// Takes over a hold that another process [exported](crate::LockGuard::export), for example this service before
@@ -289,7 +291,7 @@ impl fmt::Debug for Locker {
 pub struct LockerBuilder {
     pub(crate) options: Options,
     pub(crate) history: u32,
-    clock: Clock,
+    clock: Option<Clock>,
     drift: f64,
     observer: Option<Arc<dyn Observer>>,
     owners: Owners,
@@ -320,6 +322,26 @@ impl LockerBuilder {
         self
     }
 
+    /// Sets the longest time that requests wait that do not set one with [`wait`](LockRequest::wait): locks, semaphores and
+    /// several locks at once, not campaigns of elections. Default: no limit.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distlock::{ErrorKind, Locker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let builder = Locker::builder().default_wait(Duration::from_millis(20));
+    /// let locker = builder.connect("mem://default-wait").await?;
+    /// let _held = locker.lock("order:7").await?;
+    /// let waited = locker.clone().lock("order:7").await;
+    /// assert_eq!(waited.unwrap_err().kind(), ErrorKind::Timeout);
+    /// # Ok(()) }
+    /// ```
+    pub fn default_wait(mut self, most: Duration) -> Self {
+        self.options.wait = Some(most);
+        self
+    }
+
     /// Sets the pause between two claims if the engine does not say when to claim again. Default: 100 ms.
     pub fn retry_interval(mut self, interval: Duration) -> Self {
         self.options.retry_interval = interval;
@@ -332,9 +354,10 @@ impl LockerBuilder {
         self
     }
 
-    /// Sets the clock. Default: the machine's CLOCK_BOOTTIME.
+    /// Sets the clock. Default: the engine's own, if it has one, as a [`Store`](crate::backend::memory::Store) for tests
+    /// has; otherwise the machine's CLOCK_BOOTTIME.
     pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = clock;
+        self.clock = Some(clock);
         self
     }
 
@@ -413,14 +436,14 @@ impl LockerBuilder {
 
     pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
         self.check_defaults()?;
-        let pace = if self.clock.is_in_order() { Pace::Inline } else { Pace::Apart };
-        let reporter = Reporter::new(backend.name(), self.observer, pace)?;
+        let clock = self.clock.or_else(|| backend.clock()).unwrap_or_else(Clock::system);
+        let reporter = Reporter::new(backend.name(), self.observer, &clock)?;
         let history = (self.history > 0).then(|| HistoryWriter::new(self.history));
         if history.is_some() && !backend.capabilities().history {
             let message = format!("the {} engine cannot keep a history", backend.name());
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
         }
-        let family = keeper::start(Core::new(backend, self.clock, self.drift, reporter, history))?;
+        let family = keeper::start(Core::new(backend, clock, self.drift, reporter, history))?;
         Ok(Locker { family, owner: OwnerId::random(), owners: self.owners, options: self.options })
     }
 

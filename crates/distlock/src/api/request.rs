@@ -201,7 +201,7 @@ impl LockRequest {
     /// claim may have been applied.
     ///
     /// # Default
-    /// No limit. Zero claims once and does not wait.
+    /// No limit, or the locker's [default](crate::LockerBuilder::default_wait). Zero claims once and does not wait.
     pub fn wait(mut self, most: Duration) -> Self {
         self.0.options.wait = Some(most);
         self

@@ -48,6 +48,38 @@ impl Semaphore {
         Semaphore { family, key, owner, options }
     }
 
+    /// Lets this semaphore be used with several numbers of slots at the same time, while instances with the old and with
+    /// the new number run side by side in a rolling deploy. Without it, another number than that of the holders and
+    /// waiters is refused with kind `InvalidInput`, as long as there is one.
+    ///
+    /// The number of each request counts for itself: with `n` slots it is granted when it is the first in the queue and
+    /// fewer than `n` permits are held, whatever number those were requested with. So there are never more holders than
+    /// the largest number in use, no holder is thrown out, no request overtakes another, and once all instances say
+    /// the same number, that number is the size.
+    ///
+    /// All users of the semaphore must say `or_resize`: a request without it agrees only with its own number. Deploy
+    /// `or_resize` with the old number first, and the new number after that.
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let locker = Locker::connect("mem://").await?;
+    /// let (old, new) = (locker.semaphore("uploads", 1).or_resize(), locker.semaphore("uploads", 2).or_resize());
+    /// let first = old.acquire().await?;
+    /// assert!(old.try_acquire().await?.is_none(), "one permit is held");
+    /// let second = new.acquire().await?; // fewer than two are held
+    /// assert!(new.try_acquire().await?.is_none());
+    /// first.unlock().await?;
+    /// assert!(old.try_acquire().await?.is_none(), "one permit is held");
+    /// # second.unlock().await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn or_resize(mut self) -> Semaphore {
+        self.options.resizes = true;
+        self
+    }
+
     /// Requests a permit and waits for it.
     pub fn acquire(&self) -> LockRequest {
         LockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())

@@ -83,6 +83,24 @@ impl LockerBuilder {
     /// What the configuration says wins: TTL, retry interval, number of retries and history of the builder are the
     /// defaults of a configuration without them.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use distlock::{Config, Locker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// // As a service would: `Config::from_toml(&text)?.or(Config::from_env()?)`.
+    /// let config = Config::from_vars(|name| match name {
+    ///     "DISTLOCK_URL" => Some("mem://".into()),
+    ///     "DISTLOCK_DEFAULT_TTL" => Some("30s".into()),
+    ///     _ => None,
+    /// })?;
+    /// assert_eq!(config.default_ttl, Some(Duration::from_secs(30)));
+    /// let locker = Locker::builder().history(100).from_config(&config).await?;
+    /// let guard = locker.lock("invoice:42").await?;
+    /// assert!(guard.remaining() > Some(Duration::from_secs(20)));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Locker::from_config`].
     // The receiver is a builder that is used up.
@@ -99,16 +117,43 @@ impl LockerBuilder {
     /// before their engine is there. Requests find out whether it can be reached, and wait for it as they do after an
     /// outage; a wrong password shows then, too.
     ///
-    /// ```no_run
-    /// # async fn start() -> distlock::Result<()> {
-    /// let locker = distlock::Locker::builder().connect_lazy("redis://127.0.0.1/")?;
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// // No server is there yet.
+    /// let locker = distlock::Locker::builder().connect_lazy("redis://127.0.0.1:1/")?;
+    /// assert!(locker.try_lock("invoice:42").await.is_err_and(|error| error.is_retryable()));
     /// # Ok(()) }
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
     /// ```
     ///
     /// # Errors
     /// As [`Locker::connect`], except that an engine that cannot be reached is no error yet.
     pub fn connect_lazy(self, url: &str) -> Result<Locker> {
-        let settings = self.settings(&Config::from_url(url)?)?;
+        self.from_config_lazy(&Config::from_url(url)?)
+    }
+
+    /// Returns a locker on the engine that `config` names without waiting for the engine, as
+    /// [`connect_lazy`](LockerBuilder::connect_lazy).
+    ///
+    /// ```
+    /// # #[cfg(feature = "etcd")]
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # use distlock::{Config, Locker};
+    /// let mut config = Config::from_url("etcd://127.0.0.1:1")?;
+    /// config.prefix = Some("jobs/".into());
+    /// let locker = Locker::builder().from_config_lazy(&config)?;
+    /// # drop(locker);
+    /// # Ok(()) }
+    /// # #[cfg(not(feature = "etcd"))] fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locker::from_config`], except that an engine that cannot be reached is no error yet.
+    // The receiver is a builder that is used up.
+    #[allow(clippy::wrong_self_convention)]
+    pub fn from_config_lazy(self, config: &Config) -> Result<Locker> {
+        let settings = self.settings(config)?;
         check_place(&settings)?;
         self.open(&settings)
     }

@@ -44,6 +44,9 @@ use crate::types::secret::Secret;
 /// let mut config = Config::from_url("redlock://a,b,c?default_ttl=30s")?;
 /// config.prefix = Some("jobs:".into());
 /// config.check()?;
+///
+/// // One name everywhere: `?default_ttl=`, `default_ttl` and `DISTLOCK_DEFAULT_TTL`. The old one is accepted, with a warning.
+/// assert_eq!(Config::from_url("mem://?ttl=30s")?.default_ttl, config.default_ttl);
 /// # Ok::<(), distlock::Error>(())
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]

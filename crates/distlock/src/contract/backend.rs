@@ -9,7 +9,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
-use crate::types::clock::Moment;
+use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -26,6 +26,14 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Returns what the engine can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// Returns the clock that the engine's leases run by, if that is not the machine's; `None` if it is.
+    ///
+    /// # Behaviour
+    /// Called before [`attach`](Backend::attach). The locker has this clock too, unless its builder was given another.
+    fn clock(&self) -> Option<Clock> {
+        None
+    }
 
     /// Joins the engine to a locker family.
     ///
@@ -61,7 +69,9 @@ pub trait Backend: Send + Sync + 'static {
     ///   the queue enter together. Its token lies between those of the exclusive holds before it and after it.
     /// - `Slot { of }`: the lock has fewer than `of` holders. The grant has the number of the lowest free slot. A
     ///   claim that does not [agree](crate::Mode::agrees_with) with the holders and waiters is refused with kind
-    ///   `InvalidInput` ([`Mode::disagrees`](crate::Mode::disagrees)).
+    ///   `InvalidInput` ([`Mode::disagrees`](crate::Mode::disagrees)). Claims for different numbers agree if all of
+    ///   them [resize](crate::Record::resizes): the number of each counts for itself alone. The refusal may
+    ///   come as late as the claim's turn if only waiters do not agree with it.
     /// - `Reentrant`: the lock has no holder, or all holders are claims of the same owner in this mode. A re-entry
     ///   gets the **token of the first** claim and does not queue. Each claim has its own lease; the lock is free
     ///   when the last of them is released or expired.

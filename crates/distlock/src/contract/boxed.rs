@@ -12,7 +12,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
-use crate::types::clock::Moment;
+use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
@@ -25,6 +25,7 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait DynBackend: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     fn capabilities(&self) -> Capabilities;
+    fn clock(&self) -> Option<Clock>;
     fn attach(&self, attachment: Attachment);
     fn ready(&self) -> BoxFuture<'_, Result<()>>;
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed>>;
@@ -52,6 +53,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn capabilities(&self) -> Capabilities {
         Backend::capabilities(self)
+    }
+    fn clock(&self) -> Option<Clock> {
+        Backend::clock(self)
     }
     fn attach(&self, attachment: Attachment) {
         Backend::attach(self, attachment);

@@ -1,13 +1,14 @@
 //! A claim and its result.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contract::grant::Grant;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::{Holder, Record};
-use crate::types::token::AttemptId;
+use crate::types::token::{AttemptId, FencingToken};
 
 /// The shortest time for which an engine keeps the place of a waiter without a heartbeat, however short its lease is.
 pub(crate) const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(3);
@@ -29,13 +30,16 @@ pub struct Claim {
     pub queue: bool,
     /// What others can read about the claimant.
     pub record: Arc<Record>,
+    /// The token of its grant. Not an `Option<FencingToken>`, which would make the futures of a lock larger than the
+    /// allocator likes.
+    pub(crate) token: Option<NonZeroU64>,
 }
 
 impl Claim {
     /// Returns a claim with a fresh attempt id.
     #[must_use]
     pub fn new(key: Key, ttl: Duration, queue: bool, record: Arc<Record>) -> Self {
-        Claim { key, attempt: AttemptId::random(), ttl, delay: Duration::ZERO, queue, record }
+        Claim { key, attempt: AttemptId::random(), ttl, delay: Duration::ZERO, queue, record, token: None }
     }
 
     /// Returns how long the engine keeps the lock without a renewal: the TTL plus the lock delay.
@@ -44,10 +48,26 @@ impl Claim {
         self.ttl.saturating_add(self.delay)
     }
 
+    /// Returns the token of the grant, of the claim of a hold. `None`: it is not known, as after a lost reply.
+    #[must_use]
+    pub fn token(&self) -> Option<FencingToken> {
+        self.token.map(|number| FencingToken::new(number.get()))
+    }
+
+    /// Returns the claim of the hold that was granted with `token`.
+    pub(crate) fn granted(self, token: FencingToken) -> Self {
+        Claim { token: NonZeroU64::new(token.get()), ..self }
+    }
+
     /// Returns who may hold the lock beside this claim.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.record.mode
+    }
+
+    /// Returns the mode as it is asked for.
+    pub(crate) fn asked(&self) -> AskedMode {
+        self.record.asked()
     }
 }
 

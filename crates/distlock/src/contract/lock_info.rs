@@ -6,6 +6,22 @@ use crate::types::key::Key;
 use crate::types::owner::{Holder, Record};
 
 /// A lock as the engine sees it.
+///
+/// With the feature `serde` it can be sent to others:
+///
+/// ```
+/// # #[cfg(feature = "serde")]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use distlock::{Locker, backend::LockInfo};
+/// let locker = Locker::connect("mem://lock-info").await?;
+/// let guard = locker.lock("order:7").label("shipping").await?;
+/// let lock = locker.inspect().get("order:7").await?.expect("it is held");
+/// let json = serde_json::to_string(&lock)?;
+/// assert!(json.contains("shipping"), "{json}");
+/// assert_eq!(serde_json::from_str::<LockInfo>(&json)?.holder().unwrap().token, Some(guard.fencing_token()));
+/// # Ok(()) }
+/// # #[cfg(not(feature = "serde"))] fn main() {}
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

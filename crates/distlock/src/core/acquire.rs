@@ -72,7 +72,7 @@ fn claim_for(family: &Family, key: Key, owner: OwnerId, options: &Options) -> Re
         return Err(Error::new(ErrorKind::Unsupported, message).with_key(&key));
     }
     let mut record = Record::new(owner, family.process.clone(), options.label.clone(), family.clock.wall());
-    (record.mode, record.lapses) = (mode, options.lapses());
+    (record.mode, record.resizes, record.lapses) = (mode, options.resizes, options.lapses());
     let queue = options.wait != Some(Duration::ZERO) && options.max_attempts != Some(1);
     Ok(Claim { delay: options.delay, ..Claim::new(key, options.ttl, queue, Arc::new(record)) })
 }
@@ -99,7 +99,8 @@ fn take<'a>(
             span::acquired(&end);
             return end;
         }
-        Box::pin(Acquire::new(attempt, options).run(answer)).await
+        let mut rest = Box::pin(Acquire::new(attempt, options).run(answer));
+        family.clock.tracked(rest.as_mut()).await
     }
 }
 
@@ -208,7 +209,8 @@ pub(crate) async fn adopt(family: &Arc<Family>, ticket: &HoldTicket, options: &O
     enter_again(family, &ticket.key, &ticket.owner, options, hash, started)?;
     let label = options.label.clone().or_else(|| ticket.label.clone());
     let record = Record::new(ticket.owner.clone(), family.process.clone(), label, family.clock.wall());
-    let record = Arc::new(Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode));
+    let record = Record { lapses: options.lapses(), ..record }.with_mode(ticket.mode).with_resizes(ticket.resizes);
+    let record = Arc::new(record);
     let claim = Claim { delay: ticket.delay, ..Claim::new(ticket.key.clone(), options.ttl, false, record) };
     let mut acquire = Acquire::new(Attempt::new(family, claim, options, hash, started), options);
     let adopted = match acquire.adopt(ticket).await.map(|grant| acquire.accept(grant)) {

@@ -216,7 +216,6 @@ mod tests {
     use super::*;
     use crate::core::acquire::acquire;
     use crate::core::keeper;
-    use crate::core::reporter::Pace;
     use crate::engines::memory::{Memory, Store};
     use crate::types::clock::DEFAULT_DRIFT;
     use crate::types::options::Options;
@@ -225,7 +224,7 @@ mod tests {
     #[tokio::test]
     async fn in_a_forked_child_nothing_is_released_and_every_call_is_an_error() {
         let store = Store::new();
-        let reporter = || Reporter::new("memory", None, Pace::Inline).unwrap();
+        let reporter = || Reporter::new("memory", None, &Clock::system()).unwrap();
         let backend = Box::new(Memory::on(&store));
         let family = keeper::start(Core::new(backend, Clock::system(), DEFAULT_DRIFT, reporter(), None)).unwrap();
         let ask = |family: Arc<Family>| async move {

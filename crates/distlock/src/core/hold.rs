@@ -92,7 +92,7 @@ impl Hold {
             drift,
             least_end: now.after(options.at_least),
             meter: HoldMeter::new(options.group),
-            claim,
+            claim: claim.granted(grant.token),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::core::holds::Due;
 use crate::core::pending_release::PendingRelease;
 use crate::core::release;
 use crate::core::shards::Shards;
+use crate::types::activity::Tracker;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{EventKind, LossReason};
@@ -57,12 +59,12 @@ fn keep(core: &Arc<Core>) -> Result<()> {
         return Ok(());
     }
     let failed = |e: std::io::Error| Error::new(ErrorKind::Backend, "cannot start the keeper").with_source(e);
-    let (give, given) = mpsc::channel::<(Runtime, Pushed)>();
+    let (give, given) = mpsc::channel::<(Runtime, Pushed, Tracker)>();
     let keeps = core.clone();
     // The thread starts before the runtime exists and drops it: a runtime must not be dropped inside another one.
     let run = move || {
-        if let Ok((runtime, pushed)) = given.recv() {
-            run_on(&runtime, &keeps, pushed);
+        if let Ok((runtime, pushed, tracker)) = given.recv() {
+            run_on(&runtime, &keeps, pushed, tracker);
         }
     };
     thread::Builder::new().name("distlock-keeper".into()).spawn(run).map_err(failed)?;
@@ -72,7 +74,7 @@ fn keep(core: &Arc<Core>) -> Result<()> {
     #[cfg(feature = "blocking")]
     core.waits.begin_on(handle.clone());
     core.backend.attach(Attachment { losses, keeper_runtime: handle, caller_runtime, clock, drift: core.drift });
-    let _ = give.send((runtime, pushed));
+    let _ = give.send((runtime, pushed, core.clock.tracker()));
     Ok(())
 }
 
@@ -95,9 +97,9 @@ fn start_here(core: &Arc<Core>) {
     });
 }
 
-fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
+fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed, tracker: Tracker) {
     let mut keeper = Keeper::new(core.clone());
-    let end = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(keeper.run(pushed))));
+    let end = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(tracker.run(pin!(keeper.run(pushed))))));
     // Without a keeper nothing is renewed: guards and waiters must be told, and close() must return.
     let unconfirmed = end.unwrap_or_else(|_| {
         tracing::error!(target: "distlock", "the keeper failed: every lock of this locker is lost");
@@ -109,6 +111,7 @@ fn run_on(runtime: &Runtime, core: &Arc<Core>, pushed: Pushed) {
         left.into_iter().filter_map(|release| leave_to_its_lease(core, About::of(&release))).collect()
     });
     let _ = core.closed.set(unconfirmed);
+    drop(tracker);
     // A timer of a runtime that is gone would panic in the thread that waits for it.
     #[cfg(feature = "blocking")]
     runtime.block_on(core.waits.end());
@@ -248,7 +251,8 @@ impl Keeper {
         while let Some((attempts, slot)) = self.shards.next_batch() {
             let batch: Vec<_> = attempts.into_iter().filter_map(|attempt| self.core.holds.get(attempt)).collect();
             if !batch.is_empty() {
-                self.renewals.spawn(renew(self.core.clone(), batch, slot));
+                let (core, tracker) = (self.core.clone(), self.core.clock.tracker());
+                self.renewals.spawn(async move { tracker.run(pin!(renew(core, batch, slot))).await });
             }
         }
     }
@@ -260,7 +264,8 @@ impl Keeper {
                 continue;
             }
             let about = About::of(&pending);
-            let task = self.releases.spawn(release(self.core.clone(), pending, slot));
+            let (core, tracker) = (self.core.clone(), self.core.clock.tracker());
+            let task = self.releases.spawn(async move { tracker.run(pin!(release(core, pending, slot))).await });
             self.releasing.insert(task.id(), about);
         }
     }
@@ -269,7 +274,8 @@ impl Keeper {
         let Some(history) = self.core.history.as_ref().filter(|_| self.writing.is_empty()) else { return };
         let batch = history.take(now);
         if !batch.is_empty() {
-            self.writing.spawn(write(self.core.clone(), batch));
+            let (core, tracker) = (self.core.clone(), self.core.clock.tracker());
+            self.writing.spawn(async move { tracker.run(pin!(write(core, batch))).await });
         }
     }
 
@@ -362,14 +368,14 @@ pub(crate) fn retire(core: &Core, hold: &Arc<Hold>) {
 async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermit) {
     let leases: Vec<Lease> = batch.iter().map(|hold| hold.lease()).collect();
     let span = Span::renew(core.reporter.backend, leases.len());
-    let mut call = std::pin::pin!(span.around(core.backend.renew(&leases)));
-    let outcomes = match timeout(RENEWAL_CALL_LIMIT, &mut call).await {
-        Ok(outcomes) => outcomes,
-        Err(_) => {
+    let mut call = pin!(span.around(core.backend.renew(&leases)));
+    let outcomes = match core.clock.timeout(RENEWAL_CALL_LIMIT, call.as_mut()).await {
+        Some(outcomes) => outcomes,
+        None => {
             // Frees the place for other calls; the reply still counts if it arrives in time.
             drop(slot);
             core.holds.wake.notify_one();
-            let Ok(outcomes) = timeout(LATE_REPLY_LIMIT, call).await else { return };
+            let Some(outcomes) = core.clock.timeout(LATE_REPLY_LIMIT, call).await else { return };
             outcomes
         }
     };
@@ -423,9 +429,10 @@ fn retry_pause(failures: u32, left: Option<Duration>) -> Duration {
 
 /// Tries a release once.
 async fn release(core: Arc<Core>, pending: PendingRelease, _slot: OwnedSemaphorePermit) -> Released {
-    let unanswered = |_| Err(Error::unknown("the release was not answered"));
-    let call = release::send(&core, &pending.claim, core.clock.now());
-    match timeout(CALL_TIMEOUT, call).await.unwrap_or_else(unanswered) {
+    let unanswered = || Err(Error::unknown("the release was not answered"));
+    let sent = core.clock.now();
+    let answer = core.clock.timeout(CALL_TIMEOUT, pin!(release::send(&core, &pending.claim, sent))).await;
+    match answer.unwrap_or_else(unanswered) {
         Ok((outcome, late_until)) => {
             if let Some(until) = late_until.filter(|until| !is_left_to_its_lease(&core, &pending, *until)) {
                 core.holds.hand_over(pending.repeat(until, core.clock.now()));
@@ -461,9 +468,9 @@ fn is_left_to_its_lease(core: &Core, pending: &PendingRelease, until: Moment) ->
 /// Writes a batch of histories.
 async fn write(core: Arc<Core>, batch: Vec<KeyedEntry>) {
     let Some(history) = &core.history else { return };
+    let unanswered = || batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
     let call = core.backend.write_history(&batch, history.most);
-    let unanswered = |_| batch.iter().map(|_| Err(Error::unknown("the history was not answered"))).collect();
-    let answers = timeout(HISTORY_TIMEOUT, call).await.unwrap_or_else(unanswered);
+    let answers = core.clock.timeout(HISTORY_TIMEOUT, pin!(call)).await.unwrap_or_else(unanswered);
     history.written(batch, answers, core.clock.now());
 }
 

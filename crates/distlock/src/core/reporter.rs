@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use crate::types::activity::Tracker;
+use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::{Event, EventKind, LossReason, Observer, trace};
 use crate::types::key::Key;
@@ -25,7 +27,7 @@ thread_local! {
 
 /// How the keeper's events reach the observer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+enum Pace {
     /// Queued, on a thread of their own.
     Apart,
     /// At once, on the keeper's thread: for a race checker or a simulation, which decides the order of tasks.
@@ -39,9 +41,9 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Returns a reporter of the events of `backend`.
-    pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, pace: Pace) -> Result<Reporter> {
-        Ok(Reporter { backend, queue: observer.map(|observer| ObserverQueue::new(observer, pace)).transpose()? })
+    /// Returns a reporter of the events of `backend`, for a family with this clock.
+    pub(crate) fn new(backend: &'static str, observer: Option<Arc<dyn Observer>>, clock: &Clock) -> Result<Reporter> {
+        Ok(Reporter { backend, queue: observer.map(|observer| ObserverQueue::new(observer, clock)).transpose()? })
     }
 
     /// Reports from a caller's task. The observer has received the event when this returns, unless it is busy for
@@ -75,6 +77,7 @@ impl Reporter {
 pub(crate) struct ObserverQueue {
     delivery: Arc<Delivery>,
     pace: Pace,
+    clock: Clock,
 }
 
 struct Delivery {
@@ -97,7 +100,8 @@ struct PendingEvents {
 }
 
 impl ObserverQueue {
-    pub(crate) fn new(observer: Arc<dyn Observer>, pace: Pace) -> Result<ObserverQueue> {
+    pub(crate) fn new(observer: Arc<dyn Observer>, clock: &Clock) -> Result<ObserverQueue> {
+        let pace = if clock.is_in_order() { Pace::Inline } else { Pace::Apart };
         let (pending, changed, turn) = (Mutex::default(), Condvar::new(), Mutex::default());
         let delivery = Arc::new(Delivery { observer, pending, changed, turn });
         if pace == Pace::Apart {
@@ -107,7 +111,7 @@ impl ObserverQueue {
             let thread = std::thread::Builder::new().name("distlock-events".into()).spawn(move || serves.serve());
             thread.map_err(failed)?;
         }
-        Ok(ObserverQueue { delivery, pace })
+        Ok(ObserverQueue { delivery, pace, clock: clock.clone() })
     }
 
     /// Delivers an event after all queued ones. It is delivered on the caller's thread only if the observer is idle;
@@ -119,7 +123,7 @@ impl ObserverQueue {
         if let Some(_turn) = self.delivery.free_turn() {
             return self.delivery.call(event);
         }
-        if let Some(number) = self.delivery.push(event) {
+        if let Some(number) = self.delivery.push(event, self.clock.tracker()) {
             self.delivery.wait_until_told(number);
         }
     }
@@ -128,7 +132,7 @@ impl ObserverQueue {
     pub(crate) fn tell_later(&self, event: &Event<'_>) {
         match self.pace {
             Pace::Inline => self.delivery.call(event),
-            Pace::Apart => drop(self.delivery.push(event)),
+            Pace::Apart => drop(self.delivery.push(event, self.clock.tracker())),
         }
     }
 
@@ -147,13 +151,13 @@ impl Drop for ObserverQueue {
 
 impl Delivery {
     /// Queues an event. Returns its number; `None` if it was dropped.
-    fn push(&self, event: &Event<'_>) -> Option<u64> {
+    fn push(&self, event: &Event<'_>, tracker: Tracker) -> Option<u64> {
         let mut pending = self.pending();
         if pending.events.len() >= MOST_PENDING {
             pending.dropped += 1;
             return None;
         }
-        pending.events.push_back(OwnedEvent::of(event));
+        pending.events.push_back(OwnedEvent::of(event, tracker));
         pending.pushed += 1;
         self.changed.notify_all();
         Some(pending.pushed)
@@ -227,6 +231,8 @@ struct OwnedEvent {
     token: Option<FencingToken>,
     backend: &'static str,
     kind: NoteKind,
+    /// Until the event is delivered, there is work to do.
+    _tracker: Tracker,
 }
 
 enum NoteKind {
@@ -241,7 +247,7 @@ enum NoteKind {
 }
 
 impl OwnedEvent {
-    fn of(event: &Event<'_>) -> OwnedEvent {
+    fn of(event: &Event<'_>, tracker: Tracker) -> OwnedEvent {
         let kind = match event.kind {
             EventKind::Waiting { holder } => NoteKind::Waiting(holder.cloned()),
             EventKind::Acquired { waited } => NoteKind::Acquired(waited),
@@ -260,6 +266,7 @@ impl OwnedEvent {
             token: event.token,
             backend: event.backend,
             kind,
+            _tracker: tracker,
         }
     }
 

@@ -1,8 +1,8 @@
 //! The engines. Each implements [`Backend`](crate::backend::Backend) in a folder of its own, whose `open.rs` is its
 //! row of the registry. No engine imports another, except that Redlock uses the connections and scripts of Redis.
 //!
-//! Without its feature an engine is only its `open.rs`: its URLs are still understood, and opening it names the
-//! feature.
+//! Without its feature, or on a system that it does not run on, an engine is only its `open.rs`: its URLs are still
+//! understood, and opening it names what is missing.
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -10,7 +10,12 @@ pub mod etcd;
 pub(crate) mod etcd {
     pub(crate) mod open;
 }
+#[cfg(target_os = "linux")]
 pub mod file;
+#[cfg(not(target_os = "linux"))]
+pub(crate) mod file {
+    pub(crate) mod open;
+}
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;

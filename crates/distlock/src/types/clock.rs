@@ -1,13 +1,17 @@
-//! The clock of leases: CLOCK_BOOTTIME, which continues while the machine is suspended.
+//! The clock of leases, which continues while the machine is suspended: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC_RAW on
+//! Apple's systems.
 //!
 //! This is the only file that reads clocks; `cargo xtask tidy` checks that.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
-use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::watch;
+use crate::types::activity::{Activity, Tracker};
+use crate::types::manual_clock::{ManualClock, ManualTime};
 
 /// The default drift between the rates of two clocks that deadlines allow for: one part in a thousand.
 pub const DEFAULT_DRIFT: f64 = 0.001;
@@ -15,7 +19,7 @@ pub const DEFAULT_DRIFT: f64 = 0.001;
 /// The reserve of a deadline for the granularity of the server's expiry.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, CLOCK_BOOTTIME does not.
+/// The longest sleep before the clock is read again: tokio's timers stop during a suspend, the clock does not.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// A point on a [`Clock`]'s time line.
@@ -26,7 +30,7 @@ impl Moment {
     /// Later than any moment a clock will show.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// Returns the moment this many nanoseconds after the clock's zero; for CLOCK_BOOTTIME that is when the machine
+    /// Returns the moment this many nanoseconds after the clock's zero; for [`Clock::system`] that is when the machine
     /// started.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
@@ -86,14 +90,14 @@ pub(crate) fn part_of(whole: Duration, part: f64) -> Duration {
 /// A source of time.
 ///
 /// # Default
-/// [`Clock::system`]: CLOCK_BOOTTIME. [`Clock::manual`] is for tests that move time by hand.
+/// [`Clock::system`]. [`Clock::manual`] is for tests that move time by hand.
 #[derive(Clone)]
 pub struct Clock(ClockSource);
 
 #[derive(Clone)]
 enum ClockSource {
-    Boottime,
-    Manual(Arc<watch::Sender<Moment>>),
+    System,
+    Manual(Arc<ManualTime>),
     #[cfg(feature = "simulation")]
     Runtime(RuntimeTime),
 }
@@ -109,18 +113,19 @@ struct RuntimeTime {
 }
 
 impl Clock {
-    /// Returns the machine's clock, CLOCK_BOOTTIME.
+    /// Returns the machine's clock, which continues while the machine is suspended: CLOCK_BOOTTIME on Linux, and
+    /// CLOCK_MONOTONIC_RAW on Apple's systems.
     #[must_use]
     pub fn system() -> Clock {
-        Clock(ClockSource::Boottime)
+        Clock(ClockSource::System)
     }
 
-    /// Returns a clock that stops until its [`ManualClock`] advances it.
+    /// Returns a clock that stops until its [`ManualClock`] moves it.
     #[must_use]
     pub fn manual() -> (Clock, ManualClock) {
         // Not zero: arithmetic before the first advance would saturate and hide mistakes.
-        let now = Arc::new(watch::Sender::new(Moment::from_nanos(1_000_000_000_000)));
-        (Clock(ClockSource::Manual(now.clone())), ManualClock(now))
+        let time = Arc::new(ManualTime::starting_at(Moment::from_nanos(1_000_000_000_000)));
+        (Clock(ClockSource::Manual(time.clone())), ManualClock::of(time))
     }
 
     /// For simulations: returns a clock that shows `first` now and advances with the paused or advanced time of the
@@ -157,11 +162,11 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Moment {
         match &self.0 {
-            ClockSource::Boottime => {
-                let t = clock_gettime(ClockId::Boottime);
-                Moment(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
+            ClockSource::System => {
+                let (seconds, nanos) = system_time();
+                Moment(u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + u64::try_from(nanos).unwrap_or(0))
             }
-            ClockSource::Manual(now) => *now.borrow(),
+            ClockSource::Manual(time) => time.now(),
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(time) => time.first.after(time.began.elapsed().mul_f64(time.rate)),
         }
@@ -174,17 +179,14 @@ impl Clock {
     pub async fn sleep_until(&self, moment: Moment) {
         match &self.0 {
             _ if moment == Moment::NEVER => std::future::pending().await,
-            ClockSource::Boottime => loop {
+            ClockSource::System => loop {
                 let left = moment.since(self.now());
                 if left.is_zero() {
                     return;
                 }
                 tokio::time::sleep(left.min(LONGEST_NAP)).await;
             },
-            ClockSource::Manual(now) => {
-                // `self` owns the sender, so waiting cannot fail.
-                let _ = now.subscribe().wait_for(|now| *now >= moment).await;
-            }
+            ClockSource::Manual(time) => self.tracked(pin!(time.sleep_until(moment))).await,
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(time) => {
                 while self.now() < moment {
@@ -193,6 +195,38 @@ impl Clock {
                     tokio::time::sleep(left).await;
                 }
             }
+        }
+    }
+
+    /// Runs `future` for at most `limit`; `None` when it takes longer. The limit is real time, on a manual clock that
+    /// clock's.
+    pub(crate) async fn timeout<F: Future>(&self, limit: Duration, mut future: Pin<&mut F>) -> Option<F::Output> {
+        if self.activity().is_none() {
+            return tokio::time::timeout(limit, future).await.ok();
+        }
+        let mut over = pin!(self.sleep_until(self.now().after(limit)));
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => over.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+
+    /// Runs a part of a caller's future, tracked if the clock is manual.
+    pub(crate) async fn tracked<F: Future + ?Sized>(&self, future: Pin<&mut F>) -> F::Output {
+        Tracker::begin_inside(self.activity()).run(future).await
+    }
+
+    /// Returns the tracker of a task that begins soon.
+    pub(crate) fn tracker(&self) -> Tracker {
+        Tracker::begin(self.activity())
+    }
+
+    /// Returns the activity that a manual clock tracks. A race checker needs none: it polls what it will, when it will.
+    fn activity(&self) -> Option<&Arc<Activity>> {
+        match &self.0 {
+            ClockSource::Manual(time) if !cfg!(shuttle) => Some(&time.activity),
+            _ => None,
         }
     }
 
@@ -207,25 +241,29 @@ impl Clock {
     }
 }
 
+/// Returns the seconds and nanoseconds of the machine's clock.
+#[cfg(target_os = "linux")]
+fn system_time() -> (i64, i64) {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    (time.tv_sec, time.tv_nsec)
+}
+
+/// Returns the seconds and nanoseconds of the machine's clock: `mach_continuous_time`, which every version of these
+/// systems has.
+#[cfg(target_vendor = "apple")]
+fn system_time() -> (i64, i64) {
+    let clock = nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW);
+    clock.now().map_or((0, 0), |time| (time.tv_sec(), time.tv_nsec()))
+}
+
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            ClockSource::Boottime => f.write_str("Clock::system"),
+            ClockSource::System => f.write_str("Clock::system"),
             ClockSource::Manual(_) => write!(f, "Clock::manual({:?})", self.now()),
             #[cfg(feature = "simulation")]
             ClockSource::Runtime(_) => write!(f, "Clock::of_runtime({:?})", self.now()),
         }
-    }
-}
-
-/// The control of a manual [`Clock`].
-#[derive(Debug, Clone)]
-pub struct ManualClock(Arc<watch::Sender<Moment>>);
-
-impl ManualClock {
-    /// Advances the clock and wakes the sleepers whose moment has passed.
-    pub fn advance(&self, by: Duration) {
-        self.0.send_modify(|now| *now = now.after(by));
     }
 }
 
@@ -260,10 +298,10 @@ mod tests {
                 clock.now()
             }
         });
-        hand.advance(Duration::from_secs(1));
+        hand.jump(Duration::from_secs(1));
         tokio::task::yield_now().await;
         assert!(!sleeper.is_finished());
-        hand.advance(Duration::from_secs(1));
+        hand.jump(Duration::from_secs(1));
         assert_eq!(sleeper.await.unwrap().since(start), Duration::from_secs(2));
     }
 

@@ -16,6 +16,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What kind of failure an [`Error`] is.
 ///
 /// Only [`ErrorKind::Unknown`] leaves open whether the request was applied; every other kind is definite.
+///
+/// ```
+/// use distlock::ErrorKind;
+///
+/// // The word of logs and metrics, and of serde with the feature `serde`.
+/// assert_eq!(ErrorKind::AlreadyHeld.to_string(), "already_held");
+/// # #[cfg(feature = "serde")]
+/// assert_eq!(serde_json::to_string(&ErrorKind::AlreadyHeld).unwrap(), "\"already_held\"");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

@@ -9,6 +9,14 @@ use crate::types::owner::{Holder, OwnerId};
 use crate::types::token::FencingToken;
 
 /// Why a lock was lost.
+///
+/// ```
+/// use distlock::LossReason;
+///
+/// // The word is `lock.reason` in logs and the label of the metric; the sentence is `reason` in logs.
+/// assert_eq!(LossReason::MaxHold.to_string(), "max_hold");
+/// assert!(LossReason::MaxHold.describe().contains("max_hold"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

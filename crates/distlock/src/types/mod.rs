@@ -1,11 +1,13 @@
 //! The leaves: values that every ring uses. They import only each other. This list is the one list of them.
 
+pub(crate) mod activity;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod finding;
 pub(crate) mod history;
 pub(crate) mod key;
+pub(crate) mod manual_clock;
 pub(crate) mod meter;
 pub(crate) mod mode;
 pub(crate) mod options;

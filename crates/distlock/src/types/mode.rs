@@ -23,14 +23,16 @@ pub enum Mode {
     Reentrant,
     /// As many as there are slots: a semaphore.
     Slot {
-        /// The number of slots. All users of the semaphore give the same.
+        /// The number of slots. All users of the semaphore give the same, unless they
+        /// [resize](crate::Semaphore::or_resize) it.
         of: u32,
     },
 }
 
 impl Mode {
     /// Returns whether claims in the two modes can meet on one lock. While a semaphore has a holder or waiter, all
-    /// claims must be for a semaphore with the same number of slots.
+    /// claims must be for a semaphore with the same number of slots; the number may differ between claims that both
+    /// [resize](crate::Record::resizes) it.
     #[must_use]
     pub fn agrees_with(self, other: Mode) -> bool {
         match (self, other) {
@@ -82,9 +84,45 @@ impl fmt::Display for Mode {
     }
 }
 
+/// A mode as a claim asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct AskedMode {
+    pub(crate) mode: Mode,
+    /// Whether the claim goes with claims for another number of slots that say the same.
+    pub(crate) resizes: bool,
+}
+
+impl AskedMode {
+    /// Returns whether the two claims can meet on one lock.
+    pub(crate) fn agrees_with(self, other: AskedMode) -> bool {
+        let both_have_slots = matches!((self.mode, other.mode), (Mode::Slot { .. }, Mode::Slot { .. }));
+        self.mode.agrees_with(other.mode) || both_have_slots && self.resizes && other.resizes
+    }
+}
+
+impl From<Mode> for AskedMode {
+    fn from(mode: Mode) -> Self {
+        AskedMode { mode, resizes: false }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn semaphores_of_two_sizes_agree_if_both_resize() {
+        let asked = |of, resizes| AskedMode { mode: Mode::Slot { of }, resizes };
+        for (a, b, agree) in [
+            (asked(2, true), asked(3, true), true),
+            (asked(2, true), asked(3, false), false),
+            (asked(2, false), asked(3, false), false),
+            (asked(2, true), asked(2, false), true),
+            (asked(2, true), AskedMode { mode: Mode::Shared, resizes: true }, false),
+        ] {
+            assert_eq!([a.agrees_with(b), b.agrees_with(a)], [agree; 2], "{a:?} and {b:?}");
+        }
+    }
 
     #[test]
     fn a_semaphore_agrees_with_nothing_but_itself() {

@@ -45,6 +45,7 @@ pub(crate) struct Options {
     pub(crate) at_least: Duration,
     pub(crate) delay: Duration,
     pub(crate) mode: Mode,
+    pub(crate) resizes: bool,
     pub(crate) reentrant: bool,
     pub(crate) label: Option<Arc<str>>,
     /// The metrics label.
@@ -66,6 +67,7 @@ impl Default for Options {
             at_least: Duration::ZERO,
             delay: Duration::ZERO,
             mode: Mode::Exclusive,
+            resizes: false,
             reentrant: false,
             label: None,
             group: Default::default(),

@@ -11,7 +11,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::types::error::{Error, Result};
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// The longest owner id, label or reason in bytes.
@@ -172,6 +172,10 @@ pub struct Record {
     /// The mode of the claim.
     #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
     pub mode: Mode,
+    /// Whether the claim goes with claims for another number of slots that say the same: see
+    /// [`Semaphore::or_resize`](crate::Semaphore::or_resize).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub resizes: bool,
     /// Whether the lease may expire while the process lives: the keeper does not renew it, or not forever.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lapses: bool,
@@ -181,7 +185,7 @@ pub struct Record {
 
 // By reference, as serde asks.
 #[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_false(flag: &bool) -> bool {
+pub(crate) fn is_false(flag: &bool) -> bool {
     !flag
 }
 
@@ -191,7 +195,7 @@ impl Record {
     pub fn new(owner: OwnerId, process: Arc<Process>, label: Option<Arc<str>>, now: SystemTime) -> Self {
         let since_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         let since_ms = u64::try_from(since_ms).unwrap_or(u64::MAX);
-        Record { owner, process, label, mode: Mode::Exclusive, lapses: false, since_ms }
+        Record { owner, process, label, mode: Mode::Exclusive, resizes: false, lapses: false, since_ms }
     }
 
     /// Sets the mode.
@@ -199,6 +203,18 @@ impl Record {
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Sets whether the claim goes with claims for another number of slots that say the same.
+    #[must_use]
+    pub fn with_resizes(mut self, resizes: bool) -> Self {
+        self.resizes = resizes;
+        self
+    }
+
+    /// Returns the mode as the claim asks for it.
+    pub(crate) fn asked(&self) -> AskedMode {
+        AskedMode { mode: self.mode, resizes: self.resizes }
     }
 
     /// Returns how long ago the request was made, as far as wall clocks agree.

@@ -30,6 +30,9 @@ pub(crate) fn write_json(record: &Record, out: &mut Vec<u8>) {
             out.extend_from_slice(b"}}");
         }
     }
+    if record.resizes {
+        out.extend_from_slice(b",\"resizes\":true");
+    }
     if record.lapses {
         out.extend_from_slice(b",\"lapses\":true");
     }
@@ -67,7 +70,8 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     }
 }
 
-fn write_number(mut number: u64, out: &mut Vec<u8>) {
+/// Appends a number in decimal digits.
+pub(crate) fn write_number(mut number: u64, out: &mut Vec<u8>) {
     // As many digits as the highest number has.
     let (mut digits, mut first) = ([0; 20], 20);
     loop {
@@ -106,7 +110,8 @@ mod tests {
             for ((label, mode), since_ms) in kinds.zip(times.into_iter().cycle()) {
                 let owner = OwnerId::new(text).unwrap();
                 let record = Record::new(owner, process.clone(), label.map(Arc::from), SystemTime::UNIX_EPOCH);
-                let record = Record { since_ms, lapses: since_ms > 10, ..record.with_mode(mode) };
+                let record =
+                    Record { since_ms, resizes: since_ms > 0, lapses: since_ms > 10, ..record.with_mode(mode) };
                 assert_eq!(json_of(&record), serde_json::to_string(&record).unwrap());
             }
         }

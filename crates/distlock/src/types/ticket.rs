@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::key::Key;
 use crate::types::mode::Mode;
-use crate::types::owner::{OwnerId, read_optional_text};
+use crate::types::owner::{OwnerId, is_false, read_optional_text};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// A ticket with which another process can take over a hold; made by [`LockGuard::export`](crate::LockGuard::export).
@@ -31,6 +31,8 @@ pub struct HoldTicket {
     pub(crate) ttl: Duration,
     pub(crate) delay: Duration,
     pub(crate) mode: Mode,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) resizes: bool,
     #[serde(default, deserialize_with = "read_optional_text", skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<Arc<str>>,
 }
@@ -81,6 +83,7 @@ mod tests {
             ttl: Duration::from_millis(1_500),
             delay: Duration::from_secs(3),
             mode: Mode::Slot { of: 3 },
+            resizes: true,
             label: Some("eod".into()),
         };
         let text = serde_json::to_string(&ticket).unwrap();

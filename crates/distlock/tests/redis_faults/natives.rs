@@ -4,7 +4,7 @@ use distlock::{Config, Finding, examine};
 use distlock_testkit::servers::{RedisCluster, RedisServer, Reply};
 
 /// Returns the native compare-and-delete that a server lists, if it has one.
-fn listed(server: &RedisServer) -> Option<&'static str> {
+pub(crate) fn listed(server: &RedisServer) -> Option<&'static str> {
     let names = ["DELIFEQ", "DELEX"];
     let info = server.command(&[&["COMMAND", "INFO"], &names[..]].concat());
     let has = |(_, info): &(&'static str, &Reply)| matches!(info, Reply::Array(parts) if !parts.is_empty());
@@ -19,7 +19,10 @@ async fn reported(url: &str) -> Vec<String> {
 }
 
 fn expected(native: Option<&str>) -> String {
-    format!("{}; scripts release locks", native.unwrap_or("none"))
+    match native {
+        Some(name) => format!("{name} releases locks without waiters, scripts all others"),
+        None => "none; scripts release locks".into(),
+    }
 }
 
 #[tokio::test]

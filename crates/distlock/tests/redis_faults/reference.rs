@@ -10,18 +10,22 @@ use distlock::{Clock, FencingToken, Key, Mode, OwnerId, Process, Record};
 
 use crate::bench::{Bench, TEST_LIMIT};
 
-const RUNS: u64 = 12;
+const RUNS: u64 = 16;
 const STEPS: u64 = 90;
 
-/// The modes that are mixed in one run. A semaphore cannot be mixed with other modes.
-const MIXES: [&[Mode]; 6] = [
+/// The modes that are mixed in one run. A semaphore cannot be mixed with other modes, and sizes only where all claims resize
+/// it: in the last ones.
+const MIXES: [&[Mode]; 8] = [
     &[Mode::Exclusive, Mode::Shared, Mode::Shared],
     &[Mode::Exclusive, Mode::Reentrant],
     &[Mode::Exclusive, Mode::Shared, Mode::Reentrant],
     &[Mode::Slot { of: 2 }],
     &[Mode::Slot { of: 3 }, Mode::Slot { of: 2 }, Mode::Exclusive],
     &[Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 2 }],
+    &[Mode::Slot { of: 3 }, Mode::Slot { of: 4 }],
+    &[Mode::Slot { of: 2 }, Mode::Slot { of: 5 }, Mode::Slot { of: 3 }],
 ];
+const FIRST_RESIZED: usize = 6;
 
 /// Deterministic pseudo-random numbers.
 struct Dice(u64);
@@ -33,11 +37,11 @@ impl Dice {
     }
 }
 
-fn claim(key: &Key, number: u64, mode: Mode, dice: &mut Dice) -> Claim {
+fn claim(key: &Key, number: u64, (mode, resizes): (Mode, bool), dice: &mut Dice) -> Claim {
     let owner = if mode == Mode::Reentrant { format!("owner-{}", dice.roll(2)) } else { format!("one-{number}") };
     let owner = OwnerId::new(&owner).expect("a name");
     let record = Record::new(owner, Process::current(), Some(number.to_string().into()), Clock::system().wall());
-    Claim::new(key.clone(), TEST_LIMIT * 3, dice.roll(7) > 0, Arc::new(record.with_mode(mode)))
+    Claim::new(key.clone(), TEST_LIMIT * 3, dice.roll(7) > 0, Arc::new(record.with_mode(mode).with_resizes(resizes)))
 }
 
 async fn ask(engine: &impl Backend, claim: &Claim) -> String {
@@ -69,7 +73,8 @@ async fn a_thousand_random_requests_end_as_in_the_reference_engine() {
     redis.ready().await.expect("connected");
     let mut grants = 0;
     for run in 0..RUNS {
-        let (mut dice, mix) = (Dice(run), MIXES[usize::try_from(run).unwrap() % MIXES.len()]);
+        let (mut dice, number) = (Dice(run), usize::try_from(run).unwrap() % MIXES.len());
+        let (mix, resizes) = (MIXES[number], number >= FIRST_RESIZED);
         let key = Key::new(format!("run-{run}")).expect("a name");
         let mut claims: Vec<Claim> = Vec::new();
         for step in 0..STEPS {
@@ -93,7 +98,7 @@ async fn a_thousand_random_requests_end_as_in_the_reference_engine() {
                 9 if !claims.is_empty() => (ask(&redis, &claims[any]).await, ask(&memory, &claims[any]).await),
                 _ => {
                     let mode = mix[usize::try_from(dice.roll(mix.len() as u64)).unwrap()];
-                    let claim = claim(&key, step, mode, &mut dice);
+                    let claim = claim(&key, step, (mode, resizes), &mut dice);
                     let ends = (ask(&redis, &claim).await, ask(&memory, &claim).await);
                     grants += u64::from(ends.0.starts_with("granted"));
                     claims.push(claim);

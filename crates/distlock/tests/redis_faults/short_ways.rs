@@ -401,6 +401,46 @@ async fn a_short_way_that_leaves_less_to_the_full_one_is_noticed() {
     }
 }
 
+fn plain(number: u64, channel: &'static str) -> Request {
+    Request { lock: "a", attempt: format!("{number:032x}"), channel, flags: "x 10000 0".into(), lease_ms: 30_000 }
+}
+
+/// The two keys of a queue expire independently: one that would go before the newest waiter lives as long as the other.
+#[tokio::test]
+async fn a_queue_that_expires_soon_is_prolonged_by_the_next_waiter() {
+    for ways in [Ways::Short, Ways::Full] {
+        let mut side = Side::start(ways);
+        side.claim(&[plain(1, "aaaa")]);
+        side.claim(&[plain(2, "aaaa")]);
+        let [_, queue, waiters, ..] = keys("a");
+        for key in [&queue, &waiters] {
+            side.command(&["PEXPIRE", key, "5000"]);
+            let said = side.claim(&[plain(3, "bbbb")]);
+            assert!(said[0].starts_with("busy"), "{ways:?}: {said:?}");
+            for key in [&queue, &waiters] {
+                let left = side.command(&["PTTL", key]).int();
+                assert!(left > 5_000, "{ways:?}: {key} goes before a waiter that is alive: {left} ms");
+            }
+            side.release(&[plain(3, "bbbb")]);
+        }
+    }
+}
+
+/// The note about the last taker may be all that is left of the waiters.
+#[tokio::test]
+async fn a_note_about_the_last_taker_expires() {
+    for ways in [Ways::Short, Ways::Full] {
+        let mut side = Side::start(ways);
+        (1..4).for_each(|number| drop(side.claim(&[plain(number, "aaaa")])));
+        let waiters = &keys("a")[2];
+        side.command(&["HDEL", waiters, &plain(3, "aaaa").attempt]);
+        side.release(&[plain(1, "aaaa")]);
+        assert!(side.command(&["GET", "a"]).to_string().starts_with(&plain(2, "aaaa").attempt), "handed over");
+        let left = side.command(&["PTTL", waiters]).int();
+        assert!(left != -1, "{ways:?}: the note stays for ever");
+    }
+}
+
 #[tokio::test]
 async fn a_contended_cycle_makes_few_calls() {
     const CYCLES: u64 = 50;

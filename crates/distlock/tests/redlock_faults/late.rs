@@ -1,5 +1,7 @@
 //! Claims that reach a node, and replies that come from it, after the outcome is decided.
 
+use std::future::IntoFuture;
+
 use distlock::Locker;
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 
@@ -86,4 +88,31 @@ async fn f14_a_claim_that_arrives_after_its_release_keeps_no_queue_place() {
     }
     // Otherwise it would stay until it was silent for as long as its lease.
     eventually("its place is given up", || bench.keys(&[at]) == ["a"]).await;
+}
+
+/// A claim waits, also on a few nodes that reply late, and ends. Its release does not reach those nodes.
+#[tokio::test]
+async fn f44_a_queue_place_told_of_after_the_claim_ended_is_given_up() {
+    check_on_3_and_5(async |bench| {
+        let few = bench.minority();
+        let (holder, locker) = (bench.direct().await, bench.behind(&few).await);
+        let held = holder.lock("a").ttl(TEST_LIMIT * 3).watchdog(false).await.expect("granted");
+        eventually("every node has it", || bench.all().into_iter().all(|at| bench.has(at, "a"))).await;
+        bench.each(&few, |proxy| proxy.set(Direction::Replies, Flow::Delay(NODE_TIMEOUT / 2)));
+        let waiting = tokio::spawn(locker.lock("a").ttl(TEST_LIMIT * 3).into_future());
+        let places = |at: usize| bench.nodes[at].command(&["ZCARD", "{a}:q"]).int();
+        eventually("it waits", || bench.all().into_iter().all(|at| places(at) == 1)).await;
+        bench.each(&few, |proxy| proxy.set(Direction::Requests, Flow::Drop));
+        waiting.abort();
+        drop(waiting.await);
+        eventually("its release has come", || bench.all().into_iter().all(|at| few.contains(&at) || places(at) == 0))
+            .await;
+        // The late replies have come, too.
+        sleep(NODE_TIMEOUT).await;
+        bench.each(&few, Proxy::pass);
+        eventually("its places are given up", || few.iter().all(|at| places(*at) == 0)).await;
+        unlock(held).await;
+        bench.expect_nothing_left(&bench.all()).await;
+    })
+    .await;
 }

@@ -18,6 +18,7 @@ use crate::engines::etcd::state::attempt::WATCH_AFTER;
 use crate::engines::etcd::state::attempts::Attempt;
 use crate::engines::shared::listing::Allowance;
 use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::mode::AskedMode;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// How often it is tried again when the key was written by its old holder in between.
@@ -102,7 +103,8 @@ impl Engine {
             if known.is_of(claim.attempt) && key.lease == lease {
                 return Ok(Some(revision));
             }
-            let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode()));
+            let AskedMode { mode, resizes } = attempt.asked();
+            let record = Arc::new(claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes));
             let claim = Claim { record, ..claim.clone() };
             let value = Value::new(&claim, lease).with_slot(known.slot).to_value();
             match queue::take_over(&self.client, &key, value, lease).await {

@@ -54,7 +54,7 @@ impl Engine {
                 Ok(view) if view.own.is_none() && (created != 0 || claim.queue) => self.key_lost(&attempt),
                 Ok(view) => {
                     self.seen_revision.check(before, view.header)?;
-                    if let Some(other) = view.disagreement(attempt.lock(), attempt.mode()) {
+                    if let Some(other) = view.disagreement(attempt.lock(), attempt.asked()) {
                         // Whatever the outcome: housekeeping deletes what is left.
                         let _ = self.release(claim).await;
                         return Err(claim.mode().disagrees(other));
@@ -243,7 +243,7 @@ impl Engine {
 pub(super) fn key_request(attempt: &Attempt, claim: &Claim) -> KeyRequest {
     let lease = attempt.lease().id;
     let (lock, key) = (attempt.lock().to_vec(), attempt.key().to_vec());
-    KeyRequest { lock, key, mode: attempt.mode(), lease, value: Value::new(claim, lease) }
+    KeyRequest { lock, key, asked: attempt.asked(), lease, value: Value::new(claim, lease) }
 }
 
 pub(super) fn busy(holder: Option<Holder>, claim: &Claim) -> Busy {

@@ -215,7 +215,7 @@ mod tests {
         while queue::read(&engine.client, &key).await.unwrap().0.is_some() {
             looks += 1;
             assert!(looks < 500, "it stays");
-            time.advance(LATE_KEY_PAUSES[0]);
+            time.jump(LATE_KEY_PAUSES[0]);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -14,7 +14,7 @@ use crate::engines::etcd::state::effect::{Move, NoAmendment, Renewed};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 
 /// How often a hold is renewed once more that was moved to another lease meanwhile.
 const ROUNDS: usize = 8;
@@ -132,7 +132,8 @@ impl Engine {
             Err(NoAmendment::NotHeld) => return Ok(false),
             Err(NoAmendment::Moving) => return Err(Error::unavailable("it is being moved to another lease")),
         };
-        let record = Arc::new(claim.record.as_ref().clone().with_mode(attempt.mode()));
+        let AskedMode { mode, resizes } = attempt.asked();
+        let record = Arc::new(claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes));
         let claim = Claim { record: record.clone(), ..claim.clone() };
         let value = Value::new(&claim, lease).with_slot(slot).to_value();
         let amended = queue::rewrite(&self.client, &attempt.key_made_at(created), Some(lease), value).await?;

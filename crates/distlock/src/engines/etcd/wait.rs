@@ -74,6 +74,8 @@ impl Engine {
             };
             match view {
                 Ok(view) if self.seen_revision.check(seen, view.header).is_err() => return Wake::Retry,
+                // The claim that follows is refused.
+                Ok(view) if view.disagreement(attempt.lock(), attempt.asked()).is_some() => return Wake::Retry,
                 Ok(view) if view.holds => {
                     return self.grant(attempt, &view).map_or(Wake::Retry, Wake::Granted);
                 }

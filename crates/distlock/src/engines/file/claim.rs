@@ -184,20 +184,20 @@ fn busy_behind(waiter: &Waiter) -> Attempted {
 /// Refuses a claim that has to wait and whose mode disagrees with a holder's or a waiter's. A waiter that is not the
 /// first in the queue agreed with them all when it came.
 fn refuse_disagreement(state: &State, claim: &Claim, is_new: bool) -> Result<()> {
-    let (paths, mode) = (state.layout.find(&claim.key)?, claim.mode());
+    let (paths, asked) = (state.layout.find(&claim.key)?, claim.asked());
     let waiter = state.waiters.get(claim.attempt);
     let held = {
         let kept = waiter.as_ref().map(|waiter| waiter.file());
         match kept.as_ref().and_then(|kept| kept.as_ref()) {
             None if !is_new => return Ok(()),
-            kept => Inspector::of(state).disagreeing_holder(&paths, kept, mode)?,
+            kept => Inspector::of(state).disagreeing_holder(&paths, kept, asked)?,
         }
     };
     let other = match held {
-        None if is_new => TicketQueue::at(&paths.queue).disagreeing(mode, claim.attempt)?,
+        None if is_new => TicketQueue::at(&paths.queue).disagreeing(asked, claim.attempt)?,
         held => held,
     };
-    other.map_or(Ok(()), |other| Err(mode.disagrees(other)))
+    other.map_or(Ok(()), |other| Err(asked.mode.disagrees(other)))
 }
 
 fn probable_holder(state: &State, claim: &Claim) -> Option<Holder> {

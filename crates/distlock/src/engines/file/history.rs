@@ -9,7 +9,7 @@ use super::error::file_error;
 use super::protocol::lock_contents::read_at;
 use super::state::State;
 use super::wire::lock_file::{Links, LockFile};
-use crate::engines::shared::history::{group_by_lock, outcomes_of_entries};
+use crate::engines::file::lock_entries::{group_by_lock, outcomes_of_entries};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::{HistoryEntry, LONGEST_LINE, MAX_HISTORY};
 use crate::types::key::Key;

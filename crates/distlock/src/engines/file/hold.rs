@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::error::file_error;
 use super::protocol::lock_contents::{ContentKind, HolderEntry, LockContents};
 use super::protocol::lock_paths::LockPaths;
-use super::protocol::shared_holders::{SharedHolders, SlotFile, TokenFile};
+use super::protocol::shared_holders::{SharedHolders, SlotFile, TokenFile, Turnstile};
 use super::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile, Obstacle};
 use crate::contract::{Claim, Grant, Release};
 use crate::engines::shared::admission;
@@ -190,10 +190,22 @@ impl Entering<'_> {
         if self.paths.side.is_none() {
             refuse_foreign(self.paths, self.file)?;
         }
-        self.refuse_disagreement()?;
+        let dir = &self.paths.shared_holders;
+        let turnstile = match self.claim.asked().resizes {
+            true => match Turnstile::enter(dir).map_err(|error| self.broken(error))? {
+                None => return Ok(Err(Obstacle::Sharers)),
+                entering => entering,
+            },
+            false => None,
+        };
+        self.refuse_disagreement(turnstile.as_ref())?;
         let slot = match mode {
             Mode::Slot { of } => {
-                match SlotFile::take(&self.paths.shared_holders, of).map_err(|error| self.broken(error))? {
+                let taken = match &turnstile {
+                    Some(entering) => SlotFile::take_resized(dir, of, entering),
+                    None => SlotFile::take(dir, of),
+                };
+                match taken.map_err(|error| self.broken(error))? {
                     Ok(slot) => Some(slot),
                     Err(obstacle) => return Ok(Err(obstacle)),
                 }
@@ -203,11 +215,8 @@ impl Entering<'_> {
         let counters = floor_of_other_counter(self.paths, self.file, true)?
             .max(floor_of_other_counter(self.paths, self.file, false)?);
         let floor = self.clock_floor().max(counters);
-        let token_file =
-            TokenFile::take(&self.paths.shared_holders, floor, slot.is_none()).map_err(|error| self.broken(error))?;
+        let token_file = TokenFile::take(dir, floor, slot.is_none()).map_err(|error| self.broken(error))?;
         let token = token_file.token();
-        // Of two claims that enter at the same moment and disagree, at least one sees the other's files by now.
-        self.refuse_disagreement()?;
         let entry = self.entry(token);
         let part = match slot {
             Some(slot) => {
@@ -219,12 +228,14 @@ impl Entering<'_> {
                 Part::Reader(token_file)
             }
         };
+        // Of two claims that enter at the same moment and disagree, at least one sees the other's files by now.
+        self.refuse_disagreement(turnstile.as_ref())?;
         Ok(Ok((part, token)))
     }
 
-    fn refuse_disagreement(&self) -> Result<()> {
-        let mode = self.claim.mode();
-        match self.shared_holders()?.disagreeing(mode).map_err(|error| self.broken(error))? {
+    fn refuse_disagreement(&self, turnstile: Option<&Turnstile>) -> Result<()> {
+        let (mode, asked) = (self.claim.mode(), self.claim.asked());
+        match self.shared_holders()?.disagreeing(asked, turnstile).map_err(|error| self.broken(error))? {
             Some(other) => Err(mode.disagrees(other)),
             None => Ok(()),
         }

@@ -18,7 +18,7 @@ use super::wire::process::{is_alive, is_elsewhere};
 use crate::contract::LockInfo;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::{Holder, Record};
 use crate::types::token::FencingToken;
 
@@ -125,12 +125,13 @@ impl<'a> Inspector<'a> {
         &self,
         paths: &LockPaths,
         file: Option<&LockFile>,
-        mode: Mode,
+        asked: AskedMode,
     ) -> Result<Option<Mode>> {
         let broken = |error| file_error("read lock file", &paths.lock, error);
-        let inside =
-            SharedHolders::read(&paths.shared_holders).and_then(|holders| holders.disagreeing(mode)).map_err(broken)?;
-        if inside.is_some() || mode.agrees_with(Mode::Exclusive) {
+        let inside = SharedHolders::read(&paths.shared_holders)
+            .and_then(|holders| holders.disagreeing(asked, None))
+            .map_err(broken)?;
+        if inside.is_some() || asked.mode.agrees_with(Mode::Exclusive) {
             return Ok(inside);
         }
         let opened = if file.is_some() { None } else { paths.open_to_read()? };

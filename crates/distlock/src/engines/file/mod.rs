@@ -11,6 +11,7 @@ mod history;
 mod hold;
 mod inspect;
 mod inspector;
+mod lock_entries;
 pub(crate) mod open;
 mod protocol;
 mod release;

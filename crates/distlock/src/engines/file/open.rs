@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 
+#[cfg(target_os = "linux")]
 use crate::contract::{BoxFuture, DynBackend};
+#[cfg(target_os = "linux")]
 use crate::engines::file::{FileBackend, default_dir, examine};
 use crate::engines::shared::row::{EngineAddress, EngineRow, Scheme, WithoutUrl};
+#[cfg(target_os = "linux")]
 use crate::engines::shared::settings::EngineSettings;
 use crate::engines::shared::url_parts::UrlParts;
 use crate::types::error::Result;
+#[cfg(target_os = "linux")]
 use crate::types::finding::Finding;
 
 pub(crate) static ROW: EngineRow = EngineRow {
@@ -37,6 +41,7 @@ impl EngineAddress for FileAddress {
         &ROW
     }
 
+    #[cfg(target_os = "linux")]
     fn open(&self, settings: &EngineSettings) -> Result<Box<dyn DynBackend>> {
         settings.refuse_prefix(ROW.name)?;
         let backend = match &self.dir {
@@ -46,6 +51,7 @@ impl EngineAddress for FileAddress {
         Ok(Box::new(backend))
     }
 
+    #[cfg(target_os = "linux")]
     fn examine<'a>(&'a self, _: &'a EngineSettings) -> BoxFuture<'a, Result<Vec<Finding>>> {
         Box::pin(async {
             let dir = self.dir.clone().map_or_else(default_dir, Ok)?;

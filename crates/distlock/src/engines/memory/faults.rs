@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicBool, Ordering};
 
 /// A request into which a fault can be scripted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,12 +45,20 @@ pub enum Fault {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ScriptedFaults(Mutex<HashMap<Operation, VecDeque<Fault>>>);
+pub(super) struct ScriptedFaults {
+    next: Mutex<HashMap<Operation, VecDeque<Fault>>>,
+    /// Whether every request is refused.
+    is_away: AtomicBool,
+}
 
 impl ScriptedFaults {
     pub(super) fn push(&self, operation: Operation, fault: Fault) {
-        let mut faults = self.0.lock();
+        let mut faults = self.next.lock();
         faults.entry(operation).or_default().push_back(fault);
+    }
+
+    pub(super) fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::SeqCst);
     }
 
     /// Carries a request out, with the fault that is scripted for it.
@@ -59,6 +68,9 @@ impl ScriptedFaults {
         clock: &Clock,
         apply: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(Error::unavailable("the store is disconnected, as the test asked for"));
+        }
         match self.next(operation) {
             None => apply(),
             Some(Fault::Delay(time)) => {
@@ -83,7 +95,7 @@ impl ScriptedFaults {
     }
 
     fn next(&self, operation: Operation) -> Option<Fault> {
-        let mut faults = self.0.lock();
+        let mut faults = self.next.lock();
         if faults.is_empty() {
             return None;
         }

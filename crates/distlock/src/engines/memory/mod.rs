@@ -30,11 +30,12 @@ mod store;
 pub use self::client::Memory;
 pub use self::faults::{Fault, Operation};
 use self::state::LockTable;
-pub use self::store::Store;
+pub use self::store::{EndedHolds, Store};
 use crate::contract::{
     Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
     Wake,
 };
+use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
 use crate::types::history::{HistoryEntry, answer_all};
@@ -51,6 +52,10 @@ impl Backend for Memory {
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
         Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
+    }
+
+    fn clock(&self) -> Option<Clock> {
+        Some(self.store.clock().clone())
     }
 
     fn attach(&self, attachment: Attachment) {

@@ -13,12 +13,18 @@ use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::event::LossReason;
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::Holder;
 use crate::types::token::{AttemptId, FencingToken};
 
 /// When a waiter claims again, as a part of its lease. A waiter that does not for a whole lease is dropped.
 const CLAIM_AGAIN_AFTER: f64 = 1.0 / 3.0;
+
+/// The lease of a thief.
+const STOLEN_FOR: Duration = Duration::from_secs(1);
+
+/// The attempt of a hold that was ended by another, and its client's losses.
+pub(super) type EndedHold = (Option<Losses>, AttemptId);
 
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
@@ -91,7 +97,7 @@ impl LockTable {
             held.expires = held.expires.max(now.after(claim.lease()));
             return Ok(Claimed::Granted(held.grant(sender.sent, claim.ttl)));
         }
-        if let Some(other) = admission::disagreement(claim.mode(), lock.modes()) {
+        if let Some(other) = admission::disagreement(claim.asked(), lock.modes()) {
             return Err(claim.mode().disagrees(other));
         }
         let ahead = lock.queue.iter().take_while(|waiter| waiter.claim.attempt != claim.attempt).count();
@@ -202,8 +208,8 @@ impl LockTable {
             return Some((held.grant(sender.sent, claim.ttl), None));
         }
         let held = self.hold_of(&claim.key, from, now).filter(|held| held.token == token)?;
-        let mode = held.mode().unwrap_or_default();
-        let record = claim.record.as_ref().clone().with_mode(mode);
+        let AskedMode { mode, resizes } = held.asked().unwrap_or(Mode::default().into());
+        let record = claim.record.as_ref().clone().with_mode(mode).with_resizes(resizes);
         held.claim = Some(Claim { record: record.into(), ..claim.clone() });
         held.expires = held.expires.max(now.after(claim.lease()));
         let before = std::mem::replace(&mut held.losses, sender.losses.clone());
@@ -217,34 +223,33 @@ impl LockTable {
     }
 
     /// Ends the holds with `token`, and returns for each its client's losses and its attempt.
-    pub(super) fn force_release(
-        &mut self,
-        key: &Key,
-        token: FencingToken,
-        now: Moment,
-    ) -> Vec<(Option<Losses>, AttemptId)> {
+    pub(super) fn force_release(&mut self, key: &Key, token: FencingToken, now: Moment) -> Vec<EndedHold> {
         let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
         lock.settle(now, &mut self.last_token);
         let broken: Vec<_> = lock.held.extract_if(.., |held| held.token == token && held.claim.is_some()).collect();
         lock.admit(now, &mut self.last_token);
         self.forget_if_free(key);
-        broken.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
+        ended(broken)
     }
 
-    pub(super) fn expire(&mut self, key: &Key, now: Moment) {
-        if let Some(lock) = self.locks.get_mut(key) {
-            lock.settle(now, &mut self.last_token);
-            lock.held.clear();
-            lock.admit(now, &mut self.last_token);
-            self.forget_if_free(key);
-        }
+    /// Ends the holds of `key`.
+    pub(super) fn expire(&mut self, key: &Key, now: Moment) -> Vec<EndedHold> {
+        let Some(lock) = self.locks.get_mut(key) else { return Vec::new() };
+        lock.settle(now, &mut self.last_token);
+        let expired = std::mem::take(&mut lock.held);
+        lock.admit(now, &mut self.last_token);
+        self.forget_if_free(key);
+        ended(expired)
     }
 
-    pub(super) fn steal(&mut self, key: &Key, now: Moment) {
+    /// Ends the holds of `key`, and gives it to a holder that is no client.
+    pub(super) fn steal(&mut self, key: &Key, now: Moment) -> Vec<EndedHold> {
         let token = next(&mut self.last_token);
-        let expires = now.after(Duration::from_secs(1));
+        let expires = now.after(STOLEN_FOR);
         let thief = MemoryHold { claim: None, token, slot: None, since: now, expires, losses: None, handover: None };
-        self.locks.entry(key.clone()).or_default().held = vec![thief];
+        let lock = self.locks.entry(key.clone()).or_default();
+        lock.held.retain(|held| now < held.expires);
+        ended(std::mem::replace(&mut lock.held, vec![thief]))
     }
 
     pub(super) fn list(&mut self, prefix: &str, now: Moment) -> Vec<LockInfo> {
@@ -327,8 +332,8 @@ impl LockState {
     }
 
     /// Returns the modes of all holders and waiters.
-    fn modes(&self) -> impl Iterator<Item = Mode> {
-        self.held.iter().filter_map(MemoryHold::mode).chain(self.queue.iter().map(|waiter| waiter.claim.mode()))
+    fn modes(&self) -> impl Iterator<Item = AskedMode> {
+        self.held.iter().filter_map(MemoryHold::asked).chain(self.queue.iter().map(|waiter| waiter.claim.asked()))
     }
 
     /// Returns why `claim` has to wait, and takes or keeps its place in the queue if it asks for one.
@@ -363,8 +368,8 @@ impl MemoryHold {
         self.claim.as_ref().is_some_and(|claim| claim.attempt == attempt)
     }
 
-    fn mode(&self) -> Option<Mode> {
-        self.claim.as_ref().map(Claim::mode)
+    fn asked(&self) -> Option<AskedMode> {
+        self.claim.as_ref().map(Claim::asked)
     }
 
     fn occupant(&self) -> Occupant<'_> {
@@ -382,8 +387,12 @@ impl MemoryHold {
     }
 }
 
+fn ended(holds: Vec<MemoryHold>) -> Vec<EndedHold> {
+    holds.into_iter().filter_map(|held| Some((held.losses, held.claim?.attempt))).collect()
+}
+
 fn claimant(claim: &Claim) -> Claimant<'_> {
-    Claimant { mode: claim.mode(), owner: &claim.record.owner }
+    Claimant { asked: claim.asked(), owner: &claim.record.owner }
 }
 
 fn next(last_token: &mut u64) -> FencingToken {

@@ -6,10 +6,12 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use super::faults::{Fault, Operation, ScriptedFaults};
 use super::history::Histories;
-use super::state::LockTable;
+use super::state::{EndedHold, LockTable};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
+use crate::types::event::LossReason;
 use crate::types::key::Key;
+use crate::types::manual_clock::ManualClock;
 use crate::types::sync::{Mutex, MutexGuard};
 
 /// Where the locks are, shared by every [`Memory`](super::Memory) on it.
@@ -41,6 +43,30 @@ impl Store {
     #[must_use]
     pub fn with_clock(clock: Clock) -> Store {
         Store::start(clock, None)
+    }
+
+    /// Returns an empty store for a test, and the control of its clock. Every locker on the store has the same clock,
+    /// unless its builder is given another.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distlock::{ErrorKind, Locker, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let (store, clock) = Store::manual();
+    /// let [mine, other] = [Locker::new(Memory::on(&store))?, Locker::new(Memory::on(&store))?];
+    /// let guard = mine.lock("order:7").await?;
+    ///
+    /// let waiter = tokio::spawn(other.lock("order:7").wait(Duration::from_secs(30)).into_future());
+    /// clock.advance(Duration::from_secs(30)).await;
+    /// assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+    /// assert!(!guard.is_lost(), "renewed all the time");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn manual() -> (Store, ManualClock) {
+        let (clock, hand) = Clock::manual();
+        (Store::with_clock(clock), hand)
     }
 
     /// Returns the store that has this name in this process: the one of `mem://name`.
@@ -82,15 +108,44 @@ impl Store {
         self.0.faults.push(operation, fault);
     }
 
-    /// Ends the lease of `key` now, as if its time were over. The holder is not notified; the next waiter is granted
-    /// the lock.
-    pub fn expire(&self, key: &Key) {
-        self.locks(|locks, now| locks.expire(key, now));
+    /// Refuses every request with kind `Unavailable` until [`reconnect`](Store::reconnect), like an engine that is away.
+    /// Locks and leases stay as they are.
+    pub fn disconnect(&self) {
+        self.0.faults.set_away(true);
     }
 
-    /// Gives `key` to an unknown holder without notifying the present one, as a server that lost its data would.
-    pub fn steal(&self, key: &Key) {
-        self.locks(|locks, now| locks.steal(key, now));
+    /// Accepts requests again.
+    pub fn reconnect(&self) {
+        self.0.faults.set_away(false);
+    }
+
+    /// Ends the leases of `key` now, as if their time were over. The next waiter is granted the lock. The holder learns of
+    /// it by its next renewal, or at once with [`EndedHolds::tell_holders`].
+    ///
+    /// ```
+    /// use distlock::{LossReason, Locker, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let store = Store::new();
+    /// let guard = Locker::new(Memory::on(&store))?.lock("order:7").await?;
+    ///
+    /// store.expire("order:7").tell_holders();
+    /// assert_eq!(guard.lost().await, LossReason::Revoked);
+    /// # Ok(()) }
+    /// ```
+    pub fn expire<K: TryInto<Key>>(&self, key: K) -> EndedHolds {
+        self.end(key, LockTable::expire)
+    }
+
+    /// Gives `key` for a second to a holder that is no client, as a server that lost its data would. The present holder
+    /// learns of it by its next renewal, or at once with [`EndedHolds::tell_holders`].
+    pub fn steal<K: TryInto<Key>>(&self, key: K) -> EndedHolds {
+        self.end(key, LockTable::steal)
+    }
+
+    /// A name that is not valid names no lock.
+    fn end<K: TryInto<Key>>(&self, key: K, end: fn(&mut LockTable, &Key, Moment) -> Vec<EndedHold>) -> EndedHolds {
+        EndedHolds(key.try_into().map_or_else(|_| Vec::new(), |key| self.locks(|locks, now| end(locks, &key, now))))
     }
 
     /// Whether the store has no holder, no waiter and no half-done attempt.
@@ -122,6 +177,27 @@ impl Store {
             LAST_TOKEN.fetch_max(locks.last_token(), Ordering::SeqCst);
         }
         done
+    }
+}
+
+/// The holds that a test has ended, behind the backs of their holders.
+#[derive(Debug)]
+pub struct EndedHolds(Vec<EndedHold>);
+
+impl EndedHolds {
+    /// Returns how many holds were ended; 0 when the lock had no holder.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Tells the holders now, as an engine does that sees the loss. The reason is [`LossReason::Revoked`]. Their guards are
+    /// lost when [`LockGuard::lost`](crate::LockGuard::lost) completes, or with a manual clock when it has
+    /// [settled](ManualClock::settle).
+    pub fn tell_holders(self) {
+        for (losses, attempt) in self.0 {
+            losses.inspect(|losses| losses.push(attempt, LossReason::Revoked));
+        }
     }
 }
 

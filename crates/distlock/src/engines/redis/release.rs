@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::contract::{Claim, Release};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
-use crate::engines::redis::protocol::lean::{LeanLock, LeanOutcome, LeanRequest};
+use crate::engines::redis::protocol::lean::{LeanLock, LeanOutcome, LeanRequest, Written};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
@@ -23,6 +23,13 @@ const MORE: &str = "more";
 /// The reply to a release that handed the lock over.
 const HANDED_OVER: i64 = 2;
 
+/// A release on its way to the lean script, or to the native command that does the same.
+struct LeanRelease<'a> {
+    connection: Arc<Connection>,
+    request: LeanRequest,
+    written: Option<Written<'a>>,
+}
+
 /// An answered release.
 struct Released {
     outcome: Release,
@@ -36,9 +43,9 @@ struct Released {
 
 impl Client {
     pub(super) async fn release(&self, claim: &Claim) -> Result<Release> {
-        if let Some((connection, request)) = self.lean_release(claim) {
+        if let Some(LeanRelease { connection, request, written }) = self.lean_release(claim) {
             let over = connection.id;
-            match connection.request(CallKind::LeanRelease, Request::Lean(request)).await {
+            match connection.release_lean(request, written).await {
                 Ok(RequestReply::Lean(LeanOutcome::Done(_))) => {
                     self.forget_late(claim.attempt, over);
                     return Ok(Release::Released);
@@ -52,7 +59,7 @@ impl Client {
     }
 
     /// Returns what sends a release to the lean script; `None` when that script is not likely to serve it.
-    fn lean_release(&self, claim: &Claim) -> Option<(Arc<Connection>, LeanRequest)> {
+    fn lean_release<'a>(&self, claim: &'a Claim) -> Option<LeanRelease<'a>> {
         if !claim.mode().is_exclusive() || self.waiting.is_enlisted(claim.attempt) {
             return None;
         }
@@ -60,8 +67,15 @@ impl Client {
         if self.contention.is_recent(lock.key(), self.clock.now()) {
             return None;
         }
-        let connection = self.servers.at_once(lock.key(), ServerConnections::open_for_release)?;
-        Some((connection, lock.release()))
+        let (connection, written) = self.servers.at_once(lock.key(), |server| {
+            let connection = server.open_for_release()?;
+            let token = claim.token().filter(|_| connection.native_release().is_some());
+            // As its claim was told, unless messages have come in or stopped since: then the values differ.
+            let wake = || server.hears_at(&connection, || lock.own_fence()).then_some(self.options.wake);
+            let written = token.map(|token| Written { token, wake: wake(), record: &claim.record });
+            Some((connection, written))
+        })?;
+        Some(LeanRelease { connection, request: lock.release(), written })
     }
 
     /// Releases by the full script.

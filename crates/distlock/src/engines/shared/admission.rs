@@ -4,14 +4,14 @@
 //! waiters of a lock calls [`admit`]; one that knows only a part of the queue applies the rules that [`admit`] is made
 //! of.
 
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::OwnerId;
 use crate::types::token::FencingToken;
 
 /// A claim, as far as the rules look at it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Claimant<'a> {
-    pub(crate) mode: Mode,
+    pub(crate) asked: AskedMode,
     pub(crate) owner: &'a OwnerId,
 }
 
@@ -45,10 +45,11 @@ pub(crate) fn admit<'a>(
     if let Some(first) = inside.clone().next().filter(|first| reenters(claim, first)) {
         return Some(Admission { slot: None, reentered: Some(first.token) });
     }
-    if !has_room(claim.mode, inside.clone()) || ahead.any(|waiter| waits_behind(claim.mode, waiter)) {
+    let mode = claim.asked.mode;
+    if !has_room(claim.asked, inside.clone()) || ahead.any(|waiter| waits_behind(mode, waiter)) {
         return None;
     }
-    let slot = match claim.mode {
+    let slot = match mode {
         Mode::Slot { of } => lowest_free_slot(of, inside.filter_map(|occupant| occupant.slot), 0),
         _ => None,
     };
@@ -57,21 +58,32 @@ pub(crate) fn admit<'a>(
 
 /// Whether `claim` and the holder are re-entrant and of one owner.
 fn reenters(claim: Claimant<'_>, holder: &Occupant<'_>) -> bool {
-    holder.claimant.is_some_and(|held| [held.mode, claim.mode] == [Mode::Reentrant; 2] && held.owner == claim.owner)
+    holder
+        .claimant
+        .is_some_and(|held| [held.asked.mode, claim.asked.mode] == [Mode::Reentrant; 2] && held.owner == claim.owner)
 }
 
-/// Whether a claim in `mode`, of an owner that does not hold the lock, may enter beside the holders.
-fn has_room<'a>(mode: Mode, inside: impl Iterator<Item = Occupant<'a>>) -> bool {
-    let room = room(mode);
+/// Whether a claim, of an owner that does not hold the lock, may enter beside the holders.
+fn has_room<'a>(asked: AskedMode, inside: impl Iterator<Item = Occupant<'a>>) -> bool {
+    let room = room(asked.mode);
     let mut held = 0;
     for occupant in inside {
         held += 1;
-        let is_alike = occupant.claimant.is_some_and(|claimant| claimant.mode == mode);
+        let is_alike = occupant.claimant.is_some_and(|claimant| may_be_beside(asked, claimant.asked));
         if !is_alike || held >= room {
             return false;
         }
     }
     true
+}
+
+/// Whether a claim may enter beside a holder at all, if there is room. The sizes of two semaphores may differ: each claim
+/// counts the holders by its own.
+pub(crate) fn may_be_beside(asked: AskedMode, holder: AskedMode) -> bool {
+    match asked.mode {
+        Mode::Slot { .. } => asked.agrees_with(holder),
+        mode => mode == holder.mode,
+    }
 }
 
 /// Returns how many claims in `mode`, each of another owner, may hold the lock at once.
@@ -84,6 +96,7 @@ pub(crate) fn room(mode: Mode) -> usize {
 }
 
 /// Whether a claim in `mode` excludes all other owners.
+#[cfg(any(target_os = "linux", test))]
 pub(crate) fn is_alone(mode: Mode) -> bool {
     matches!(mode, Mode::Exclusive | Mode::Reentrant)
 }
@@ -100,14 +113,16 @@ pub(crate) fn lowest_free_slot(of: u32, taken: impl Iterator<Item = u32>, reserv
     (0..of).filter(|slot| !taken.contains(slot)).nth(reserved)
 }
 
-/// Returns the first of `others` with which a claim in `mode` cannot meet on one lock. The caller's error is
+/// Returns the mode of the first of `others` with which a claim cannot meet on one lock. The caller's error is
 /// [`Mode::disagrees`].
-pub(crate) fn disagreement(mode: Mode, others: impl IntoIterator<Item = Mode>) -> Option<Mode> {
-    others.into_iter().find(|other| !mode.agrees_with(*other))
+pub(crate) fn disagreement(asked: AskedMode, others: impl IntoIterator<Item = AskedMode>) -> Option<Mode> {
+    others.into_iter().find(|other| !asked.agrees_with(*other)).map(|other| other.mode)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     const W: Mode = Mode::Exclusive;
@@ -120,12 +135,12 @@ mod tests {
     fn decide(mode: Mode, inside: &[(Option<Mode>, &str, Option<u32>)], ahead: &[Mode]) -> Option<Admission> {
         let owners: Vec<OwnerId> = inside.iter().map(|(_, owner, _)| OwnerId::new(owner).unwrap()).collect();
         let occupants = inside.iter().zip(&owners).zip(1..).map(|((&(mode, _, slot), owner), token)| Occupant {
-            claimant: mode.map(|mode| Claimant { mode, owner }),
+            claimant: mode.map(|mode| Claimant { asked: mode.into(), owner }),
             token: FencingToken::new(token),
             slot,
         });
         let us = OwnerId::new("us").unwrap();
-        admit(Claimant { mode, owner: &us }, occupants, ahead.iter().copied())
+        admit(Claimant { asked: mode.into(), owner: &us }, occupants, ahead.iter().copied())
     }
 
     fn may_enter(mode: Mode, inside: &[Mode], ahead: &[Mode]) -> bool {
@@ -204,6 +219,55 @@ mod tests {
         assert_eq!(decide(R, &[(Some(R), "other", None)], &[]).unwrap().slot, None);
     }
 
+    /// A semaphore whose claims resize it: the sizes and slots of its holders.
+    fn resized(of: u32, inside: &[(u32, u32)], ahead: &[Mode]) -> Option<u32> {
+        let owner = OwnerId::new("o").unwrap();
+        let asked = |of| AskedMode { mode: Mode::Slot { of }, resizes: true };
+        let occupants = inside.iter().zip(1..).map(|(&(of, slot), token)| Occupant {
+            claimant: Some(Claimant { asked: asked(of), owner: &owner }),
+            token: FencingToken::new(token),
+            slot: Some(slot),
+        });
+        admit(Claimant { asked: asked(of), owner: &owner }, occupants, ahead.iter().copied())?.slot
+    }
+
+    #[test]
+    fn each_permit_counts_the_holders_by_its_own_size() {
+        assert_eq!(resized(3, &[(3, 0), (3, 1), (3, 2)], &[]), None);
+        assert_eq!(resized(4, &[(3, 0), (3, 1), (3, 2)], &[]), Some(3), "it grows beside the old ones");
+        assert_eq!(resized(4, &[(3, 0), (3, 1), (3, 2), (4, 3)], &[]), None);
+        assert_eq!(resized(3, &[(3, 1), (3, 2), (4, 3)], &[]), None, "three are inside");
+        assert_eq!(resized(3, &[(3, 2), (4, 3)], &[]), Some(0));
+        assert_eq!(resized(4, &[], &[Mode::Slot { of: 3 }]), None, "it never passes a waiter");
+    }
+
+    /// Claims of three sizes come and go at random; the rules alone decide who is inside.
+    #[test]
+    fn whatever_the_order_of_sizes_no_more_are_inside_than_the_largest_and_all_are_served_in_order() {
+        let mut dice = distlock_testkit::Dice::new(34);
+        for _ in 0..200 {
+            let (mut inside, mut queue, mut served) = (Vec::<(u32, u32)>::new(), VecDeque::new(), 0);
+            for number in 0..60_u32 {
+                queue.push_back((number, 1 + dice.below(5) as u32));
+                if dice.percent(50) && !inside.is_empty() {
+                    inside.swap_remove(dice.below(inside.len()));
+                }
+                while let Some(&(number, of)) = queue.front()
+                    && let Some(slot) = resized(of, &inside, &[])
+                {
+                    assert_eq!(number, served, "in the order of the queue");
+                    assert!((inside.len() as u32) < of, "fewer than {of} were inside: {inside:?}");
+                    assert!(slot < of && inside.iter().all(|(_, taken)| *taken != slot), "{slot} beside {inside:?}");
+                    inside.push((of, slot));
+                    queue.pop_front();
+                    served += 1;
+                }
+                let waits = queue.front().is_none_or(|(_, of)| inside.len() >= *of as usize);
+                assert!(waits, "the first waits only while its own number is inside: {inside:?}, {queue:?}");
+            }
+        }
+    }
+
     #[test]
     fn reserved_slots_are_left_to_those_who_came_before() {
         assert_eq!(lowest_free_slot(3, [1].into_iter(), 1), Some(2));
@@ -219,11 +283,13 @@ mod tests {
 
     #[test]
     fn a_semaphore_disagrees_with_all_but_itself() {
-        assert_eq!(disagreement(S2, [S2, S2]), None);
-        assert_eq!(disagreement(S2, [S2, R]), Some(R));
-        assert_eq!(disagreement(W, [R, S2]), Some(S2));
-        assert_eq!(disagreement(S2, [Mode::Slot { of: 3 }]), Some(Mode::Slot { of: 3 }));
-        assert_eq!(disagreement(R, [W, R, RE]), None);
+        let disagreement =
+            |mode: Mode, others: &[Mode]| super::disagreement(mode.into(), others.iter().copied().map(AskedMode::from));
+        assert_eq!(disagreement(S2, &[S2, S2]), None);
+        assert_eq!(disagreement(S2, &[S2, R]), Some(R));
+        assert_eq!(disagreement(W, &[R, S2]), Some(S2));
+        assert_eq!(disagreement(S2, &[Mode::Slot { of: 3 }]), Some(Mode::Slot { of: 3 }));
+        assert_eq!(disagreement(R, &[W, R, RE]), None);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 pub(crate) mod admission;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod contention;
-pub(crate) mod history;
 pub(crate) mod host;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod listing;

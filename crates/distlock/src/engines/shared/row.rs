@@ -12,13 +12,13 @@ use crate::types::finding::Finding;
 
 /// One row of the registry in `config/registry.rs`.
 ///
-/// A row exists for every engine, also for one whose feature is off: its URLs are still parsed and redacted, and
-/// opening it fails with the name of the feature.
+/// A row exists for every engine, also for one that is not built in: its URLs are still parsed and redacted, and
+/// opening it says what is missing.
 #[derive(Debug)]
 pub(crate) struct EngineRow {
     /// The engine's name in a configuration, in errors and in metrics.
     pub(crate) name: &'static str,
-    /// The cargo feature that compiles the engine; `None` if it is always compiled.
+    /// The cargo feature that compiles the engine; `None` if it is always compiled, at least on Linux.
     pub(crate) feature: Option<&'static str>,
     /// Whether opening the engine needs a tokio runtime.
     pub(crate) needs_runtime: bool,
@@ -88,14 +88,14 @@ pub(crate) trait EngineAddress: Any + fmt::Debug + Send + Sync {
         Box::pin(async { Ok(()) })
     }
 
-    /// Opens the engine. The default is that of an engine whose feature is off.
+    /// Opens the engine. The default is that of an engine that is not built in.
     fn open(&self, settings: &EngineSettings) -> Result<Box<dyn DynBackend>> {
         let _ = settings;
         Err(self.row().not_built_in())
     }
 
     /// Examines the engine for what makes locks there unsafe, slow or impossible. The default is that of an engine
-    /// whose feature is off.
+    /// that is not built in.
     fn examine<'a>(&'a self, settings: &'a EngineSettings) -> BoxFuture<'a, Result<Vec<Finding>>> {
         let _ = settings;
         Box::pin(async { Err(self.row().not_built_in()) })
@@ -103,10 +103,13 @@ pub(crate) trait EngineAddress: Any + fmt::Debug + Send + Sync {
 }
 
 impl EngineRow {
-    /// Returns the error for an engine whose feature is off.
+    /// Returns the error for an engine that is not built in.
     pub(crate) fn not_built_in(&self) -> Error {
         let EngineRow { name, feature, .. } = self;
         let error = Error::new(ErrorKind::Unsupported, format!("the {name} engine is not part of this build"));
-        error.with_help(format!("turn on the feature \"{}\" of the crate distlock", feature.unwrap_or(name)))
+        error.with_help(match feature {
+            Some(feature) => format!("turn on the feature \"{feature}\" of the crate distlock"),
+            None => format!("the {name} engine runs on Linux only: use a server, or mem:// for tests"),
+        })
     }
 }

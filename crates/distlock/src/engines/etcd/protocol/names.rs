@@ -6,12 +6,15 @@
 //! in a name is escaped, unless names are to be taken verbatim.
 
 use crate::types::key::Key;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 
 /// How the modes other than the exclusive one are called in a key.
 const SHARED: &str = "shared";
 const ENTRY: &str = "entry";
 const SLOT: &str = "slot";
+/// Before the number of slots of a claim that resizes the semaphore. Clients that know nothing of resizing read the same
+/// number, and disagree with every other.
+const RESIZES: &str = "0";
 
 /// The layout of one client's keys.
 #[derive(Debug, Clone)]
@@ -51,14 +54,17 @@ impl Names {
 
     /// The key of one attempt. Two of one lease must not have the same number at the same time: an attempt that makes a
     /// key that is there already takes it for its own.
-    pub(crate) fn place(lock: &[u8], lease: i64, number: u32, mode: Mode) -> Vec<u8> {
+    pub(crate) fn place(lock: &[u8], lease: i64, number: u32, asked: AskedMode) -> Vec<u8> {
         let mut key = lock.to_vec();
         key.extend_from_slice(format!("{lease:x}-{number:x}").as_bytes());
-        match mode {
+        match asked.mode {
             Mode::Exclusive => {}
             Mode::Shared => key.extend_from_slice(format!("-{SHARED}").as_bytes()),
             Mode::Reentrant => key.extend_from_slice(format!("-{ENTRY}").as_bytes()),
-            Mode::Slot { of } => key.extend_from_slice(format!("-{SLOT}{of}").as_bytes()),
+            Mode::Slot { of } => {
+                let resizes = if asked.resizes { RESIZES } else { "" };
+                key.extend_from_slice(format!("-{SLOT}{resizes}{of}").as_bytes());
+            }
         }
         key
     }
@@ -86,6 +92,13 @@ impl Names {
     pub(crate) fn mode(lock: &[u8], key: &[u8]) -> Mode {
         let tail = key.strip_prefix(lock).and_then(|tail| std::str::from_utf8(tail).ok()).unwrap_or_default();
         parse_tail(tail).unwrap_or_default()
+    }
+
+    /// Returns the mode as the claim of `key` asks for it.
+    pub(crate) fn asked(lock: &[u8], key: &[u8]) -> AskedMode {
+        let mode = Names::mode(lock, key);
+        let resizes = matches!(mode, Mode::Slot { of } if key.ends_with(format!("-{SLOT}{RESIZES}{of}").as_bytes()));
+        AskedMode { mode, resizes }
     }
 
     /// Takes a key apart; `None` when no locker makes such keys.
@@ -153,7 +166,7 @@ mod tests {
     fn a_key_is_prefix_name_lease_and_number() {
         let lock = names("locks/", false).lock(&key("a/b"));
         assert_eq!(lock, b"locks/a%2Fb/");
-        let place = Names::place(&lock, 0x1f, 10, Mode::Exclusive);
+        let place = Names::place(&lock, 0x1f, 10, Mode::Exclusive.into());
         assert_eq!(place, b"locks/a%2Fb/1f-a");
         assert_eq!(names("locks/", false).parse(&place), Some(Place { key: key("a/b"), is_ours: true }));
         assert_eq!(names("", true).lock(&key("a/b")), b"a/b/");
@@ -165,7 +178,7 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for name in all {
             let lock = names("p", false).lock(&key(name));
-            let place = Names::place(&lock, 7, 0, Mode::Exclusive);
+            let place = Names::place(&lock, 7, 0, Mode::Exclusive.into());
             assert_eq!(names("p", false).parse(&place).unwrap().key, key(name), "{name}");
             assert!(seen.insert(lock));
         }
@@ -181,10 +194,16 @@ mod tests {
             (Mode::Reentrant, "a/2a-1-entry"),
             (Mode::Slot { of: 3 }, "a/2a-1-slot3"),
         ] {
-            let place = Names::place(&lock, 0x2a, 1, mode);
+            let place = Names::place(&lock, 0x2a, 1, mode.into());
             assert_eq!(place, text.as_bytes());
-            assert_eq!(Names::mode(&lock, &place), mode);
+            assert_eq!(Names::asked(&lock, &place), mode.into());
             assert_eq!(names.parse(&place), Some(Place { key: key("a"), is_ours: true }));
+        }
+        for of in [3, 10, 1024] {
+            let asked = AskedMode { mode: Mode::Slot { of }, resizes: true };
+            let place = Names::place(&lock, 0x2a, 1, asked);
+            assert_eq!(place, format!("a/2a-1-slot0{of}").as_bytes(), "as older clients read it");
+            assert_eq!(Names::asked(&lock, &place), asked);
         }
         let inside = [Names::inside(&lock, 0x1f), b"000102030405060708090a0b0c0d0e0f".to_vec()].concat();
         assert_eq!(inside, b"a{}1f/000102030405060708090a0b0c0d0e0f");
@@ -226,7 +245,7 @@ mod tests {
             for key in keys {
                 let lock = escaped.lock(&key);
                 for mode in [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 3 }] {
-                    let place = Names::place(&lock, i64::MAX, u32::MAX, mode);
+                    let place = Names::place(&lock, i64::MAX, u32::MAX, mode.into());
                     assert_eq!(escaped.parse(&place), Some(Place { key: key.clone(), is_ours: true }));
                     assert_eq!(Names::mode(&lock, &place), mode);
                 }

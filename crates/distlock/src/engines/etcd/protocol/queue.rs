@@ -14,7 +14,7 @@ use crate::engines::etcd::protocol::standing;
 use crate::engines::etcd::protocol::value::{self, Value};
 use crate::engines::etcd::wire::batcher::{Batcher, Write};
 use crate::engines::etcd::wire::client::{Client, REQUEST_WAIT};
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 
 /// How often it is tried again to enter beside others when the queue has changed in between.
 const ROUNDS: usize = 32;
@@ -30,7 +30,7 @@ const LAST_IN_JOIN: i64 = 0;
 pub(crate) struct KeyRequest {
     pub(crate) lock: Vec<u8>,
     pub(crate) key: Vec<u8>,
-    pub(crate) mode: Mode,
+    pub(crate) asked: AskedMode,
     pub(crate) lease: i64,
     pub(crate) value: Value,
 }
@@ -43,7 +43,7 @@ impl KeyRequest {
 
     /// The slot of the first key of a semaphore.
     fn first_slot(&self) -> Option<u32> {
-        matches!(self.mode, Mode::Slot { .. }).then_some(0)
+        matches!(self.asked.mode, Mode::Slot { .. }).then_some(0)
     }
 }
 
@@ -88,10 +88,10 @@ impl QueueView {
     }
 
     /// Returns a mode of a key before ours that does not go with ours.
-    pub(crate) fn disagreement(&self, lock: &[u8], mode: Mode) -> Option<Mode> {
+    pub(crate) fn disagreement(&self, lock: &[u8], asked: AskedMode) -> Option<Mode> {
         let own = self.own.unwrap_or(i64::MAX);
         let heads = self.heads.iter().filter(|head| head.create_revision < own).map(|head| head.key.as_slice());
-        standing::disagreement(lock, mode, heads.chain(self.before.iter().map(|mark| mark.key.as_slice())))
+        standing::disagreement(lock, asked, heads.chain(self.before.iter().map(|mark| mark.key.as_slice())))
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) async fn join(
     wanted: &KeyRequest,
     queue: bool,
 ) -> Result<QueueView, Failure> {
-    let KeyRequest { lock, key, mode, .. } = wanted;
+    let KeyRequest { lock, key, asked: AskedMode { mode, .. }, .. } = wanted;
     let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
     let success = vec![Request::Put(wanted.put(wanted.first_slot())).into()];
     let mut failure = sights(lock, key, *mode, LAST_IN_JOIN);
@@ -137,15 +137,17 @@ pub(crate) async fn join(
 
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
 async fn enter(client: &Client, wanted: &KeyRequest, mut view: QueueView) -> Result<QueueView, Failure> {
-    let KeyRequest { lock, key, mode, .. } = wanted;
+    let KeyRequest { lock, key, asked: AskedMode { mode, .. }, .. } = wanted;
     // Each further round means that another client wrote to the queue in between.
     for _ in 0..ROUNDS {
         let is_free = match mode {
             Mode::Shared => view.before.is_empty(),
-            Mode::Slot { of } => view.heads.len() < *of as usize,
+            Mode::Slot { of } => {
+                view.heads.len() < *of as usize && !standing::has_waiter(lock, *mode, view.heads.iter())
+            }
             Mode::Exclusive | Mode::Reentrant => false,
         };
-        if !is_free || view.own.is_some() || view.disagreement(lock, *mode).is_some() {
+        if !is_free || view.own.is_some() || view.disagreement(lock, wanted.asked).is_some() {
             return Ok(view);
         }
         let slot = match mode {
@@ -554,7 +556,7 @@ mod tests {
                 for mode in [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 3 }] {
                     let view = QueueView::judged(LOCK, mode, header, ranges_of(answer.responses.clone()));
                     assert!(!view.holds || view.own.is_some(), "who holds it has a key");
-                    let _ = view.disagreement(LOCK, mode);
+                    let _ = view.disagreement(LOCK, mode.into());
                     let slot = standing::free_slot(3, view.own.unwrap_or(i64::MAX), &view.heads);
                     assert!(slot.is_none_or(|slot| slot < 3));
                     sights(LOCK, KEY, mode, view.own.unwrap_or_default());

@@ -8,7 +8,7 @@ use crate::engines::etcd::protocol::names::Names;
 use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::protocol::value;
 use crate::engines::shared::admission;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 
 /// Where a key stands.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,8 +37,9 @@ pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
         return Standing { holds: awaited.is_empty(), awaited };
     }
     let room = admission::room(mode);
-    let holds = heads.iter().filter(is_before).count() < room;
-    // While the last `room` keys before this one are all there, the lock is full.
+    let holds =
+        heads.iter().filter(is_before).count() < room && !has_waiter(lock, mode, heads.iter().filter(is_before));
+    // While the last `room` keys before this one are all there, the lock is full; or if there are fewer, one of them waits.
     let mut awaited: Vec<_> = if holds { Vec::new() } else { before.take(room).map(QueueKey::of).collect() };
     // The next one to have the lock may be of the same owner.
     if let (Mode::Reentrant, false, Some(head)) = (mode, holds, heads.first())
@@ -47,6 +48,13 @@ pub(crate) fn judge(lock: &[u8], mode: Mode, created: i64, heads: &[KeyValue], l
         awaited.push(QueueKey::of(head));
     }
     Standing { holds, awaited }
+}
+
+/// Whether one of the first keys of a semaphore waits: as many keys as its own size are before it. A key behind it waits,
+/// too, however large its size is.
+pub(crate) fn has_waiter<'a>(lock: &[u8], mode: Mode, mut heads: impl Iterator<Item = &'a KeyValue>) -> bool {
+    let waits = |(before, kv): (usize, &KeyValue)| admission::room(Names::mode(lock, &kv.key)) <= before;
+    matches!(mode, Mode::Slot { .. }) && heads.by_ref().enumerate().any(waits)
 }
 
 /// Returns the slot of a semaphore that a key made at `created` takes. `heads` are the keys of its holders.
@@ -68,16 +76,23 @@ pub(crate) fn keepers_of(slot: u32, created: i64, heads: &[KeyValue]) -> impl It
     })
 }
 
-/// Returns a mode among `keys` that disagrees with `mode`.
-pub(crate) fn disagreement<'a>(lock: &[u8], mode: Mode, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Mode> {
-    admission::disagreement(mode, keys.into_iter().map(|key| Names::mode(lock, key)))
+/// Returns a mode among `keys` that disagrees with a claim.
+pub(crate) fn disagreement<'a>(
+    lock: &[u8],
+    asked: AskedMode,
+    keys: impl IntoIterator<Item = &'a [u8]>,
+) -> Option<Mode> {
+    admission::disagreement(asked, keys.into_iter().map(|key| Names::asked(lock, key)))
 }
 
 /// Returns how many keys at the head of a whole queue hold the lock.
 pub(crate) fn holders(lock: &[u8], queue: &[KeyValue]) -> usize {
-    let Some(mode) = queue.first().map(|first| Names::mode(lock, &first.key)) else { return 0 };
-    let alike = queue.iter().take_while(|kv| Names::mode(lock, &kv.key) == mode).count();
-    alike.min(admission::room(mode))
+    let Some(first) = queue.first().map(|first| Names::asked(lock, &first.key)) else { return 0 };
+    let holds = |(before, kv): &(usize, &KeyValue)| {
+        let asked = Names::asked(lock, &kv.key);
+        admission::may_be_beside(asked, first) && *before < admission::room(asked.mode)
+    };
+    queue.iter().enumerate().take_while(holds).count()
 }
 
 #[cfg(test)]
@@ -94,7 +109,7 @@ mod tests {
     const LOCK: &[u8] = b"a/";
 
     fn key(created: i64, mode: Mode) -> KeyValue {
-        let key = Names::place(LOCK, 7, u32::try_from(created).unwrap(), mode);
+        let key = Names::place(LOCK, 7, u32::try_from(created).unwrap(), mode.into());
         KeyValue { key, create_revision: created, ..KeyValue::default() }
     }
 
@@ -146,6 +161,32 @@ mod tests {
         assert_eq!(holders(LOCK, &queue), 2);
     }
 
+    fn resized(created: i64, of: u32) -> KeyValue {
+        let asked = AskedMode { mode: Mode::Slot { of }, resizes: true };
+        let key = Names::place(LOCK, 7, u32::try_from(created).unwrap(), asked);
+        KeyValue { key, create_revision: created, ..KeyValue::default() }
+    }
+
+    #[test]
+    fn each_permit_of_a_resized_semaphore_counts_by_its_own_size() {
+        let sizes =
+            |sizes: &[u32]| sizes.iter().zip(1..).map(|(of, created)| resized(created, *of)).collect::<Vec<_>>();
+        let judged = |queue: &[KeyValue], at: usize| {
+            judge_all(Names::mode(LOCK, &queue[at].key), queue[at].create_revision, queue)
+        };
+        let grown = sizes(&[3, 3, 3, 4, 4]);
+        assert_eq!(judged(&grown, 3), (true, vec![]), "three are before it");
+        assert_eq!(judged(&grown, 4), (false, vec![4, 3, 2, 1]));
+        assert_eq!(holders(LOCK, &grown), 4);
+        let shrunk = sizes(&[4, 4, 4, 3, 3]);
+        assert_eq!(judged(&shrunk, 3), (false, vec![3, 2, 1]), "it waits until two are left");
+        assert_eq!(judged(&shrunk[1..], 2), (true, vec![]));
+        let large_behind = sizes(&[4, 4, 4, 3, 9]);
+        assert_eq!(judged(&large_behind, 4), (false, vec![4, 3, 2, 1]), "it does not pass the one that waits");
+        assert_eq!(judged(&large_behind[1..], 3), (true, vec![]));
+        assert_eq!(holders(LOCK, &large_behind), 3);
+    }
+
     #[test]
     fn the_lowest_slot_is_left_to_who_came_before() {
         assert_eq!(free_slot(3, 9, &[with_slot(1, Some(1))]), Some(0));
@@ -161,7 +202,13 @@ mod tests {
     fn a_semaphore_and_a_lock_disagree() {
         let keys = [key(1, Mode::Slot { of: 3 })];
         let keys = || keys.iter().map(|kv| kv.key.as_slice());
-        assert_eq!(disagreement(LOCK, Mode::Slot { of: 3 }, keys()), None);
-        assert_eq!(disagreement(LOCK, Mode::Exclusive, keys()), Some(Mode::Slot { of: 3 }));
+        assert_eq!(disagreement(LOCK, Mode::Slot { of: 3 }.into(), keys()), None);
+        assert_eq!(disagreement(LOCK, Mode::Exclusive.into(), keys()), Some(Mode::Slot { of: 3 }));
+        let resizes = AskedMode { mode: Mode::Slot { of: 4 }, resizes: true };
+        assert_eq!(disagreement(LOCK, resizes, keys()), Some(Mode::Slot { of: 3 }), "the holder does not resize");
+        let keys = [resized(1, 3), resized(2, 5)];
+        let keys = || keys.iter().map(|kv| kv.key.as_slice());
+        assert_eq!(disagreement(LOCK, resizes, keys()), None);
+        assert_eq!(disagreement(LOCK, resizes.mode.into(), keys()), Some(Mode::Slot { of: 3 }));
     }
 }

@@ -17,7 +17,7 @@ use crate::engines::etcd::protocol::names::Names;
 use crate::engines::etcd::protocol::queue_key::QueueKey;
 use crate::engines::etcd::shared_lease::SharedLease;
 use crate::types::clock::Moment;
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::{Holder, Record};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
@@ -32,7 +32,7 @@ pub(crate) struct Attempt {
     /// What all keys of the lock begin with.
     lock: Vec<u8>,
     key: Vec<u8>,
-    mode: Mode,
+    asked: AskedMode,
     /// How much longer the lease is than its holder counts on.
     delay: Duration,
     /// The lease that names the key, and the number behind it; `None`: another client has named it.
@@ -72,7 +72,11 @@ impl Attempt {
     }
 
     pub(crate) fn mode(&self) -> Mode {
-        self.mode
+        self.asked.mode
+    }
+
+    pub(crate) fn asked(&self) -> AskedMode {
+        self.asked
     }
 
     /// Returns the notification that something has changed for its waiter.
@@ -144,7 +148,7 @@ struct Place {
     lock: Vec<u8>,
     key: Vec<u8>,
     created: i64,
-    mode: Mode,
+    asked: AskedMode,
     named: Option<(i64, u32)>,
 }
 
@@ -193,9 +197,9 @@ impl Attempts {
         let mut table = self.table();
         let number = table.numbers.take(lease.id, &lock);
         let named = Some((lease.id, number));
-        let mode = claim.mode();
-        let key = Names::place(&lock, lease.id, number, mode);
-        let place = Place { lock, key, created: 0, mode, named };
+        let asked = claim.asked();
+        let key = Names::place(&lock, lease.id, number, asked);
+        let place = Place { lock, key, created: 0, asked, named };
         table.insert(claim, place, lease, keep_until, look)
     }
 
@@ -209,8 +213,8 @@ impl Attempts {
         keep_until: Moment,
         look: Moment,
     ) -> Arc<Attempt> {
-        let mode = Names::mode(&lock, &key);
-        let place = Place { lock, key, created, mode, named: None };
+        let asked = Names::asked(&lock, &key);
+        let place = Place { lock, key, created, asked, named: None };
         self.table().insert(claim, place, lease, keep_until, look)
     }
     /// The key that `attempt` has taken over is its own now.
@@ -332,7 +336,7 @@ impl Attempts {
     /// `attempt` has the lock now. Waiters do not wait for one of several holders.
     pub(crate) fn set_holder(&self, attempt: &Attempt) {
         let mut table = self.table();
-        if attempt.mode == Mode::Exclusive && table.has(attempt) {
+        if attempt.mode() == Mode::Exclusive && table.has(attempt) {
             table.holders.insert(attempt.lock.clone(), attempt.id);
         }
     }
@@ -438,7 +442,7 @@ impl Table {
             id: claim.attempt,
             lock: place.lock,
             key: place.key,
-            mode: place.mode,
+            asked: place.asked,
             delay: claim.delay,
             named: place.named,
             turn: Notify::new(),

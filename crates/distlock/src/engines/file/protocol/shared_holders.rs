@@ -7,6 +7,9 @@
 //!
 //! A client makes a file here only while it shares the lock's own file, and clears the directory only while it has
 //! that file exclusively. The kernel frees what a killed process had locked; its entries then no longer count.
+//!
+//! Slots of a semaphore whose claims resize it may be of several sizes. Such a claim enters through the [`Turnstile`]: so it
+//! counts all slots and takes one in one step, and the entries of all others that resize are complete meanwhile.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -16,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::engines::file::protocol::lock_contents::HolderEntry;
 use crate::engines::file::protocol::own_directory;
 use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile, Obstacle};
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::token::FencingToken;
 
 /// How many token files are checked for dead readers, each time a new one is made.
@@ -75,19 +78,36 @@ impl SharedHolders {
         Ok(false)
     }
 
-    /// Returns the mode of a live shared holder that disagrees with `mode`.
-    pub(crate) fn disagreeing(&self, mode: Mode) -> io::Result<Option<Mode>> {
-        for slot in self.slots.iter().filter(|slot| !mode.agrees_with(slot.mode())) {
-            if is_locked(&self.dir.join(slot.to_string()))? {
+    /// Returns the mode of a live shared holder that disagrees with a claim. A claim that resizes a semaphore learns of
+    /// holders of other sizes when it has entered through the turnstile; before that they count as agreeing.
+    pub(crate) fn disagreeing(&self, asked: AskedMode, turnstile: Option<&Turnstile>) -> io::Result<Option<Mode>> {
+        for slot in &self.slots {
+            let path = self.dir.join(slot.to_string());
+            let agrees = |resizes| asked.agrees_with(AskedMode { mode: slot.mode(), resizes });
+            if !agrees(true) && is_locked(&path)? {
+                return Ok(Some(slot.mode()));
+            }
+            if turnstile.is_some() && !agrees(false) && is_locked(&path)? && !has_resizing_holder(&path)? {
                 return Ok(Some(slot.mode()));
             }
         }
-        for number in self.tokens.iter().filter(|_| !mode.agrees_with(Mode::Shared)) {
+        for number in self.tokens.iter().filter(|_| !asked.mode.agrees_with(Mode::Shared)) {
             if is_locked(&self.dir.join(token_name(*number)))? {
                 return Ok(Some(Mode::Shared));
             }
         }
         Ok(None)
+    }
+
+    /// Returns the numbers of the slots that are held, of whatever size.
+    fn held_slots(&self) -> io::Result<Vec<u32>> {
+        let mut held = Vec::new();
+        for slot in &self.slots {
+            if is_locked(&self.dir.join(slot.to_string()))? {
+                held.push(slot.number);
+            }
+        }
+        Ok(held)
     }
 
     /// Returns the live and the dead holders, in the order of their tokens.
@@ -206,6 +226,26 @@ impl SharedHolders {
     }
 }
 
+/// Lets one claim at a time into a semaphore whose claims resize it: a flock of the directory. Dropping it lets the next
+/// one in; the kernel does so if the process ends.
+#[derive(Debug)]
+pub(crate) struct Turnstile(#[expect(dead_code, reason = "dropped with the turnstile")] LockFile);
+
+impl Turnstile {
+    /// Returns `None` while another claim enters, which lasts for a moment.
+    pub(crate) fn enter(dir: &Path) -> io::Result<Option<Turnstile>> {
+        own_directory::make(dir)?;
+        let Some(opened) = LockFile::open_to_read(dir, Links::Refuse)? else { return Ok(None) };
+        for _ in 0..CHANGED_FILE_TRIES {
+            if opened.try_lock()? {
+                return Ok(opened.is_at(dir)?.then_some(Turnstile(opened)));
+            }
+            std::thread::yield_now();
+        }
+        Ok(None)
+    }
+}
+
 /// A held slot of a semaphore. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct SlotFile {
@@ -218,8 +258,21 @@ impl SlotFile {
     /// Takes the lowest free one of `of` slots. The obstacle is `Sharers` when nothing but an inspection keeps a
     /// slot: holders never share one.
     pub(crate) fn take(dir: &Path, of: u32) -> io::Result<Result<SlotFile, Obstacle>> {
+        SlotFile::take_first(dir, of, 0..of)
+    }
+
+    /// Takes the lowest one of `of` slots that no claim of any size has, if fewer than `of` are held.
+    pub(crate) fn take_resized(dir: &Path, of: u32, _entering: &Turnstile) -> io::Result<Result<SlotFile, Obstacle>> {
+        let held = SharedHolders::read(dir)?.held_slots()?;
+        if held.len() >= of as usize {
+            return Ok(Err(Obstacle::Holder));
+        }
+        SlotFile::take_first(dir, of, (0..of).filter(|number| !held.contains(number)))
+    }
+
+    fn take_first(dir: &Path, of: u32, numbers: impl Iterator<Item = u32>) -> io::Result<Result<SlotFile, Obstacle>> {
         let mut obstacle = Obstacle::Holder;
-        for number in 0..of {
+        for number in numbers {
             match SlotFile::take_one(dir, SlotName { number, of })? {
                 Ok(slot) => return Ok(Ok(slot)),
                 Err(Obstacle::Sharers) => obstacle = Obstacle::Sharers,
@@ -305,6 +358,12 @@ impl fmt::Display for SlotName {
 
 fn token_name(number: u64) -> String {
     format!("{number:020}")
+}
+
+/// Whether the holder's entry says that it resizes the semaphore. Without an entry it is taken for one that does not.
+fn has_resizing_holder(path: &Path) -> io::Result<bool> {
+    let Some(file) = LockFile::open_to_read(path, Links::Refuse)? else { return Ok(true) };
+    Ok(HolderEntry::read_at(file.contents(), 0)?.is_some_and(|entry| entry.record.resizes))
 }
 
 fn is_locked(path: &Path) -> io::Result<bool> {

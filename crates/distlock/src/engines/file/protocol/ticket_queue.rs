@@ -22,7 +22,7 @@ use crate::engines::file::wire::lock_file::{CHANGED_FILE_TRIES, Links, LockFile}
 use crate::engines::shared::admission;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
-use crate::types::mode::Mode;
+use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::Record;
 use crate::types::token::AttemptId;
 
@@ -81,11 +81,14 @@ impl TicketQueue {
         Ok(Position::First)
     }
 
-    /// Returns the mode of a live waiter other than `attempt` that disagrees with `mode`.
-    pub(crate) fn disagreeing(&self, mode: Mode, attempt: AttemptId) -> Result<Option<Mode>> {
+    /// Returns the mode of a live waiter other than `attempt` that disagrees with a claim. A waiter that has not written its
+    /// record yet counts as one that resizes its semaphore.
+    pub(crate) fn disagreeing(&self, asked: AskedMode, attempt: AttemptId) -> Result<Option<Mode>> {
         let mut live = LiveProcesses::new(self, None);
         let others = self.list()?.tickets.into_iter().filter(|ticket| ticket.attempt != attempt);
-        let mut against = others.filter(|ticket| !ticket.mode.agrees_with(mode));
+        let agrees = |ticket: &TicketName, resizes| asked.agrees_with(AskedMode { mode: ticket.mode, resizes });
+        let resizes = |ticket: &TicketName| self.record(*ticket).is_none_or(|record| record.resizes);
+        let mut against = others.filter(|ticket| !agrees(ticket, false) && !agrees(ticket, resizes(ticket)));
         Ok(against.find(|ticket| live.has(ticket.liveness)).map(|ticket| ticket.mode))
     }
 
@@ -477,11 +480,15 @@ mod tests {
         assert_eq!(position(&late), Position::Behind(writer.name(), 3));
         assert_eq!(queue.position(None, Mode::Shared, |_| false).unwrap(), Position::Behind(writer.name(), 3));
         let slots = Mode::Slot { of: 2 };
-        assert_eq!(queue.disagreeing(slots, AttemptId::random()).unwrap(), Some(Mode::Shared));
-        assert_eq!(queue.disagreeing(Mode::Shared, AttemptId::random()).unwrap(), None);
+        assert_eq!(queue.disagreeing(slots.into(), AttemptId::random()).unwrap(), Some(Mode::Shared));
+        assert_eq!(queue.disagreeing(Mode::Shared.into(), AttemptId::random()).unwrap(), None);
         drop((first, second, writer));
         assert_eq!(position(&late), Position::First);
-        assert_eq!(queue.disagreeing(slots, late.name().attempt).unwrap(), None, "it does not disagree with itself");
+        assert_eq!(
+            queue.disagreeing(slots.into(), late.name().attempt).unwrap(),
+            None,
+            "it does not disagree with itself"
+        );
     }
 
     #[test]

@@ -104,16 +104,16 @@ async fn a_waiter_that_hangs_is_passed_over_until_it_goes_on() {
     granted(engine.claim(&holder).await);
     busy(engine.claim(&hangs).await);
     busy(other.claim(&next).await);
-    hand.advance(Duration::from_millis(9_900));
+    hand.jump(Duration::from_millis(9_900));
     busy(other.claim(&next).await);
     // It goes on, so the count begins again.
     busy(engine.claim(&hangs).await);
-    hand.advance(Duration::from_millis(9_900));
+    hand.jump(Duration::from_millis(9_900));
     busy(other.claim(&next).await);
     engine.release(&holder).await.unwrap();
-    hand.advance(Duration::from_millis(9_900));
+    hand.jump(Duration::from_millis(9_900));
     busy(other.claim(&next).await);
-    hand.advance(Duration::from_millis(200));
+    hand.jump(Duration::from_millis(200));
     granted(other.claim(&next).await);
     busy(engine.claim(&hangs).await);
     other.release(&next).await.unwrap();
@@ -138,9 +138,9 @@ async fn a_waiter_that_hangs_keeps_nobody_out_of_a_free_lock_who_asks_but_once()
             std::fs::File::open(ticket).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
         }
         engine.release(&holder).await.unwrap();
-        hand.advance(Duration::from_millis(9_900));
+        hand.jump(Duration::from_millis(9_900));
         busy(engine.claim(&tries).await);
-        hand.advance(Duration::from_millis(200));
+        hand.jump(Duration::from_millis(200));
         granted(engine.claim(&tries).await);
         engine.release(&tries).await.unwrap();
         granted(engine.claim(&hangs).await);

@@ -220,6 +220,66 @@ async fn what_does_not_agree_with_a_holder_or_a_waiter_is_refused_and_leaves_not
     granted(engine.claim(&try_claim(&key, "free for all")).await);
 }
 
+fn resizing(of: u32, key: &Key, owner: &str) -> Claim {
+    let claim = try_in_mode(Mode::Slot { of }, key, owner);
+    Claim { record: Arc::new(Record::clone(&claim.record).with_resizes(true)), ..claim }
+}
+
+#[tokio::test]
+async fn slots_of_several_sizes_have_the_names_that_older_clients_know() {
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let key = Key::new("a").unwrap();
+    let (three, four) = (resizing(3, &key, "three"), resizing(4, &key, "four"));
+    assert_eq!(granted(engine.claim(&three).await).slot, Some(0));
+    assert_eq!(granted(engine.claim(&four).await).slot, Some(1));
+    for name in ["a.in/slot-0-of-3", "a.in/slot-1-of-4"] {
+        assert!(scratch.file(name).exists(), "{name}");
+    }
+    engine.release(&three).await.unwrap();
+    engine.release(&four).await.unwrap();
+    granted(engine.claim(&try_claim(&key, "writer")).await);
+    assert_eq!(scratch.names(), ["a.lock"], "the writer cleared up");
+}
+
+/// A holder without an entry may be one that does not resize: its disk was full, or it is of an older version.
+#[tokio::test]
+async fn a_slot_without_an_entry_agrees_with_its_own_size_alone() {
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let key = Key::new("a").unwrap();
+    let three = resizing(3, &key, "three");
+    granted(engine.claim(&three).await);
+    fs::File::options().write(true).open(scratch.file("a.in/slot-0-of-3")).unwrap().set_len(0).unwrap();
+    let error = engine.claim(&resizing(4, &key, "four")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let same = resizing(3, &key, "same");
+    assert_eq!(granted(engine.claim(&same).await).slot, Some(1));
+    engine.release(&same).await.unwrap();
+    engine.release(&three).await.unwrap();
+}
+
+#[tokio::test]
+async fn claims_that_resize_enter_one_at_a_time_and_others_do_not_wait_for_them() {
+    let scratch = Scratch::new();
+    let engine = engine(&scratch);
+    let key = Key::new("a").unwrap();
+    let one = resizing(3, &key, "one");
+    granted(engine.claim(&one).await);
+    // As a claim does that is stopped in the middle of entering.
+    let entering = fs::File::open(scratch.file("a.in")).unwrap();
+    entering.try_lock().unwrap();
+    busy(engine.claim(&resizing(4, &key, "two")).await);
+    let strict = try_in_mode(Mode::Slot { of: 3 }, &key, "strict");
+    assert_eq!(granted(engine.claim(&strict).await).slot, Some(1));
+    engine.release(&strict).await.unwrap();
+    drop(entering);
+    let two = resizing(4, &key, "two");
+    assert_eq!(granted(engine.claim(&two).await).slot, Some(1));
+    engine.release(&one).await.unwrap();
+    engine.release(&two).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_copied_descriptor_keeps_the_slot_or_the_reader_s_place() {
     let scratch = Scratch::new();

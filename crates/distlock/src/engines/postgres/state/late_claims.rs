@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(are_late(&late_claims), [false, true, true, false]);
         attempts.iter().for_each(|attempt| late_claims.released(*attempt, 7));
         assert_eq!(are_late(&late_claims), [false, true, false, false]);
-        hand.advance(LATEST);
+        hand.jump(LATEST);
         attempts.iter().for_each(|attempt| late_claims.released(*attempt, 8));
         assert_eq!(are_late(&late_claims), [false; 4]);
     }

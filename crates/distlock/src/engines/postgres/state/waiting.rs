@@ -193,7 +193,7 @@ mod tests {
         let sent = clock.now();
         waiting.enlist(attempt);
         waiting.answered(attempt, sent, 5_000_000);
-        hand.advance(SECOND * 60);
+        hand.jump(SECOND * 60);
         // Granted one second after the claim, read a minute after it.
         waiting.hear(&message(attempt, 6_000_000), clock.now());
         let term = waiting.take_grant(attempt).expect("a grant").term.expect("a lease");
@@ -207,19 +207,19 @@ mod tests {
         let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         for granted_us in [4_000_000, 5_000_000, 3_600_000_000] {
             waiting.hear(&message(attempt, granted_us), clock.now());
             assert!(waiting.take_grant(attempt).is_none(), "{granted_us}");
         }
         waiting.wake_all();
         waiting.answered(attempt, clock.now(), 5_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(&message(attempt, 5_000_001), clock.now());
         assert!(waiting.take_grant(attempt).is_none(), "the reply is of an earlier era");
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 6_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(&message(attempt, 6_000_001), clock.now());
         assert!(waiting.take_grant(attempt).is_some());
     }

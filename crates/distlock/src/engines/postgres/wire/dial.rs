@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 /// The kernel gives a connection up when sent data stays unacknowledged for so long.
+#[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
@@ -85,6 +86,7 @@ async fn open_tcp((host, port): (Arc<str>, u16)) -> io::Result<TcpStream> {
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_EVERY)?;
     sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+    #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
     Ok(stream)
 }

@@ -277,7 +277,7 @@ fn exposure(facts: &Facts, findings: &mut Findings<'_>) {
 
 fn natives(facts: &Facts, findings: &mut Findings<'_>) {
     let found = match facts.natives.compare_and_delete {
-        Some(command) => format!("{}; scripts release locks", command.name()),
+        Some(command) => format!("{} releases locks without waiters, scripts all others", command.name()),
         None => "none; scripts release locks".into(),
     };
     findings.fine("native commands", found);

@@ -6,6 +6,7 @@
 -- Claims a lock that is held, or has a queue, or that several may hold. Returns the outcome.
 local function claim(lock, queue, waiters, fence, holders, leases, attempt, lease_ms, flags, record)
   local mode, heartbeat_ms, delay_ms = string.match(flags, '^(%S+) (%d+) (%d+)$')
+  local has_slots = string.sub(mode, 1, 1) == 'p'
 
   -- Makes a key of the queue last for this heartbeat. Never shorter than it does: a waiter with a longer one may stand in it.
   -- Never longer than the longest either, which happens where the clock was set back: every key of the queue expires.
@@ -159,16 +160,20 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
     return granted or nil
   end
 
-  -- Returns the mode that this claim does not agree with, if there is one: all holders and waiters of a semaphore give it one size.
-  local function disagreement(held, inside)
-    local other = inside or held and this.read_value(held) and 'x'
+  -- Returns the mode that this claim does not agree with, if there is one: all holders and waiters of a semaphore give it one size, unless
+  -- they resize it. `other` is that of a holder.
+  local function disagreement(held, other)
+    other = other or held and this.read_value(held) and 'x'
     if not other then
       local first = read('ZRANGE', queue, 0, 0)[1]
       local waiter = first and first ~= attempt and this.read_waiter(first)
       other = waiter and waiter.mode or mode
+      local RESIZES = '"resizes":true'
+      if has_slots and waiter and string.find(record, RESIZES, 1, true) and string.find(waiter.text, RESIZES, 1, true) then
+        return nil
+      end
     end
-    local has_slots = string.sub(other, 1, 1) == 'p' or string.sub(mode, 1, 1) == 'p'
-    return has_slots and other ~= mode and other
+    return (has_slots or string.sub(other, 1, 1) == 'p') and other ~= mode and other
   end
 
   local held, held_type = this.read_lock(value)
@@ -177,7 +182,7 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
   if other_type then
     return { 'foreign', other_type }
   end
-  if inside and inside == mode then
+  if inside and (inside == mode or has_slots and string.sub(inside, 1, 1) == 'p') then
     -- Nothing is written unless a lease is over: a server without memory refuses a new token only to a new holder.
     local silent, is_less = this.drop_expired()
     this.purge(silent, wake)
@@ -205,13 +210,17 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
     held, held_type = this.read_lock()
     inside = held and this.read_group(held)
   end
-  if inside and inside == mode then
-    local outcome = join_others()
+  local is_alike, other = false, nil
+  if inside then
+    is_alike, other = this.goes_with(mode, record)
+    -- A repeat is granted whatever the others are.
+    is_alike = is_alike or has_slots and this.read_inside(attempt) ~= nil
+    local outcome = is_alike and join_others()
     if outcome then
       return outcome
     end
   end
-  local other_mode = disagreement(held, inside)
+  local other_mode = not is_alike and disagreement(held, other)
   if other_mode then
     return { 'disagrees', other_mode }
   end
@@ -223,7 +232,7 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
   local left = redis.call('PTTL', lock)
   if inside then
     -- Room comes with the first lease that ends; for a claim of another mode, with the last.
-    local shown, ends = this.show_one(inside == mode and 0 or -1)
+    local shown, ends = this.show_one(is_alike and 0 or -1)
     held, left = shown or held, ends or left
   end
   return { 'busy', left, place, held or '', held_type }

@@ -12,7 +12,8 @@ use crate::engines::redis::protocol::script::{LEAN_CLAIM, LEAN_RELEASE};
 use crate::engines::redis::protocol::value;
 use crate::types::key::Key;
 use crate::types::owner::Record;
-use crate::types::token::AttemptId;
+use crate::types::record_json::write_number;
+use crate::types::token::{AttemptId, FencingToken};
 
 /// The times in microseconds that have 16 digits, of the years 2001 to 2286: the scripts compare them as text.
 const TIMES: Range<u64> = 1_000_000_000_000_000..10_000_000_000_000_000;
@@ -37,6 +38,15 @@ pub(in crate::engines) struct LeanRequest {
 pub(in crate::engines) struct LeanLease {
     pub(in crate::engines) lease_ms: u64,
     pub(in crate::engines) not_after_us: u64,
+}
+
+/// What a grant wrote behind the attempt into the lock's value, as far as its holder knows.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engines) struct Written<'a> {
+    pub(in crate::engines) token: FencingToken,
+    /// The channel for messages to this process.
+    pub(in crate::engines) wake: Option<AttemptId>,
+    pub(in crate::engines) record: &'a Record,
 }
 
 /// The lock of a request that is being made.
@@ -81,13 +91,7 @@ impl LeanLock {
         let (queue_end, mut text) = (text.len(), text.into_bytes());
         push_attempt(&mut text, attempt);
         let attempt_end = text.len();
-        text.push(b' ');
-        match wake {
-            Some(wake) => text.extend_from_slice(&wake.hex()),
-            None => text.push(b'-'),
-        }
-        text.push(b' ');
-        let is_fit = TIMES.contains(&lease.not_after_us) && value::append_record(record, &mut text).is_ok();
+        let is_fit = TIMES.contains(&lease.not_after_us) && push_rest(&mut text, wake, record);
         is_fit.then_some(LeanRequest { text, lock_end, queue_end, attempt_end, lease: Some(lease) })
     }
 
@@ -105,6 +109,15 @@ impl LeanRequest {
     /// Returns the lease that a claim asks for: all claims of a call ask for the same.
     pub(in crate::engines) fn lease_ms(&self) -> Option<u64> {
         self.lease.map(|lease| lease.lease_ms)
+    }
+
+    /// Returns the key of the lock of a release, and the value that the lock has if `written` is true and it has no
+    /// waiters; `None` when no claim can have written that.
+    pub(in crate::engines) fn lock_and_value(&mut self, written: &Written<'_>) -> Option<(&[u8], &[u8])> {
+        self.text.truncate(self.attempt_end);
+        write_number(written.token.get(), &mut self.text);
+        let is_fit = push_rest(&mut self.text, written.wake, written.record);
+        is_fit.then(|| self.text.split_at(self.lock_end))
     }
 
     fn lock(&self) -> &[u8] {
@@ -128,6 +141,17 @@ impl LeanRequest {
 fn push_attempt(text: &mut Vec<u8>, attempt: AttemptId) {
     text.extend_from_slice(&attempt.hex());
     text.push(b' ');
+}
+
+/// Adds the part of a lock's value behind the token. Returns whether the record is short enough.
+fn push_rest(text: &mut Vec<u8>, wake: Option<AttemptId>, record: &Record) -> bool {
+    text.push(b' ');
+    match wake {
+        Some(wake) => text.extend_from_slice(&wake.hex()),
+        None => text.push(b'-'),
+    }
+    text.push(b' ');
+    value::append_record(record, text).is_ok()
 }
 
 /// Returns the key of a lock's own fence, given the lock's key.
@@ -292,6 +316,22 @@ mod tests {
         let release = || LeanLock::new("", &Key::new("a").unwrap(), ATTEMPT.parse().unwrap()).unwrap().release();
         let words = args(&call([release(), release()].iter(), &Fences::OfLock, 8, false));
         assert_eq!(words[2..], ["2", "a", "a", "8", attempt, attempt]);
+    }
+
+    #[test]
+    fn the_value_that_a_release_knows_is_the_one_that_its_claim_wrote() {
+        let (label, token) = (Some("\"eod\" {}".to_owned()), 1_763_000_000_000_000);
+        for (record, wake) in [(record(None), None), (record(label), Some(AttemptId::random()))] {
+            let lock = || LeanLock::new("app:", &Key::new("b{t}").unwrap(), ATTEMPT.parse().unwrap()).unwrap();
+            let claim = lock().claim(LEASE, wake, &record).unwrap();
+            // As the script puts it together.
+            let stored = [claim.attempt(), token.to_string().as_bytes(), claim.value_rest()].concat();
+            let mut release = lock().release();
+            let written = Written { token: FencingToken::new(token), wake, record: &record };
+            for _ in 0..2 {
+                assert_eq!(release.lock_and_value(&written), Some((&b"app:b{t}"[..], stored.as_slice())));
+            }
+        }
     }
 
     #[test]

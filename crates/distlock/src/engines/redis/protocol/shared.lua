@@ -7,7 +7,8 @@
 --
 -- A lock's value is 'ATTEMPT TOKEN CHANNEL RECORD'. The byte behind the attempt is '+' when the lock has waiters. Where several hold the
 -- lock its value is 'distlock group MODE'. The mode says who may hold it together: 'x' one holder, 's' readers, 'p3' permits of a
--- semaphore of three, 'r' and the owner's name in hex the entries of one owner.
+-- semaphore of three, 'r' and the owner's name in hex the entries of one owner. In the lock's value 'p04' says that permits of several
+-- sizes hold it, none larger than four: scripts that know nothing of sizes that change agree with none of it.
 --   queue    attempt -> ticket
 --   waiters  attempt -> 'ttl_ms alive_until_ms channel delay_ms mode record'; 'handed' -> the last holder (note_holder)
 --   holders  attempt -> 'token slot since_us channel record' of a group; '#0' and so on -> the attempt that has that slot
@@ -102,6 +103,8 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
   local most_unheard = math.max(MOST_UNHEARD, unheard + LEAST_UNHEARD)
   -- A token that was made and not given: the waiter that it was for turned out to be gone.
   local spare_token
+  -- The mode in the lock's value, while a group holds it.
+  local group
 
   -- Returns the lock's value, nil when it is free, and its type. Not all of it: a foreign key may hold megabytes. `value` is what a
   -- script has read before.
@@ -280,7 +283,8 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
 
   -- Returns the mode of a group; nil when the value is not that of one.
   local function read_group(value)
-    return string.match(value, '^distlock group (%S+)$')
+    group = string.match(value, '^distlock group (%S+)$')
+    return group
   end
 
   -- Returns the key of a group that is of another type, if one is.
@@ -320,6 +324,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
   local function settle_group()
     if redis.call('ZCARD', leases) == 0 then
       redis.call('DEL', lock, holders, leases)
+      group = nil
       return false
     end
     keep_group()
@@ -328,6 +333,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
 
   -- Removes what is left of a group whose lock was deleted by hand.
   local function forget_group()
+    group = nil
     if redis.call('EXISTS', holders, leases) > 0 then
       redis.call('DEL', holders, leases)
     end
@@ -347,6 +353,31 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
   -- Returns how many holders a group may have.
   local function size_of(mode)
     return tonumber(string.match(mode, '^p(%d+)$')) or math.huge
+  end
+
+  -- Returns whether a claim may be beside the holders of the group if there is room; if not, the mode that it disagrees with. The sizes
+  -- of two permits may differ if the records of both say that they resize the semaphore.
+  local function goes_with(mode, text)
+    if group == mode or string.sub(mode, 1, 1) ~= 'p' or string.sub(group, 1, 1) ~= 'p' then
+      return group == mode, group
+    end
+    local RESIZES, is_one_size = '"resizes":true', true
+    local may_differ = string.find(text, RESIZES, 1, true)
+    local ids = redis.call('ZRANGE', leases, 0, -1)
+    for _, entry in ipairs(ids[1] and redis.call('HMGET', holders, unpack(ids)) or {}) do
+      local size = entry and string.match(entry, '"slot":{"of":(%d+)}')
+      if size and 'p' .. size ~= mode then
+        is_one_size = false
+        if not may_differ or not string.find(entry, RESIZES, 1, true) then
+          return false, 'p' .. size
+        end
+      end
+    end
+    if is_one_size then
+      -- The others have left.
+      group = mode
+    end
+    return true
   end
 
   local function free_slot(of)
@@ -399,7 +430,8 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
       return nil, refused
     end
     redis.call('ZADD', leases, string.format('%.0f', now_ms + lease_ms), id)
-    redis.call('SET', lock, 'distlock group ' .. mode, 'PX', lease_ms)
+    group = (not group or group == mode) and mode or string.format('p0%d', math.max(size_of(group), of))
+    redis.call('SET', lock, 'distlock group ' .. group, 'PX', lease_ms)
     keep_group()
     return slot
   end
@@ -513,16 +545,18 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
   end
 
   -- Lets waiters into the group that holds the lock: the head of the queue as long as there is room for it, and entries of the owner
-  -- wherever they stand. Returns whether it is the turn of `me`, which stays out; whether the head of the queue should look for itself;
-  -- and whether that is because a bound ended this, so that another call gets further.
+  -- wherever they stand. Each permit counts the holders by its own size. `mode` is that of `me`, or of a holder. Returns whether it is the
+  -- turn of `me`, which stays out; whether the head of the queue should look for itself; and whether that is because a bound ended this, so
+  -- that another call gets further.
   local function let_in(mode, me)
     local is_of_owner = string.sub(mode, 1, 1) == 'r'
-    local room = size_of(mode) - redis.call('ZCARD', leases)
+    local most, inside = size_of(mode), redis.call('ZCARD', leases)
     local gone, is_mine, is_more, entered = {}, false, false, 0
     local is_stopped = false
     local is_cut = walk(function(id, waiter, is_foreign)
-      if room <= 0 or id == me or is_foreign then
-        is_mine, is_more = id == me and room > 0 and not is_stopped, is_stopped
+      local is_full = inside >= most and (not waiter or inside >= size_of(waiter.mode))
+      if is_full or id == me or is_foreign then
+        is_mine, is_more = id == me and not is_full and not is_stopped, is_stopped
         return true
       elseif is_dead(waiter, is_foreign) then
         gone[#gone + 1] = id
@@ -533,8 +567,11 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
         return false
       end
       local heard = nil
-      if waiter.mode ~= mode then
+      if inside >= size_of(waiter.mode) then
         is_more = false
+      elseif not goes_with(waiter.mode, waiter.text) then
+        -- A permit is refused when it claims.
+        is_more = most < math.huge
       elseif waiter.channel == '-' then
         is_more = true
       else
@@ -542,7 +579,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
         is_more = is_more or heard == nil
       end
       if heard then
-        room, entered = room - 1, entered + 1
+        inside, entered = inside + 1, entered + 1
       end
       if heard ~= nil then
         gone[#gone + 1] = id
@@ -715,6 +752,7 @@ local function open_lock(lock, queue, waiters, fence, holders, leases, now, now_
     forget_group = forget_group,
     note_longest = note_longest,
     size_of = size_of,
+    goes_with = goes_with,
     extend = extend,
     write_holder = write_holder,
     leave = leave,

@@ -243,7 +243,7 @@ mod tests {
         let sent = clock.now();
         waiting.enlist(attempt);
         waiting.answered(attempt, sent, 5_000_000);
-        hand.advance(SECOND * 60);
+        hand.jump(SECOND * 60);
         // Granted one second after the claim, read a minute after it.
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
         let grant = notified(&waiting, attempt).await.expect("a grant");
@@ -260,10 +260,10 @@ mod tests {
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         // Stopped: the grant lies in a buffer until it is over. Going on, the claim is quicker than the message.
-        hand.advance(SECOND * 3);
+        hand.jump(SECOND * 3);
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 8_000_000);
-        hand.advance(Duration::from_millis(1));
+        hand.jump(Duration::from_millis(1));
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
         assert!(notified(&waiting, attempt).await.is_none(), "claims again");
         waiting.hear(message(attempt, 8_000_500).as_bytes(), clock.now());
@@ -276,7 +276,7 @@ mod tests {
         let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(message(attempt, 3_600_000_000).as_bytes(), clock.now());
         assert!(notified(&waiting, attempt).await.is_none(), "it would begin in the future");
     }
@@ -289,7 +289,7 @@ mod tests {
         assert!(notified(&waiting, attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
         let sent = clock.now();
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(message(attempt, 7).as_bytes(), clock.now());
         waiting.answered(attempt, sent, 5);
         assert_eq!(notified(&waiting, attempt).await.expect("a grant").token, FencingToken::new(42));
@@ -302,12 +302,12 @@ mod tests {
         waiting.enlist(attempt);
         waiting.wake_all();
         waiting.answered(attempt, clock.now(), 5_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
         assert!(notified(&waiting, attempt).await.is_none(), "claims again");
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
-        hand.advance(SECOND);
+        hand.jump(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
         assert!(notified(&waiting, attempt).await.is_some());
     }

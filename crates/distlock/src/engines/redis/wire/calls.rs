@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use redis::{Cmd, Value};
 
-use crate::engines::redis::protocol::lean::{self, LeanReply};
+use crate::engines::redis::protocol::lean::{self, LeanOutcome, LeanReply, LeanRequest, Written};
 use crate::engines::redis::protocol::script::{CLAIM, Dialect, RELEASE, Reply, garbled, nonce};
 use crate::engines::redis::wire::batcher::{self, Entry, HandOver, Path};
 pub(in crate::engines) use crate::engines::redis::wire::batcher::{CallKind, FullRequest, Request, RequestReply};
@@ -48,9 +48,46 @@ impl Connection {
         };
         match path {
             Path::Alone(request, _single) => self.send_alone(kind, &request).await,
-            Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(Failure::Dead.of(kind.name(), &self.place))),
+            Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(self.never_answered(kind))),
             Path::Dead => Err(self.never_sent(kind)),
         }
+    }
+
+    /// Sends one release as [`request`](Connection::request) does, or by the server's native command if it has one and the
+    /// release shares no call with others. `written`: what the native command compares the lock's value with. It deletes
+    /// no lock that the lean script would not delete.
+    pub(in crate::engines) async fn release_lean(
+        &self,
+        request: LeanRequest,
+        written: Option<Written<'_>>,
+    ) -> Result<RequestReply> {
+        let kind = CallKind::LeanRelease;
+        let path = match self.dialect {
+            Dialect::Sharded => return Box::pin(self.release_beside(request, written)).await,
+            Dialect::Plain | Dialect::Guarded => self.batcher.enter(kind, Request::Lean(request)),
+        };
+        match path {
+            Path::Alone(mut request, _single) => match self.pack_native(&mut request, written) {
+                Some(command) => self.read_native(self.ask_alone(kind, command).await),
+                None => self.send_alone(kind, &request).await,
+            },
+            Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(self.never_answered(kind))),
+            Path::Dead => Err(self.never_sent(kind)),
+        }
+    }
+
+    /// Sends a release as [`send_beside`](Connection::send_beside) does, or by the native command.
+    async fn release_beside(&self, request: LeanRequest, written: Option<Written<'_>>) -> Result<RequestReply> {
+        let mut request = Request::Lean(request);
+        match self.pack_native(&mut request, written) {
+            Some(command) => self.read_native(self.ask_whole(&command).await),
+            None => self.send_beside(CallKind::LeanRelease, &request).await,
+        }
+    }
+
+    /// Returns the error of a request whose reply did not come before the connection broke.
+    fn never_answered(&self, kind: CallKind) -> Error {
+        Failure::Dead.of(kind.name(), &self.place)
     }
 
     /// Returns the error of a request after the connection broke without it.
@@ -201,7 +238,7 @@ impl Connection {
             let _ = entry.reply.send(Err(self.never_sent(kind)));
         }
         for (kind, entry) in remains.sent {
-            let _ = entry.reply.send(Err(Failure::Dead.of(kind.name(), &self.place)));
+            let _ = entry.reply.send(Err(self.never_answered(kind)));
         }
     }
 
@@ -224,6 +261,33 @@ impl Connection {
         let command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
         let requests = requests.filter_map(Request::full);
         (self.call(command, |command| batcher::fill(command, &self.fences, call.nonce, requests)), call)
+    }
+
+    /// Returns the native command that releases the lock if its value is what was `written`.
+    fn pack_native(&self, request: &mut Request, written: Option<Written<'_>>) -> Option<Cmd> {
+        let (command, written) = self.native_release().zip(written)?;
+        let Request::Lean(request) = request else { return None };
+        let (lock, value) = request.lock_and_value(&written)?;
+        Some(command.command(lock, value))
+    }
+
+    /// Returns the reply to a native command. It has no nonce: it is a number, as no reply to a script is.
+    fn read_native(&self, reply: Asked) -> Result<RequestReply> {
+        let kind = CallKind::LeanRelease;
+        match reply {
+            Ok(Value::Int(1)) => Ok(RequestReply::Lean(LeanOutcome::Done(0))),
+            // Another value or none: the full script finds out whose the lock is.
+            Ok(Value::Int(0)) => Ok(RequestReply::Lean(LeanOutcome::Odd)),
+            Ok(_) => {
+                let error = garbled();
+                self.distrust(&error);
+                Err(error)
+            }
+            Err(failure) => {
+                self.native_failed(&failure);
+                Err(failure.of(kind.name(), &self.place))
+            }
+        }
     }
 
     /// Returns the reply to the one request of a call.

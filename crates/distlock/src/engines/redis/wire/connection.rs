@@ -1,7 +1,7 @@
 //! One open connection to a server, and the commands and scripts that it runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use redis::aio::{MultiplexedConnection, PubSubSink};
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -14,9 +14,9 @@ use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::{Look, RestartGuard};
 use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::batcher::Batcher;
-use crate::engines::redis::wire::natives::Natives;
+use crate::engines::redis::wire::natives::{CompareAndDelete, Natives};
 use crate::engines::redis::wire::options::Options;
-use crate::engines::redis::wire::probe::Probe;
+use crate::engines::redis::wire::probe::{Probe, is_refused_right};
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
@@ -50,8 +50,10 @@ pub(in crate::engines) struct Connection {
     pub(in crate::engines) claims_lean: bool,
     guard: Option<Arc<RestartGuard>>,
     pub(super) batcher: Batcher,
-    /// The native commands of the server. None is sent yet: `doctor` and the log name them.
-    pub(in crate::engines) natives: Natives,
+    /// The native commands of the server, as far as this connection's user may send them.
+    pub(super) natives: Natives,
+    /// Set when the right to send them was taken away.
+    lost_natives: AtomicBool,
     /// Whether scripts may publish.
     pub(super) publishes: bool,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
@@ -98,6 +100,7 @@ impl Connection {
             guard: options.guard.clone(),
             batcher: Batcher::default(),
             natives,
+            lost_natives: AtomicBool::new(false),
             publishes: mute.is_none(),
             run_id: OnceCell::new(),
         }
@@ -222,6 +225,20 @@ impl Connection {
     /// Counts a request as unanswered until the returned value is dropped.
     pub(super) fn enter_flight(&self) -> InFlight<'_> {
         InFlight::enter(&self.in_flight)
+    }
+
+    /// Returns the native command that releases a lock, if this connection can use one.
+    pub(in crate::engines) fn native_release(&self) -> Option<CompareAndDelete> {
+        self.natives.compare_and_delete.filter(|_| !self.lost_natives.load(Ordering::Relaxed))
+    }
+
+    /// Takes the failure of a native command: one that is refused is not sent again over this connection.
+    pub(super) fn native_failed(&self, failure: &Failure) {
+        if let Failure::Redis(error) = failure
+            && is_refused_right(error)
+        {
+            self.lost_natives.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Our own clock.

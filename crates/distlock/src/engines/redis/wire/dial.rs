@@ -17,6 +17,7 @@ use crate::engines::redis::wire::tls::Encryption;
 use crate::types::error::{Error, Result};
 
 /// The kernel gives a connection up when sent data stays unacknowledged for so long.
+#[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
@@ -119,6 +120,7 @@ async fn open_tcp(address: Address) -> io::Result<TcpStream> {
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_EVERY)?;
     sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+    #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
     Ok(stream)
 }

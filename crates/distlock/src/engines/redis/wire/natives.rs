@@ -7,6 +7,9 @@ use redis::{Cmd, ErrorKind, RedisResult, Value};
 
 use crate::types::token::AttemptId;
 
+/// The condition of `DELEX`.
+const IF_EQUAL: &str = "IFEQ";
+
 /// A command that deletes a key if it has a given value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engines) enum CompareAndDelete {
@@ -28,11 +31,12 @@ impl CompareAndDelete {
 
     /// Returns the command that deletes `key` if `value` is its value. The reply is 1 when it was deleted, 0 when not, and
     /// an error when the key is no string.
-    pub(in crate::engines) fn command(self, key: &str, value: &[u8]) -> Cmd {
-        let mut command = redis::cmd(self.name());
+    pub(in crate::engines) fn command(self, key: &[u8], value: &[u8]) -> Cmd {
+        let mut command = Cmd::with_capacity(4, self.name().len() + key.len() + value.len() + IF_EQUAL.len());
+        command.arg(self.name());
         command.arg(key);
         if self == CompareAndDelete::DelEx {
-            command.arg("IFEQ");
+            command.arg(IF_EQUAL);
         }
         command.arg(value);
         command
@@ -68,7 +72,7 @@ impl Natives {
     ) -> RedisResult<Natives> {
         for candidate in candidates(listed) {
             let (key, value) = (format!("{prefix}distlock-natives"), AttemptId::random().to_string());
-            let reply = send(connection, &candidate.command(&key, value.as_bytes())).await?;
+            let reply = send(connection, &candidate.command(key.as_bytes(), value.as_bytes())).await?;
             if is_carried_out(&reply) {
                 return Ok(Natives { compare_and_delete: Some(candidate) });
             }
@@ -105,5 +109,18 @@ async fn send(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisRes
     match connection.send_packed_command(command).await.and_then(Value::extract_error) {
         Err(error) if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => Err(error),
         reply => Ok(reply),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_has_its_words() {
+        let packed = |native: CompareAndDelete| String::from_utf8(native.command(b"a", b"v w").get_packed_command());
+        assert_eq!(packed(CompareAndDelete::DelIfEq).unwrap(), "*3\r\n$7\r\nDELIFEQ\r\n$1\r\na\r\n$3\r\nv w\r\n");
+        let delex = "*4\r\n$5\r\nDELEX\r\n$1\r\na\r\n$4\r\nIFEQ\r\n$3\r\nv w\r\n";
+        assert_eq!(packed(CompareAndDelete::DelEx).unwrap(), delex);
     }
 }

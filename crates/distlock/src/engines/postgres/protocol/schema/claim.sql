@@ -78,12 +78,16 @@ BEGIN
         WHERE name = l.name AND attempt = p_attempt AND expires > p_now RETURNING token, slot INTO o_token, o_slot;
     END IF;
     IF o_token IS NULL THEN
-        o_mode := coalesce(l.mode,
-            (SELECT mode FROM "distlock".waiters WHERE l.queued AND name = l.name AND attempt <> p_attempt ORDER BY ticket LIMIT 1));
-        IF o_mode <> p_mode AND (left(o_mode, 1) = 'p' OR left(p_mode, 1) = 'p') THEN
+        IF l.mode <> p_mode THEN
+            o_mode := "distlock"._disagreement(l, p_mode, p_record);
+        ELSIF l.mode IS NULL AND l.queued THEN
+            SELECT w.mode INTO o_mode
+            FROM (SELECT * FROM "distlock".waiters WHERE name = l.name AND attempt <> p_attempt ORDER BY ticket LIMIT 1) w
+            WHERE NOT "distlock"._agree(w.mode, w.record, p_mode, p_record);
+        END IF;
+        IF o_mode IS NOT NULL THEN
             o_outcome := 'disagrees';
         ELSE
-            o_mode := NULL;
             IF left(p_mode, 1) = 'r' AND l.mode = p_mode THEN
                 -- The owner is inside: the waiters wait for it, so it would wait for itself.
                 a := "distlock"._grant(l, p_now, p_attempt, p_mode, p_ttl + p_delay, p_wake, p_record, false);
@@ -138,7 +142,7 @@ BEGIN
         ELSIF l.mode IS NOT NULL THEN
             SELECT token, record, "distlock"._us(expires) - "distlock"._us(p_now), "distlock"._us(p_now) - "distlock"._us(since)
             INTO o_token, o_record, o_left_us, o_held_us FROM "distlock".holders WHERE name = l.name
-            ORDER BY CASE WHEN l.mode = p_mode THEN expires END, expires DESC LIMIT 1;
+            ORDER BY CASE WHEN l.mode = p_mode OR left(l.mode, 1) = 'p' THEN expires END, expires DESC LIMIT 1;
             o_mode := l.mode;
         END IF;
     END IF;

@@ -111,18 +111,42 @@ BEGIN
     END IF;
 END $$;
 
--- Returns whether a claim in a mode may enter beside the holders.
+-- Returns whether two claims can meet on one lock, given their modes and records. A semaphore goes with itself alone; its size may
+-- differ between claims that both resize it.
+CREATE OR REPLACE FUNCTION "distlock"._agree(a text, a_record text, b text, b_record text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT a = b OR left(a, 1) <> 'p' AND left(b, 1) <> 'p'
+        OR left(a, 1) = left(b, 1) AND strpos(a_record, '"resizes":true') > 0 AND strpos(b_record, '"resizes":true') > 0
+$$;
+
+-- Returns the mode of a semaphore's holder.
+CREATE OR REPLACE FUNCTION "distlock"._size(p_record text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 'p' || coalesce(substring(p_record FROM '"slot":[{]"of":([0-9]+)[}]'), '0') $$;
+
+-- Returns the mode of a holder that a claim does not agree with, if there is one.
+CREATE OR REPLACE FUNCTION "distlock"._disagreement(l "distlock".locks, p_mode text, p_record text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF "distlock"._agree(l.mode, '', p_mode, '') THEN
+        RETURN NULL;
+    ELSIF left(l.mode, 1) <> 'p' OR left(p_mode, 1) <> 'p' THEN
+        RETURN l.mode;
+    END IF;
+    RETURN (SELECT "distlock"._size(h.record) FROM "distlock".holders h
+        WHERE h.name = l.name AND NOT "distlock"._agree("distlock"._size(h.record), h.record, p_mode, p_record) LIMIT 1);
+END $$;
+
+-- Returns whether a claim in a mode may enter beside the holders, if it agrees with them.
 CREATE OR REPLACE FUNCTION "distlock"._has_room(l "distlock".locks, p_may_grant boolean, p_mode text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     IF l.mode IS NULL THEN
         RETURN p_may_grant;
-    ELSIF l.mode <> p_mode OR p_mode = 'x' THEN
-        RETURN false;
-    ELSIF left(p_mode, 1) = 'p' THEN
+    ELSIF left(l.mode, 1) = 'p' AND left(p_mode, 1) = 'p' THEN
+        -- By its own size, whatever those of the holders are.
         RETURN (SELECT count(*) FROM "distlock".holders WHERE name = l.name) < substr(p_mode, 2)::bigint;
     END IF;
-    RETURN true;
+    RETURN l.mode = p_mode AND p_mode <> 'x';
 END $$;
 
 -- Grants the lock to an attempt that has room.
@@ -138,7 +162,13 @@ BEGIN
         o_token := greatest(l.token + 1, "distlock"._us(p_now));
         l.token := o_token;
     END IF;
-    l.mode := p_mode;
+    IF left(p_mode, 1) = 'p' AND l.mode <> p_mode AND EXISTS (
+        SELECT FROM "distlock".holders h WHERE h.name = l.name AND "distlock"._size(h.record) <> p_mode)
+    THEN
+        l.mode := 'p0' || greatest(substr(l.mode, 2)::integer, substr(p_mode, 2)::integer);
+    ELSE
+        l.mode := p_mode;
+    END IF;
     IF p_mode = 'x' THEN
         l.attempt := p_attempt; l.since := p_now; l.expires := ends;
         l.handed := p_handed; l.channel := p_channel; l.record := p_record;
@@ -177,6 +207,13 @@ BEGIN
             o_next := w.attempt;
             EXIT;
         ELSIF NOT "distlock"._has_room(l, p_may_grant, w.mode) THEN
+            EXIT;
+        ELSIF coalesce(l.mode, w.mode) <> w.mode AND "distlock"._disagreement(l, w.mode, w.record) IS NOT NULL THEN
+            -- It is refused when it claims.
+            IF w.attempt IS DISTINCT FROM p_me AND w.channel IS NOT NULL THEN
+                PERFORM pg_notify(w.channel, 'retry ' || w.attempt);
+            END IF;
+            o_next := w.attempt;
             EXIT;
         ELSIF w.attempt = p_me THEN
             o_mine := true;

@@ -7,7 +7,8 @@ CREATE TABLE IF NOT EXISTS "distlock".locks (
     name    text COLLATE "C" PRIMARY KEY,
     -- The last token granted.
     token   bigint  NOT NULL DEFAULT 0,
-    -- Of the holders: x (exclusive), s (shared), p<n> (slot of n), r<owner in hex> (re-entrant); NULL: the lock is free.
+    -- Of the holders: x (exclusive), s (shared), p<n> (slot of n), p0<n> (slots of several sizes, none larger than n), r<owner in
+    -- hex> (re-entrant); NULL: the lock is free.
     mode    text,
     -- The exclusive holder; holders of the other modes are in "distlock".holders.
     attempt text,

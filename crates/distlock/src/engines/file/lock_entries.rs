@@ -1,4 +1,4 @@
-//! Writing to the histories of several locks at once.
+//! The entries of each lock among those for several histories.
 
 use crate::types::error::Result;
 use crate::types::history::{HistoryEntry, answer_all, by_lock};
@@ -6,15 +6,15 @@ use crate::types::key::Key;
 
 /// The entries of one lock among those of a call to `write_history`.
 #[derive(Debug)]
-pub(crate) struct LockEntries<'a> {
-    pub(crate) key: &'a Key,
-    pub(crate) entries: Vec<&'a HistoryEntry>,
+pub(super) struct LockEntries<'a> {
+    pub(super) key: &'a Key,
+    pub(super) entries: Vec<&'a HistoryEntry>,
     /// Where the entries stood in the call.
     positions: Vec<usize>,
 }
 
 /// Groups `entries` by lock, in the order in which they came.
-pub(crate) fn group_by_lock(entries: &[(Key, HistoryEntry)]) -> Vec<LockEntries<'_>> {
+pub(super) fn group_by_lock(entries: &[(Key, HistoryEntry)]) -> Vec<LockEntries<'_>> {
     let group = |(key, positions): (_, Vec<usize>)| {
         let of_lock = positions.iter().map(|position| &entries[*position].1).collect();
         LockEntries { key, entries: of_lock, positions }
@@ -23,7 +23,7 @@ pub(crate) fn group_by_lock(entries: &[(Key, HistoryEntry)]) -> Vec<LockEntries<
 }
 
 /// Returns the outcome of each entry, from the outcome of each group.
-pub(crate) fn outcomes_of_entries(
+pub(super) fn outcomes_of_entries(
     groups: &[LockEntries<'_>],
     outcomes: impl IntoIterator<Item = Result<()>>,
 ) -> Vec<Result<()>> {
