@@ -86,7 +86,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::SystemTime;
 
-    use distlock::{FencingToken, Key, OwnerId, Process};
+    use distlock::{FencingToken, Holder, Key, OwnerId, Process};
+    use serde_json::Value;
 
     use super::*;
 

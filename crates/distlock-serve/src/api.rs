@@ -193,6 +193,10 @@ async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T,
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    // serde would also read an array, field by field.
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Failure::invalid("the body is not a JSON object"));
+    }
     serde_json::from_slice(bytes).map_err(|problem| Failure::invalid(problem.to_string()))
 }
 

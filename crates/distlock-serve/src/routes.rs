@@ -108,3 +108,63 @@ async fn filter(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::wanted::LockBody;
+
+    fn document() -> Value {
+        serde_json::from_str(api::OPENAPI).unwrap()
+    }
+
+    #[test]
+    fn the_document_describes_every_route_and_no_other() {
+        let methods = |item: &Value| {
+            let mut methods: Vec<_> =
+                item.as_object().unwrap().keys().filter(|key| *key != "parameters").cloned().collect();
+            methods.sort();
+            methods
+        };
+        let document = document();
+        let described: BTreeSet<(String, Vec<String>)> =
+            document["paths"].as_object().unwrap().iter().map(|(path, item)| (path.clone(), methods(item))).collect();
+        let routed = routes().into_iter().map(|(path, methods, _)| {
+            (path.to_owned(), methods.iter().map(|method| (*method).to_owned()).collect::<Vec<_>>())
+        });
+        assert_eq!(described, routed.collect());
+    }
+
+    #[test]
+    fn the_document_has_the_fields_that_requests_may_have() {
+        let fields_of = |problem: String| -> BTreeSet<String> {
+            let expected = problem.split_once("expected ").expect("a list of fields").1;
+            expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let unknown = r#"{"?": 1}"#;
+        let bodies = [
+            ("LockRequest", serde_json::from_str::<LockBody>(unknown).unwrap_err().to_string()),
+            ("ExtendRequest", serde_json::from_str::<api::ExtendBody>(unknown).err().unwrap().to_string()),
+        ];
+        for (name, problem) in bodies {
+            let document = document();
+            let described = document["components"]["schemas"][name]["properties"].as_object().unwrap();
+            assert_eq!(fields_of(problem), described.keys().cloned().collect(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_document_refers_to_is_in_it() {
+        let document = document();
+        let references: BTreeSet<&str> =
+            api::OPENAPI.split("\"$ref\": \"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert!(references.len() > 8);
+        for reference in references {
+            assert!(document.pointer(reference).is_some(), "{reference}");
+        }
+    }
+}

@@ -86,6 +86,12 @@ impl Service {
         };
         waiting.over();
         let guard = granted.map_err(|error| self.not_acquired(&error, wanted, peer))?;
+        let ttl = wanted.ttl(self.default_ttl);
+        if guard.remaining().is_some_and(|left| left < ttl / 2) {
+            // A lock that was handed over begins with a short lease, which the client must not have to live with. If this
+            // fails, the keeper tries again.
+            let _ = guard.extend(ttl).await;
+        }
         self.keep(guard, wanted, peer, attempt)
     }
 
