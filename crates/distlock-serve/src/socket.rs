@@ -43,9 +43,10 @@ impl Drop for Socket {
     }
 }
 
+// Not `.lock`: the lock directory has files of that ending, one for each lock.
 fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
+    name.push(".daemon");
     name.into()
 }
 

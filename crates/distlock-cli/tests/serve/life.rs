@@ -73,6 +73,7 @@ fn a_second_stream_ends_the_first_and_the_hold_lives_on() {
     for _ in 0..20 {
         second.next_of("held");
     }
+    assert_eq!(daemon.send("GET", &format!("/v1/holds/{}", id(&hold)), "").status, 200);
 }
 
 #[test]
