@@ -90,7 +90,7 @@ class Hold:
             if self._is_released:
                 return
             self._is_released = True
-        self._close_stream()
+        self._wake()
         if os.getpid() != self._pid:
             return
         try:
@@ -207,19 +207,26 @@ class Hold:
         stream = _Stream(self._daemon, f"/v1/holds/{self._id}/events", self._left())
         with self._lock:
             self._stream = stream.socket
+        if self._is_released:
+            raise OSError("released meanwhile")
         return stream
 
     def _close_stream(self) -> None:
+        """Closes the stream, on the thread that reads it: another socket could get its number while it is read."""
         with self._lock:
             stream, self._stream = self._stream, None
         if stream is not None:
-            try:
-                # Wakes the thread that reads it; a fork shares the socket, so only in the process that opened it.
-                if os.getpid() == self._pid:
-                    stream.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             stream.close()
+
+    def _wake(self) -> None:
+        """Ends the reading of the stream, from any thread of the process that opened it."""
+        with self._lock:
+            if self._stream is not None and os.getpid() == self._pid:
+                try:
+                    # Not the method of an encrypted socket, which would change what the other thread uses.
+                    socket.socket.shutdown(self._stream, socket.SHUT_RDWR)
+                except OSError:
+                    pass  # The other side was faster.
 
     def _confirm(self) -> None:
         """Tells the daemon that the work has been told to stop, so that it need not wait for the deadline."""

@@ -30,10 +30,10 @@ fn a_hold_ends_after_its_stream_and_not_before_what_its_client_was_told() {
 #[test]
 fn an_open_stream_keeps_a_hold_and_tells_of_each_renewal() {
     let daemon = Daemon::start("mem://");
-    let hold = daemon.acquire("a", r#"{"ttl": "1s"}"#);
+    let hold = daemon.acquire("a", r#"{"ttl": "3s"}"#);
     let mut events = Events::open(&daemon, &id(&hold));
-    // Ten renewals: several leases and more than the silence.
-    for _ in 0..20 {
+    // Two leases, and more than the silence.
+    for _ in 0..8 {
         events.next_of("held");
     }
     assert_eq!(daemon.send("GET", &format!("/v1/holds/{}", id(&hold)), "").status, 200);
@@ -64,13 +64,13 @@ fn calls_keep_a_hold_until_the_silence_that_the_client_chose() {
 #[test]
 fn a_second_stream_ends_the_first_and_the_hold_lives_on() {
     let daemon = Daemon::start("mem://");
-    let hold = daemon.acquire("a", r#"{"ttl": "1s"}"#);
+    let hold = daemon.acquire("a", r#"{"ttl": "3s"}"#);
     let mut first = Events::open(&daemon, &id(&hold));
     first.next_of("held");
     let mut second = Events::open(&daemon, &id(&hold));
     second.next_of("held");
     while first.next().is_some() {}
-    for _ in 0..20 {
+    for _ in 0..8 {
         second.next_of("held");
     }
     assert_eq!(daemon.send("GET", &format!("/v1/holds/{}", id(&hold)), "").status, 200);

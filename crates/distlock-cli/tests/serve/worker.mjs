@@ -12,12 +12,12 @@ const commands = {
   // Holds a lock, and writes down when `check` passed for the last time.
   async hold(client, name, ttl) {
     const held = await client.lock(name, { ttlMs: Number(ttl) * 1000 });
-    say("held", held.token);
     let lastGood = 0;
     try {
       for (;;) {
         const before = Date.now() / 1000;
         held.check();
+        if (!lastGood) say("held", held.token);
         lastGood = before;
         await pause(1);
       }

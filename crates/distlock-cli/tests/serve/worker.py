@@ -14,12 +14,13 @@ def say(*words):
 def hold(client, name, ttl):
     """Holds a lock, and writes down when `check` passed for the last time."""
     held = client.lock(name, ttl=float(ttl))
-    say("held", held.token)
     last_good = 0.0
     try:
         while True:
             before = time.time()
             held.check()
+            if not last_good:
+                say("held", held.token)
             last_good = before
             time.sleep(0.001)
     except distlock.Lost as error:
@@ -76,6 +77,17 @@ def readers(client, name):
     say("good")
 
 
+def patiently(action):
+    """Tries again when a busy machine has made the engine's answer late: it is not what is tested here."""
+    for _ in range(20):
+        try:
+            return action()
+        except distlock.DistlockError as error:
+            if error.kind not in ("unknown", "unavailable"):
+                raise
+    raise AssertionError("no answer twenty times")
+
+
 def count(client, name, path, processes, times):
     """Many processes increment a counter in a file."""
     children = []
@@ -84,13 +96,14 @@ def count(client, name, path, processes, times):
         if pid == 0:
             try:
                 for _ in range(int(times)):
-                    with client.lock(name, wait=120, ttl=30) as held:
-                        with open(path) as file:
-                            number, token = map(int, file.read().split())
-                        assert held.token > token, "tokens rise"
-                        held.check()
-                        with open(path, "w") as file:
-                            file.write(f"{number + 1} {held.token}")
+                    held = patiently(lambda: client.lock(name, wait=120, ttl=30))
+                    with open(path) as file:
+                        number, token = map(int, file.read().split())
+                    assert held.token > token, "tokens rise"
+                    held.check()
+                    with open(path, "w") as file:
+                        file.write(f"{number + 1} {held.token}")
+                    patiently(held.release)
                 os._exit(0)
             except BaseException as error:
                 print(repr(error), file=sys.stderr, flush=True)
