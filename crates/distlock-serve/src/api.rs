@@ -55,7 +55,9 @@ pub(crate) async fn acquire(
             service.attempts.join(key.clone(), &wanted, begin).await?
         }
     };
-    let view = hold.view(&service.clock, received, service.has_leases)?;
+    let view = hold.view(&service.clock, received, service.has_leases);
+    // Without an answer its client does not know it.
+    let view = view.inspect_err(|_| service.discard(&hold))?;
     Ok((StatusCode::CREATED, Json(view)).into_response())
 }
 

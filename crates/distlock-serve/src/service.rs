@@ -24,6 +24,8 @@ use crate::wanted::Wanted;
 const QUESTIONS_EVERY: Duration = Duration::from_secs(1);
 const QUESTIONS_AT_ONCE: usize = 100;
 const QUESTION_LIMIT: Duration = Duration::from_millis(200);
+/// How often a lock is requested that was lost before its client could be told.
+const MOST_TRIES: usize = 3;
 /// How long clients may take to confirm that they have stopped, when the daemon stops. Leases end the holds of the others.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -76,23 +78,30 @@ impl Service {
         if *stopping.borrow() {
             return Err(Failure::stopping());
         }
-        let waiting = self.counters.wait();
-        let request = wanted.request(&self.locker, self.default_ttl, &peer);
-        let granted = tokio::select! {
-            biased;
-            granted = request => granted,
-            // An error means that the service is gone.
-            _ = stopping.changed() => return Err(Failure::stopping()),
-        };
-        waiting.over();
-        let guard = granted.map_err(|error| self.not_acquired(&error, wanted, peer))?;
         let ttl = wanted.ttl(self.default_ttl);
-        if guard.remaining().is_some_and(|left| left < ttl / 2) {
-            // A lock that was handed over begins with a short lease, which the client must not have to live with. If this
-            // fails, the keeper tries again.
-            let _ = guard.extend(ttl).await;
+        for _ in 0..MOST_TRIES {
+            let waiting = self.counters.wait();
+            let request = wanted.request(&self.locker, self.default_ttl, &peer);
+            let granted = tokio::select! {
+                biased;
+                granted = request => granted,
+                // An error means that the service is gone.
+                _ = stopping.changed() => return Err(Failure::stopping()),
+            };
+            waiting.over();
+            let guard = granted.map_err(|error| self.not_acquired(&error, wanted, peer))?;
+            if guard.remaining().is_some_and(|left| left < ttl / 2) {
+                // A lock that was handed over begins with a short lease, which the client must not have to live with. If
+                // this fails, the keeper tries again.
+                let _ = guard.extend(ttl).await;
+            }
+            // The daemon may have been stopped for longer than that short lease.
+            if !guard.is_lost() {
+                return self.keep(guard, wanted, peer, attempt);
+            }
         }
-        self.keep(guard, wanted, peer, attempt)
+        let error = Error::unavailable("it was granted and lost again before it could be used").with_key(&wanted.key);
+        Err(self.not_acquired(&error, wanted, peer))
     }
 
     fn not_acquired(&self, error: &Error, wanted: &Wanted, peer: Peer) -> Failure {
@@ -147,6 +156,13 @@ impl Service {
         match hold.take(end).await {
             Some(guard) => guard.unlock().await,
             None => Ok(()),
+        }
+    }
+
+    /// Releases a hold whose client could not be told of it.
+    pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
+        if let Some(hold) = self.holds.remove(hold.id) {
+            self.end_apart(hold, End::Released);
         }
     }
 
