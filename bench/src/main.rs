@@ -6,6 +6,7 @@ mod postgres;
 mod process;
 mod redis;
 mod redlock;
+mod serve;
 
 fn main() {
     let name = std::env::args().nth(1).unwrap_or_default();
@@ -16,8 +17,10 @@ fn main() {
         "postgres" => postgres::run(),
         "redis" => redis::run(),
         "redlock" => redlock::run(),
+        "serve" => serve::run(),
+        "serve-echo" => serve::echo(&std::env::args().skip(2).collect::<Vec<_>>()),
         _ => {
-            eprintln!("usage: cargo xtask bench core|redis|redlock|etcd|postgres");
+            eprintln!("usage: cargo xtask bench core|redis|redlock|etcd|postgres|serve");
             std::process::exit(64);
         }
     }

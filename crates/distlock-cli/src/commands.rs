@@ -16,6 +16,7 @@ mod man;
 mod release;
 mod renew;
 pub mod run;
+mod serve;
 mod setup;
 mod show;
 mod verify;
@@ -72,6 +73,7 @@ fn dispatch(command: Command) -> Exit {
         Command::Ask(flags) => ask::main(&flags),
         Command::Break(flags) => break_lock::main(&flags),
         Command::Console(flags) => console::main(&flags),
+        Command::Serve(flags) => serve::main(&flags),
         Command::Setup(flags) => setup::main(flags),
         Command::Doctor(flags) => doctor::main(flags),
         Command::Verify(flags) => verify::main(flags),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use distlock::backend::Scope;
 use distlock::backend::file::{FileBackend, default_dir, private_mount};
-use distlock::{Config, Error, ErrorKind, Finding, Key, Locker, Severity, redact, without_passwords};
+use distlock::{Config, Error, ErrorKind, Finding, Key, Locker, LockerBuilder, Severity, redact, without_passwords};
 use tokio::time::timeout;
 
 use crate::flags;
@@ -82,7 +82,15 @@ impl Settings {
     /// # Errors
     /// The engine's error; kind `Config` when its scope is smaller than `--scope`.
     pub async fn open(&self) -> Result<Engine, Error> {
-        let engine = if self.is_local() { self.open_local()? } else { self.open_configured().await? };
+        self.open_with(Locker::builder()).await
+    }
+
+    /// Opens the engine with a locker of `builder`, whose defaults the settings override.
+    ///
+    /// # Errors
+    /// As [`open`](Settings::open).
+    pub async fn open_with(&self, builder: LockerBuilder) -> Result<Engine, Error> {
+        let engine = if self.is_local() { self.open_local(builder)? } else { self.open_configured(builder).await? };
         let (has, needs) = (engine.locker.capabilities().scope, self.scope.map(Scope::from));
         if needs.is_some_and(|needs| has < needs) {
             return Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name)));
@@ -158,10 +166,10 @@ impl Settings {
         }
     }
 
-    fn open_local(&self) -> Result<Engine, Error> {
+    fn open_local(&self, builder: LockerBuilder) -> Result<Engine, Error> {
         let dir = default_dir()?;
         let name = format!("file://{}", dir.display());
-        let mut builder = Locker::builder().history(self.config.history.unwrap_or_default());
+        let mut builder = builder.history(self.config.history.unwrap_or_default());
         if let Some(interval) = self.config.retry_interval.filter(|interval| !interval.is_zero()) {
             builder = builder.retry_interval(interval);
         }
@@ -170,7 +178,7 @@ impl Settings {
         Ok(Engine { locker, name, keeps_history: self.keeps_history(), must_reach_host })
     }
 
-    async fn open_configured(&self) -> Result<Engine, Error> {
+    async fn open_configured(&self, builder: LockerBuilder) -> Result<Engine, Error> {
         let name = match &self.config {
             // The command that runs under the lock sees the same name, whether the URL contains a password or not.
             Config { url: Some(url), .. } => redact(&without_passwords(url)),
@@ -178,7 +186,7 @@ impl Settings {
             _ => "the configured engine".into(),
         };
         let limit = self.config.dial_timeout.unwrap_or(distlock::DEFAULT_DIAL_TIMEOUT);
-        let opened = timeout(limit, Locker::from_config(&self.config)).await;
+        let opened = timeout(limit, builder.from_config(&self.config)).await;
         let locker = opened.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {limit:?}"))));
         let locker = locker.map_err(|error| about(&name, error))?;
         Ok(Engine { locker, name, keeps_history: self.keeps_history(), must_reach_host: None })

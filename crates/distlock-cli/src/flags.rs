@@ -12,6 +12,10 @@ use rustix::process::Signal;
 
 use crate::{duration, policy, signal_name};
 
+mod serve;
+
+pub use serve::Serve;
+
 /// Run a command while holding a lock, on this machine or across many.
 #[derive(Debug, Parser)]
 #[command(name = "distlock", version, disable_help_subcommand = true, args_override_self = true)]
@@ -50,6 +54,8 @@ pub enum Command {
     Break(Break),
     /// Serve the web console: holders and waiters, live
     Console(Console),
+    /// Serve locks to programs in other languages, over HTTP
+    Serve(Serve),
     /// Make the tables and functions that an engine needs on its servers
     Setup(Setup),
     /// Check for what makes locks on an engine unsafe, slow or impossible

@@ -4,41 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use distlock::backend::LockInfo;
-use distlock::{Holder, Mode, Record};
-use serde_json::{Value, json};
-
-/// Returns a lock as one JSON object.
-#[must_use]
-pub fn to_json(lock: &LockInfo) -> Value {
-    json!({
-        "name": lock.key.as_str(),
-        "holder": lock.holder().map(holder_json),
-        "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
-        "waiters": lock.waiters.iter().map(|waiter| record_json(waiter)).collect::<Vec<_>>(),
-    })
-}
-
-fn holder_json(holder: &Holder) -> Value {
-    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-    let mut fields = holder.record.as_ref().map_or_else(|| json!({"foreign": true}), |record| record_json(record));
-    // As text: JSON readers round numbers of this size.
-    fields["token"] = json!(holder.token.map(|token| token.to_string()));
-    fields["held_for_s"] = json!(seconds(holder.held_for));
-    fields["ttl_left_s"] = json!(seconds(holder.ttl_left));
-    fields
-}
-
-pub(crate) fn record_json(record: &Record) -> Value {
-    json!({
-        "owner": record.owner.as_str(),
-        "host": record.process.host,
-        "pid": record.process.pid,
-        "user": record.process.user,
-        "label": record.label,
-        "mode": record.mode,
-        "since_ms": record.since_ms,
-    })
-}
+use distlock::{Mode, Record};
+pub use distlock_serve::{lock_json as to_json, record_json};
 
 /// Returns locks as a table with a heading, one line each.
 #[must_use]
@@ -123,7 +90,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::SystemTime;
 
-    use distlock::{FencingToken, Key, OwnerId, Process};
+    use distlock::{FencingToken, Holder, Key, OwnerId, Process};
+    use serde_json::Value;
 
     use super::*;
 

@@ -97,6 +97,15 @@ pub enum Note {
         /// Its name.
         name: String,
     },
+    /// The daemon did something for a client.
+    Served {
+        /// The client: its address, or its process id.
+        client: String,
+        /// The lock, if the note is about one.
+        lock: Option<String>,
+        /// What happened.
+        message: String,
+    },
     /// Something failed.
     Failed {
         /// The error in one line.
@@ -115,6 +124,7 @@ impl Note {
             | Note::LeftOut { .. }
             | Note::NoHistory { .. }
             | Note::UnknownVariable { .. }
+            | Note::Served { .. }
             | Note::Failed { .. } => Level::Normal,
             _ => Level::Verbose,
         }
@@ -146,6 +156,9 @@ impl Note {
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
             Note::NoHistory { name } => json!({"event": "no_history", "name": name}),
             Note::UnknownVariable { name } => json!({"event": "unknown_variable", "name": name}),
+            Note::Served { client, lock, message } => {
+                json!({"event": "served", "client": client, "lock": lock, "message": message})
+            }
             Note::Failed { message } => json!({"event": "failed", "message": message}),
         }
     }
@@ -199,6 +212,8 @@ impl fmt::Display for Note {
             Note::UnknownVariable { name } => {
                 write!(f, "the variable {name} is no setting and is ignored; `distlock help` lists the settings")
             }
+            Note::Served { client, lock: Some(lock), message } => write!(f, "{client}: lock {lock:?}: {message}"),
+            Note::Served { client, lock: None, message } => write!(f, "{client}: {message}"),
             Note::Failed { message } => f.write_str(message),
         }
     }

@@ -115,6 +115,31 @@ pub(crate) fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
+/// Returns the socket that a service manager has opened for this process: the first of `LISTEN_FDS`, which is descriptor 3.
+/// Only the first call may return it.
+///
+/// # Errors
+/// When the manager passed more than one, or none that is open.
+pub(crate) fn activated_socket() -> io::Result<Option<OwnedFd>> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    const FIRST: RawFd = 3;
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if number("LISTEN_PID") != Some(std::process::id()) || IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(None);
+    }
+    match number("LISTEN_FDS") {
+        None | Some(0) => return Ok(None),
+        Some(1) => {}
+        Some(_) => return Err(io::Error::other("the service manager passed more than one socket; give it one")),
+    }
+    // SAFETY: the call only looks at a number. A descriptor that is not open is an error.
+    if unsafe { libc::fcntl(FIRST, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, the manager opened it for this process, and nothing else takes it: only the first call gets here.
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) }))
+}
+
 /// Sets the default action for `signal`.
 pub(crate) fn reset_action(signal: i32) {
     // SAFETY: SIG_DFL runs no code of this program. An unknown signal is an error without effect.

@@ -87,6 +87,11 @@ fn every_command_in_operations_md_runs() {
 }
 
 #[test]
+fn every_command_in_serve_md_runs() {
+    assert_runs("serve.md");
+}
+
+#[test]
 fn every_command_in_migrating_md_runs() {
     assert_runs("migrating.md");
 }

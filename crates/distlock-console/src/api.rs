@@ -10,6 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use distlock::{ErrorKind, FencingToken, Key, Locker};
+use distlock_http::{Gate, Peer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -17,8 +18,6 @@ use tokio::time::timeout;
 use crate::audit::{Audit, AuditEvent, Row};
 use crate::failure::Failure;
 use crate::metrics as numbers;
-use crate::request_filter::RequestFilter;
-use crate::server::Remote;
 use crate::watcher::Watcher;
 
 pub(crate) const OPENAPI: &str = include_str!("page/openapi.json");
@@ -30,7 +29,7 @@ const BODY: Duration = Duration::from_secs(5);
 /// The state shared by all handlers.
 #[derive(Clone)]
 pub(crate) struct App {
-    pub(crate) request_filter: Arc<RequestFilter>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) watcher: Arc<Watcher>,
     pub(crate) audit: Arc<Audit>,
     pub(crate) locker: Arc<Locker>,
@@ -148,7 +147,7 @@ struct BreakRequest {
 
 pub(crate) async fn break_lock(
     State(app): State<App>,
-    Extension(remote): Extension<Remote>,
+    Extension(peer): Extension<Peer>,
     body: Body,
 ) -> Result<Json<Value>, Failure> {
     if app.read_only {
@@ -166,7 +165,7 @@ pub(crate) async fn break_lock(
     }
     let request = (key, FencingToken::new(token), reason);
     // In a task of its own: a browser that disconnects must not leave a break without its audit row.
-    let done = tokio::spawn(break_and_audit(app, request, remote)).await;
+    let done = tokio::spawn(break_and_audit(app, request, peer)).await;
     done.unwrap_or_else(|problem| Err(internal(&format!("the break did not end: {problem}")))).map(Json)
 }
 
@@ -190,13 +189,13 @@ async fn read(body: Body) -> Result<Bytes, Failure> {
 async fn break_and_audit(
     app: App,
     (key, token, reason): (Key, FencingToken, String),
-    Remote(remote): Remote,
+    peer: Peer,
 ) -> Result<Value, Failure> {
     let inspect = app.locker.inspect();
     // Only for the audit row: the break itself needs the token, not the holder.
     let found = inspect.get(&key).await.ok().flatten();
     let holder = found.and_then(|lock| lock.holders.into_iter().find(|holder| holder.token == Some(token)));
-    let asked = Row::asked(key.clone(), token, holder, reason.clone(), remote.ip());
+    let asked = Row::asked(key.clone(), token, holder, reason.clone(), peer.host());
     write(&app.audit, asked.clone()).await.map_err(|problem| internal(&problem))?;
     let outcome = inspect.force_release(&key, token, &reason).await;
     let row = match &outcome {

@@ -3,16 +3,15 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distlock::{FencingToken, Holder, Key};
+use distlock_http::Refused;
 use serde::{Serialize, Serializer};
 
 use crate::lock::{Hold, Who, now_ms};
-use crate::options::Refused;
 use crate::timeline::{End, PastHold};
 
 /// How many rows are kept in memory.
@@ -31,7 +30,7 @@ pub(crate) struct Row {
     #[serde(serialize_with = "who")]
     holder: Option<Holder>,
     reason: String,
-    remote: IpAddr,
+    remote: String,
     /// The error of a break that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -53,7 +52,7 @@ pub(crate) enum AuditEvent {
 }
 
 impl Row {
-    pub(crate) fn asked(lock: Key, token: FencingToken, holder: Option<Holder>, reason: String, remote: IpAddr) -> Row {
+    pub(crate) fn asked(lock: Key, token: FencingToken, holder: Option<Holder>, reason: String, remote: String) -> Row {
         Row { at_ms: now_ms(), event: AuditEvent::Asked, lock, token, holder, reason, remote, error: None }
     }
 
@@ -177,7 +176,7 @@ mod tests {
 
     fn row(token: u64) -> Row {
         let key = Key::new("a").unwrap();
-        Row::asked(key, FencingToken::new(token), None, "because".into(), IpAddr::from([127, 0, 0, 1]))
+        Row::asked(key, FencingToken::new(token), None, "because".into(), "127.0.0.1".into())
     }
 
     #[test]

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distlock::Locker;
+use distlock_http::{AccessToken, Gate, HttpServer, Listener, Refused, tls_config};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use crate::access::AccessToken;
 use crate::api::App;
 use crate::audit::Audit;
-use crate::options::{Options, Refused};
-use crate::request_filter::RequestFilter;
-use crate::server::HttpServer;
+use crate::options::Options;
+use crate::routes;
 use crate::watcher::Watcher;
-use crate::{routes, tls};
 
+/// How many connections are open at once: all event streams, and some other requests.
+const MAX_CONNECTIONS: usize = 320;
 /// How long open requests may take after the stop.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -39,21 +39,20 @@ impl Console {
     pub async fn bind(locker: Locker, engine: &str, options: Options) -> Result<Console, Refused> {
         options.check()?;
         let audit = Arc::new(Audit::open(options.audit_file.as_deref())?);
-        let tls = options.tls.as_ref().map(|(certificate, key)| tls::server(certificate, key)).transpose()?;
+        let tls = options.tls.as_ref().map(|(certificate, key)| tls_config(certificate, key)).transpose()?;
         let taken = |problem: io::Error| Refused::new(format!("cannot listen on {}: {problem}", options.listen));
         let listener = TcpListener::bind(options.listen).await.map_err(taken)?;
         let address = listener.local_addr().map_err(taken)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let request_filter = RequestFilter::new(options.token.clone(), options.hosts);
         let app = App {
-            request_filter: Arc::new(request_filter),
+            gate: Arc::new(Gate::new(options.token.clone(), options.hosts)),
             watcher: Arc::new(Watcher::new(locker.clone(), audit.clone())),
             audit,
             locker: Arc::new(locker),
             engine: distlock::redact(engine).into(),
             read_only: options.read_only,
         };
-        let server = HttpServer::new(listener, tls);
+        let server = HttpServer::new(Listener::Tcp(listener, tls), MAX_CONNECTIONS);
         Ok(Console { server, address, scheme, token: options.token, app })
     }
 

@@ -16,7 +16,6 @@
 //! # }
 //! ```
 
-mod access;
 mod api;
 mod assets;
 mod audit;
@@ -25,7 +24,6 @@ mod failure;
 mod frame;
 mod heat;
 mod history;
-mod host;
 mod lock;
 mod locks;
 mod losses;
@@ -33,15 +31,11 @@ mod metrics;
 mod options;
 mod request_filter;
 mod routes;
-mod server;
-mod stall_limit;
 mod timeline;
-mod tls;
 mod viewers;
 mod waits;
 mod watcher;
 
-pub use access::AccessToken;
 pub use console::Console;
-pub use host::HostName;
-pub use options::{DEFAULT_LISTEN, Options, Refused};
+pub use distlock_http::{AccessToken, HostName, Refused};
+pub use options::{DEFAULT_LISTEN, Options};

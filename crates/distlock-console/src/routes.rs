@@ -32,7 +32,7 @@ fn routes() -> Vec<Route> {
 
 /// Returns the router of the whole console.
 pub(crate) fn router(app: App) -> Router {
-    let request_filter = app.request_filter.clone();
+    let gate = app.gate.clone();
     let router = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let router = assets::ASSETS.into_iter().fold(router, |router, asset| router.route(asset.0, assets::serve(asset)));
     router
@@ -41,7 +41,7 @@ pub(crate) fn router(app: App) -> Router {
             let help = "see /api/v1/openapi.json";
             Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", "method not allowed", help)
         })
-        .layer(from_fn_with_state(request_filter, request_filter::filter))
+        .layer(from_fn_with_state(gate, request_filter::filter))
         .with_state(app)
 }
 

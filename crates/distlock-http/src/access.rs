@@ -8,15 +8,14 @@ use std::path::Path;
 
 use subtle::ConstantTimeEq;
 
-use crate::options::Refused;
+use crate::refused::Refused;
 
 /// The fewest characters of a token from a file.
 const SHORTEST: usize = 20;
 /// A longer text is not a token but the wrong file.
 const LONGEST: usize = 512;
 
-/// The secret that gives access to the console. Only [`Console::url_with_token`](crate::Console::url_with_token)
-/// prints it.
+/// The secret that gives access to the server. Debug output hides it.
 #[derive(Clone)]
 pub struct AccessToken(String);
 
@@ -61,11 +60,14 @@ impl AccessToken {
     }
 
     /// Whether the token is `word`, in constant time.
-    pub(crate) fn is(&self, word: &str) -> bool {
+    #[must_use]
+    pub fn is(&self, word: &str) -> bool {
         self.0.as_bytes().ct_eq(word.as_bytes()).into()
     }
 
-    pub(crate) fn reveal(&self) -> &str {
+    /// Returns the secret itself, to print it once for the user.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }

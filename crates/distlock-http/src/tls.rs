@@ -8,10 +8,13 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::options::Refused;
+use crate::refused::Refused;
 
 /// Reads a certificate chain and its key, both PEM. Error messages contain neither.
-pub(crate) fn server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, Refused> {
+///
+/// # Errors
+/// Names the file that cannot be used.
+pub fn server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, Refused> {
     let refuse = |path: &Path, problem: &dyn Display| Refused::new(format!("{}: {problem}", path.display()));
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)

@@ -1,8 +1,8 @@
-//! The host names that browsers may use.
+//! The host names that clients may use.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A host name that browsers may use, without a port.
+/// A host name that clients may use, without a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostName(String);
 

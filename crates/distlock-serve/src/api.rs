@@ -1,0 +1,215 @@
+//! The handlers of `/v1`, `/metrics` and `/healthz`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use distlock::backend::LockInfo;
+use distlock::{ErrorKind, Key};
+use distlock_http::Peer;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::events;
+use crate::failure::Failure;
+use crate::hold::{Hold, HoldId};
+use crate::lock_json::lock_json;
+use crate::service::Service;
+use crate::wanted::{LockBody, Span, Wanted};
+
+pub(crate) const OPENAPI: &str = include_str!("openapi.json");
+
+/// The largest request body, and how long it may take to arrive.
+const LARGEST_BODY: usize = 64 * 1024;
+const BODY_LIMIT: Duration = Duration::from_secs(5);
+/// The longest `Idempotency-Key`.
+const LONGEST_ATTEMPT_KEY: usize = 128;
+
+type App = State<Arc<Service>>;
+type Named = Result<Path<String>, PathRejection>;
+
+pub(crate) async fn acquire(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    name: Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let received = service.clock.now();
+    let body: LockBody = read(&headers, body).await?;
+    let wanted = Wanted::new(&text(name)?, body)?;
+    let hold = match attempt_key(&headers)? {
+        None => service.acquire(&wanted, peer, None).await?,
+        Some(key) => {
+            let begin = || {
+                let (service, wanted, key) = (service.clone(), wanted.clone(), key.clone());
+                async move { service.acquire(&wanted, peer, Some(key)).await }
+            };
+            service.attempts.join(key.clone(), &wanted, begin).await?
+        }
+    };
+    let view = hold.view(&service.clock, received, service.has_leases);
+    // Without an answer its client does not know it.
+    let view = view.inspect_err(|_| service.discard(&hold))?;
+    Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+pub(crate) async fn hold(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    id: Named,
+) -> Result<Response, Failure> {
+    let received = service.clock.now();
+    let hold = find(&service, &peer, id)?;
+    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+}
+
+pub(crate) async fn alive(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    id: Named,
+) -> Result<Response, Failure> {
+    let received = service.clock.now();
+    let hold = find(&service, &peer, id)?;
+    hold.life().sign(received);
+    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExtendBody {
+    ttl: Span,
+}
+
+pub(crate) async fn extend(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    id: Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let received = service.clock.now();
+    let ExtendBody { ttl: Span(ttl) } = read(&headers, body).await?;
+    let hold = find(&service, &peer, id)?;
+    hold.life().sign(received);
+    hold.extend(ttl).await?;
+    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+}
+
+pub(crate) async fn release(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    id: Named,
+) -> Result<StatusCode, Failure> {
+    service.release(hold_id(id)?, &peer).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn stream(
+    State(service): App,
+    Extension(peer): Extension<Peer>,
+    id: Named,
+) -> Result<Response, Failure> {
+    let hold = find(&service, &peer, id)?;
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], events::open(service, hold)).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Filter {
+    #[serde(default)]
+    prefix: String,
+}
+
+pub(crate) async fn locks(
+    State(service): App,
+    filter: Result<Query<Filter>, QueryRejection>,
+) -> Result<Json<Value>, Failure> {
+    let Query(filter) = filter.map_err(|problem| Failure::invalid(problem.to_string()))?;
+    let found = service.locker.inspect().list(&filter.prefix).await.map_err(|error| Failure::from(&error))?;
+    Ok(Json(json!({"locks": found.iter().map(lock_json).collect::<Vec<_>>()})))
+}
+
+pub(crate) async fn lock(State(service): App, name: Named) -> Result<Json<Value>, Failure> {
+    let key = Key::new(text(name)?).map_err(|error| Failure::from(&error))?;
+    let found = service.locker.inspect().get(&key).await.map_err(|error| Failure::from(&error))?;
+    Ok(Json(lock_json(&found.unwrap_or_else(|| LockInfo::new(key, None, Vec::new())))))
+}
+
+pub(crate) async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
+pub(crate) async fn metrics(State(service): App) -> Response {
+    let text = service.counters.text(service.holds.count(), service.news.count());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// Reports whether the daemon accepts requests, and nothing about the engine: it needs no token.
+pub(crate) async fn healthz(State(service): App) -> Result<Json<Value>, Failure> {
+    if service.holds.is_stopping() { Err(Failure::stopping()) } else { Ok(Json(json!({"status": "ok"}))) }
+}
+
+fn find(service: &Service, peer: &Peer, id: Named) -> Result<Arc<Hold>, Failure> {
+    service.hold(hold_id(id)?, peer)
+}
+
+fn hold_id(id: Named) -> Result<HoldId, Failure> {
+    text(id)?.parse().map_err(|_| Failure::no_such_hold())
+}
+
+fn text(path: Named) -> Result<String, Failure> {
+    path.map(|Path(text)| text).map_err(|problem| Failure::invalid(problem.to_string()))
+}
+
+fn attempt_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
+    let mut values = headers.get_all("idempotency-key").iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let key = value.to_str().ok().filter(|key| (1..=LONGEST_ATTEMPT_KEY).contains(&key.len()));
+    match (key, values.next()) {
+        (Some(key), None) => Ok(Some(key.to_owned())),
+        _ => Err(Failure::invalid(format!("Idempotency-Key: give one, of 1 to {LONGEST_ATTEMPT_KEY} characters"))),
+    }
+}
+
+/// Reads the request body, within the size and time limits. No body is an empty object.
+async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Failure> {
+    let bytes = read_bytes(body).await?;
+    if bytes.is_empty() {
+        return parse(b"{}");
+    }
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    if !media_type.eq_ignore_ascii_case("application/json") {
+        let message = format!("the body is {content_type:?}; send application/json");
+        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorKind::InvalidInput.as_str(), message));
+    }
+    parse(&bytes)
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    // serde would also read an array, field by field.
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Failure::invalid("the body is not a JSON object"));
+    }
+    serde_json::from_slice(bytes).map_err(|problem| Failure::invalid(problem.to_string()))
+}
+
+async fn read_bytes(body: Body) -> Result<Bytes, Failure> {
+    let invalid = ErrorKind::InvalidInput.as_str();
+    let Ok(read) = timeout(BODY_LIMIT, to_bytes(body, LARGEST_BODY)).await else {
+        let message = format!("the request body did not arrive within {BODY_LIMIT:?}");
+        return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, invalid, message));
+    };
+    read.map_err(|problem| {
+        let message = format!("the request body is larger than {LARGEST_BODY} bytes or broken: {problem}");
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, invalid, message)
+    })
+}
