@@ -47,7 +47,7 @@ pub mod backend {
 
     pub use crate::contract::{
         Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
-        Renewal, Scope, Term, Wake,
+        Renewal, Scope, Term, TickNotes, Wake,
     };
     pub use crate::engines::*;
 }
@@ -70,6 +70,7 @@ pub use api::guard::{HoldState, LockGuard};
 pub use api::inspect::{Change, Inspect, Watch};
 pub use api::locker::{Locker, LockerBuilder};
 pub use api::multi::{LockAllRequest, MultiGuard};
+pub use api::once::{ClockSkew, DEFAULT_KEEP, MAX_PERIOD, MIN_PERIOD, Once, OnceGuard, OnceOutcome, OnceRequest};
 pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use api::semaphore::Semaphore;
 pub use config::connect::{examine, set_up, setup_sql};
@@ -90,6 +91,7 @@ pub use types::options::{
 };
 pub use types::owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
 pub use types::secret::Secret;
+pub use types::tick::{MAX_TICKS, Tick, TickNote};
 pub use types::ticket::HoldTicket;
 pub use types::token::{AttemptId, FencingToken};
 pub use types::watchdog::Watchdog;

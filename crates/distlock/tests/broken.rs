@@ -54,4 +54,8 @@ flaws! {
     takes_some_of_several TakesSomeOfSeveral: claim_all_never_holds_a_part;
     counts_several_twice CountsSeveralTwice: a_repeated_claim_all_returns_the_same_grants;
     never_forgets NeverForgets: a_history_is_bounded;
+    notes_for_anyone NotesForAnyone: only_the_holder_notes_a_tick a_lost_run_is_not_done;
+    forgets_done_ticks ForgetsDoneTicks: a_tick_runs_once many_requests_make_one_run;
+    forgets_starts ForgetsStarts: a_failed_run_is_repeated;
+    never_forgets_ticks NeverForgetsTicks: ticks_end_and_notes_are_forgotten;
 }

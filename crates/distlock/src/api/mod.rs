@@ -9,5 +9,6 @@ pub(crate) mod guard;
 pub(crate) mod inspect;
 pub(crate) mod locker;
 pub(crate) mod multi;
+pub(crate) mod once;
 pub(crate) mod request;
 pub(crate) mod semaphore;
