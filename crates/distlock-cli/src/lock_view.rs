@@ -4,8 +4,18 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use distlock::backend::LockInfo;
-use distlock::{Holder, Mode, Record};
+use distlock::{Holder, Mode, Record, TickNote};
 use serde_json::{Value, json};
+
+use crate::once;
+
+/// Returns a lock as one JSON object, with the notes of its ticks.
+#[must_use]
+pub fn with_ticks(lock: &LockInfo, ticks: &[TickNote]) -> Value {
+    let mut fields = to_json(lock);
+    fields["ticks"] = ticks.iter().map(once::to_json).collect();
+    fields
+}
 
 /// Returns a lock as one JSON object.
 #[must_use]
@@ -18,7 +28,7 @@ pub fn to_json(lock: &LockInfo) -> Value {
     })
 }
 
-fn holder_json(holder: &Holder) -> Value {
+pub(crate) fn holder_json(holder: &Holder) -> Value {
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     let mut fields = holder.record.as_ref().map_or_else(|| json!({"foreign": true}), |record| record_json(record));
     // As text: JSON readers round numbers of this size.

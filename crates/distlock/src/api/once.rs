@@ -527,6 +527,11 @@ impl OnceGuard {
         Ok(note)
     }
 
+    /// Returns the guard of the lock alone. The run counts as failed.
+    pub fn into_guard(self) -> LockGuard {
+        self.guard
+    }
+
     /// Ends the run as failed and releases the lock.
     ///
     /// # Errors
