@@ -55,7 +55,10 @@ impl Calls {
     /// Returns the number of all calls.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [&self.claims, &self.renewals, &self.releases, &self.notes].iter().map(|calls| calls.load(Ordering::SeqCst)).sum()
+        [&self.claims, &self.renewals, &self.releases, &self.notes]
+            .iter()
+            .map(|calls| calls.load(Ordering::SeqCst))
+            .sum()
     }
 
     async fn arrive<T>(&self, answer: impl Future<Output = T>) -> T {

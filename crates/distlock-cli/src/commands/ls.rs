@@ -31,7 +31,9 @@ pub(super) fn main(flags: &Ls) -> Exit {
 /// Returns all locks with the notes of their ticks. A lock with notes alone is free.
 fn all(locks: Vec<LockInfo>, ticks: Vec<(Key, Vec<TickNote>)>) -> impl Iterator<Item = (LockInfo, Vec<TickNote>)> {
     let mut all: BTreeMap<Key, (Option<LockInfo>, Vec<TickNote>)> = BTreeMap::new();
-    locks.into_iter().for_each(|lock| all.entry(lock.key.clone()).or_default().0 = Some(lock));
+    for lock in locks {
+        all.insert(lock.key.clone(), (Some(lock), Vec::new()));
+    }
     ticks.into_iter().for_each(|(key, notes)| all.entry(key).or_default().1 = notes);
     all.into_iter().map(|(key, (lock, ticks))| (lock.unwrap_or_else(|| LockInfo::new(key, None, Vec::new())), ticks))
 }

@@ -35,6 +35,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long the reply to a request is awaited that was under way when the lock was lost.
 const LATE_REPLY: Duration = Duration::from_secs(1);
+/// How often a look without the lock is repeated.
+const LOOKS: u32 = 4;
 /// How often a request that does not wait claims a lock that another owner seems to have, where the engine knows no holder.
 const MOST_TRIES: u32 = 8;
 
@@ -366,7 +368,7 @@ struct Asked {
 
 impl Asked {
     async fn decide(self) -> Result<OnceOutcome> {
-        let seen = self.look().await?;
+        let seen = self.look_again().await?;
         let first = self.ticks.at(seen.found.now_ms);
         if let Some(note) = seen.done(&first) {
             return Ok(OnceOutcome::Done { note, skew: seen.skew });
@@ -379,7 +381,7 @@ impl Asked {
                 Err(error) => return Err(error),
             };
             // The run may have ended, or the holder may have taken the lock only to look.
-            let seen = self.look().await?;
+            let seen = self.look_again().await?;
             if let Some(note) = seen.done(&first) {
                 return Ok(OnceOutcome::Done { note, skew: seen.skew });
             }
@@ -439,6 +441,20 @@ impl Asked {
         write(&guard, &note).await?;
         guard.check()?;
         Ok(OnceOutcome::Run(OnceGuard { guard, note, keep: self.keep, read_at, skew }))
+    }
+
+    /// Looks without the lock, a few times if there is no reply: a look changes nothing.
+    async fn look_again(&self) -> Result<Seen> {
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..LOOKS {
+            match self.look().await {
+                Err(error) if error.is_retryable() => {}
+                seen => return seen,
+            }
+            self.family.sleep_until(self.family.clock.now().after(pause)).await?;
+            pause *= 2;
+        }
+        self.look().await
     }
 
     async fn look(&self) -> Result<Seen> {

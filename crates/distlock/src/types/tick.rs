@@ -132,16 +132,8 @@ impl TickNote {
     /// period for another one after its end.
     #[must_use]
     pub fn start(tick: Tick, now_ms: u64, keep: Duration, token: FencingToken, record: Record) -> TickNote {
-        let note = TickNote {
-            tick,
-            until_ms: 0,
-            forget_ms: 0,
-            starts: 1,
-            started_ms: now_ms,
-            took_ms: None,
-            token,
-            record,
-        };
+        let note =
+            TickNote { tick, until_ms: 0, forget_ms: 0, starts: 1, started_ms: now_ms, took_ms: None, token, record };
         note.kept_from(now_ms, keep)
     }
 

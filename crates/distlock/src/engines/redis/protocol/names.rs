@@ -51,8 +51,11 @@ impl Names {
     pub(in crate::engines) fn new(prefix: &str, key: &Key) -> Result<Names> {
         let lock = format!("{prefix}{key}");
         if !may_be_lock(&lock) {
-            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g, :j or :t here")
-                .with_help("these are keys beside another lock"));
+            return Err(Error::invalid(
+                "key",
+                "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g, :j or :t here",
+            )
+            .with_help("these are keys beside another lock"));
         }
         Ok(Names { lock })
     }
