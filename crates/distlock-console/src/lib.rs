@@ -35,6 +35,7 @@ mod request_filter;
 mod routes;
 mod server;
 mod stall_limit;
+mod ticks;
 mod timeline;
 mod tls;
 mod viewers;

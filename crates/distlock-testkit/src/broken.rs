@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use distlock::backend::memory::Memory;
 use distlock::backend::{
-    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
-    Term, TickNotes, Wake,
+    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release,
+    Renewal, Term, TickNotes, Wake,
 };
 use distlock::{AttemptId, Clock, FencingToken, HistoryEntry, Key, Mode, OwnerId, Record, Result, Tick, TickNote};
 
@@ -306,7 +306,7 @@ impl Backend for Broken {
         }
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.engine.list_ticks(prefix).await
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use distlock::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, TickNotes,
-    Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    TickNotes, Wake,
 };
 use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Moment, Result, Tick, TickNote};
 use tokio::sync::watch;
@@ -193,7 +193,7 @@ impl<B: Backend> Backend for Wire<B> {
         self.calls.arrive(self.engine.note_tick(claim, note)).await
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.engine.list_ticks(prefix).await
     }
 

@@ -46,8 +46,8 @@ pub mod backend {
     //! tests.
 
     pub use crate::contract::{
-        Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
-        Renewal, Scope, Term, TickNotes, Wake,
+        Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Losses,
+        Release, Renewal, Scope, Term, TickNotes, Wake,
     };
     pub use crate::engines::*;
 }

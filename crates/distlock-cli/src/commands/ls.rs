@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use distlock::backend::LockInfo;
+use distlock::backend::{LockInfo, LockTicks};
 use distlock::{Key, TickNote};
 
 use crate::commands::show::unless_kept;
@@ -29,7 +29,7 @@ pub(super) fn main(flags: &Ls) -> Exit {
 }
 
 /// Returns all locks with the notes of their ticks. A lock with notes alone is free.
-fn all(locks: Vec<LockInfo>, ticks: Vec<(Key, Vec<TickNote>)>) -> impl Iterator<Item = (LockInfo, Vec<TickNote>)> {
+fn all(locks: Vec<LockInfo>, ticks: Vec<LockTicks>) -> impl Iterator<Item = (LockInfo, Vec<TickNote>)> {
     let mut all: BTreeMap<Key, (Option<LockInfo>, Vec<TickNote>)> = BTreeMap::new();
     for lock in locks {
         all.insert(lock.key.clone(), (Some(lock), Vec::new()));

@@ -209,6 +209,6 @@ fn ask_until_told(machine: &Machine, words: &[&str]) -> Done {
 
 fn note_of(machine: &Machine, tick: &str) -> Value {
     let notes = machine.show("job")["ticks"].clone();
-    let notes = notes.as_array().expect("notes").iter();
-    notes.filter(|note| note["tick"] == format!("name:{tick}")).next_back().expect("a note").clone()
+    let mut notes = notes.as_array().expect("notes").iter();
+    notes.rfind(|note| note["tick"] == format!("name:{tick}")).expect("a note").clone()
 }

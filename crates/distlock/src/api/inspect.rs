@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::LockInfo;
+use crate::contract::{LockInfo, LockTicks};
 use crate::core::family::Family;
 use crate::types::error::{Error, Result};
 use crate::types::history::{HistoryEntry, HistoryKind, MAX_HISTORY, in_order};
@@ -126,7 +126,7 @@ impl Inspect {
     ///
     /// # Errors
     /// As [`ticks`](Inspect::ticks).
-    pub async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    pub async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.check()?;
         let found = self.family.backend.list_ticks(prefix).await?;
         Ok(found.into_iter().map(|(key, notes)| (key, in_order_of_starts(notes))).collect())

@@ -9,7 +9,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
-use crate::contract::ticks::TickNotes;
+use crate::contract::ticks::{LockTicks, TickNotes};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
@@ -246,7 +246,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Returns the notes of all locks whose names begin with `prefix`, in the order of their names.
-    fn list_ticks(&self, prefix: &str) -> impl Future<Output = Result<Vec<(Key, Vec<TickNote>)>>> + Send {
+    fn list_ticks(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockTicks>>> + Send {
         let _ = prefix;
         async { Err(unsupported(self.name(), "keep notes of ticks")) }
     }

@@ -12,7 +12,7 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
-use crate::contract::ticks::TickNotes;
+use crate::contract::ticks::{LockTicks, TickNotes};
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
@@ -47,7 +47,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn history<'a>(&'a self, key: &'a Key, most: u32) -> BoxFuture<'a, Result<Vec<HistoryEntry>>>;
     fn ticks<'a>(&'a self, key: &'a Key, tick: Option<&'a Tick>) -> BoxFuture<'a, Result<TickNotes>>;
     fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>>;
-    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(Key, Vec<TickNote>)>>>;
+    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockTicks>>>;
     fn close(&self) -> BoxFuture<'_, Result<()>>;
 }
 
@@ -118,7 +118,7 @@ impl<B: Backend> DynBackend for B {
     fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>> {
         Box::pin(operation(Backend::name(self), "note_tick", Backend::note_tick(self, claim, note)))
     }
-    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(Key, Vec<TickNote>)>>> {
+    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockTicks>>> {
         Box::pin(operation(Backend::name(self), "list_ticks", Backend::list_ticks(self, prefix)))
     }
     fn close(&self) -> BoxFuture<'_, Result<()>> {

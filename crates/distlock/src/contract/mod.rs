@@ -23,4 +23,4 @@ pub use claim::{Busy, Claim, Claimed, ClaimedAll, Wake};
 pub use grant::{Grant, Term};
 pub use lease::{Lease, Release, Renewal};
 pub use lock_info::LockInfo;
-pub use ticks::TickNotes;
+pub use ticks::{LockTicks, TickNotes};

@@ -1,6 +1,10 @@
 //! The notes of a lock's ticks, as an engine returns them.
 
+use crate::types::key::Key;
 use crate::types::tick::TickNote;
+
+/// A lock and the notes of its ticks.
+pub type LockTicks = (Key, Vec<TickNote>);
 
 /// The notes of a lock's ticks.
 #[derive(Debug, Clone, Default)]

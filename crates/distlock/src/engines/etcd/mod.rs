@@ -35,8 +35,8 @@ mod wire;
 pub use self::config::EtcdBuilder;
 pub use self::handle::{Etcd, EtcdCompare, EtcdHandle};
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    TickNotes, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Moment;
 use crate::types::error::Result;
@@ -156,7 +156,7 @@ impl Backend for Etcd {
         self.engine.note_tick(claim, note).await
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.engine.list_ticks(prefix).await
     }
 

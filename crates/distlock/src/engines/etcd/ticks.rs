@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::contract::{Claim, TickNotes};
+use crate::contract::{Claim, LockTicks, TickNotes};
 use crate::engines::etcd::engine::Engine;
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::lease_id::lease_id;
@@ -41,7 +41,7 @@ impl Engine {
     }
 
     /// Returns the notes of all locks whose names begin with `prefix`.
-    pub(super) async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    pub(super) async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         let (mut all, mut allowance): (BTreeMap<Key, Vec<TickNote>>, _) = (BTreeMap::new(), Allowance::new());
         let (from, now_ms) = (self.names.all_ticks(prefix), self.wall_ms());
         let take = |kv: KeyValue| {

@@ -26,7 +26,8 @@ mod wire;
 use std::os::fd::OwnedFd;
 
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, TickNotes, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, LockTicks, Release, Renewal, Scope, TickNotes,
+    Wake,
 };
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
@@ -105,7 +106,7 @@ impl Backend for FileBackend {
         ticks::write(&self.0, claim, note)
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         ticks::list(&self.0, prefix)
     }
 

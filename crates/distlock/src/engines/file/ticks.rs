@@ -14,7 +14,7 @@ use super::hold::FileHold;
 use super::inspector::Inspector;
 use super::state::State;
 use super::wire::lock_file::{Links, LockFile};
-use crate::contract::{Claim, TickNotes};
+use crate::contract::{Claim, LockTicks, TickNotes};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::LONGEST_LINE;
 use crate::types::key::Key;
@@ -70,7 +70,7 @@ pub(super) fn write(state: &State, claim: &Claim, note: &TickNote) -> Result<boo
 }
 
 /// Returns the notes of all locks in the directory whose names begin with `prefix`.
-pub(super) fn list(state: &State, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+pub(super) fn list(state: &State, prefix: &str) -> Result<Vec<LockTicks>> {
     let now_ms = wall_ms(state);
     let mut all = Vec::new();
     for key in Inspector::of(state).keys(prefix)? {

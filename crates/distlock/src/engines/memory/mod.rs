@@ -33,8 +33,8 @@ pub use self::faults::{Fault, Operation};
 use self::state::LockTable;
 pub use self::store::Store;
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    TickNotes, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
@@ -159,7 +159,7 @@ impl Backend for Memory {
         .await
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.request(Operation::Inspect, |_, _| Ok(self.store.ticks().list(prefix, self.store.wall_ms()))).await
     }
 }

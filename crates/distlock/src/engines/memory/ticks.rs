@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::contract::LockTicks;
 use crate::types::error::Result;
 use crate::types::key::Key;
 use crate::types::tick::{Tick, TickNote, check_count};
@@ -36,7 +37,7 @@ impl TickTable {
     }
 
     /// Returns the notes of all locks whose names begin with `prefix`.
-    pub(super) fn list(&mut self, prefix: &str, now_ms: u64) -> Vec<(Key, Vec<TickNote>)> {
+    pub(super) fn list(&mut self, prefix: &str, now_ms: u64) -> Vec<LockTicks> {
         self.forget(now_ms);
         let found = self.0.iter().filter(|(key, _)| key.as_str().starts_with(prefix));
         let mut all: Vec<_> =

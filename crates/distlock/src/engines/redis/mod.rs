@@ -29,8 +29,8 @@ pub(in crate::engines) use self::protocol::script;
 pub(in crate::engines) use self::protocol::time::heartbeat;
 pub use self::wire::options::Protocol;
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    TickNotes, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Moment;
 use crate::types::error::Result;
@@ -128,7 +128,7 @@ impl Backend for Redis {
         self.client().note_tick(claim, note).await
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         self.client().list_ticks(prefix).await
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::contract::{Claim, TickNotes};
+use crate::contract::{Claim, LockTicks, TickNotes};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
 use crate::engines::redis::inspect::{AT_ONCE, scan_keys};
 use crate::engines::redis::protocol::names::Names;
@@ -42,7 +42,7 @@ impl Client {
     }
 
     /// Returns the notes of all locks whose names begin with `start`.
-    pub(super) async fn list_ticks(&self, start: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    pub(super) async fn list_ticks(&self, start: &str) -> Result<Vec<LockTicks>> {
         let (mut all, mut allowance) = (Vec::new(), Allowance::new());
         listing::in_time(async {
             for server in self.servers.all().await? {
@@ -106,7 +106,7 @@ impl Connection {
         prefix: &str,
         start: &str,
         allowance: &mut Allowance,
-    ) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    ) -> Result<Vec<LockTicks>> {
         let (mut all, mut seen, mut cursor) = (Vec::new(), BTreeSet::new(), b"0".to_vec());
         loop {
             let (next, found) = scan_keys(self, prefix, start, &cursor).await?;

@@ -26,7 +26,8 @@ use std::time::Duration;
 pub use self::config::RedlockBuilder;
 pub use self::engine::Redlock;
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, TickNotes, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, LockTicks, Release, Renewal, Scope, TickNotes,
+    Wake,
 };
 use crate::engines::redis::node::Lane;
 use crate::types::clock::Moment;
@@ -109,7 +110,7 @@ impl Backend for Redlock {
         ticks::write(&self.attached().nodes, claim, note).await
     }
 
-    async fn list_ticks(&self, prefix: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
         ticks::list(&self.attached().nodes, prefix).await
     }
 

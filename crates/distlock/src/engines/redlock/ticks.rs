@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::contract::{Claim, TickNotes};
+use crate::contract::{Claim, LockTicks, TickNotes};
 use crate::engines::redis::node::Lane;
 use crate::engines::redlock::error::{by_node, no_reply};
 use crate::engines::redlock::inspect::{INSPECT_WAIT, call_all, majority};
@@ -32,7 +32,7 @@ pub(super) async fn read(nodes: &Nodes, key: &Key, tick: Option<&Tick>) -> Resul
 }
 
 /// Returns the notes of all locks whose names begin with `start`.
-pub(super) async fn list(nodes: &Nodes, start: &str) -> Result<Vec<(Key, Vec<TickNote>)>> {
+pub(super) async fn list(nodes: &Nodes, start: &str) -> Result<Vec<LockTicks>> {
     let replies = call_all(nodes, |state: Arc<NodeState>| {
         let (prefix, start) = (nodes.options.prefix.clone(), start.to_owned());
         async move { state.connection(Lane::Main)?.list_ticks(&prefix, &start, &mut Allowance::new()).await }
