@@ -27,7 +27,7 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 #[tokio::test]
-async fn bad_input_is_refused_before_anything_is_sent() {
+async fn a_bad_tick_is_refused_before_anything_is_sent() {
     let store = Store::new();
     let locker = locker(&store);
     let requests: [(OnceRequest, &str); 9] = [
