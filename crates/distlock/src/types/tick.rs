@@ -196,6 +196,27 @@ impl TickNote {
     }
 }
 
+/// How far this machine's clock is off. Ticks are not: they follow the engine's clock, or, where it has none, the machine
+/// whose clock is fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClockSkew {
+    /// This machine's clock is ahead of the engine's by this much.
+    Ahead(Duration),
+    /// This machine's clock is behind the engine's, or behind that of another machine, by this much.
+    Behind(Duration),
+}
+
+impl fmt::Display for ClockSkew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (by, side) = match self {
+            ClockSkew::Ahead(by) => (by, "ahead of"),
+            ClockSkew::Behind(by) => (by, "behind"),
+        };
+        write!(f, "this machine's clock is {:.1} s {side} the clock that ticks follow", by.as_secs_f64())
+    }
+}
+
 /// Refuses one more note where a lock has `live` others already.
 pub(crate) fn check_count(live: usize) -> Result<()> {
     if live < MAX_TICKS {
