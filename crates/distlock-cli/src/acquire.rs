@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use distlock::{Error, ErrorKind, Holder, Key, LockGuard, LockRequest, Mode};
+use distlock::{Error, ErrorKind, Holder, Key, LockGuard, LockRequest, Mode, OnceGuard, OnceOutcome, OnceRequest};
 use rustix::process::Signal;
 
 use crate::ancestry::Ancestry;
@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
+use crate::once::Once;
 use crate::plan::Wait;
 use crate::signal_stream::Signals;
 
@@ -121,10 +122,9 @@ pub async fn wait_for(
             }
             Ok(None) => request(engine, wanted).await,
         };
-        match granted {
-            Ok(guard) => with_full_lease(guard, wanted.ttl).await,
-            Err(error) => Err(error),
-        }
+        let guard = granted?;
+        with_full_lease(&guard, wanted.ttl).await?;
+        Ok::<_, Error>(guard)
     };
     let outcome = tokio::select! {
         granted = granted => match granted {
@@ -139,17 +139,68 @@ pub async fn wait_for(
     Ok((outcome?, clock.now().since(asked)))
 }
 
+/// Acquires the lock for a run of a job that runs once, unless its tick is done. An `Err` ends the program; its message was
+/// printed.
+///
+/// # Errors
+/// When there is nothing to run, the lock is not granted, an operation fails, or a signal ends the wait.
+pub async fn acquire_once(
+    engine: &Engine,
+    wanted: &Wanted<'_>,
+    once: &Once,
+    signals: &mut Signals,
+    notes: &mut Notes,
+) -> Result<OnceGuard, Exit> {
+    let clock = distlock::Clock::system();
+    let asked = clock.now();
+    let decided = async {
+        engine.check_reach(wanted.key)?;
+        if let Some(Nested { holder, .. }) = held_by_ancestor(engine, wanted).await? {
+            return Err(holder_is_ancestor(wanted.key, holder));
+        }
+        let request = once.request(&engine.locker, wanted.key).ttl(wanted.ttl).label(label(wanted));
+        let outcome = wanted.flags.owner.iter().fold(request, OnceRequest::owner).await?;
+        if let OnceOutcome::Run(run) = &outcome {
+            with_full_lease(run.guard(), wanted.ttl).await?;
+        }
+        Ok(outcome)
+    };
+    let outcome = tokio::select! {
+        decided = decided => decided.map_err(|error| Refusal::new(&error, wanted.flags)),
+        stopped = interruption(signals) => Err(stopped),
+    };
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(refusal) => {
+            let _ = engine.locker.close().await;
+            return Err(refusal.say(notes));
+        }
+    };
+    outcome.skew().inspect(|skew| notes.say(&Note::Skewed { skew: *skew }));
+    match outcome {
+        OnceOutcome::Run(run) => {
+            notes.say(&Note::Acquired { token: run.guard().fencing_token(), waited: clock.now().since(asked) });
+            return Ok(run);
+        }
+        OnceOutcome::Done { note, .. } => notes.say(&Note::TickDone { note }),
+        OnceOutcome::Running { holder, .. } => notes.say(&Note::TickRuns { holder }),
+        OnceOutcome::Exhausted { note, .. } => notes.say(&Note::TickExhausted { note }),
+        other => notes.say(&Note::Failed { message: format!("an unknown outcome: {other:?}") }),
+    }
+    Err(wanted.flags.conflict_exit_code.map_or(Exit::SUCCESS, Exit::Code))
+}
+
 /// Renews a short lease before the command starts. A handed-over lock begins with a short lease, which leaves no time
 /// to end a command before it is over.
-async fn with_full_lease(guard: LockGuard, ttl: Duration) -> Result<LockGuard, Error> {
+async fn with_full_lease(guard: &LockGuard, ttl: Duration) -> Result<(), Error> {
     while guard.remaining().is_some_and(|left| left < ttl / 2) {
         match guard.extend(ttl).await {
             // The lease holds until its deadline, so there may be time for another try.
             Err(error) if error.is_retryable() => tokio::time::sleep(RENEW_PAUSE).await,
-            outcome => return outcome.map(|()| guard),
+            outcome => return outcome,
         }
     }
-    Ok(guard)
+    Ok(())
 }
 
 /// Resolves when a signal ends the wait. A signal that stops the process stops it here.

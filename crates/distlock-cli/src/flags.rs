@@ -184,6 +184,9 @@ pub struct Run {
     pub lock: Lock,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub once: Once,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub child: Child,
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -194,6 +197,25 @@ pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: Engine,
+}
+
+/// For which tick a command runs once.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Once")]
+pub struct Once {
+    /// Run the command once in each period of this length (10m, 1h, 1d), on all machines together; exit with 0, or what -E
+    /// says, when that is done or under way; with --wait, wait for its end
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub once_per: Option<Duration>,
+    /// Run the command once for this text: a build number, a date
+    #[arg(long, value_name = "TEXT")]
+    pub tick: Option<String>,
+    /// Start at most N runs of a tick when they fail; 1: at most once; default: no limit
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: Option<u32>,
+    /// Remember a --tick this long after its last run; default 1d
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub keep: Option<Duration>,
 }
 
 /// `distlock elect`.

@@ -20,6 +20,7 @@ pub mod hold_token;
 mod input;
 pub mod lock_view;
 pub mod note;
+pub mod once;
 pub mod plan;
 pub mod policy;
 mod report;

@@ -4,8 +4,20 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use distlock::backend::LockInfo;
-use distlock::{Mode, Record};
-pub use distlock_serve::{lock_json as to_json, record_json};
+use distlock::{Mode, Record, TickNote};
+use serde_json::Value;
+
+pub use distlock_serve::{holder_json, lock_json as to_json, record_json};
+
+use crate::once;
+
+/// Returns a lock as one JSON object, with the notes of its ticks.
+#[must_use]
+pub fn with_ticks(lock: &LockInfo, ticks: &[TickNote]) -> Value {
+    let mut fields = to_json(lock);
+    fields["ticks"] = ticks.iter().map(once::to_json).collect();
+    fields
+}
 
 /// Returns locks as a table with a heading, one line each.
 #[must_use]

@@ -4,10 +4,11 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-use distlock::{FencingToken, LossReason};
+use distlock::{ClockSkew, FencingToken, Holder, LossReason, TickNote};
 use serde_json::{Value, json};
 
 use crate::child::Outcome;
+use crate::once;
 use crate::signal_name;
 use crate::sink::Sink;
 use crate::sys;
@@ -87,6 +88,31 @@ pub enum Note {
         /// The token of the hold that was broken.
         token: FencingToken,
     },
+    /// The tick is done, so the command does not run.
+    TickDone {
+        /// The run that succeeded.
+        note: TickNote,
+    },
+    /// The command runs elsewhere, so it does not run here.
+    TickRuns {
+        /// Who runs it, if known.
+        holder: Option<Holder>,
+    },
+    /// As many runs as allowed have failed, so the command does not run.
+    TickExhausted {
+        /// The last run.
+        note: TickNote,
+    },
+    /// This run succeeded, and the tick is done.
+    TickNoted {
+        /// This run.
+        note: TickNote,
+    },
+    /// This machine's clock is off.
+    Skewed {
+        /// How far.
+        skew: ClockSkew,
+    },
     /// The lock has no history.
     NoHistory {
         /// The lock.
@@ -122,6 +148,10 @@ impl Note {
             | Note::Broken { .. }
             | Note::Refused { .. }
             | Note::LeftOut { .. }
+            | Note::TickDone { .. }
+            | Note::TickRuns { .. }
+            | Note::TickExhausted { .. }
+            | Note::Skewed { .. }
             | Note::NoHistory { .. }
             | Note::UnknownVariable { .. }
             | Note::Served { .. }
@@ -154,6 +184,13 @@ impl Note {
             Note::Renewed { ttl } => json!({"event": "renewed", "ttl_s": seconds(ttl)}),
             Note::Released => json!({"event": "released"}),
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
+            Note::TickDone { note } => json!({"event": "tick_done", "note": once::to_json(note)}),
+            Note::TickRuns { holder } => {
+                json!({"event": "tick_runs", "holder": holder.as_ref().map(crate::lock_view::holder_json)})
+            }
+            Note::TickExhausted { note } => json!({"event": "tick_exhausted", "note": once::to_json(note)}),
+            Note::TickNoted { note } => json!({"event": "tick_noted", "note": once::to_json(note)}),
+            Note::Skewed { skew } => json!({"event": "skewed", "message": skew.to_string()}),
             Note::NoHistory { name } => json!({"event": "no_history", "name": name}),
             Note::UnknownVariable { name } => json!({"event": "unknown_variable", "name": name}),
             Note::Served { client, lock, message } => {
@@ -205,6 +242,13 @@ impl fmt::Display for Note {
             Note::Broken { token } => {
                 write!(f, "released the hold with token {token}; its holder may still be running until it notices")
             }
+            Note::TickDone { note } | Note::TickNoted { note } => f.write_str(&once::describe(note)),
+            Note::TickRuns { holder: Some(holder) } => write!(f, "runs already: held by {holder}"),
+            Note::TickRuns { holder: None } => f.write_str("runs already, or is about to"),
+            Note::TickExhausted { note } => {
+                write!(f, "no run is left of those that --attempts allows: {}", once::describe(note))
+            }
+            Note::Skewed { skew } => write!(f, "{skew}"),
             Note::NoHistory { name } => write!(
                 f,
                 "{name:?} has no history; clients write one with history=N in their URL, or with DISTLOCK_HISTORY=N"

@@ -10,6 +10,7 @@ use distlock::Key;
 use crate::child::Placement;
 use crate::flags;
 use crate::note::Level;
+use crate::once::Once;
 use crate::policy::Policy;
 
 /// The lease unless `--ttl` is given.
@@ -56,6 +57,8 @@ pub struct Plan {
     pub wait: Wait,
     /// The lease.
     pub ttl: Duration,
+    /// The tick for which it runs once, if it does.
+    pub once: Option<Once>,
     /// How the command is supervised.
     pub policy: Policy,
     /// Keep the lock at least this long.
@@ -74,8 +77,8 @@ impl Plan {
         let key = key(name)?;
         let (program, arguments) = invocation(flags.shell.as_ref(), words)?;
         let (ttl, policy) = policy(flags, default_ttl)?;
-        let at_least = flags.child.at_least;
-        Ok(Plan { key, wait: Wait::from(&flags.lock), ttl, policy, at_least, program, arguments })
+        let (at_least, once) = (flags.child.at_least, Once::new(&flags.once, &flags.lock)?);
+        Ok(Plan { key, wait: Wait::from(&flags.lock), ttl, once, policy, at_least, program, arguments })
     }
 
     /// Returns the command, with stdin, stdout and stderr inherited.

@@ -31,6 +31,7 @@ mod metrics;
 mod options;
 mod request_filter;
 mod routes;
+mod ticks;
 mod timeline;
 mod viewers;
 mod waits;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use distlock::backend::LockInfo;
-use distlock::{Error, ErrorKind, HistoryEntry, Key, Locker, Result};
+use distlock::{Error, ErrorKind, HistoryEntry, Key, Locker, Result, TickNote};
 use serde::Serialize;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -19,6 +19,7 @@ use crate::history::{self, HistoryEvent};
 use crate::lock::{Hold, Lock, Who, now_ms};
 use crate::locks::{List, Locks};
 use crate::losses::{HistoryQueue, Loss, Losses, Lost};
+use crate::ticks::{self, ShownTick};
 use crate::timeline::{End, PastHold, Timeline};
 use crate::viewers::{Frames, Viewers};
 use crate::waits::Waits;
@@ -172,10 +173,13 @@ impl Watcher {
             past: Vec<PastHold>,
             /// Whether the lock has a history: then `past` is more than this console has seen.
             has_history: bool,
+            /// The notes of its ticks, the newest first.
+            ticks: Vec<ShownTick<'a>>,
             /// The history's entries, the newest first.
             events: Vec<HistoryEvent<'a>>,
         }
         let history = self.history(key, MAX_ENTRIES).await.unwrap_or_default();
+        let notes = self.ticks(key).await.unwrap_or_default();
         let seen = self.current().await;
         let at_ms = seen.at_ms()?;
         let lock = seen.locks.get(key);
@@ -193,7 +197,24 @@ impl Watcher {
             past.iter_mut().filter(|past| is_broken(&past.hold)).for_each(|past| past.end = End::Broken);
         }
         let events = history.iter().rev().map(HistoryEvent::from).collect();
-        Ok(encode(&Body { at_ms, name: key.as_str(), lock, queue, past, has_history, events }))
+        Ok(encode(&Body {
+            at_ms,
+            name: key.as_str(),
+            lock,
+            queue,
+            past,
+            has_history,
+            ticks: ticks::newest(&notes),
+            events,
+        }))
+    }
+
+    /// Returns the notes of a lock's ticks; empty where none are kept.
+    async fn ticks(&self, key: &Key) -> Result<Vec<TickNote>> {
+        if !self.locker.capabilities().ticks {
+            return Ok(Vec::new());
+        }
+        with_timeout(self.locker.inspect().ticks(key)).await
     }
 
     /// Returns the history of a lock; empty where none is kept.

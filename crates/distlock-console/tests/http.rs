@@ -347,6 +347,28 @@ async fn the_queue_is_in_order_and_past_holds_are_kept() {
     console.stop().await;
 }
 
+#[tokio::test]
+async fn a_lock_shows_what_ran_once_per_tick() {
+    let locker = memory().await;
+    let console = Running::start(&locker, |_| {}).await;
+    for (tick, succeeds) in [("first", true), ("second", false)] {
+        match locker.once("job").tick(tick).label("nightly").wait(LIMIT).await.unwrap() {
+            distlock::OnceOutcome::Run(run) if succeeds => drop(run.done().await.unwrap()),
+            distlock::OnceOutcome::Run(run) => run.failed().await.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+    let detail = console.get("/api/v1/locks/job").send().await.json();
+    let ticks = detail["ticks"].as_array().unwrap();
+    assert_eq!(ticks.iter().map(|tick| &tick["tick"]).collect::<Vec<_>>(), ["name:second", "name:first"]);
+    assert_eq!((&ticks[0]["done"], &ticks[0]["took_ms"]), (&false.into(), &Value::Null));
+    assert!(ticks[1]["done"] == true && ticks[1]["took_ms"].is_u64() && ticks[1]["label"] == "nightly", "{detail}");
+    assert!(ticks[1]["until_ms"].as_u64() > ticks[1]["started_ms"].as_u64() && ticks[1]["token"].is_string());
+    let other = console.get("/api/v1/locks/other").send().await.json();
+    assert_eq!(other["ticks"], serde_json::json!([]));
+    console.stop().await;
+}
+
 async fn console_queue(console: &Running) -> Vec<String> {
     let detail = console.get("/api/v1/locks/job").send().await.json();
     detail["queue"].as_array().unwrap().iter().map(|who| who["owner"].as_str().unwrap().to_owned()).collect()

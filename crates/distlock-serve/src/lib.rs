@@ -23,6 +23,6 @@ mod socket;
 mod wanted;
 
 pub use daemon::{Daemon, Listen, Options, Place};
-pub use lock_json::{lock_json, record_json};
+pub use lock_json::{holder_json, lock_json, record_json};
 pub use log::{LogLine, LogSink};
 pub use news::News;

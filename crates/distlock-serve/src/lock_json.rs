@@ -18,7 +18,8 @@ pub fn lock_json(lock: &LockInfo) -> Value {
 }
 
 /// Returns a holder as one JSON object.
-pub(crate) fn holder_json(holder: &Holder) -> Value {
+#[must_use]
+pub fn holder_json(holder: &Holder) -> Value {
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
     let mut fields = holder.record.as_ref().map_or_else(|| json!({"foreign": true}), |record| record_json(record));
     // As text: JSON readers round numbers of this size.

@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use distlock::backend::{Backend, Claim, Claimed, ClaimedAll, Grant, Release};
-use distlock::{AttemptId, FencingToken, HistoryEntry, Key, Result};
+use distlock::backend::{Backend, Claim, Claimed, ClaimedAll, Grant, Release, TickNotes};
+use distlock::{AttemptId, FencingToken, HistoryEntry, Key, Result, Tick, TickNote};
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -15,6 +15,8 @@ pub(crate) trait AnyEngine: Send + Sync {
     fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Release>>;
     fn adopt<'a>(&'a self, from: AttemptId, token: FencingToken, claim: &'a Claim) -> BoxFuture<'a, Result<Grant>>;
     fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>>;
+    fn ticks<'a>(&'a self, key: &'a Key, tick: Option<&'a Tick>) -> BoxFuture<'a, Result<TickNotes>>;
+    fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>>;
 }
 
 impl<B: Backend> AnyEngine for B {
@@ -36,5 +38,13 @@ impl<B: Backend> AnyEngine for B {
 
     fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>> {
         Box::pin(Backend::write_history(self, entries, most))
+    }
+
+    fn ticks<'a>(&'a self, key: &'a Key, tick: Option<&'a Tick>) -> BoxFuture<'a, Result<TickNotes>> {
+        Box::pin(Backend::ticks(self, key, tick))
+    }
+
+    fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(Backend::note_tick(self, claim, note))
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use distlock::backend::memory::Memory;
 use distlock::backend::{
-    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal,
-    Term, Wake,
+    Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release,
+    Renewal, Term, TickNotes, Wake,
 };
-use distlock::{AttemptId, Clock, FencingToken, HistoryEntry, Key, Mode, OwnerId, Record, Result};
+use distlock::{AttemptId, Clock, FencingToken, HistoryEntry, Key, Mode, OwnerId, Record, Result, Tick, TickNote};
 
 use crate::setup::{MemorySetup, Setup};
 
@@ -77,6 +77,14 @@ pub enum Flaw {
     ResizesUnasked,
     /// Never trims a history.
     NeverForgets,
+    /// Writes the note of a tick for a client that does not hold the lock.
+    NotesForAnyone,
+    /// Reports that a tick is noted as done, and notes nothing.
+    ForgetsDoneTicks,
+    /// Reports that a start is noted, and notes nothing.
+    ForgetsStarts,
+    /// Keeps the notes of ticks for ever.
+    NeverForgetsTicks,
 }
 
 /// A memory engine with one flaw.
@@ -303,6 +311,32 @@ impl Backend for Broken {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.engine.history(key, most).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.engine.ticks(key, tick).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        let last = self.last.lock().unwrap().clone();
+        match self.flaw {
+            Flaw::NotesForAnyone => match last.filter(|last| last.key == claim.key) {
+                Some(holder) => self.engine.note_tick(&holder, note).await.map(|_| true),
+                None => Ok(true),
+            },
+            Flaw::ForgetsDoneTicks if note.is_done() => Ok(true),
+            Flaw::ForgetsStarts if !note.is_done() => Ok(true),
+            Flaw::NeverForgetsTicks => {
+                let mut note = note.clone();
+                note.forget_ms = u64::MAX;
+                self.engine.note_tick(claim, &note).await
+            }
+            _ => self.engine.note_tick(claim, note).await,
+        }
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.engine.list_ticks(prefix).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

@@ -9,7 +9,7 @@ use crate::conformance::{count, skips};
 type Row = (&'static str, &'static str, fn(&Capabilities) -> bool);
 
 /// Every capability: its name, what it means for a user, and how to read it.
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     ("fair", "waiters are served in order", |able| able.fair),
     ("leases", "a hold ends by itself when its holder is gone", |able| able.leases),
     ("wakes", "a waiter is woken, and does not only poll", |able| able.wakes),
@@ -23,6 +23,7 @@ const ROWS: [Row; 13] = [
     ("adopts", "`export` and `adopt`", |able| able.adopts),
     ("claim_all", "`lock_all` in one step", |able| able.claim_all),
     ("history", "`history`, `Inspect::history`", |able| able.history),
+    ("ticks", "`once`, `run --once-per`", |able| able.ticks),
 ];
 
 /// Returns the table in Markdown: one column for each engine, one row for each capability, and a last row with the

@@ -247,6 +247,15 @@ declare! { $
     the_history_records_a_forced_release [history, breaks]
     a_history_is_bounded [history]
     without_history_no_entries_are_written [history]
+    a_tick_runs_once [ticks]
+    a_failed_run_is_repeated [ticks]
+    a_run_under_way_is_reported_or_awaited [ticks]
+    a_crashed_run_is_repeated_after_one_lease [ticks, leases]
+    a_lost_run_is_not_done [ticks, breaks]
+    only_the_holder_notes_a_tick [ticks]
+    ticks_end_and_notes_are_forgotten [ticks]
+    many_requests_make_one_run [ticks]
+    once_dropped_at_every_poll [ticks]
     several_locks_dropped_at_every_poll []
     readers_and_writers_dropped_at_every_poll [shares]
     permits_dropped_at_every_poll [slots]
@@ -274,6 +283,7 @@ mod tests {
             include_str!("cases/reentry.rs"),
             include_str!("cases/primitives.rs"),
             include_str!("cases/histories.rs"),
+            include_str!("cases/once.rs"),
             include_str!("cases/drops.rs"),
         ];
         let lines = sources.iter().flat_map(|source| source.lines());

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use distlock::backend::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    TickNotes, Wake,
 };
-use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Moment, Result};
+use distlock::{AttemptId, Error, FencingToken, HistoryEntry, Key, Moment, Result, Tick, TickNote};
 use tokio::sync::watch;
 
 /// The number of calls to an engine.
@@ -20,6 +21,8 @@ pub struct Calls {
     pub renewals: AtomicU64,
     /// Releases and withdrawals.
     pub releases: AtomicU64,
+    /// Reads and writes of notes of ticks.
+    pub notes: AtomicU64,
     /// Claims with the result busy.
     busy: watch::Sender<u64>,
     cut: AtomicBool,
@@ -52,7 +55,10 @@ impl Calls {
     /// Returns the number of all calls.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [&self.claims, &self.renewals, &self.releases].iter().map(|calls| calls.load(Ordering::SeqCst)).sum()
+        [&self.claims, &self.renewals, &self.releases, &self.notes]
+            .iter()
+            .map(|calls| calls.load(Ordering::SeqCst))
+            .sum()
     }
 
     async fn arrive<T>(&self, answer: impl Future<Output = T>) -> T {
@@ -175,6 +181,20 @@ impl<B: Backend> Backend for Wire<B> {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.engine.history(key, most).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.calls.pass(&self.calls.notes)?;
+        self.calls.arrive(self.engine.ticks(key, tick)).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        self.calls.pass(&self.calls.notes)?;
+        self.calls.arrive(self.engine.note_tick(claim, note)).await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.engine.list_ticks(prefix).await
     }
 
     async fn close(&self) -> Result<()> {

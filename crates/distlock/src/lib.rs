@@ -49,8 +49,8 @@ pub mod backend {
     //! tests.
 
     pub use crate::contract::{
-        Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Losses, Release,
-        Renewal, Scope, Term, Wake,
+        Attachment, Backend, Busy, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Losses,
+        Release, Renewal, Scope, Term, TickNotes, Wake,
     };
     pub use crate::engines::*;
 }
@@ -73,6 +73,8 @@ pub use api::guard::{HoldState, LockGuard};
 pub use api::inspect::{Change, Inspect, Watch};
 pub use api::locker::{Locker, LockerBuilder};
 pub use api::multi::{LockAllRequest, MultiGuard};
+pub use api::once::{DEFAULT_KEEP, MAX_PERIOD, MIN_PERIOD, Once, OnceOutcome, OnceRequest};
+pub use api::once_guard::OnceGuard;
 pub use api::request::{LockRequest, RequestFuture, TryLockRequest, UnlockRequest};
 pub use api::semaphore::Semaphore;
 pub use config::connect::{examine, set_up, setup_sql};
@@ -94,6 +96,7 @@ pub use types::options::{
 };
 pub use types::owner::{Holder, MAX_TEXT_BYTES, OwnerId, Process, Record};
 pub use types::secret::Secret;
+pub use types::tick::{ClockSkew, MAX_TICKS, Tick, TickNote};
 pub use types::ticket::HoldTicket;
 pub use types::token::{AttemptId, FencingToken};
 pub use types::watchdog::Watchdog;

@@ -26,10 +26,11 @@ macro_rules! types {
 
 types! {
     value: AttemptId, FencingToken, Key, OwnerId, Process, Record, Holder, HoldTicket, HoldState, LossReason, ErrorKind, Mode,
-        HistoryEntry, HistoryKind, Finding, Severity, Secret, Config, Driver, Watchdog, Moment, Leader, Change, Asked;
+        HistoryEntry, HistoryKind, Finding, Severity, Secret, Config, Driver, Watchdog, Moment, Leader, Change, Asked, Tick,
+        TickNote, ClockSkew;
     handle: Error, Locker, Blocking, LockerBuilder, LockGuard, MultiGuard, Election, Leadership, Semaphore, Inspect, Clock,
-        ManualClock, Watch;
-    request: LockRequest, TryLockRequest, UnlockRequest, LockAllRequest, CampaignRequest, AskRequest;
+        ManualClock, Watch, OnceGuard, OnceOutcome;
+    request: LockRequest, TryLockRequest, UnlockRequest, LockAllRequest, CampaignRequest, AskRequest, Once, OnceRequest;
     borrowing: Leaders<'static>, Event<'static>, EventKind<'static>;
 }
 

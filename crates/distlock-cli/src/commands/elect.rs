@@ -13,5 +13,8 @@ pub(super) fn main(flags: Elect) -> Exit {
     if run.lock.mode() != Mode::Exclusive {
         return fail(ExitCode::Usage, "an election has one leader: -s and -j cannot be used here");
     }
+    if run.once.once_per.is_some() || run.once.tick.is_some() {
+        return fail(ExitCode::Usage, "a leader runs until it is none: --once-per and --tick belong to `run`");
+    }
     run::run_repeatedly(&run, Repeat::UntilCommandEnds)
 }

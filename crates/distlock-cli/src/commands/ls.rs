@@ -1,7 +1,12 @@
 //! `distlock ls`: lists locks, their holders and waiters.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use distlock::backend::{LockInfo, LockTicks};
+use distlock::{Key, TickNote};
+
+use crate::commands::show::unless_kept;
 use crate::commands::with_engine;
 use crate::exit::Exit;
 use crate::flags::Ls;
@@ -9,9 +14,11 @@ use crate::lock_view;
 
 pub(super) fn main(flags: &Ls) -> Exit {
     with_engine(&flags.engine, &flags.output, async |engine| {
-        let locks = engine.locker.inspect().list(&flags.prefix).await?;
+        let inspect = engine.locker.inspect();
+        let locks = inspect.list(&flags.prefix).await?;
         let text = if flags.output.json {
-            locks.iter().map(|lock| format!("{}\n", lock_view::to_json(lock))).collect()
+            let ticks = unless_kept(inspect.list_ticks(&flags.prefix).await)?;
+            all(locks, ticks).map(|(lock, ticks)| format!("{}\n", lock_view::with_ticks(&lock, &ticks))).collect()
         } else {
             lock_view::table(&locks)
         };
@@ -19,4 +26,14 @@ pub(super) fn main(flags: &Ls) -> Exit {
         let _ = io::stdout().write_all(text.as_bytes());
         Ok(Exit::SUCCESS)
     })
+}
+
+/// Returns all locks with the notes of their ticks. A lock with notes alone is free.
+fn all(locks: Vec<LockInfo>, ticks: Vec<LockTicks>) -> impl Iterator<Item = (LockInfo, Vec<TickNote>)> {
+    let mut all: BTreeMap<Key, (Option<LockInfo>, Vec<TickNote>)> = BTreeMap::new();
+    for lock in locks {
+        all.insert(lock.key.clone(), (Some(lock), Vec::new()));
+    }
+    ticks.into_iter().for_each(|(key, notes)| all.entry(key).or_default().1 = notes);
+    all.into_iter().map(|(key, (lock, ticks))| (lock.unwrap_or_else(|| LockInfo::new(key, None, Vec::new())), ticks))
 }

@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use distlock::{Clock, ErrorKind, LockGuard, LossReason, Moment};
+use distlock::{Clock, ErrorKind, LockGuard, LossReason, Moment, OnceGuard};
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
-use crate::acquire::{Wanted, acquire, refused};
+use crate::acquire::{Wanted, acquire, acquire_once, refused};
 use crate::child;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -90,11 +90,16 @@ impl From<Exit> for RunResult {
 async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Signals, notes: &mut Notes) -> RunResult {
     let purpose = plan.program();
     let wanted = Wanted { key: &plan.key, ttl: plan.ttl, wait: plan.wait, flags: &flags.lock, purpose: &purpose };
-    let guard = match acquire(engine, &wanted, signals, notes).await {
-        Ok(guard) => guard,
+    let held = match &plan.once {
+        Some(once) => acquire_once(engine, &wanted, once, signals, notes).await.map(Held::Once),
+        None => acquire(engine, &wanted, signals, notes).await.map(Held::Lock),
+    };
+    let held = match held {
+        Ok(held) => held,
         Err(exit) => return exit.into(),
     };
-    let inherited = match if flags.child.close { Ok(None) } else { inherit(&guard) } {
+    let guard = held.guard();
+    let inherited = match if flags.child.close { Ok(None) } else { inherit(guard) } {
         Ok(inherited) => inherited,
         Err(error) => return internal(&error, notes).into(),
     };
@@ -106,9 +111,44 @@ async fn run_locked(plan: &Plan, engine: &Engine, flags: &Run, signals: &mut Sig
         slot: guard.slot(),
         engine: &engine.name,
     };
-    let result = run_once(plan, &guard, &identity, signals, notes).await;
+    let result = run_once(plan, guard, &identity, signals, notes).await;
     drop(inherited);
-    release(guard, engine, result, plan, notes).await
+    match held {
+        Held::Once(run) if result.exit == Exit::SUCCESS => mark_done(run, engine, notes).await,
+        Held::Once(run) => release(run.into_guard(), engine, result, plan, notes).await,
+        Held::Lock(guard) => release(guard, engine, result, plan, notes).await,
+    }
+}
+
+/// What the command runs under.
+enum Held {
+    Lock(LockGuard),
+    Once(OnceGuard),
+}
+
+impl Held {
+    fn guard(&self) -> &LockGuard {
+        match self {
+            Held::Lock(guard) => guard,
+            Held::Once(run) => run.guard(),
+        }
+    }
+}
+
+/// Marks the tick as done after the command has succeeded, and releases the lock.
+async fn mark_done(run: OnceGuard, engine: &Engine, notes: &mut Notes) -> RunResult {
+    match run.done().await {
+        Ok(note) => {
+            notes.say(&Note::TickNoted { note });
+            notes.say(&Note::Released);
+            Exit::SUCCESS.into()
+        }
+        Err(error) => {
+            notes.say(&Note::Failed { message: format!("the command succeeded, but its tick is not done: {error}") });
+            let _ = engine.locker.close().await;
+            Exit::from(ExitCode::from(&error)).into()
+        }
+    }
 }
 
 /// Returns the lock's descriptor, which the command inherits: if the wrapper dies, the lock stays held until the

@@ -22,6 +22,7 @@ mod messages;
 mod modes;
 mod namespaces;
 mod nesting;
+mod once;
 mod outcome;
 mod reach;
 mod relay;

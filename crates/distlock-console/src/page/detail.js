@@ -83,7 +83,7 @@ export class Detail {
   parts() {
     if (this.failed) return [el("p", { class: "problem", role: "alert", text: `${this.failed.message} ${this.failed.help ?? ""}` })];
     if (!this.data) return [el("p", { class: "quiet", text: "Asking…" })];
-    return [this.holders(), this.queue(), this.history(), this.events(), ...this.breaks()];
+    return [this.holders(), this.queue(), ...this.ticks(), this.history(), this.events(), ...this.breaks()];
   }
 
   holders() {
@@ -143,6 +143,20 @@ export class Detail {
     if (!items.length) return section("Queue", el("p", { class: "quiet", text: "Nobody waits." }));
     const more = queue.length > MOST_WAITERS ? [el("p", { class: "quiet", text: `and ${queue.length - MOST_WAITERS} more` })] : [];
     return section(`Queue: ${queue.length} waiting, ${order}`, el("ol", { class: "queue" }, ...items), ...more);
+  }
+
+  ticks() {
+    const { ticks } = this.data;
+    if (!ticks.length) return [];
+    const now = time.now();
+    const rows = ticks.map((tick) => {
+      const name = tick.tick.startsWith("name:") ? `${tick.tick.slice(5)}: ` : "";
+      const words = tick.done
+        ? `until ${moment(tick.until_ms, now)} by ${place(tick)}, took ${span(tick.took_ms)}`
+        : `run ${tick.starts} was started ${moment(tick.started_ms, now)} by ${place(tick)}`;
+      return el("li", {}, el("span", {}, name, el("b", { text: tick.done ? "done" : "not done" }), ` ${words}`));
+    });
+    return [section("Once per tick", el("ul", { class: "log" }, ...rows))];
   }
 
   history() {

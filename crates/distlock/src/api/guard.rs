@@ -284,12 +284,7 @@ impl LockGuard {
                 *self.label.lock() = Some(label);
                 Ok(())
             }
-            false => {
-                let now = self.family.clock.now();
-                hold.lose(LossReason::Revoked, now);
-                self.family.holds.look_again(hold, Some(now), now);
-                Err(self.loss())
-            }
+            false => Err(self.taken_away()),
         }
     }
 
@@ -400,6 +395,23 @@ impl LockGuard {
 
     fn hold(&self) -> &Arc<Hold> {
         self.hold.as_ref().expect("a guard has its hold until it is consumed")
+    }
+
+    /// Returns the claim that the hold became.
+    pub(crate) fn claim(&self) -> Claim {
+        self.hold().lease().claim
+    }
+
+    pub(crate) fn family(&self) -> &Arc<Family> {
+        &self.family
+    }
+
+    /// Marks the hold as lost, because the engine has said that it is not this attempt's any more.
+    pub(crate) fn taken_away(&self) -> Error {
+        let (hold, now) = (self.hold(), self.family.clock.now());
+        hold.lose(LossReason::Revoked, now);
+        self.family.holds.look_again(hold, Some(now), now);
+        self.loss()
     }
 
     fn loss(&self) -> Error {

@@ -5,13 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::LockInfo;
+use crate::contract::{LockInfo, LockTicks};
 use crate::core::family::Family;
 use crate::types::error::{Error, Result};
 use crate::types::history::{HistoryEntry, HistoryKind, MAX_HISTORY, in_order};
 use crate::types::key::Key;
 use crate::types::meter;
 use crate::types::owner::{MAX_TEXT_BYTES, OwnerId, Record, check_text};
+use crate::types::tick::TickNote;
 use crate::types::token::FencingToken;
 
 /// The shortest interval between two polls.
@@ -105,6 +106,32 @@ impl Inspect {
         Ok(in_order(entries))
     }
 
+    /// Returns the notes of the [ticks](crate::Once) of `key`, in the order of their starts, the last one last.
+    ///
+    /// # Errors
+    /// The engine's error; kind `Unsupported` where [`Capabilities::ticks`](crate::backend::Capabilities) says so.
+    pub async fn ticks<K>(&self, key: K) -> Result<Vec<TickNote>>
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        let key = key.try_into().map_err(Into::into)?;
+        self.check()?;
+        let found = self.family.backend.ticks(&key, None).await.map_err(|error| error.with_key(&key))?;
+        Ok(in_order_of_starts(found.notes))
+    }
+
+    /// Returns the notes of the ticks of all locks whose names begin with `prefix`, in the order of their names. Most of
+    /// these locks are free, so [`list`](Inspect::list) does not have them.
+    ///
+    /// # Errors
+    /// As [`ticks`](Inspect::ticks).
+    pub async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.check()?;
+        let found = self.family.backend.list_ticks(prefix).await?;
+        Ok(found.into_iter().map(|(key, notes)| (key, in_order_of_starts(notes))).collect())
+    }
+
     /// Watches the locks whose names begin with `prefix` by polling every `interval`, at most every 10 ms.
     #[must_use]
     pub fn watch(self, prefix: &str, interval: Duration) -> Watch {
@@ -116,6 +143,11 @@ impl Inspect {
         self.family.check_caller()?;
         if self.family.holds.is_closed() { Err(Error::closed()) } else { Ok(()) }
     }
+}
+
+fn in_order_of_starts(mut notes: Vec<TickNote>) -> Vec<TickNote> {
+    notes.sort_by_key(|note| (note.token, note.started_ms));
+    notes
 }
 
 impl fmt::Debug for Inspect {

@@ -9,6 +9,7 @@ use crate::api::election::Election;
 use crate::api::guard::LockGuard;
 use crate::api::inspect::Inspect;
 use crate::api::multi::LockAllRequest;
+use crate::api::once::Once;
 use crate::api::request::{LockRequest, TryLockRequest, UnlockRequest};
 use crate::api::semaphore::Semaphore;
 use crate::contract::{Backend, Capabilities, DynBackend};
@@ -154,6 +155,16 @@ impl Locker {
         // A campaign waits for its turn, however long requests for locks wait by default.
         let options = Options { wait: None, ..self.options.clone() };
         Election::new(Locker { options, ..self.same_owner() }, checked(name))
+    }
+
+    /// Returns a job that runs once per [tick](Once): the first request of a tick runs it, and once it has succeeded,
+    /// the tick is done for everybody.
+    pub fn once<K>(&self, name: K) -> Once
+    where
+        K: TryInto<Key>,
+        K::Error: Into<Error>,
+    {
+        Once::new(self.family.clone(), checked(name), self.requester(), self.options.clone())
     }
 
     /// Takes over a hold that another process [exported](crate::LockGuard::export), for example this service before

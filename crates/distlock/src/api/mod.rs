@@ -9,5 +9,7 @@ pub(crate) mod guard;
 pub(crate) mod inspect;
 pub(crate) mod locker;
 pub(crate) mod multi;
+pub(crate) mod once;
+pub(crate) mod once_guard;
 pub(crate) mod request;
 pub(crate) mod semaphore;

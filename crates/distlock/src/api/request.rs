@@ -191,6 +191,14 @@ impl LockRequest {
         LockRequest(self.0.repeat())
     }
 
+    /// Refuses an invalid argument before any I/O, as awaiting it would.
+    pub(crate) fn check(&self) -> Result<()> {
+        let key = self.0.key.as_ref().map_err(Error::duplicate)?;
+        let about = |error: Error| error.with_key(key);
+        self.0.owner.as_ref().map_err(|error| about(error.duplicate()))?;
+        self.0.options.check().map_err(about)
+    }
+
     common_options!();
 
     /// Sets the longest time to wait; after it the error is of kind `Timeout` and names the holder.

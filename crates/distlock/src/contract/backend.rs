@@ -9,10 +9,12 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
+use crate::contract::ticks::{LockTicks, TickNotes};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// An engine.
@@ -228,6 +230,35 @@ pub trait Backend: Send + Sync + 'static {
     fn history(&self, key: &Key, most: u32) -> impl Future<Output = Result<Vec<HistoryEntry>>> + Send {
         let _ = (key, most);
         async { Err(unsupported(self.name(), "keep a history")) }
+    }
+
+    /// Returns the notes of a lock's ticks, or of one of them, and the time by the engine's clock.
+    ///
+    /// # Behaviour
+    /// A note that was [written](Backend::note_tick) before this call is returned until its time to be forgotten.
+    /// Notes are not locks: no listing of locks shows them, and a lock with notes alone is free.
+    fn ticks(&self, key: &Key, tick: Option<&Tick>) -> impl Future<Output = Result<TickNotes>> + Send {
+        let _ = (key, tick);
+        async { Err(unsupported(self.name(), "keep notes of ticks")) }
+    }
+
+    /// Writes the note of a tick beside the lock that `claim` holds, in place of the tick's last one.
+    ///
+    /// # Behaviour
+    /// Returns `true` if the note is stored: the attempt holds the lock at that moment, or exactly this note is stored
+    /// already, by a request whose reply was lost. Otherwise returns `false` and changes nothing; also where the note
+    /// [may not replace](crate::TickNote::may_replace) the stored one. The check and the write are one step: no
+    /// other attempt is granted the lock in between. Kind `InvalidInput` if the lock has notes of
+    /// [`MAX_TICKS`](crate::MAX_TICKS) other ticks that are not forgotten yet.
+    fn note_tick(&self, claim: &Claim, note: &TickNote) -> impl Future<Output = Result<bool>> + Send {
+        let _ = (claim, note);
+        async { Err(unsupported(self.name(), "keep notes of ticks")) }
+    }
+
+    /// Returns the notes of all locks whose names begin with `prefix`, in the order of their names.
+    fn list_ticks(&self, prefix: &str) -> impl Future<Output = Result<Vec<LockTicks>>> + Send {
+        let _ = prefix;
+        async { Err(unsupported(self.name(), "keep notes of ticks")) }
     }
 
     /// Closes all connections. Called once, after the last release.

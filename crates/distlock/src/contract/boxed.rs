@@ -12,11 +12,13 @@ use crate::contract::claim::{Claim, Claimed, ClaimedAll, Wake};
 use crate::contract::grant::Grant;
 use crate::contract::lease::{Lease, Release, Renewal};
 use crate::contract::lock_info::LockInfo;
+use crate::contract::ticks::{LockTicks, TickNotes};
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
 use crate::types::meter::operation;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -44,6 +46,9 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn force_release<'a>(&'a self, key: &'a Key, token: FencingToken, reason: &'a str) -> BoxFuture<'a, Result<()>>;
     fn write_history<'a>(&'a self, entries: &'a [(Key, HistoryEntry)], most: u32) -> BoxFuture<'a, Vec<Result<()>>>;
     fn history<'a>(&'a self, key: &'a Key, most: u32) -> BoxFuture<'a, Result<Vec<HistoryEntry>>>;
+    fn ticks<'a>(&'a self, key: &'a Key, tick: Option<&'a Tick>) -> BoxFuture<'a, Result<TickNotes>>;
+    fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>>;
+    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockTicks>>>;
     fn close(&self) -> BoxFuture<'_, Result<()>>;
 }
 
@@ -110,6 +115,15 @@ impl<B: Backend> DynBackend for B {
     }
     fn history<'a>(&'a self, key: &'a Key, most: u32) -> BoxFuture<'a, Result<Vec<HistoryEntry>>> {
         Box::pin(operation(Backend::name(self), "history", Backend::history(self, key, most)))
+    }
+    fn ticks<'a>(&'a self, key: &'a Key, tick: Option<&'a Tick>) -> BoxFuture<'a, Result<TickNotes>> {
+        Box::pin(operation(Backend::name(self), "ticks", Backend::ticks(self, key, tick)))
+    }
+    fn note_tick<'a>(&'a self, claim: &'a Claim, note: &'a TickNote) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(operation(Backend::name(self), "note_tick", Backend::note_tick(self, claim, note)))
+    }
+    fn list_ticks<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<LockTicks>>> {
+        Box::pin(operation(Backend::name(self), "list_ticks", Backend::list_ticks(self, prefix)))
     }
     fn close(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(Backend::close(self))

@@ -45,6 +45,8 @@ pub struct Capabilities {
     pub claim_all: bool,
     /// Locks can have a history: [`crate::backend::Backend::write_history`].
     pub history: bool,
+    /// Locks can have notes of ticks: [`crate::backend::Backend::note_tick`].
+    pub ticks: bool,
 }
 
 impl Capabilities {
@@ -66,6 +68,7 @@ impl Capabilities {
             adopts: false,
             claim_all: false,
             history: false,
+            ticks: false,
         }
     }
 

@@ -12,6 +12,7 @@ mod claim;
 mod grant;
 mod lease;
 mod lock_info;
+mod ticks;
 
 pub use attachment::{Attachment, Losses};
 pub use backend::Backend;
@@ -22,3 +23,4 @@ pub use claim::{Busy, Claim, Claimed, ClaimedAll, Wake};
 pub use grant::{Grant, Term};
 pub use lease::{Lease, Release, Renewal};
 pub use lock_info::LockInfo;
+pub use ticks::{LockTicks, TickNotes};

@@ -142,11 +142,11 @@ pub(crate) fn by_lock(entries: &[(Key, HistoryEntry)]) -> BTreeMap<&Key, Vec<usi
     locks
 }
 
-fn write_token<S: Serializer>(token: &FencingToken, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn write_token<S: Serializer>(token: &FencingToken, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(token.get())
 }
 
-fn read_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FencingToken, D::Error> {
+pub(crate) fn read_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FencingToken, D::Error> {
     u64::deserialize(deserializer).map(FencingToken::new)
 }
 

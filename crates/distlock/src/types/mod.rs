@@ -20,6 +20,7 @@ pub(crate) mod secret;
 pub(crate) mod serialize;
 pub(crate) mod span;
 pub(crate) mod sync;
+pub(crate) mod tick;
 pub(crate) mod ticket;
 pub(crate) mod token;
 pub(crate) mod watchdog;

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::engines::etcd::engine::Engine;
 use crate::engines::etcd::error::{Failure, Fault};
+use crate::engines::etcd::protocol::lease_id::lease_id as shared_lease_id;
 use crate::engines::etcd::protocol::messages::{
     DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse,
     Request, Response, TxnRequest,
@@ -105,13 +106,7 @@ impl Engine {
 /// The name of a day's lease. By the prefix too: to put a key on a lease one must be allowed to write all its others.
 fn lease_id(prefix: &str, now: SystemTime) -> i64 {
     let day = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() / DAY.as_secs();
-    let seed = format!("distlock history {day} {prefix}");
-    // FNV-1a: the same in every version of every client.
-    let hash = seed
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    // Positive, and not 0, which means that the server chooses.
-    i64::try_from(hash >> 1).unwrap_or(i64::MAX).max(1)
+    shared_lease_id(&format!("distlock history {day} {prefix}"))
 }
 
 /// In which order two entries were written.

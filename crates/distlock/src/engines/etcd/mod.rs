@@ -28,20 +28,22 @@ mod renew;
 mod seen_revision;
 mod shared_lease;
 mod state;
+mod ticks;
 mod wait;
 mod wire;
 
 pub use self::config::EtcdBuilder;
 pub use self::handle::{Etcd, EtcdCompare, EtcdHandle};
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::{HistoryEntry, answer_all};
 use crate::types::key::Key;
 use crate::types::mode::Mode;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 impl Backend for Etcd {
@@ -69,6 +71,7 @@ impl Backend for Etcd {
             adopts: true,
             claim_all: true,
             history: true,
+            ticks: true,
             ..all
         }
     }
@@ -143,6 +146,18 @@ impl Backend for Etcd {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.engine.history(key, most).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.engine.ticks(key, tick).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        self.engine.note_tick(claim, note).await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.engine.list_ticks(prefix).await
     }
 
     async fn close(&self) -> Result<()> {

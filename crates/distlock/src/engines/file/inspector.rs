@@ -45,12 +45,8 @@ impl<'a> Inspector<'a> {
     /// Returns the locks in the directory. A lock at a path of its own is not listed. Nor is one that cannot be read:
     /// in a directory of several users, an odd file of one must not hide the locks of all.
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let mut keys = Vec::new();
-        collect(self.0.layout.dir(), Path::new(""), &mut keys)?;
-        keys.retain(|key| key.as_str().starts_with(prefix));
-        keys.sort_unstable();
         let mut queues = Vec::new();
-        for key in keys {
+        for key in self.keys(prefix)? {
             queues.extend(unless_odd(self.queued(key))?);
         }
         // Read after the queues: a waiter that left a queue by then has the lock, and is seen here.
@@ -60,6 +56,15 @@ impl<'a> Inspector<'a> {
             infos.extend(unless_odd(self.info(queued, &locks))?.flatten());
         }
         Ok(infos)
+    }
+
+    /// Returns the names of the locks in the directory that have a file.
+    pub(super) fn keys(&self, prefix: &str) -> Result<Vec<Key>> {
+        let mut keys = Vec::new();
+        collect(self.0.layout.dir(), Path::new(""), &mut keys)?;
+        keys.retain(|key| key.as_str().starts_with(prefix));
+        keys.sort_unstable();
+        Ok(keys)
     }
 
     pub(super) fn pids(&self, key: &Key) -> Result<Vec<u32>> {

@@ -19,6 +19,7 @@ mod renew;
 mod state;
 #[cfg(test)]
 mod tests;
+mod ticks;
 mod wait;
 mod waiters;
 mod wire;
@@ -26,11 +27,13 @@ mod wire;
 use std::os::fd::OwnedFd;
 
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, LockTicks, Release, Renewal, Scope, TickNotes,
+    Wake,
 };
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::FencingToken;
 
 pub use config::FileBackend;
@@ -48,7 +51,7 @@ impl Backend for FileBackend {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::new(Scope::Host);
         (can.fair, can.wakes, can.inspects) = (true, true, true);
-        (can.shares, can.slots, can.history) = (true, true, true);
+        (can.shares, can.slots, can.history, can.ticks) = (true, true, true, true);
         can
     }
 
@@ -94,6 +97,18 @@ impl Backend for FileBackend {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         history::read(&self.0, key, most)
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        ticks::read(&self.0, key, tick)
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        ticks::write(&self.0, claim, note)
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        ticks::list(&self.0, prefix)
     }
 
     async fn close(&self) -> Result<()> {

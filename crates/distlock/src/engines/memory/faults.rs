@@ -24,6 +24,8 @@ pub enum Operation {
     ForceRelease,
     /// Entries for the histories of locks.
     WriteHistory,
+    /// The note of a tick.
+    NoteTick,
 }
 
 /// A fault of a request.

@@ -26,20 +26,22 @@ mod history;
 pub(crate) mod open;
 mod state;
 mod store;
+mod ticks;
 
 pub use self::client::Memory;
 pub use self::faults::{Fault, Operation};
 use self::state::LockTable;
 pub use self::store::{EndedHolds, Store};
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::event::LossReason;
 use crate::types::history::{HistoryEntry, answer_all};
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 impl Backend for Memory {
@@ -51,7 +53,7 @@ impl Backend for Memory {
         let all = Capabilities::new(Scope::Process);
         let all = Capabilities { fair: true, leases: true, wakes: true, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ticks: true, ..all }
     }
 
     fn clock(&self) -> Option<Clock> {
@@ -144,5 +146,25 @@ impl Backend for Memory {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.request(Operation::Inspect, |_, _| Ok(self.store.histories().last(key, most as usize))).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.request(Operation::Inspect, |_, _| {
+            let now_ms = self.store.wall_ms();
+            Ok(TickNotes::at(now_ms, self.store.ticks().find(key, tick, now_ms)))
+        })
+        .await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        self.request(Operation::NoteTick, |locks, now| {
+            let is_holder = locks.is_holder(claim, now);
+            self.store.ticks().note(&claim.key, note, is_holder, self.store.wall_ms())
+        })
+        .await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.request(Operation::Inspect, |_, _| Ok(self.store.ticks().list(prefix, self.store.wall_ms()))).await
     }
 }

@@ -185,6 +185,11 @@ impl LockTable {
         if ours.is_some() { Release::Released } else { Release::NotOurs }
     }
 
+    /// Returns whether the attempt holds the lock.
+    pub(super) fn is_holder(&mut self, claim: &Claim, now: Moment) -> bool {
+        self.hold_of(&claim.key, claim.attempt, now).is_some()
+    }
+
     pub(super) fn amend(&mut self, claim: &Claim, now: Moment) -> bool {
         let Some(held) = self.hold_of(&claim.key, claim.attempt, now) else { return false };
         if let Some(known) = &mut held.claim {

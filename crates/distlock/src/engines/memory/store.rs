@@ -3,16 +3,19 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
+use std::time::SystemTime;
 
 use super::faults::{Fault, Operation, ScriptedFaults};
 use super::history::Histories;
 use super::state::{EndedHold, LockTable};
+use super::ticks::TickTable;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::Result;
 use crate::types::event::LossReason;
 use crate::types::key::Key;
 use crate::types::manual_clock::ManualClock;
 use crate::types::sync::{Mutex, MutexGuard};
+use crate::types::tick::millis;
 
 /// Where the locks are, shared by every [`Memory`](super::Memory) on it.
 #[derive(Debug, Clone)]
@@ -23,6 +26,9 @@ struct Inner {
     clock: Clock,
     locks: Mutex<LockTable>,
     histories: Mutex<Histories>,
+    ticks: Mutex<TickTable>,
+    /// The wall clock, if a test has set it, and when by `clock` it did.
+    wall: Mutex<Option<(SystemTime, Moment)>>,
     faults: ScriptedFaults,
     /// Whether it has a name, so that other code of this process finds it: then later stores continue its tokens.
     is_public: bool,
@@ -98,6 +104,8 @@ impl Store {
             clock,
             locks: Mutex::new(LockTable::after(public_after.unwrap_or_default())),
             histories: Mutex::default(),
+            ticks: Mutex::default(),
+            wall: Mutex::default(),
             faults: ScriptedFaults::default(),
             is_public: public_after.is_some(),
         }))
@@ -148,6 +156,11 @@ impl Store {
         EndedHolds(key.try_into().map_or_else(|_| Vec::new(), |key| self.locks(|locks, now| end(locks, &key, now))))
     }
 
+    /// Sets the wall clock that [ticks](crate::Once) follow. From then on it goes with the store's clock.
+    pub fn set_time(&self, now: SystemTime) {
+        *self.0.wall.lock() = Some((now, self.0.clock.now()));
+    }
+
     /// Whether the store has no holder, no waiter and no half-done attempt.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -168,6 +181,18 @@ impl Store {
 
     pub(super) fn histories(&self) -> MutexGuard<'_, Histories> {
         self.0.histories.lock()
+    }
+
+    pub(super) fn ticks(&self) -> MutexGuard<'_, TickTable> {
+        self.0.ticks.lock()
+    }
+
+    /// Returns the milliseconds of the Unix epoch by the store's wall clock.
+    pub(super) fn wall_ms(&self) -> u64 {
+        let clock = &self.0.clock;
+        let set = *self.0.wall.lock();
+        let wall = set.map_or_else(|| clock.wall(), |(set, at)| set + clock.now().since(at));
+        millis(wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
     pub(super) fn locks<T>(&self, action: impl FnOnce(&mut LockTable, Moment) -> T) -> T {

@@ -109,12 +109,9 @@ where
     let is_ours =
         |lock: &LockInfo| lock.holder().is_some_and(|holder| holder.record.is_some()) || !lock.waiters.is_empty();
     let mut locks: BTreeMap<Key, LockInfo> = BTreeMap::new();
-    let pattern = format!("*{}*", escape_glob(&format!("{prefix}{start}")));
     let mut cursor = b"0".to_vec();
     loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(SCAN_COUNT);
-        let (next, found) = read_page(ask(scan).await?)?;
+        let (next, found) = read_page(ask(step(prefix, start, &cursor)).await?)?;
         let names = found.iter().filter_map(|stored| std::str::from_utf8(stored).ok());
         let names = names.filter_map(|stored| Names::lock_of(prefix, stored));
         // A scan may show a key again, and a lock has several.
@@ -135,6 +132,24 @@ where
         }
         cursor = next;
     }
+}
+
+/// Returns one step of a scan for the keys of locks whose names begin with `start`, with other keys among them.
+fn step(prefix: &str, start: &str, cursor: &[u8]) -> redis::Cmd {
+    let pattern = format!("*{}*", escape_glob(&format!("{prefix}{start}")));
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(SCAN_COUNT);
+    scan
+}
+
+/// Returns the next cursor and the keys that one step of a scan has found.
+pub(super) async fn scan_keys(
+    connection: &Connection,
+    prefix: &str,
+    start: &str,
+    cursor: &[u8],
+) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {
+    read_page(connection.send(&step(prefix, start, cursor)).await?)
 }
 
 /// One lock, and how long the text was that tells of it.

@@ -19,6 +19,7 @@ mod protocol;
 mod release;
 mod renew;
 mod state;
+mod ticks;
 mod wait;
 mod wire;
 
@@ -28,13 +29,14 @@ pub(in crate::engines) use self::protocol::script;
 pub(in crate::engines) use self::protocol::time::heartbeat;
 pub use self::wire::options::Protocol;
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 impl Backend for Redis {
@@ -51,7 +53,7 @@ impl Backend for Redis {
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ticks: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -116,6 +118,18 @@ impl Backend for Redis {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.client().history(key, most).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.client().ticks(key, tick).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        self.client().note_tick(claim, note).await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.client().list_ticks(prefix).await
     }
 
     async fn close(&self) -> Result<()> {

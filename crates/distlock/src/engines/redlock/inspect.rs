@@ -18,7 +18,7 @@ use crate::types::owner::Holder;
 use crate::types::token::FencingToken;
 
 /// How long a majority may take to be connected, and a node to reply.
-const INSPECT_WAIT: Duration = Duration::from_secs(2);
+pub(super) const INSPECT_WAIT: Duration = Duration::from_secs(2);
 
 /// Lists the locks whose names begin with `start`.
 pub(super) async fn list(nodes: &Nodes, start: &str) -> Result<Vec<LockInfo>> {
@@ -46,7 +46,7 @@ pub(super) async fn get(nodes: &Nodes, key: &Key) -> Result<Option<LockInfo>> {
 }
 
 /// Calls all nodes. Returns the replies that have come when a majority has replied.
-async fn call_all<T, F>(nodes: &Nodes, call: impl Fn(Arc<NodeState>) -> F) -> Result<Vec<Result<T>>>
+pub(super) async fn call_all<T, F>(nodes: &Nodes, call: impl Fn(Arc<NodeState>) -> F) -> Result<Vec<Result<T>>>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
@@ -63,7 +63,7 @@ where
     Ok(replies)
 }
 
-fn majority<T>(nodes: &Nodes, replies: Vec<Result<T>>) -> Result<Vec<T>> {
+pub(super) fn majority<T>(nodes: &Nodes, replies: Vec<Result<T>>) -> Result<Vec<T>> {
     if replies.iter().filter(|reply| reply.is_ok()).count() < nodes.quorum() {
         let states = replies.iter().map(|reply| match reply {
             Ok(_) => "answered".to_owned(),

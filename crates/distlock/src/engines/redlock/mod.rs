@@ -17,6 +17,7 @@ mod quarantine;
 mod release;
 mod renew;
 mod state;
+mod ticks;
 mod wait;
 mod wire;
 
@@ -25,13 +26,15 @@ use std::time::Duration;
 pub use self::config::RedlockBuilder;
 pub use self::engine::Redlock;
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, Release, Renewal, Scope, Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, Lease, LockInfo, LockTicks, Release, Renewal, Scope, TickNotes,
+    Wake,
 };
 use crate::engines::redis::node::Lane;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::FencingToken;
 
 /// How much longer than one attempt to connect a new engine waits for a majority.
@@ -49,7 +52,7 @@ impl Backend for Redlock {
     fn capabilities(&self) -> Capabilities {
         let wakes = !self.if_attached().is_some_and(|engine| engine.is_without_notifications());
         let all = Capabilities::new(Scope::Cluster);
-        Capabilities { fair: false, leases: true, wakes, inspects: true, breaks: true, ..all }
+        Capabilities { fair: false, leases: true, wakes, inspects: true, breaks: true, ticks: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -97,6 +100,18 @@ impl Backend for Redlock {
     async fn history(&self, _key: &Key, _most: u32) -> Result<Vec<HistoryEntry>> {
         let message = "the redlock engine cannot keep a history: none of its servers sees every hold";
         Err(Error::new(ErrorKind::Unsupported, message))
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        ticks::read(&self.attached().nodes, key, tick).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        ticks::write(&self.attached().nodes, claim, note).await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        ticks::list(&self.attached().nodes, prefix).await
     }
 
     async fn close(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! What is stored in etcd and how it is asked for: key layout, values, admission rules, typed requests and replies.
 
+pub(crate) mod lease_id;
 pub(crate) mod messages;
 pub(crate) mod methods;
 pub(crate) mod names;

@@ -7,6 +7,7 @@
 
 use crate::types::key::Key;
 use crate::types::mode::{AskedMode, Mode};
+use crate::types::tick::Tick;
 
 /// How the modes other than the exclusive one are called in a key.
 const SHARED: &str = "shared";
@@ -15,6 +16,8 @@ const SLOT: &str = "slot";
 /// Before the number of slots of a claim that resizes the semaphore. Clients that know nothing of resizing read the same
 /// number, and disagree with every other.
 const RESIZES: &str = "0";
+/// What the keys of ticks begin with, behind the prefix. No name of a lock has such braces.
+const TICKS: &[u8] = b"{}ticks/";
 
 /// The layout of one client's keys.
 #[derive(Debug, Clone)]
@@ -85,6 +88,35 @@ impl Names {
     pub(crate) fn history_key(&self, key: &Key) -> Vec<u8> {
         let lock = self.lock(key);
         [&self.histories(), &lock[self.prefix.len()..]].concat()
+    }
+
+    /// What the keys of all ticks begin with, of locks whose names begin with `start`.
+    pub(crate) fn all_ticks(&self, start: &str) -> Vec<u8> {
+        let lock = self.all(start);
+        [self.prefix.as_bytes(), TICKS, &lock[self.prefix.len()..]].concat()
+    }
+
+    /// What the keys of a lock's ticks begin with.
+    pub(crate) fn ticks_of(&self, key: &Key) -> Vec<u8> {
+        let mut ticks = self.all_ticks(key.as_str());
+        ticks.push(b'/');
+        ticks
+    }
+
+    /// The key of the note of a tick.
+    pub(crate) fn tick_key(&self, key: &Key, tick: &Tick) -> Vec<u8> {
+        let mut note = self.ticks_of(key);
+        // In hex: a name may have any text. No key of a lock ends like this.
+        note.push(b't');
+        tick.to_string().bytes().for_each(|byte| note.extend_from_slice(format!("{byte:02x}").as_bytes()));
+        note
+    }
+
+    /// The lock's name, given the key of one of its ticks.
+    pub(crate) fn lock_with_tick(&self, key: &[u8]) -> Option<Key> {
+        let name = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(TICKS)?;
+        let (name, _) = std::str::from_utf8(name).ok()?.rsplit_once('/')?;
+        Key::new(if self.verbatim { name.to_owned() } else { unescape(name) }).ok()
     }
 
     /// Returns the mode in which `key` uses the lock at `lock`. Keys of other clients, and of locks below it, are
@@ -211,6 +243,11 @@ mod tests {
         let noted = [names.history_key(&key("a/b")), b"0000018bcfe56800.0001.0a".to_vec()].concat();
         assert_eq!(noted, b"{}history/a%2Fb/0000018bcfe56800.0001.0a");
         assert_eq!(names.parse(&noted), None, "nor is its history");
+        for tick in [Tick::named("a/b").unwrap(), Tick::named("a").unwrap()] {
+            let noted = names.tick_key(&key("a/b"), &tick);
+            assert!(noted.starts_with(b"{}ticks/a%2Fb/t"), "{noted:?}");
+            assert_eq!((names.parse(&noted), names.lock_with_tick(&noted)), (None, Some(key("a/b"))));
+        }
         for other in ["a/2a", "a/readme", "a/b/2a-1-shared", "a/2a-1-shared-x", "a/2a-1-slot0", "a/2a-1-slot9999"] {
             assert_eq!(Names::mode(&lock, other.as_bytes()), Mode::Exclusive, "{other}");
         }

@@ -14,6 +14,8 @@ pub(crate) const QUEUE: &str = ".q";
 pub(crate) const ANCHOR: &str = ".held";
 /// The suffix of a lock's history.
 pub(crate) const HISTORY: &str = ".log";
+/// The suffix of the notes of a lock's ticks.
+pub(crate) const TICKS: &str = ".ticks";
 /// The suffix of the directory of a lock's shared holders.
 pub(crate) const SHARED_HOLDERS: &str = ".in";
 /// The suffix of a directory with the rest of a long name.

@@ -33,6 +33,8 @@ pub(crate) struct LockPaths {
     /// excludes the next holder. `None` for paths too long to have one, and where a link is in its way.
     pub(crate) anchor: Option<PathBuf>,
     pub(crate) history: PathBuf,
+    /// The notes of its ticks.
+    pub(crate) ticks: PathBuf,
     pub(crate) links: Links,
     directory: Arc<LockDirectory>,
 }
@@ -115,6 +117,7 @@ impl PathLayout {
             shared_holders: beside(lock_names::SHARED_HOLDERS),
             anchor: Some(beside(lock_names::ANCHOR)),
             history: beside(lock_names::HISTORY),
+            ticks: beside(lock_names::TICKS),
             links: Links::Refuse,
             directory: self.directory.clone(),
             lock,
@@ -147,6 +150,7 @@ impl PathLayout {
             shared_holders: beside(".distlock.in"),
             anchor,
             history: beside(".distlock.log"),
+            ticks: beside(".distlock.ticks"),
             links: Links::Follow,
             directory: self.directory.clone(),
         })

@@ -19,6 +19,8 @@ pub(in crate::engines) const FENCE_SUFFIX: &str = ":f";
 const CANARY_SUFFIX: &str = ":g";
 /// What the key of a lock's history ends in.
 pub(in crate::engines) const HISTORY_SUFFIX: &str = ":j";
+/// What the key of a lock's ticks ends in.
+const TICKS_SUFFIX: &str = ":t";
 
 /// Behind a name that is a tag and nothing else. No name has it: braces that are not one tag are refused.
 const NO_MORE: &str = "{}";
@@ -49,8 +51,11 @@ impl Names {
     pub(in crate::engines) fn new(prefix: &str, key: &Key) -> Result<Names> {
         let lock = format!("{prefix}{key}");
         if !may_be_lock(&lock) {
-            return Err(Error::invalid("key", "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g or :j here")
-                .with_help("these are keys beside another lock"));
+            return Err(Error::invalid(
+                "key",
+                "a name with a {tag} must not end in :q, :w, :f, :h, :e, :g, :j or :t here",
+            )
+            .with_help("these are keys beside another lock"));
         }
         Ok(Names { lock })
     }
@@ -109,6 +114,11 @@ impl Names {
         self.companion(HISTORY_SUFFIX)
     }
 
+    /// The notes of its ticks.
+    pub(in crate::engines) fn ticks(&self) -> String {
+        self.companion(TICKS_SUFFIX)
+    }
+
     fn companion(&self, suffix: &str) -> String {
         let mut key = String::with_capacity(self.lock.len() + 4);
         push_stem(&mut key, &self.lock);
@@ -118,18 +128,29 @@ impl Names {
 
     /// The lock's name, given the key of the lock or of its queue.
     pub(in crate::engines) fn lock_of(prefix: &str, stored: &str) -> Option<Key> {
-        let lock = match stored.strip_suffix(":q") {
-            Some(stem) if is_all_tag(stem) => &stem[1..stem.len() - 1],
-            Some(stem) if stem.contains('{') => stem.strip_suffix(NO_MORE).unwrap_or(stem),
-            _ => stored,
-        };
+        let lock = lock_beside(stored, QUEUE_SUFFIX).unwrap_or(stored);
         Key::new(lock.strip_prefix(prefix)?).ok()
+    }
+
+    /// The lock's name, given the key of its ticks.
+    pub(in crate::engines) fn lock_with_ticks(prefix: &str, stored: &[u8]) -> Option<Key> {
+        let lock = lock_beside(std::str::from_utf8(stored).ok()?, TICKS_SUFFIX)?;
+        Key::new(lock.strip_prefix(prefix)?).ok()
+    }
+}
+
+/// Returns the lock's key, given that of the companion with this suffix.
+fn lock_beside<'a>(stored: &'a str, suffix: &str) -> Option<&'a str> {
+    match stored.strip_suffix(suffix)? {
+        stem if is_all_tag(stem) => Some(&stem[1..stem.len() - 1]),
+        stem if stem.contains('{') => Some(stem.strip_suffix(NO_MORE).unwrap_or(stem)),
+        _ => None,
     }
 }
 
 /// Returns whether a lock may have this key: it is not that of a companion.
 pub(in crate::engines) fn may_be_lock(lock: &str) -> bool {
-    let suffixes = SUFFIXES.iter().chain(&[CANARY_SUFFIX, HISTORY_SUFFIX]);
+    let suffixes = SUFFIXES.iter().chain(&[CANARY_SUFFIX, HISTORY_SUFFIX, TICKS_SUFFIX]);
     !lock.contains('{') || !suffixes.into_iter().any(|suffix| lock.ends_with(suffix))
 }
 
@@ -192,7 +213,7 @@ mod tests {
             let lock = format!("{prefix}{key}");
             assert_eq!(names.lock, lock, "verbatim");
             let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
-            for companion in companions.iter().chain(&[names.history()]) {
+            for companion in companions.iter().chain(&[names.history(), names.ticks()]) {
                 assert_eq!(hashed(companion), hashed(&lock), "{companion} and {lock}");
             }
             let keys_with = |fences: &Fences| {
@@ -220,7 +241,9 @@ mod tests {
             let names = names("app:", key);
             for stored in [&names.lock, &names.queue()] {
                 assert_eq!(Names::lock_of("app:", stored).unwrap().as_str(), key, "{stored}");
+                assert_eq!(Names::lock_with_ticks("app:", stored.as_bytes()), None);
             }
+            assert_eq!(Names::lock_with_ticks("app:", names.ticks().as_bytes()).unwrap().as_str(), key);
         }
         assert_eq!(Names::lock_of("app:", "other:a"), None);
     }
@@ -234,7 +257,7 @@ mod tests {
 
     #[test]
     fn names_that_are_another_locks_queue_are_refused() {
-        for key in ["{foo}:q", "{foo}:w", "{distlock}:f", "{foo}:h", "{foo}:e", "{foo}:j", &canary("")] {
+        for key in ["{foo}:q", "{foo}:w", "{distlock}:f", "{foo}:h", "{foo}:e", "{foo}:j", "{foo}:t", &canary("")] {
             let error = Names::new("", &Key::new(key).unwrap()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{key}");
         }
@@ -243,9 +266,9 @@ mod tests {
     #[test]
     fn fuzz_every_name_is_found_again_and_no_two_locks_share_a_key() {
         let all = |names: &Names| {
-            let companions =
-                [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases(), names.history()];
-            std::iter::once(names.lock.clone()).chain(companions).collect::<Vec<_>>()
+            let companions = [names.queue(), names.waiters(), names.fence(), names.holders(), names.leases()];
+            let more = [names.history(), names.ticks()];
+            std::iter::once(names.lock.clone()).chain(companions).chain(more).collect::<Vec<_>>()
         };
         distlock_testkit::fuzz("names.txt", |input| {
             let text = String::from_utf8_lossy(input);
@@ -258,6 +281,7 @@ mod tests {
                 for stored in [&names.lock, &names.queue()] {
                     assert_eq!(Names::lock_of(prefix, stored), Some(key.clone()), "{stored}");
                 }
+                assert_eq!(Names::lock_with_ticks(prefix, names.ticks().as_bytes()), Some(key.clone()));
                 let keys = all(&names);
                 assert!(keys.iter().all(|key| hashed(key) == hashed(&names.lock) && !seen.contains(key)), "{keys:?}");
                 seen.extend(keys);

@@ -69,6 +69,8 @@ pub(in crate::engines) static CONFIRM: Script = Script::with_shared("confirm", i
 pub(in crate::engines) static SHOW: Script = Script::with_shared("show", include_str!("show.lua"));
 pub(in crate::engines) static HISTORY_WRITE: Script = Script::new("history", include_str!("history_write.lua"));
 pub(in crate::engines) static HISTORY_READ: Script = Script::new("history", include_str!("history_read.lua"));
+pub(in crate::engines) static TICK_WRITE: Script = Script::new("tick", include_str!("tick_write.lua"));
+pub(in crate::engines) static TICK_READ: Script = Script::new("tick", include_str!("tick_read.lua"));
 
 /// The scripts that a lock may need in the middle of its life, when a reply that says that the server lacks one may be lost.
 pub(in crate::engines) static PRELOADED: [&Script; 6] =
@@ -248,7 +250,7 @@ mod tests {
         }
     }
 
-    static ALL: [&Script; 14] = [
+    static ALL: [&Script; 16] = [
         &LEAN_CLAIM,
         &LEAN_RELEASE,
         &CLAIM,
@@ -263,6 +265,8 @@ mod tests {
         &SHOW,
         &HISTORY_WRITE,
         &HISTORY_READ,
+        &TICK_WRITE,
+        &TICK_READ,
     ];
 
     #[test]
