@@ -123,7 +123,9 @@ impl Worker {
         let able = self.locker.capabilities();
         let mode = match lock {
             1 if able.shares && self.dice.percent(60) => Mode::Shared,
-            2 if able.slots => Mode::Slot { of: if self.duty.number.is_multiple_of(2) { PERMITS } else { PERMITS + 1 } },
+            2 if able.slots => {
+                Mode::Slot { of: if self.duty.number.is_multiple_of(2) { PERMITS } else { PERMITS + 1 } }
+            }
             _ => Mode::Exclusive,
         };
         let turn = self.duty.timeline.asks(self.duty.number, lock, mode);
