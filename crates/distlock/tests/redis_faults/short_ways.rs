@@ -397,7 +397,8 @@ async fn a_short_way_that_leaves_less_to_the_full_one_is_noticed() {
     for (is, becomes) in BROKEN {
         assert_eq!(CLAIM[0].matches(is).count() + RELEASE[0].matches(is).count(), 1, "{is}");
         let mut sides = [Side::start(Ways::Broken(is, becomes)), Side::start(Ways::Full)];
-        assert!((0..RUNS).any(|run| difference(&mut sides, run).is_some()), "{is}: not noticed");
+        // What happens in a run depends on the clock a little: some flaws need more of them at times.
+        assert!((0..8 * RUNS).any(|run| difference(&mut sides, run).is_some()), "{is}: not noticed");
     }
 }
 

@@ -108,15 +108,27 @@ impl Connection {
 
     /// Runs a script; `fill` adds the number of keys, the keys, the nonce that it is given, and the other arguments.
     pub(in crate::engines) async fn run(&self, script: &Script, fill: impl Fn(&mut Cmd, u64)) -> Result<Reply> {
-        let nonce = nonce();
-        let fill = |command: &mut Cmd| fill(command, nonce);
-        let reply = match self.ask(&self.call(script.by_hash(self.dialect), fill)).await {
+        match self.try_run(script, false, &fill).await? {
+            Some(reply) => Ok(reply),
             // The same call on the same connection: the server carried out nothing of the first one.
-            Err(failure) if failure.is_no_script() => self.ask(&self.call(script.by_text(self.dialect), fill)).await,
-            reply => reply,
-        };
-        let reply = reply.map_err(|failure| failure.of(script.name, &self.place))?;
-        Reply::check(reply, nonce).inspect_err(|error| self.distrust(error))
+            None => self.try_run(script, true, &fill).await?.ok_or_else(garbled),
+        }
+    }
+
+    /// Runs a script by its hash, or by its text. Returns `None` when the server does not know the hash.
+    pub(in crate::engines) async fn try_run(
+        &self,
+        script: &Script,
+        by_text: bool,
+        fill: impl Fn(&mut Cmd, u64),
+    ) -> Result<Option<Reply>> {
+        let nonce = nonce();
+        let command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
+        match self.ask(&self.call(command, |command| fill(command, nonce))).await {
+            Err(failure) if !by_text && failure.is_no_script() => Ok(None),
+            Err(failure) => Err(failure.of(script.name, &self.place)),
+            Ok(reply) => Reply::check(reply, nonce).map(Some).inspect_err(|error| self.distrust(error)),
+        }
     }
 
     /// Adds the arguments of a call, and those of the restart guard behind them.

@@ -66,16 +66,18 @@ pub(crate) struct BatchReply {
     pub(crate) note: Option<KnownNote>,
 }
 
-/// Sends `requests` as one call of the full script. `sent` is the time now.
+/// Sends `requests` at `sent` as one call of the full script, by its hash or its text. `run_id` is that of the server, with the
+/// restart guard. Returns `None` when the server does not know the hash.
 pub(crate) async fn run(
     connection: &Connection,
     note_key: &str,
-    restart_guard: bool,
+    run_id: Option<&str>,
     requests: &[&NodeRequest],
-    sent: impl Fn() -> Moment,
-) -> Result<BatchReply> {
-    let run_id = if restart_guard { connection.life().await? } else { "" };
-    let sent = sent();
+    by_text: bool,
+    sent: Moment,
+) -> Result<Option<BatchReply>> {
+    let restart_guard = run_id.is_some();
+    let run_id = run_id.unwrap_or_default();
     let fill = |command: &mut Cmd, nonce| {
         command.arg(1 + 4 * requests.len()).arg(note_key);
         for Keys { lock, queue, waiters, fence } in requests.iter().map(|request| request.keys()) {
@@ -84,7 +86,7 @@ pub(crate) async fn run(
         command.arg(nonce).arg(run_id);
         requests.iter().for_each(|request| request.fill(command, connection));
     };
-    let mut reply = connection.run(&BATCH, fill).await?;
+    let Some(mut reply) = connection.try_run(&BATCH, by_text, fill).await? else { return Ok(None) };
     let (now_us, note) = (reply.unsigned()?, reply.word()?);
     let seen = connection.saw_clock(sent, now_us);
     // Without the guard nothing makes up for a leap.
@@ -92,5 +94,5 @@ pub(crate) async fn run(
     let note = if restart_guard { KnownNote::read(&note, run_id, now_us) } else { Some(KnownNote::unguarded()) };
     let hears = connection.hears();
     let full = |reply| NodeReply::Full(FullReply { reply, now_us, hears, trust });
-    Ok(BatchReply { replies: requests.iter().map(|_| reply.part().map(full)).collect(), note })
+    Ok(Some(BatchReply { replies: requests.iter().map(|_| reply.part().map(full)).collect(), note }))
 }

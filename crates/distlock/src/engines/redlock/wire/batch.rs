@@ -245,6 +245,8 @@ impl Replies {
 impl Drop for Replies {
     fn drop(&mut self) {
         if let ReplySource::Batched(request) = &self.source {
+            // Its claim is handed over by now, and a release follows it, or it never is.
+            let _order = self.batcher.nodes.hand_over.lock();
             request.is_abandoned.store(true, Ordering::Release);
         }
         self.batcher.open.fetch_sub(1, Ordering::Relaxed);

@@ -38,6 +38,8 @@ pub(crate) struct Nodes {
     pub(crate) drift: f64,
     pub(crate) runtime: Handle,
     pub(crate) contended: ContendedLocks,
+    /// Taken while a batch is handed to a connection, and when a caller gives its request up.
+    pub(crate) hand_over: Mutex<()>,
     /// How many claims and releases still wait for replies of a minority.
     late_requests: watch::Sender<usize>,
     /// Whether every node was tried once, per lane.
@@ -79,6 +81,7 @@ impl Nodes {
             drift: attachment.drift,
             runtime: attachment.keeper_runtime.clone(),
             contended: ContendedLocks::default(),
+            hand_over: Mutex::default(),
             late_requests: watch::Sender::new(0),
             was_tried: Default::default(),
         }

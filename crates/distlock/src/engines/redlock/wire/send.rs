@@ -1,7 +1,10 @@
 //! Sends requests of one kind to one node: by a lean script where that may do, and by the full one otherwise.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use crate::engines::redis::node::{Connection, Lane, Trust};
 use crate::engines::redlock::error::no_reply;
@@ -164,19 +167,55 @@ async fn send_full<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R], rep
     }
     // A release that cannot follow its claim on the same connection takes the other one.
     let outcome = match main.or_else(|_| state.connection(Lane::Reserved)) {
-        Ok(connection) => {
-            let (asked, guard) = (going.iter().map(|(_, request)| *request), nodes.options.restart_guard);
-            let asked: Vec<_> = asked.collect();
-            let outcome = batch::run(&connection, &nodes.note_key, guard, &asked, || nodes.now()).await;
-            outcome.map(|BatchReply { replies, note }| {
-                note.into_iter().for_each(|note| state.learn(&connection, note));
-                replies
-            })
-        }
+        Ok(connection) => run_batch(nodes, &connection, requests, &mut going).await.map(|batch| {
+            let BatchReply { replies, note } = batch;
+            note.into_iter().for_each(|note| state.learn(&connection, note));
+            replies
+        }),
         Err(error) => Err(error),
     };
     match outcome {
         Ok(full) => going.iter().zip(full).for_each(|((place, _), reply)| replies[*place] = Some(reply)),
         Err(error) => going.iter().for_each(|(place, _)| replies[*place] = Some(Err(error.duplicate()))),
+    }
+}
+
+/// Runs the full script for the requests whose callers still wait; the others are taken out of `going`.
+///
+/// A caller that drops a claim releases it next, and that release must arrive after the claim. So the batch is handed to the
+/// connection under the lock that a caller takes when it gives its request up.
+async fn run_batch<R: SentRequest>(
+    nodes: &Nodes,
+    connection: &Connection,
+    requests: &[R],
+    going: &mut Vec<(usize, &NodeRequest)>,
+) -> Result<BatchReply> {
+    // Before the callers are looked at: the server may have to be asked.
+    let run_id = if nodes.options.restart_guard { Some(connection.life().await?) } else { None };
+    let mut by_text = false;
+    loop {
+        going.retain(|(place, _)| requests[*place].is_wanted());
+        if going.is_empty() {
+            return Ok(BatchReply { replies: Vec::new(), note: None });
+        }
+        let asked: Vec<_> = going.iter().map(|(_, request)| *request).collect();
+        let run = batch::run(connection, &nodes.note_key, run_id, &asked, by_text, nodes.now());
+        // Unconstrained: a task budget must not keep the batch from being handed over.
+        let mut run = pin!(tokio::task::coop::unconstrained(run));
+        let handed_over = poll_fn(|context| {
+            let _order = nodes.hand_over.lock();
+            let is_wanted = going.iter().all(|(place, _)| requests[*place].is_wanted());
+            Poll::Ready(is_wanted.then(|| run.as_mut().poll(context)))
+        });
+        let outcome = match handed_over.await {
+            None => continue,
+            Some(Poll::Ready(outcome)) => outcome,
+            Some(Poll::Pending) => run.await,
+        };
+        match outcome? {
+            Some(reply) => return Ok(reply),
+            // The node does not know the script, and has carried out nothing.
+            None => by_text = true,
+        }
     }
 }
