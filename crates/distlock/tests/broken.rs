@@ -59,7 +59,7 @@ flaws! {
     never_resizes NeverResizes: a_semaphore_grows_in_a_rolling_deploy a_semaphore_shrinks_without_ending_a_hold an_adopted_permit_keeps_its_size;
     resizes_unasked ResizesUnasked: sizes_differ_only_if_all_requests_resize another_number_of_slots_is_refused;
     never_forgets NeverForgets: a_history_is_bounded;
-    notes_for_anyone NotesForAnyone: only_the_holder_notes_a_tick a_lost_run_is_not_done;
+    notes_for_anyone NotesForAnyone: only_the_holder_notes_a_tick;
     forgets_done_ticks ForgetsDoneTicks: a_tick_runs_once many_requests_make_one_run;
     forgets_starts ForgetsStarts: a_failed_run_is_repeated;
     never_forgets_ticks NeverForgetsTicks: ticks_end_and_notes_are_forgotten;
