@@ -42,7 +42,7 @@ pub(crate) fn run() {
     });
 }
 
-/// Answers every request with the daemon's bodies, as a process of its own: `distlock-bench serve-echo SOCKET`.
+/// Runs a server that returns the daemon's bodies to every request: `distlock-bench serve-echo SOCKET`, a process of its own.
 pub(crate) fn echo(words: &[String]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

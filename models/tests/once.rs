@@ -343,7 +343,7 @@ impl Model for Once {
             Property::always(IS_DONE, |model: &Once, state: &State| {
                 !state.told || state.nodes.iter().filter(|node| node.note.done).count() >= model.quorum()
             }),
-            // Whoever neither died nor lost its lock nor failed is told in the end that the tick is done, if it may be run.
+            // A process that neither died nor failed nor lost its lock learns in the end that the tick is done, if it may be run.
             Property::always(GOES_ON, |model: &Once, state: &State| {
                 let waits =
                     |client: &Client| !client.lost && (client.phase == Phase::Idle || Once::holds(&client.phase));

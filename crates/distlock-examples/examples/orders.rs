@@ -220,7 +220,7 @@ async fn serve(app: App, listener: TcpListener, grace: Duration) -> Result<(), B
     Ok(())
 }
 
-/// Bounds the memory of metrics that nobody reads.
+/// Keeps the memory of the metrics small while no server reads them.
 async fn collect(metrics: PrometheusHandle) {
     loop {
         sleep(Duration::from_secs(5)).await;

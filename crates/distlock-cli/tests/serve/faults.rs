@@ -139,8 +139,8 @@ fn a_killed_client_frees_its_lock_at_once() {
     }
 }
 
-/// Answers and events arrive three seconds late. The daemon is killed when it has just answered: a client that counted from
-/// the arrival of the answer would believe to hold the lock for three seconds after its lease has ended.
+/// The proxy delays the daemon's answers and events by three seconds. The daemon is killed when it has just answered: a client
+/// that counted from the arrival of the answer would believe to hold the lock for three seconds after its lease has ended.
 fn assert_late_answers_do_not_move_the_deadline_past_the_lease(language: Language) {
     let (engine, ttl, late) = (Engine::redis(), 24.0, Duration::from_secs(3));
     let mut daemon = Process::start(&mut distlock(&["serve", "--url", &engine.url, "--listen", "127.0.0.1:0"]));

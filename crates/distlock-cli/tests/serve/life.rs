@@ -50,6 +50,7 @@ fn calls_keep_a_hold_until_the_silence_that_the_client_chose() {
     let hold = daemon.acquire("a", r#"{"ttl": "60s", "silence": "6s"}"#);
     assert!(hold["left_ms"].as_u64().unwrap() <= 6_000 && hold["silence_ms"] == 6_000, "{hold}");
     let mut events = Events::open(&daemon, &id(&hold));
+    // For longer than the silence in all, with calls at a third of it.
     for _ in 0..4 {
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(daemon.send("POST", &format!("/v1/holds/{}/alive", id(&hold)), "").status, 200);

@@ -48,7 +48,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_or_another_file_is_not() {
 #[test]
 fn a_process_of_another_user_is_refused_needs_root() {
     let daemon = Daemon::start("mem://");
-    // Even if somebody opens the socket's mode.
+    // Even if the owner of the socket lets other users open it.
     for path in [daemon.socket.parent().unwrap(), &daemon.socket] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
     }
