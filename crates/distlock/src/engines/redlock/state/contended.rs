@@ -1,6 +1,6 @@
 //! The locks for which claims have competed a moment ago.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,16 +10,14 @@ use crate::types::clock::Moment;
 const MEMORY: Duration = Duration::from_secs(1);
 const PLACES: usize = 1024;
 
-/// When each lock was contended last. Locks may share a place: that costs speed, and nothing else.
+/// When each lock was contended last. Locks may share a place: that costs speed, and nothing else. Which ones do is the
+/// same in every process, so that a simulated world is the same each time.
 #[derive(Debug)]
-pub(crate) struct ContendedLocks {
-    hasher: RandomState,
-    last: Box<[AtomicU64]>,
-}
+pub(crate) struct ContendedLocks(Box<[AtomicU64]>);
 
 impl Default for ContendedLocks {
     fn default() -> Self {
-        ContendedLocks { hasher: RandomState::new(), last: (0..PLACES).map(|_| AtomicU64::new(0)).collect() }
+        ContendedLocks((0..PLACES).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
@@ -37,8 +35,8 @@ impl ContendedLocks {
     }
 
     fn place(&self, lock: &str) -> &AtomicU64 {
-        let hash = self.hasher.hash_one(lock.as_bytes());
-        &self.last[usize::try_from(hash % PLACES as u64).unwrap_or(0)]
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(lock.as_bytes());
+        &self.0[usize::try_from(hash % PLACES as u64).unwrap_or(0)]
     }
 }
 
