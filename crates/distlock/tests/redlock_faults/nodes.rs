@@ -8,7 +8,7 @@ use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
 use distlock::{ErrorKind, HoldState, Locker, LossReason, Mode};
 use distlock_testkit::history::{History, Hold};
-use distlock_testkit::proxy::{Direction, Flow, Proxy};
+use distlock_testkit::proxy::{Direction, Door, Flow, Proxy};
 use distlock_testkit::servers::{Data, RedisServer, RedlockNodes};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -148,6 +148,28 @@ async fn a_majority_that_replies_too_late_grants_and_keeps_nothing() {
         bench.expect_nothing_left(&bench.all()).await;
     })
     .await;
+}
+
+/// The first claim of a try reaches all nodes, and most replies are lost. One node cannot be reached by the second claim,
+/// which therefore says nothing about what the first one left there.
+#[tokio::test]
+async fn a_node_that_only_the_first_claim_of_a_try_reached_keeps_nothing() {
+    let bench = Bench::start(5);
+    let most = bench.majority();
+    let locker = bench.behind(&most).await;
+    bench.each(&most, Proxy::drop_replies);
+    let (node, cut_off) = (&bench.nodes[most[0]], &bench.proxies[most[0]]);
+    let scripts = || node.calls("evalsha") + node.calls("eval");
+    let before = scripts();
+    let tried = tokio::spawn(locker.try_lock("a").ttl(TEST_LIMIT * 2).into_future());
+    eventually("the first claim has reached the node", || scripts() > before).await;
+    cut_off.door(Door::Refuse);
+    cut_off.cut();
+    let error = tried.await.expect("no panic").expect_err("a minority is no majority");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    cut_off.door(Door::Open);
+    bench.each(&most, Proxy::pass);
+    bench.expect_nothing_left(&bench.all()).await;
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ pub(super) async fn claim(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Resul
 /// One round, and another if only the ballot was too low.
 async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result<Claimed> {
     let nodes = &engine.nodes;
-    let mut attempt = engine.attempts.begin(claim, nodes.clock.wall(), nodes.now());
+    let mut attempt = engine.attempts.begin(claim, NodeSet::first(nodes.len()), nodes.clock.wall(), nodes.now());
     for is_last in [false, true] {
         let (sent, keys) = (nodes.now(), nodes.options.keys(&claim.key)?);
         let is_contended = nodes.contended.is_recent(&keys.lock, sent);
@@ -66,7 +66,8 @@ async fn claim_in_rounds(engine: &Arc<AttachedRedlock>, claim: &Claim) -> Result
         let (release, late_nodes) = (release::of_round(engine, claim, attempt.ballot())?, late.missing());
         await_late_votes(engine, claim, late, Some(release.clone()));
         if votes.is_low() && !is_last {
-            attempt = engine.attempts.raise(claim.attempt, attempt, votes.highest_ballot(), nodes.clock.wall());
+            let (above, in_doubt) = (votes.highest_ballot(), votes.nodes(|vote| vote.may_keep(claim.queue)));
+            attempt = engine.attempts.raise(claim.attempt, attempt, above, in_doubt, nodes.clock.wall());
             continue;
         }
         return refuse(engine, claim, &votes, &release, late_nodes).await;
@@ -125,19 +126,14 @@ fn await_late_votes(
         let _late_request = late_request;
         let nodes = &engine.nodes;
         let (timeout, mut may_keep, mut queued) = (Nodes::timeout(claim.ttl), late.missing(), NodeSet::default());
-        let confirm = |at| {
-            let ballot = release.as_ref().map(|release| release.ballot);
-            ballot.into_iter().for_each(|ballot| engine.attempts.confirmed(claim.attempt, ballot, at));
-        };
         late.collect(timeout, timeout, |at, reply| {
             let vote = vote(reply);
             observe(nodes, at, &vote, &claim);
-            if !vote.keeps() && !matches!(vote, ClaimVote::Unanswered) {
+            if !vote.may_keep(false) {
                 may_keep.remove(at);
-                // A node that holds the lock for another owner has queued a claim that waits.
-                if !claim.queue || !matches!(vote, ClaimVote::Held(_)) {
-                    confirm(at);
-                }
+            }
+            if let (Some(release), false) = (&release, vote.may_keep(claim.queue)) {
+                engine.attempts.did_nothing(claim.attempt, release.ballot, at);
             }
             if matches!(vote, ClaimVote::Held(_)) {
                 queued.add(at);
@@ -147,8 +143,7 @@ fn await_late_votes(
         .await;
         late.missing().iter().for_each(|at| nodes.record(at, false));
         if let Some(release) = &release {
-            let unconfirmed = release::take_back(&engine, release, may_keep).await;
-            may_keep.iter().filter(|at| !unconfirmed.has(*at)).for_each(confirm);
+            take_back(&engine, claim.attempt, release, may_keep).await;
         } else if claim.queue
             && engine.attempts.is_over(claim.attempt)
             && let Ok(release) = release::of_claim(&engine, &claim)
@@ -156,6 +151,19 @@ fn await_late_votes(
             release::take_back(&engine, &release, queued).await;
         }
     });
+}
+
+/// Takes back votes for the ballot of `release`. Returns the nodes that have not confirmed it.
+async fn take_back(
+    engine: &AttachedRedlock,
+    attempt: AttemptId,
+    release: &Arc<NodeRelease>,
+    voted: NodeSet,
+) -> NodeSet {
+    let unconfirmed = release::take_back(engine, release, voted).await;
+    let confirmed = voted.iter().filter(|at| !unconfirmed.has(*at));
+    confirmed.for_each(|at| engine.attempts.confirmed(attempt, release.ballot, at));
+    unconfirmed
 }
 
 /// The claim was not granted: takes back the votes of a minority, and returns why. `late` are the nodes whose votes are
@@ -168,10 +176,10 @@ async fn refuse(
     late: NodeSet,
 ) -> Result<Claimed> {
     let is_split = votes.is_contested() && !votes.is_held();
-    let splits = engine.attempts.refused(claim.attempt, claim.queue && votes.held().next().is_some(), is_split);
-    let unconfirmed = release::take_back(engine, release, votes.nodes(ClaimVote::keeps)).await;
-    let unanswered = votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered));
-    let left = unconfirmed.with(unanswered);
+    let in_doubt = votes.nodes(|vote| vote.may_keep(claim.queue));
+    let is_queued = claim.queue && votes.held().next().is_some();
+    let splits = engine.attempts.refused(claim.attempt, in_doubt, is_queued, is_split);
+    let unconfirmed = take_back(engine, claim.attempt, release, votes.nodes(ClaimVote::keeps)).await;
     tracing::debug!(target: "distlock", { lock.name = %claim.key, votes = ?votes }, "a redlock round was not granted");
     let refused = match votes.refusal(unconfirmed.len(), &engine.nodes.places()) {
         ClaimRefusal::Unknown(error) => Err(error),
@@ -187,14 +195,15 @@ async fn refuse(
         ClaimRefusal::Quarantined(_, error) | ClaimRefusal::Impossible(error) => Err(error),
     };
     if let (Ok(busy), true) = (&refused, claim.queue) {
+        let left = unconfirmed.with(votes.nodes(|vote| matches!(vote, ClaimVote::Unanswered)));
         let poll_after = if left.is_empty() { busy.poll_after } else { Some(after_leftovers(busy.poll_after)) };
         return Ok(Claimed::Busy(Busy { poll_after, holder: busy.holder.clone() }));
     }
     // The attempt is over unless the caller claims again. The keeper releases it on the nodes that may keep something of it.
-    let queued = if claim.queue { votes.nodes(|vote| matches!(vote, ClaimVote::Held(_))) } else { NodeSet::default() };
+    let left = engine.attempts.get(claim.attempt).map(|attempt| attempt.in_doubt()).unwrap_or_default();
     let now = engine.nodes.now();
     let replies_until = if late.is_empty() { now } else { now.after(release.timeout) };
-    engine.attempts.over(claim.attempt, left.with(queued), replies_until, now.after(claim.ttl));
+    engine.attempts.over(claim.attempt, left, replies_until, now.after(claim.ttl));
     refused.map(Claimed::Busy)
 }
 

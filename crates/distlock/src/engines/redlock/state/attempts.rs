@@ -31,6 +31,15 @@ enum Ending {
     },
 }
 
+impl Ending {
+    /// A node has nothing left of the attempt.
+    fn remove(&mut self, node: usize) {
+        if let Ending::Over { left, .. } = self {
+            left.remove(node);
+        }
+    }
+}
+
 /// What this engine knows of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BallotAttempt {
@@ -44,6 +53,10 @@ pub(crate) struct BallotAttempt {
     /// The nodes that told their votes for the grant.
     voted: NodeSet,
     was_renewed: bool,
+    /// The nodes that may keep something of the last claim: its vote, or the end of what it left, is not known.
+    in_doubt: NodeSet,
+    /// The nodes that may keep something of an earlier claim.
+    in_doubt_before: NodeSet,
     ending: Ending,
     /// The ballot was given up: the next claim needs another.
     is_spent: bool,
@@ -76,6 +89,11 @@ impl BallotAttempt {
         self.was_granted
     }
 
+    /// Returns the nodes that may keep something of the attempt although it was refused.
+    pub(crate) fn in_doubt(&self) -> NodeSet {
+        self.in_doubt.with(self.in_doubt_before)
+    }
+
     /// Returns the nodes that have not confirmed that the attempt is over, and until when their replies are awaited; `None`
     /// while it is not over.
     pub(crate) fn unconfirmed(&self) -> Option<(NodeSet, Moment)> {
@@ -105,18 +123,25 @@ struct BallotTable {
 }
 
 impl BallotAttempts {
-    /// A claim begins. Returns its attempt, with the ballot of an earlier claim that may have been granted, or a new one.
-    pub(crate) fn begin(&self, claim: &Claim, wall: SystemTime, now: Moment) -> BallotAttempt {
+    /// A claim to the nodes `all` begins. Returns its attempt, with the ballot of an earlier claim that may have been granted,
+    /// or a new one.
+    pub(crate) fn begin(&self, claim: &Claim, all: NodeSet, wall: SystemTime, now: Moment) -> BallotAttempt {
         let mut table = self.table();
         table.sweep(now);
         let until = over_at(now, claim.ttl);
         let known = table.attempts.get(&claim.attempt).copied();
         let mut attempt = match known {
-            Some(attempt) if !attempt.is_spent => attempt,
+            // Any node may keep something of that earlier claim.
+            Some(attempt) if !attempt.is_spent => BallotAttempt { in_doubt_before: all, ..attempt },
             // The new claim reaches the nodes that have not confirmed the end of the old one.
-            Some(attempt) => {
-                BallotAttempt { ballot: table.next_ballot(wall), is_spent: false, ending: Ending::No, ..attempt }
-            }
+            Some(attempt) => BallotAttempt {
+                ballot: table.next_ballot(wall),
+                is_spent: false,
+                in_doubt: NodeSet::default(),
+                in_doubt_before: attempt.in_doubt(),
+                ending: Ending::No,
+                ..attempt
+            },
             None => {
                 let ballot = table.next_ballot(wall);
                 BallotAttempt {
@@ -128,6 +153,8 @@ impl BallotAttempts {
                     was_granted: false,
                     voted: NodeSet::default(),
                     was_renewed: false,
+                    in_doubt: NodeSet::default(),
+                    in_doubt_before: NodeSet::default(),
                     ending: Ending::No,
                     is_spent: false,
                     until,
@@ -151,8 +178,16 @@ impl BallotAttempts {
         });
     }
 
-    /// A node told a ballot that is not below the claim's. Returns the attempt with a higher ballot.
-    pub(crate) fn raise(&self, id: AttemptId, attempt: BallotAttempt, above: u64, wall: SystemTime) -> BallotAttempt {
+    /// A node told a ballot that is not below the claim's. Returns the attempt with a higher ballot. The nodes `in_doubt` may
+    /// keep something of the claim with the lower one.
+    pub(crate) fn raise(
+        &self,
+        id: AttemptId,
+        attempt: BallotAttempt,
+        above: u64,
+        in_doubt: NodeSet,
+        wall: SystemTime,
+    ) -> BallotAttempt {
         let ballot = above.saturating_add(1);
         let mut table = self.table();
         // Another client's clock is ahead: the next claim begins there. A ballot further ahead was written by hand into one
@@ -162,6 +197,7 @@ impl BallotAttempts {
         }
         let Some(known) = table.attempts.get_mut(&id) else { return BallotAttempt { ballot, ..attempt } };
         known.ballot = known.ballot.max(ballot);
+        known.in_doubt_before = known.in_doubt_before.with(in_doubt);
         BallotAttempt { ballot: known.ballot, ..attempt }
     }
 
@@ -169,10 +205,12 @@ impl BallotAttempts {
         self.table().attempts.get(&id).copied()
     }
 
-    /// The claim was not granted and is taken back: its ballot is spent. Returns how often in a row the votes were split.
-    pub(crate) fn refused(&self, id: AttemptId, is_queued: bool, is_split: bool) -> u32 {
+    /// The claim was not granted and is taken back: its ballot is spent, and the nodes `in_doubt` may keep something of it.
+    /// Returns how often in a row the votes were split.
+    pub(crate) fn refused(&self, id: AttemptId, in_doubt: NodeSet, is_queued: bool, is_split: bool) -> u32 {
         self.change(id, |attempt| {
             attempt.is_spent = true;
+            attempt.in_doubt = in_doubt;
             attempt.is_queued |= is_queued;
             attempt.splits = if is_split { attempt.splits + 1 } else { 0 };
             attempt.splits
@@ -216,8 +254,22 @@ impl BallotAttempts {
     pub(crate) fn confirmed(&self, id: AttemptId, ballot: u64, node: usize) {
         self.change(id, |attempt| {
             // A claim with a later ballot may be on its way.
-            if let (Ending::Over { left, .. }, true) = (&mut attempt.ending, attempt.ballot == ballot) {
-                left.remove(node);
+            if attempt.ballot == ballot {
+                attempt.in_doubt.remove(node);
+                attempt.in_doubt_before.remove(node);
+                attempt.ending.remove(node);
+            }
+        });
+    }
+
+    /// A node has told late that the claim with `ballot` did nothing there. An earlier claim of the attempt may have.
+    pub(crate) fn did_nothing(&self, id: AttemptId, ballot: u64, node: usize) {
+        self.change(id, |attempt| {
+            if attempt.ballot == ballot {
+                attempt.in_doubt.remove(node);
+                if !attempt.in_doubt_before.has(node) {
+                    attempt.ending.remove(node);
+                }
             }
         });
     }
@@ -291,6 +343,10 @@ mod tests {
         Claim::new(Key::new("a").unwrap(), Duration::from_secs(1), true, Arc::new(record))
     }
 
+    fn all() -> NodeSet {
+        NodeSet::first(5)
+    }
+
     fn now() -> Moment {
         Moment::from_nanos(1_000_000_000_000)
     }
@@ -302,7 +358,7 @@ mod tests {
     #[test]
     fn ballots_rise_when_the_wall_clock_stands_or_goes_back() {
         let attempts = BallotAttempts::default();
-        let ballot = |us| attempts.begin(&claim(), wall(us), now()).ballot;
+        let ballot = |us| attempts.begin(&claim(), all(), wall(us), now()).ballot;
         let ballots = [ballot(5_000), ballot(5_000), ballot(4_000), ballot(9_000)];
         assert_eq!(ballots, [5_000, 5_001, 5_002, 9_000]);
     }
@@ -311,21 +367,21 @@ mod tests {
     fn a_repeated_claim_goes_by_the_same_ballot_until_it_is_refused() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let id = claim.attempt;
-        let first = attempts.begin(&claim, wall(5_000), now());
-        assert_eq!(attempts.begin(&claim, wall(6_000), now()).ballot, first.ballot);
-        attempts.refused(id, true, false);
-        let next = attempts.begin(&claim, wall(6_000), now());
+        let first = attempts.begin(&claim, all(), wall(5_000), now());
+        assert_eq!(attempts.begin(&claim, all(), wall(6_000), now()).ballot, first.ballot);
+        attempts.refused(id, NodeSet::default(), true, false);
+        let next = attempts.begin(&claim, all(), wall(6_000), now());
         assert!(next.ballot > first.ballot);
         assert_eq!((next.ticket, next.is_queued), (first.ticket, true), "its place stays");
-        assert_eq!(attempts.raise(id, next, 90_000, wall(6_000)).ballot(), 90_001);
+        assert_eq!(attempts.raise(id, next, 90_000, NodeSet::default(), wall(6_000)).ballot(), 90_001);
     }
 
     #[test]
     fn a_ballot_that_another_clock_made_is_remembered_but_not_one_made_by_hand() {
         let attempts = BallotAttempts::default();
-        let other = BallotAttempts::default().begin(&claim(), wall(1), now());
-        let begin = || attempts.begin(&claim(), wall(5_000), now()).ballot;
-        let raise = |above| attempts.raise(AttemptId::random(), other, above, wall(5_000));
+        let other = BallotAttempts::default().begin(&claim(), all(), wall(1), now());
+        let begin = || attempts.begin(&claim(), all(), wall(5_000), now()).ballot;
+        let raise = |above| attempts.raise(AttemptId::random(), other, above, NodeSet::default(), wall(5_000));
         raise(FAR_AHEAD_US * 2);
         assert_eq!(begin(), 5_000);
         raise(70_000);
@@ -336,10 +392,10 @@ mod tests {
     fn what_is_over_is_forgotten() {
         let attempts = BallotAttempts::default();
         for _ in 0..FIRST_SWEEP {
-            attempts.begin(&claim(), wall(1), now());
+            attempts.begin(&claim(), all(), wall(1), now());
         }
         let later = now().after(Duration::from_secs(3600));
-        attempts.begin(&claim(), wall(1), later);
+        attempts.begin(&claim(), all(), wall(1), later);
         assert_eq!(attempts.table().attempts.len(), 1);
     }
 
@@ -347,7 +403,7 @@ mod tests {
     fn an_attempt_is_held_from_its_grant_until_its_release_begins() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let id = claim.attempt;
-        attempts.begin(&claim, wall(1), now());
+        attempts.begin(&claim, all(), wall(1), now());
         assert!(!attempts.is_held(id), "not granted yet");
         attempts.granted(id, NodeSet::first(3), false);
         assert!(attempts.is_held(id));
@@ -359,12 +415,18 @@ mod tests {
     fn a_grant_ends_a_row_of_splits_and_says_whether_a_node_may_have_queued_it() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let id = claim.attempt;
-        assert!(attempts.begin(&claim, wall(1), now()).may_be_queued());
-        assert_eq!([attempts.refused(id, true, true), attempts.refused(id, true, true)], [1, 2]);
+        assert!(attempts.begin(&claim, all(), wall(1), now()).may_be_queued());
+        assert_eq!(
+            [
+                attempts.refused(id, NodeSet::default(), true, true),
+                attempts.refused(id, NodeSet::default(), true, true)
+            ],
+            [1, 2]
+        );
         attempts.granted(id, NodeSet::default(), false);
         let known = attempts.get(id).unwrap();
         assert!(known.was_granted() && !known.is_queued() && !known.may_be_queued());
-        assert_eq!(attempts.refused(id, true, true), 1);
+        assert_eq!(attempts.refused(id, NodeSet::default(), true, true), 1);
     }
 
     #[test]
@@ -372,7 +434,7 @@ mod tests {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let (id, ttl) = (claim.attempt, claim.ttl);
         let voted_only = || attempts.get(id).unwrap().voted_only();
-        attempts.begin(&claim, wall(1), now());
+        attempts.begin(&claim, all(), wall(1), now());
         assert!(voted_only().is_empty(), "not granted yet");
         attempts.granted(id, NodeSet::first(2), false);
         assert_eq!(voted_only(), NodeSet::first(2));
@@ -384,7 +446,7 @@ mod tests {
     fn no_renewal_is_sent_once_the_release_has_begun() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let (id, ttl) = (claim.attempt, claim.ttl);
-        attempts.begin(&claim, wall(1), now());
+        attempts.begin(&claim, all(), wall(1), now());
         attempts.granted(id, NodeSet::first(3), false);
         let known = attempts.releasing(id).unwrap();
         assert!(!attempts.renewing(id, now(), ttl));
@@ -397,7 +459,7 @@ mod tests {
     fn a_release_is_repeated_until_every_node_has_confirmed_it() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let (id, until) = (claim.attempt, now().after(Duration::from_secs(9)));
-        let ballot = attempts.begin(&claim, wall(1), now()).ballot();
+        let ballot = attempts.begin(&claim, all(), wall(1), now()).ballot();
         attempts.releasing(id);
         assert!(!attempts.is_over(id));
         assert_eq!(attempts.late_until(id), None, "not confirmed by a majority: the caller repeats it");
@@ -422,11 +484,45 @@ mod tests {
     fn a_claim_that_is_repeated_after_it_was_taken_back_begins_anew() {
         let (attempts, claim) = (BallotAttempts::default(), claim());
         let id = claim.attempt;
-        let first = attempts.begin(&claim, wall(1), now());
-        attempts.refused(id, false, false);
+        let first = attempts.begin(&claim, all(), wall(1), now());
+        attempts.refused(id, NodeSet::default(), false, false);
         attempts.over(id, NodeSet::first(1), now(), now().after(claim.ttl));
-        let second = attempts.begin(&claim, wall(1), now());
+        let second = attempts.begin(&claim, all(), wall(1), now());
         assert!(second.ballot() > first.ballot());
         assert_eq!(attempts.late_until(id), None, "its release reaches all nodes");
+    }
+
+    #[test]
+    fn a_node_that_an_earlier_claim_may_have_reached_is_in_doubt_until_it_confirms_a_release() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let (id, one) = (claim.attempt, |node: usize| [node].into_iter().collect::<NodeSet>());
+        let in_doubt = || attempts.get(id).unwrap().in_doubt();
+        let first = attempts.begin(&claim, all(), wall(1), now());
+        attempts.refused(id, one(0).with(one(1)), false, false);
+        attempts.confirmed(id, first.ballot(), 0);
+        assert_eq!(in_doubt(), one(1));
+        let second = attempts.begin(&claim, all(), wall(1), now());
+        attempts.confirmed(id, first.ballot(), 1);
+        assert_eq!(in_doubt(), one(1), "the second claim may have reached it since");
+        attempts.refused(id, one(2), false, false);
+        attempts.over(id, in_doubt(), now(), now().after(claim.ttl));
+        attempts.did_nothing(id, second.ballot(), 1);
+        attempts.did_nothing(id, second.ballot(), 2);
+        assert_eq!(attempts.get(id).unwrap().unconfirmed().unwrap().0, one(1), "by the first claim");
+        attempts.confirmed(id, second.ballot(), 1);
+        assert_eq!(attempts.late_until(id), None);
+    }
+
+    #[test]
+    fn a_claim_repeated_without_a_reply_or_with_a_raised_ballot_leaves_doubts() {
+        let (attempts, claim) = (BallotAttempts::default(), claim());
+        let id = claim.attempt;
+        attempts.begin(&claim, all(), wall(1), now());
+        attempts.begin(&claim, all(), wall(1), now());
+        assert_eq!(attempts.get(id).unwrap().in_doubt(), all());
+        attempts.forget(id);
+        let low = attempts.begin(&claim, all(), wall(1), now());
+        attempts.raise(id, low, 70_000, NodeSet::first(1), wall(1));
+        assert_eq!(attempts.get(id).unwrap().in_doubt(), NodeSet::first(1));
     }
 }

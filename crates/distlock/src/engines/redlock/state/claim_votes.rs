@@ -50,6 +50,11 @@ impl ClaimVote {
     pub(crate) fn keeps(&self) -> bool {
         matches!(self, ClaimVote::Granted | ClaimVote::Young | ClaimVote::Distrusted)
     }
+
+    /// Whether the node may keep something of this claim: the lock or, if the claim `queues`, a place in the queue.
+    pub(crate) fn may_keep(&self, queues: bool) -> bool {
+        self.keeps() || matches!(self, ClaimVote::Unanswered) || queues && matches!(self, ClaimVote::Held(_))
+    }
 }
 
 impl fmt::Display for ClaimVote {
