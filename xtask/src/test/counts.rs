@@ -22,6 +22,14 @@ pub(crate) fn of_nextest(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
+/// Parses how many tests passed only when they were run again, from nextest's line
+/// `Summary [ 0.2s] 12 tests run: 12 passed (1 slow, 2 flaky), 3 skipped`.
+pub(super) fn flaky(line: &str) -> Option<usize> {
+    of_nextest(line)?;
+    let (before, _) = line.split_once(" flaky")?;
+    before.rsplit([' ', '(']).next()?.parse().ok()
+}
+
 /// Parses libtest's line `test result: ok. 1 passed; 0 failed; 0 ignored; …; 2 filtered out; finished in 0.00s`.
 pub(super) fn of_libtest(line: &str) -> Option<Tally> {
     let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
@@ -72,6 +80,17 @@ mod tests {
         for (line, (passed, failed, skipped)) in cases {
             assert_eq!(of_nextest(line), Some(Tally { passed, failed, skipped }), "{line}");
         }
+    }
+
+    #[test]
+    fn flaky_tests_are_counted() {
+        let line = |remarks: &str| format!("     Summary [   1.0s] 9 tests run: 9 passed{remarks}, 3 skipped");
+        let cases =
+            [("", None), (" (1 slow)", None), (" (2 flaky)", Some(2)), (" (1 slow, 12 flaky, 1 leaky)", Some(12))];
+        for (remarks, count) in cases {
+            assert_eq!(flaky(&line(remarks)), count, "{remarks}");
+        }
+        assert_eq!(flaky("   FLAKY 2/2 [   0.1s] 1 flaky"), None);
     }
 
     #[test]

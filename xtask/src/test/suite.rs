@@ -21,6 +21,9 @@ const NEEDS: [Need; 2] = [
     Need { name: "needs_browser", what: "needs chromium and chromedriver", is_there: tools::has_browser },
 ];
 
+/// How many tests may pass only when they are run again: more are a defect that the machine does not excuse.
+const MOST_FLAKY: usize = 2;
+
 /// Runs every unit and integration test.
 pub(super) fn tests() -> Outcome {
     let skips = match Skips::begin(&target_directory().join("xtask")) {
@@ -38,11 +41,18 @@ pub(super) fn tests() -> Outcome {
     let names: Vec<&str> = lacking.iter().map(|need| need.name).collect();
     let shown = if nextest { with_nextest(&names) } else { with_cargo_test(&names) };
     let cmd = shown.clone().hidden_env(skips::VARIABLE, &skips.path().to_string_lossy());
-    let mut tally = Tally::default();
+    let (mut tally, mut flaky) = (Tally::default(), 0);
     let good = cmd.stream(|line| {
         let found = if nextest { counts::of_nextest(line) } else { counts::of_libtest(line) };
         tally += found.unwrap_or_default();
+        flaky += counts::flaky(line).unwrap_or_default();
     });
+    if flaky > 0 {
+        println!(
+            "flaky: {flaky} passed only when run again, {MOST_FLAKY} may; each is a bug to find (CONTRIBUTING.md)"
+        );
+    }
+    let good = good && flaky <= MOST_FLAKY;
     // The runner counts these itself.
     left_out(&lacking).iter().for_each(|skip| println!("skipped: {skip}"));
     let skipped = skips.read();
