@@ -52,7 +52,7 @@ pub async fn a_semaphore_grows_in_a_rolling_deploy(world: &World) {
     let first_new = four.try_acquire().ttl(LEASE).await.expect("no failure").expect("fewer than four are held");
     assert_eq!((first_new.slot(), first_new.mode()), (Some(3), Mode::Slot { of: 4 }));
     assert!(is_full(&four).await && is_full(&three).await, "four are held");
-    let request = |semaphore: &Semaphore| semaphore.acquire().ttl(LEASE).wait(world.test_limit() * 2);
+    let request = |semaphore: &Semaphore| semaphore.acquire().ttl(LEASE).wait(world.test_limit() * 4);
     let old_waiter = spawn_request(&old, request(&three)).await;
     let mut new_waiters = Vec::new();
     for _ in 0..3 {
@@ -92,7 +92,7 @@ pub async fn a_semaphore_shrinks_without_ending_a_hold(world: &World) {
     for _ in 0..4 {
         held.push(acquire(world, &four).await);
     }
-    let waiter = spawn_request(&new, three.acquire().ttl(LEASE).wait(world.test_limit() * 2)).await;
+    let waiter = spawn_request(&new, three.acquire().ttl(LEASE).wait(world.test_limit() * 4)).await;
     held.remove(0).unlock().await.expect("released");
     tokio::time::sleep(world.ttl()).await;
     assert!(!waiter.is_finished(), "three are held");
@@ -117,9 +117,9 @@ pub async fn a_larger_size_does_not_overtake_a_waiter(world: &World) {
     let (old, new, key) = (world.client().await, world.client().await, world.key("in-turn"));
     let (one, many) = (resized(&old, &key, 1), resized(&new, &key, 9));
     let held = acquire(world, &one).await;
-    let waiter = spawn_request(&old, one.acquire().ttl(LEASE).wait(world.test_limit() * 2)).await;
+    let waiter = spawn_request(&old, one.acquire().ttl(LEASE).wait(world.test_limit() * 4)).await;
     assert!(is_full(&many).await, "a waiter is before it");
-    let behind = spawn_request(&new, many.acquire().ttl(LEASE).wait(world.test_limit() * 2)).await;
+    let behind = spawn_request(&new, many.acquire().ttl(LEASE).wait(world.test_limit() * 4)).await;
     tokio::time::sleep(world.ttl()).await;
     assert!(!waiter.is_finished() && !behind.is_finished(), "the first of them waits");
     held.unlock().await.expect("released");
