@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+const SET: &str = "return redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])";
 const NODES: usize = 5;
 const ROUNDS: usize = 7;
 const PAIRS: usize = 1_500;
@@ -33,9 +34,10 @@ pub(crate) fn run() {
             nodes[0].info("server", "redis_version").unwrap_or_default()
         );
         let raw = Arc::new(Raw::connect(&nodes).await);
+        let apart = Arc::new(Raw::connect_apart(&nodes));
         let locker = Arc::new(locker(&nodes));
         pair(&locker, "warm").await;
-        uncontended(&nodes, &raw, &locker).await;
+        uncontended(&nodes, &raw, &apart, &locker).await;
         many_tasks(&raw, &locker).await;
         frozen(&nodes, &locker).await;
     });
@@ -49,29 +51,53 @@ fn locker(nodes: &RedlockNodes) -> Locker {
 /// The naive lock: two rounds, no ballot, no fence, no loss signal.
 struct Raw {
     connections: Vec<MultiplexedConnection>,
-    sha: String,
+    compare_and_delete: String,
+    set: String,
 }
 
 impl Raw {
     async fn connect(nodes: &RedlockNodes) -> Raw {
-        let (mut connections, mut sha) = (Vec::new(), String::new());
+        let mut raw = Raw { connections: Vec::new(), compare_and_delete: String::new(), set: String::new() };
         for port in nodes.ports() {
             let client = redis::Client::open(format!("redis://127.0.0.1:{port}/?protocol=resp3")).expect("a client");
             let mut connection = client.get_multiplexed_async_connection().await.expect("connected");
-            let mut load = redis::cmd("SCRIPT");
-            load.arg("LOAD").arg(COMPARE_AND_DELETE);
-            sha = load.query_async(&mut connection).await.expect("loaded");
-            connections.push(connection);
+            for (text, sha) in [(COMPARE_AND_DELETE, &mut raw.compare_and_delete), (SET, &mut raw.set)] {
+                let mut load = redis::cmd("SCRIPT");
+                load.arg("LOAD").arg(text);
+                *sha = load.query_async(&mut connection).await.expect("loaded");
+            }
+            raw.connections.push(connection);
         }
-        Raw { connections, sha }
+        raw
+    }
+
+    /// Connects with the connections on a thread of their own, as the engine's are: a caller that blocks its runtime does
+    /// not block them.
+    fn connect_apart(nodes: &RedlockNodes) -> Raw {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        // It ends with the process.
+        let runtime: &'static _ = Box::leak(Box::new(runtime.expect("a runtime")));
+        std::thread::scope(|scope| scope.spawn(|| runtime.block_on(Raw::connect(nodes))).join().expect("connected"))
     }
 
     async fn pair(&self, key: &str) {
         let mut set = redis::cmd("SET");
         set.arg(key).arg(VALUE).arg("NX").arg("PX").arg(10_000);
         self.everywhere(&set).await;
+        self.release(key).await;
+    }
+
+    /// Like [`pair`](Raw::pair), with the claim as a script.
+    async fn scripted_pair(&self, key: &str) {
+        let mut set = redis::cmd("EVALSHA");
+        set.arg(&self.set).arg(1).arg(key).arg(VALUE).arg(10_000);
+        self.everywhere(&set).await;
+        self.release(key).await;
+    }
+
+    async fn release(&self, key: &str) {
         let mut release = redis::cmd("EVALSHA");
-        release.arg(&self.sha).arg(1).arg(key).arg(VALUE);
+        release.arg(&self.compare_and_delete).arg(1).arg(key).arg(VALUE);
         self.everywhere(&release).await;
     }
 
@@ -108,19 +134,30 @@ async fn timed<F: Future<Output = ()>>(mut one: impl FnMut() -> F) -> Duration {
     median(&mut times)
 }
 
-async fn uncontended(nodes: &RedlockNodes, raw: &Arc<Raw>, locker: &Arc<Locker>) {
+async fn uncontended(nodes: &RedlockNodes, raw: &Arc<Raw>, apart: &Arc<Raw>, locker: &Arc<Locker>) {
     let evals = || (0..NODES).map(|at| nodes[at].calls("evalsha")).sum::<u64>();
-    let (mut floor, mut ours, mut commands) = (Vec::new(), Vec::new(), 0);
+    let (mut floors, mut ours, mut commands) = ([const { Vec::new() }; 3], Vec::new(), 0);
     for _ in 0..ROUNDS {
-        let task = raw.clone();
-        floor.push(tokio::spawn(async move { timed(|| task.pair("raw")).await }).await.expect("done"));
+        for (floor, times) in floors.iter_mut().enumerate() {
+            let (raw, apart) = (raw.clone(), apart.clone());
+            let measured = tokio::spawn(async move {
+                match floor {
+                    0 => timed(|| raw.pair("raw")).await,
+                    1 => timed(|| apart.pair("raw")).await,
+                    _ => timed(|| apart.scripted_pair("raw")).await,
+                }
+            });
+            times.push(measured.await.expect("done"));
+        }
         let (task, before) = (locker.clone(), evals());
         ours.push(tokio::spawn(async move { timed(|| pair(&task, "ours")).await }).await.expect("done"));
         commands += evals() - before;
     }
-    let (floor, ours) = (median(&mut floor), median(&mut ours));
-    let ratio = ours.as_secs_f64() / floor.as_secs_f64();
-    println!("uncontended lock+unlock, 1 task, p50: raw {floor:?}, ours {ours:?}, ratio {ratio:.2} (aim: 1.20)");
+    let ([floor, apart, scripted], ours) = (floors.map(|mut times| median(&mut times)), median(&mut ours));
+    let to = |floor: Duration| ours.as_secs_f64() / floor.as_secs_f64();
+    println!("uncontended lock+unlock, 1 task, p50: raw {floor:?}, ours {ours:?}, ratio {:.2} (aim: 1.20)", to(floor));
+    println!("  raw with its connections on a thread apart as ours: {apart:?}: {:.2}", to(apart));
+    println!("  the same with the claim as a script: {scripted:?}: {:.2}", to(scripted));
     println!("commands per pair: {:.2} (aim: 10)", commands as f64 / (ROUNDS * PAIRS) as f64);
 }
 
