@@ -8,13 +8,14 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{PushInfo, PushKind, Value};
 use distlock::Locker;
 use distlock_testkit::servers::RedisServer;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -40,22 +41,31 @@ const WARM_UP: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Raw,
+    /// The raw queue with its connection on a thread of its own, as the engine's is: a caller that blocks its runtime does
+    /// not block it.
+    Apart,
     Ours,
 }
 
 impl Kind {
+    const ALL: [Kind; 3] = [Kind::Raw, Kind::Apart, Kind::Ours];
+
     fn word(self) -> &'static str {
         match self {
             Kind::Raw => "raw",
+            Kind::Apart => "apart",
             Kind::Ours => "ours",
         }
     }
+
+    fn of(word: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.word() == word)
+    }
 }
 
-/// Prints the figures of handover; `only` chooses `raw` or `ours`, for a profiler.
+/// Prints the figures of handover; `only` chooses one queue, for a profiler.
 pub(crate) async fn run(server: &RedisServer, only: Option<&str>) {
-    let kinds: Vec<Kind> =
-        [Kind::Raw, Kind::Ours].into_iter().filter(|kind| only.is_none_or(|only| only == kind.word())).collect();
+    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| only.is_none_or(|only| only == kind.word())).collect();
     let mut one = Figures::default();
     let mut many = Figures::default();
     for _ in 0..ROUNDS {
@@ -77,8 +87,12 @@ async fn in_this_process(port: u16, kind: Kind, tasks: usize) -> (u64, u64) {
     let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut all = JoinSet::new();
     match kind {
-        Kind::Raw => {
-            let queue = RawQueue::connect(port).await;
+        Kind::Raw | Kind::Apart => {
+            let connected = match kind {
+                Kind::Apart => thread_apart().spawn(RawQueue::connect(port)),
+                _ => tokio::spawn(RawQueue::connect(port)),
+            };
+            let queue = connected.await.expect("connected");
             for _ in 0..tasks {
                 let (queue, stop, count) = (queue.clone(), stop.clone(), count.clone());
                 all.spawn(async move {
@@ -114,6 +128,13 @@ async fn in_this_process(port: u16, kind: Kind, tasks: usize) -> (u64, u64) {
     // As if the round had lasted exactly as long as it should.
     let exact = |number: u64| (number as f64 * ROUND.as_secs_f64() / took.as_secs_f64()) as u64;
     (exact(handoffs), exact(cpu))
+}
+
+/// Returns a runtime with one thread, which ends with the process.
+fn thread_apart() -> &'static Runtime {
+    static APART: LazyLock<Runtime> =
+        LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime"));
+    &APART
 }
 
 /// Runs one task in each of several processes for a round.
@@ -157,9 +178,8 @@ impl Waiter {
 
 /// The child: waits for a line, runs one task for a round, prints its handoffs and its time of the processor.
 pub(crate) fn waiter(port: u16, kind: &str) {
-    let kind = if kind == "raw" { Kind::Raw } else { Kind::Ours };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let kind = Kind::of(kind).expect("a queue");
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     println!("ready");
     std::io::stdin().read_line(&mut String::new()).expect("a line");
     let (handoffs, cpu) = runtime.block_on(in_this_process(port, kind, 1));
@@ -249,10 +269,7 @@ impl Usage {
 
 /// The figures of one set-up.
 #[derive(Default)]
-struct Figures {
-    raw: Vec<Round>,
-    ours: Vec<Round>,
-}
+struct Figures([Vec<Round>; 3]);
 
 /// One round: handoffs per second, and costs per handoff.
 struct Round {
@@ -275,12 +292,13 @@ impl Figures {
             commands: (after.commands - before.commands) as f64 / messages,
             messages: messages / handoffs,
         };
-        if kind == Kind::Raw { &mut self.raw } else { &mut self.ours }.push(round);
+        self.0[kind as usize].push(round);
     }
 
     fn print(&self, title: &str) {
         println!("{title}");
-        for (name, rounds) in [("raw queue", &self.raw), ("ours", &self.ours)] {
+        let names = ["raw queue", "raw queue, its connection on a thread apart as ours", "ours"];
+        for (name, rounds) in names.into_iter().zip(&self.0) {
             let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
             println!(
                 "  {name}: {:.0} handoffs/s, client {:.1} us, server {:.1} us, {:.2} commands per message",
@@ -291,8 +309,9 @@ impl Figures {
             );
             println!("    messages counted with the warm-up: {:.2} per handoff", of(|round| round.messages));
         }
-        let ratios = self.raw.iter().zip(&self.ours).map(|(raw, ours)| ours.rate / raw.rate).collect();
-        println!("  ratio {:.2} (aim: 0.9)", median(ratios));
+        let [raw, apart, ours] = &self.0;
+        let ratio = |floor: &[Round]| median(floor.iter().zip(ours).map(|(raw, ours)| ours.rate / raw.rate).collect());
+        println!("  ratio {:.2} (aim: 0.9), {:.2} to the one with a thread apart", ratio(raw), ratio(apart));
     }
 }
 
