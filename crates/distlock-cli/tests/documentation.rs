@@ -15,6 +15,9 @@ use std::process::{Command, Stdio};
 use distlock_testkit::servers::{Port, RedisServer};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+/// How the program names a server that did not answer.
+const AWAY: &str = ": redis: 127.0.0.1:";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -95,8 +98,8 @@ impl Scratch {
         }
     }
 
-    /// Runs a block, kills what it has left behind, and asserts that it succeeded.
-    fn run(&self, place: &str, script: &str) {
+    /// Runs a block, and kills what it has left behind. Returns its exit code and what it printed.
+    fn run(&self, script: &str) -> (Option<i32>, String) {
         let path = self.dir.join("output");
         let output = File::create(&path).unwrap();
         let mut shell = self.shell(script);
@@ -107,8 +110,7 @@ impl Scratch {
         waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
         kill_process_group(pid, Signal::KILL).unwrap();
         let status = child.wait().unwrap();
-        let printed = std::fs::read(&path).unwrap();
-        assert!(status.success(), "{place}: {status}\n{script}\n{}", String::from_utf8_lossy(&printed));
+        (status.code(), String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned())
     }
 
     /// Returns a shell that runs a block.
@@ -138,11 +140,19 @@ fn assert_runs(path: &str) {
     let text = page(path);
     let blocks = blocks(&text, "sh");
     assert!(!blocks.is_empty(), "{path}");
-    let scratch = Scratch::new(path, &text);
-    scratch.put_cargo(&text);
-    for (line, script) in blocks {
-        scratch.run(&format!("{path}:{line}"), &script);
-    }
+    // On a machine that is very busy, a server that does not answer within half a second counts as away, which is no
+    // fault of the page: then all of it runs again, with another server.
+    let is_done = |last: bool| {
+        let scratch = Scratch::new(path, &text);
+        scratch.put_cargo(&text);
+        blocks.iter().all(|(line, script)| {
+            let (code, printed) = scratch.run(script);
+            let is_late = code != Some(0) && printed.contains(AWAY) && !last;
+            assert!(code == Some(0) || is_late, "{path}:{line}: exit code {code:?}\n{script}\n{printed}");
+            !is_late
+        })
+    };
+    assert!([false, false, true].into_iter().any(is_done), "{path}");
 }
 
 #[test]
@@ -208,7 +218,8 @@ fn every_recorded_command_runs() {
         .collect();
     assert!(typed.len() > 3, "{typed:?}");
     let scratch = Scratch::new("terminal.svg", "");
-    scratch.run("docs/images/terminal.svg", &format!("{}\nwait\n", typed.join("\n")));
+    let (code, printed) = scratch.run(&format!("{}\nwait\n", typed.join("\n")));
+    assert_eq!(code, Some(0), "{typed:#?}\n{printed}");
 }
 
 /// The service of start-rust.md is the example that the tests build.
