@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 use distlock_testkit::servers::{Port, RedisServer};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// How the program names a server that did not answer.
-const AWAY: &str = ": redis: 127.0.0.1:";
+/// How errors name a server that did not answer.
+const AWAY: &str = "redis: 127.0.0.1:";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

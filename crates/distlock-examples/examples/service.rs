@@ -53,6 +53,7 @@ async fn pay(id: u64, token: FencingToken) -> String {
 }
 
 fn status(error: &Error) -> StatusCode {
+    eprintln!("{error:?}"); // with its cause
     match error.kind() {
         ErrorKind::Timeout => StatusCode::LOCKED, // another request holds the lock
         ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
