@@ -1,15 +1,18 @@
-//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | check-macos | package | chaos | soak | simulate | fuzz`.
+//! The project's own commands: `cargo xtask test | tidy | deny | bench | matrix | check-macos | package | book | record | chaos | soak | simulate | fuzz`.
 //!
 //! It uses only the standard library, so that it compiles in seconds on a machine that has nothing but Rust.
 
 mod bench;
+mod book;
 mod cmd;
 mod debian;
 mod deny;
 mod macos;
 mod manifest;
+mod markdown;
 mod matrix;
 mod package;
+mod record;
 mod tally;
 mod test;
 mod tidy;
@@ -32,6 +35,8 @@ The project's own commands.
   cargo xtask matrix [VERSION…]    conformance and fault tests on every server version, or the named ones
   cargo xtask check-macos          type-checks the library for aarch64-apple-darwin
   cargo xtask package              the packages of the published crates, each built by itself
+  cargo xtask book                 the pages as a book in target/book/html, by mdBook
+  cargo xtask record               the terminal recording of README.md, from the program's real output
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
                                    locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
                                    them fails; on a server version of the matrix if one is named
@@ -57,6 +62,8 @@ fn main() -> ExitCode {
         ["bench", name, rest @ ..] => exit_code(bench::run(name, rest)),
         ["check-macos"] => exit_code(macos::check()),
         ["package"] => exit_code(package::check()),
+        ["book"] => exit_code(book::run()),
+        ["record"] => exit_code(record::run()),
         ["matrix", wanted @ ..] => exit_code(matrix::run(wanted)),
         ["chaos", before @ .., "--server", version] => chaos_on(version, before, &[]),
         ["chaos", engine, "--server", version, after @ ..] => chaos_on(version, &[engine], after),

@@ -11,6 +11,7 @@ mod glossary;
 mod habits;
 mod imports;
 mod layers;
+mod links;
 mod rust_text;
 mod sizes;
 mod type_names;
@@ -30,6 +31,7 @@ pub(crate) fn run() -> bool {
     let mut questions = Vec::new();
     findings.extend(cycles::check(&files));
     findings.extend(glossary::check(&files));
+    findings.extend(links::check(&files, |path| Path::new(path).exists()));
     questions.extend(type_names::ask(&files));
     for (path, text) in &files {
         findings.extend(check(path, text));

@@ -12,10 +12,10 @@ async fn main() -> distlock::Result<()> {
     #[rustfmt::skip]
     async fn snippet() -> distlock::Result<()> {
         // README begin
-        let locker = Locker::connect("mem://").await?;
+        let locker = Locker::connect("mem://").await?;                             // or redis://, etcd://, postgres://, file://
 
         let guard = locker.lock("invoice:42").await?;                              // waits; drop the future to give up
-        charge(guard.fencing_token()).await?;
+        guard.try_run(charge(guard.fencing_token())).await?;                       // the work is dropped if the lock is lost
         guard.unlock().await?;                                                     // the only confirmed release
 
         if let Some(_guard) = locker.try_lock("job:nightly").await? { /* won */ }  // None: held by another owner

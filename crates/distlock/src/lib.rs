@@ -1,33 +1,57 @@
-//! A distributed lock to trust: fencing tokens, a loss signal in time, interchangeable engines.
+//! A distributed lock: only one process at a time does a job, on one machine or on many.
 //!
 //! ```
 //! use distlock::Locker;
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
-//! let locker = Locker::connect("mem://").await?;
+//! let locker = Locker::connect("mem://").await?; // or redis://, redlock://, etcd://, postgres://, file://
 //!
-//! let guard = locker.lock("invoice:42").await?;
-//! let charged = guard.run(async { guard.fencing_token() }).await?; // dropped if the lock is lost
-//! guard.unlock().await?;
+//! let guard = locker.lock("invoice:42").await?; // waits; drop the future to give up
+//! let charged = guard.run(async { guard.fencing_token() }).await?; // the work is dropped if the lock is lost
+//! guard.unlock().await?; // the only confirmed release
 //! # assert_eq!(charged.get(), 1);
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Locker`] takes locks; each handle is one owner, and a clone is another.
-//! - [`read`](Locker::read), [`write`](Locker::write) and [`semaphore`](Locker::semaphore) allow several holders at
-//!   once.
-//! - [`LockGuard`] is a held lock: [`lost`](LockGuard::lost), [`check`](LockGuard::check) and [`run`](LockGuard::run)
-//!   report the end of its lease before another owner is granted the lock, and
-//!   [`fencing_token`](LockGuard::fencing_token) lets the resource refuse late writes.
-//! - [`Error`] says what happened, to which lock, held by whom, and what to do next.
-//! - [`fencing`] has what a resource needs to check fencing tokens.
-//! - [`backend`] is the contract for engines; [`backend::memory`] is for tests, with scripted faults.
+//! # What to call
+//!
+//! | you want | call |
+//! |---|---|
+//! | the lock, waiting for it, or only if it is free | [`lock`](Locker::lock), [`try_lock`](Locker::try_lock) |
+//! | many readers or one writer | [`read`](Locker::read), [`write`](Locker::write) |
+//! | at most N holders | [`semaphore`](Locker::semaphore) |
+//! | several locks without deadlock | [`lock_all`](Locker::lock_all) |
+//! | a leader; a job once per hour | [`election`](Locker::election); [`once`](Locker::once) |
+//! | work that is dropped when the lock is lost | [`run`](LockGuard::run), [`try_run`](LockGuard::try_run) |
+//! | to be told of a loss | [`lost`](LockGuard::lost), [`check`](LockGuard::check) |
+//! | a resource that refuses late writes | [`fencing_token`](LockGuard::fencing_token), [`fencing`] |
+//! | to see and break locks | [`inspect`](Locker::inspect) |
+//! | tests without a server, with a clock that you move | [`backend::memory`] |
+//!
+//! A [`Locker`] handle is one owner, and a clone is another. Requests are builders: `.ttl(…)`, `.wait(…)`, `.owner(…)`. By
+//! default a lease lasts [10 s](DEFAULT_TTL) and is renewed until the unlock, and a wait has no limit.
+//!
+//! # What is promised
+//!
+//! One owner holds a lock at a time. A holder whose lease ends is told before the next owner is granted the lock. Each
+//! grant has a higher fencing token than the one before. A lost reply is an [`Error`] of kind
+//! [`Unknown`](ErrorKind::Unknown), neither success nor failure. Dropping a future or a guard at any point leaves
+//! nothing behind.
+//!
+//! No lease can stop a process that is paused between its last check and its write: let the resource check the token.
 //!
 //! # Features
-//! `config` (default): [`Config`] from TOML. `redis`, `etcd`, `postgres`: the engines of these names. `tls`: encrypted
-//! connections. `metrics`: counters, gauges and histograms for the `metrics` facade. `spans`: `tracing` spans around
-//! acquiring, holding and renewing. `blocking`: `Blocking`, the same requests and guards for threads without async.
-//! `serde`: tokens, keys, holders, leaders, reasons, error kinds and listings in serde's formats.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `config` (default) | [`Config`] from TOML |
+//! | `redis`, `etcd`, `postgres` | the engines of these names; `redis` also Redlock |
+//! | `tls` | encrypted connections |
+//! | `metrics`, `spans` | counters, gauges and histograms for the `metrics` facade; `tracing` spans |
+//! | `blocking` | `Blocking`, the same requests and guards for threads without async |
+//! | `serde` | tokens, keys, holders, leaders, reasons, error kinds and listings in serde's formats |
+//!
+//! A new engine implements [`backend::Backend`].
 
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
@@ -60,6 +84,8 @@ pub mod backend {
 mod pages {
     #[doc = include_str!("../../../docs/fencing.md")]
     mod fencing {}
+    #[doc = include_str!("../../../docs/mistakes.md")]
+    mod mistakes {}
     #[doc = include_str!("../../../docs/primitives.md")]
     mod primitives {}
 }

@@ -1,4 +1,4 @@
-//! Every promise of docs/guarantees.md and SECURITY.md is backed by a test.
+//! Every promise of docs/guarantees.md and SECURITY.md is backed by a test, which docs/guarantees-tests.md names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 /// The number of rows of the failure catalogue.
 const ROWS: usize = 84;
 
+/// The part of the page with the table.
+const TABLE: &str = "Failures and promises";
+
 /// The directories with tests.
 const SOURCES: [&str; 4] = ["crates", "chaos", "models", "simulation"];
 
@@ -14,11 +17,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn page() -> String {
-    fs::read_to_string(root().join("docs/guarantees.md")).expect("the page")
+/// Returns a page of docs/.
+fn page(name: &str) -> String {
+    fs::read_to_string(root().join("docs").join(name)).expect("the page")
 }
 
-/// A row of the table.
+/// A row of the table, with its tests.
 #[derive(Debug)]
 struct Row {
     number: usize,
@@ -27,19 +31,40 @@ struct Row {
     engines: BTreeSet<String>,
 }
 
-/// Returns the numbered rows.
-fn rows(page: &str) -> Vec<Row> {
-    let row = |line: &str| {
-        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [_, number, _, promise, tests, engines, _] = cells[..] else { return None };
-        Some(Row {
-            number: number.parse().ok()?,
+/// Returns the numbered rows of both pages.
+fn pages() -> Vec<Row> {
+    rows(&page("guarantees.md"), &page("guarantees-tests.md"))
+}
+
+/// Returns the numbered rows of the promises, with those of the same number of the tests.
+fn rows(promises: &str, tests: &str) -> Vec<Row> {
+    let tests = numbered(tests).map(|(number, cells)| match cells[..] {
+        [tests] => (number, quoted(tests)),
+        _ => panic!("row {number} is not | number | tests |"),
+    });
+    let tests: BTreeMap<usize, Vec<String>> = tests.collect();
+    let row = |(number, cells): (usize, Vec<&str>)| match cells[..] {
+        [_, promise, engines] => Row {
+            number,
             promise: promise.to_owned(),
-            tests: quoted(tests),
+            tests: tests.get(&number).cloned().unwrap_or_default(),
             engines: engines.split(", ").map(str::to_owned).collect(),
-        })
+        },
+        _ => panic!("row {number} is not | number | failure | promised | engines |"),
     };
-    page.lines().filter_map(row).collect()
+    let rows: Vec<Row> = numbered(promises).map(row).collect();
+    let promised: BTreeSet<usize> = rows.iter().map(|row| row.number).collect();
+    assert_eq!(promised, tests.keys().copied().collect(), "the rows of the promises and of the tests");
+    rows
+}
+
+/// Returns the rows of tables that begin with a number, each with its other cells.
+fn numbered(page: &str) -> impl Iterator<Item = (usize, Vec<&str>)> {
+    page.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
+        let (number, rest) = cells.split_first()?;
+        Some((number.parse().ok()?, rest.to_vec()))
+    })
 }
 
 /// Returns the texts in backticks.
@@ -100,7 +125,7 @@ fn row_of(test: &str) -> Option<usize> {
 
 #[test]
 fn every_row_of_the_catalogue_has_a_promise_and_a_test() {
-    let rows = rows(&page());
+    let rows = pages();
     let numbers: Vec<usize> = rows.iter().map(|row| row.number).collect();
     assert_eq!(numbers, Vec::from_iter(1..=ROWS));
     for row in rows {
@@ -111,15 +136,16 @@ fn every_row_of_the_catalogue_has_a_promise_and_a_test() {
 #[test]
 fn every_named_test_exists_and_the_engines_match() {
     let functions = functions();
-    let page = page();
-    for row in rows(&page) {
+    for row in pages() {
         let files = |test: &String| functions.get(test).unwrap_or_else(|| panic!("row {}: no {test}", row.number));
         let engines: BTreeSet<String> = row.tests.iter().flat_map(files).map(|file| engine(file).to_owned()).collect();
         assert_eq!(row.engines, engines, "row {}", row.number);
     }
     // Elsewhere on the pages, names of tests stand between other text; they look like sentences.
     let security = fs::read_to_string(root().join("SECURITY.md")).expect("SECURITY.md");
-    let rest = page.split("\n## ").skip(1).chain([security.as_str()]).flat_map(quoted);
+    let guarantees = page("guarantees.md");
+    let parts = guarantees.split("\n## ").filter(|part| !part.starts_with(TABLE));
+    let rest = parts.chain([security.as_str()]).flat_map(quoted);
     for test in rest.filter(|name| name.matches('_').count() > 3) {
         assert!(functions.contains_key(&test), "no {test}");
     }
@@ -127,7 +153,7 @@ fn every_named_test_exists_and_the_engines_match() {
 
 #[test]
 fn every_fault_test_is_in_its_row_of_the_page() {
-    let rows = rows(&page());
+    let rows = pages();
     for test in functions().into_keys() {
         let Some(number) = row_of(&test) else { continue };
         let row = rows.iter().find(|row| row.number == number).unwrap_or_else(|| panic!("no row for {test}"));
@@ -137,7 +163,8 @@ fn every_fault_test_is_in_its_row_of_the_page() {
 
 #[test]
 fn a_page_is_parsed() {
-    let rows = rows("| 7 | a | b | `f07_x`<br>`y` | core, redis |\n| | **Group** | | | |\n|---|---|---|---|---|\n");
+    let promises = "| 7 | a | b | core, redis |\n| | **Group** | | |\n|---|---|---|---|\n";
+    let rows = rows(promises, "| | tests |\n| 7 | `f07_x`<br>`y` |\n");
     assert_eq!(rows.len(), 1);
     assert_eq!((rows[0].number, rows[0].tests.len(), rows[0].engines.len()), (7, 2, 2));
     assert_eq!(names("pub async fn a<S>() {}\n    fn b() {}\n// fn c()").collect::<Vec<_>>(), ["a", "b"]);

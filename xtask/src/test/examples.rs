@@ -13,7 +13,7 @@ use crate::tally::Tally;
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Services, which do not end by themselves: their own tests run them.
-const SERVICES: [&str; 1] = ["orders"];
+const SERVICES: [&str; 2] = ["orders", "service"];
 
 /// An example of one of the crates.
 #[derive(Debug, PartialEq, Eq)]

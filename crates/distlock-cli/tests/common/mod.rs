@@ -15,23 +15,26 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// Builds and returns the path of the harness: `distlock run` on a controllable lock; see tests/harness/supervised.rs.
 pub(crate) fn harness() -> &'static Path {
-    static HARNESS: LazyLock<PathBuf> = LazyLock::new(|| {
-        let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples/supervised");
-        // `cargo test --test …` builds no examples, and would silently test an old one.
-        let mut build = Command::new(env!("CARGO"));
-        // The features of `cargo xtask test`: with others, half the dependencies would be compiled again.
-        build.args(["build", "--quiet", "--workspace", "--all-features", "--example", "supervised"]);
-        build.args(path.iter().any(|part| part == "release").then_some("--release"));
-        // Build scripts of other packages take cargo's variables for this package as a change.
-        for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
-            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
-                build.env_remove(name);
-            }
-        }
-        assert!(build.stderr(Stdio::null()).status().expect("cargo runs").success(), "the harness is built");
-        path
-    });
+    static HARNESS: LazyLock<PathBuf> = LazyLock::new(|| example("supervised"));
     &HARNESS
+}
+
+/// Builds and returns the path of an example of the workspace.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_distlock")).with_file_name("examples").join(name);
+    // `cargo test --test …` builds no examples, and would silently test an old one.
+    let mut build = Command::new(env!("CARGO"));
+    // The features of `cargo xtask test`: with others, half the dependencies would be compiled again.
+    build.args(["build", "--quiet", "--workspace", "--all-features", "--example", name]);
+    build.args(path.iter().any(|part| part == "release").then_some("--release"));
+    // Build scripts of other packages take cargo's variables for this package as a change.
+    for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            build.env_remove(name);
+        }
+    }
+    assert!(build.stderr(Stdio::null()).status().expect("cargo runs").success(), "{name} is built");
+    path
 }
 
 pub(crate) fn run(words: &[&str]) -> Command {
