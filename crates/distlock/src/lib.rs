@@ -29,6 +29,8 @@
 //! acquiring, holding and renewing. `blocking`: `Blocking`, the same requests and guards for threads without async.
 //! `serde`: tokens, keys, holders, leaders, reasons, error kinds and listings in serde's formats.
 
+// docs.rs marks what needs a feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 
