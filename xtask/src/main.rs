@@ -15,6 +15,8 @@ mod proof;
 mod tally;
 mod test;
 mod tidy;
+#[cfg(test)]
+mod workflows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
