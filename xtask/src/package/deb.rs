@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::depends;
-use super::files::{self, commit_time, empty, put, version};
+use super::files::{self, commit_time, empty, open_to_all, put, version};
 use crate::cmd::Cmd;
 use crate::debian::failed;
 
@@ -26,6 +26,7 @@ pub(super) fn build(program: &Path, into: &Path) -> io::Result<PathBuf> {
     let sums = read(&Cmd::new("sh").args(&["-c", SUMS, &root.to_string_lossy()]))?;
     put(&root.join("DEBIAN/md5sums"), sums.as_bytes(), 0o644)?;
     put(&root.join("DEBIAN/control"), control.as_bytes(), 0o644)?;
+    open_to_all(&root)?;
     let package = into.join(format!("distlock_{version}_{}.deb", architecture.trim()));
     let build = Cmd::new("dpkg-deb").args(&["--root-owner-group", "-Zgzip", "-z6", "--build"]);
     let build = build.args(&[&root.to_string_lossy(), &package.to_string_lossy()]);

@@ -75,6 +75,12 @@ pub(super) fn put(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
+/// Lets everybody read what is below `root`, whatever this user's mask is.
+pub(super) fn open_to_all(root: &Path) -> io::Result<()> {
+    let cmd = Cmd::new("chmod").args(&["-R", "u=rwX,go=rX", &root.to_string_lossy()]);
+    if cmd.succeeds() { Ok(()) } else { Err(failed(format!("{cmd} failed"))) }
+}
+
 /// Removes what an earlier run left, and makes the directory.
 pub(super) fn empty(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
@@ -93,6 +99,7 @@ pub(super) fn release(program: &Path, into: &Path) -> io::Result<PathBuf> {
     for license in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md", "README.md"] {
         put(&root.join(license), &fs::read(license)?, 0o644)?;
     }
+    open_to_all(&root)?;
     let archive = format!("{name}.tar.gz");
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
     let directory = into.to_string_lossy();
