@@ -93,7 +93,7 @@ fn expect_completions(shell: &mut TerminalProgram) {
 fn bash_completes_the_names_of_locks() {
     let locks = Locks::hold("bash");
     let script = locks.script("bash", "completions");
-    let mut shell = TerminalProgram::start();
+    let mut shell = TerminalProgram::shell();
     shell.type_text(&locks.settings());
     shell.type_text(&format!("source {}\n", script.display()));
     expect_completions(&mut shell);

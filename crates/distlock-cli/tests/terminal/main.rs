@@ -233,7 +233,7 @@ fn a_hold_under_nohup_lasts_until_a_signal() {
 
 #[test]
 fn help_fits_a_narrow_terminal_and_has_no_colours() {
-    let mut session = TerminalProgram::start();
+    let mut session = TerminalProgram::shell();
     session.type_text(&format!("stty cols 60; {} help run; echo en''ded\n", env!("CARGO_BIN_EXE_distlock")));
     session.expect_text("ended");
     assert!(session.past.contains("Examples:") && !session.past.contains('\u{1b}'), "{}", session.past);
@@ -250,7 +250,8 @@ fn whoever_waits_longer_than_a_second_is_told_for_what() {
     let holder = holder.args(["hold", "busy"]).env("DISTLOCK_LOCK_DIR", &dir).env_remove("DISTLOCK_URL");
     let mut holder = Wrapper::start(holder.stdin(Stdio::piped()));
     assert!(holder.line().starts_with("busy token"));
-    let mut session = session_with_locks(&dir);
+    let mut session = TerminalProgram::shell();
+    session.type_text(&format!("export DISTLOCK_LOCK_DIR={} D={}\n", dir.display(), env!("CARGO_BIN_EXE_distlock")));
     session.type_text("unset DISTLOCK_URL; $D run busy echo in''side\n");
     session.expect_text("distlock: waiting for lock \"busy\", held by owner ");
     drop(holder.stdin());

@@ -19,8 +19,16 @@ pub(crate) struct TerminalProgram {
 }
 
 impl TerminalProgram {
-    /// Starts an interactive shell.
+    /// Starts an interactive shell with the harness as `$H`.
     pub(crate) fn start() -> TerminalProgram {
+        let mut session = TerminalProgram::shell();
+        session.type_text(&format!("export H={}; echo kn''own\n", harness().display()));
+        session.expect_text("known");
+        session
+    }
+
+    /// Starts an interactive shell.
+    pub(crate) fn shell() -> TerminalProgram {
         let mut session = TerminalProgram::of(&["bash", "--norc", "--noprofile", "-i"]);
         // Without echo, so that all output was printed by a command.
         session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
@@ -40,7 +48,6 @@ impl TerminalProgram {
             .args(words)
             .env("PS1", "$ ")
             .env("TERM", "dumb")
-            .env("H", harness())
             .stdin(end())
             .stdout(end())
             .stderr(end())
