@@ -31,7 +31,7 @@ pub(super) fn check() -> bool {
     println!("published: {}", names.join(", "));
     let mut faults: Vec<String> = crates.iter().flat_map(|(name, text)| missing(name, text)).collect();
     for name in &names {
-        let list = Cmd::cargo(&["package", "--list", "--allow-dirty", "-p", name]).read().unwrap_or_default();
+        let list = Cmd::cargo(&["package", "--list", "--allow-dirty", "-p", name]).output().unwrap_or_default();
         faults.extend(unwanted(name, &list));
     }
     let each: Vec<&str> = names.iter().flat_map(|name| ["-p", name]).collect();

@@ -40,7 +40,7 @@ pub(super) fn build(program: &Path, into: &Path) -> io::Result<PathBuf> {
 const SUMS: &str = "cd \"$0\" && find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum";
 
 fn read(cmd: &Cmd) -> io::Result<String> {
-    cmd.read().ok_or_else(|| failed(format!("{cmd} failed")))
+    cmd.output().ok_or_else(|| failed(format!("{cmd} failed")))
 }
 
 fn control(version: &str, architecture: &str, kib: u64, depends: &str) -> String {

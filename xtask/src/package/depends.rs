@@ -27,7 +27,7 @@ pub(super) fn of(program: &Path) -> io::Result<String> {
     let path = program.to_string_lossy();
     let readelf = |option: &str| {
         let cmd = Cmd::new("readelf").args(&[option, "--wide", &path]);
-        cmd.read().ok_or_else(|| failed(format!("{cmd} failed")))
+        cmd.output().ok_or_else(|| failed(format!("{cmd} failed")))
     };
     depends(&readelf("--dynamic")?, &readelf("--version-info")?).map_err(failed)
 }

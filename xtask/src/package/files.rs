@@ -65,7 +65,7 @@ fn commands(page: &str) -> Vec<String> {
 
 fn ask(program: &Path, words: &[&str]) -> io::Result<String> {
     let cmd = Cmd::new(&program.to_string_lossy()).args(words);
-    cmd.read().ok_or_else(|| failed(format!("{cmd} failed")))
+    cmd.output().ok_or_else(|| failed(format!("{cmd} failed")))
 }
 
 /// Writes a file with its directories.
@@ -113,7 +113,7 @@ pub(super) fn release(program: &Path, into: &Path) -> io::Result<PathBuf> {
     let package = deb::build(program, into)?;
     let package = package.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let sums = Cmd::new("sh").args(&["-c", "cd \"$0\" && sha256sum -- \"$@\"", &directory, &archive, &package]);
-    let sums = sums.read().ok_or_else(|| failed("sha256sum failed".into()))?;
+    let sums = sums.output().ok_or_else(|| failed("sha256sum failed".into()))?;
     put(&into.join("SHA256SUMS"), sums.as_bytes(), 0o644)?;
     Ok(into.join("SHA256SUMS"))
 }
@@ -127,7 +127,7 @@ pub(super) fn version() -> io::Result<String> {
 
 /// Returns the time of the commit in seconds, so that two builds of one commit are the same.
 pub(super) fn commit_time() -> String {
-    let time = Cmd::new("git").args(&["log", "-1", "--format=%ct"]).read();
+    let time = Cmd::new("git").args(&["log", "-1", "--format=%ct"]).output();
     time.map(|time| time.trim().to_owned()).filter(|time| !time.is_empty()).unwrap_or_else(|| "0".into())
 }
 
