@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// How often a silent command is polled.
 const GLANCE: Duration = Duration::from_millis(100);
+/// How long the last lines of a command are awaited after its end.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// A program with its arguments and variables.
 #[derive(Debug, Clone)]
@@ -101,6 +103,17 @@ impl Cmd {
         good.then_some(text)
     }
 
+    /// Returns its whole stdout, up to the end of the last process that has it open, or `None` if it failed.
+    pub(crate) fn output(&self) -> Option<String> {
+        match self.command().stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
+            Ok(output) => output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()),
+            Err(error) => {
+                self.complain(&error);
+                None
+            }
+        }
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).envs(self.env.iter().chain(&self.hidden_env).map(|(k, v)| (k, v)));
@@ -120,13 +133,18 @@ impl Cmd {
     fn follow(&self, mut child: Child, reader: PipeReader, mut on_line: impl FnMut(&str)) -> bool {
         let start = Instant::now();
         let lines = lines_of(reader);
+        let mut ended: Option<Instant> = None;
         loop {
             match lines.recv_timeout(GLANCE) {
                 Ok(line) => on_line(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                // A server that a test left behind may keep the pipe open for ever; the end of the child itself
-                // counts.
-                Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => break,
+                // A server that a test left behind may keep the pipe open for ever; the end of the child itself counts,
+                // and a while for its last lines, which a busy machine reads late.
+                Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => {
+                    if ended.get_or_insert_with(Instant::now).elapsed() > LAST_LINES {
+                        break;
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if self.limit.is_some_and(|limit| start.elapsed() > limit) {
@@ -209,6 +227,8 @@ mod tests {
         let script = |text: &str| Cmd::new("sh").args(&["-c", text]);
         assert_eq!(script("echo a; echo b").read().as_deref(), Some("a\nb\n"));
         assert_eq!(script("echo a; exit 3").read(), None);
+        assert_eq!(script("(sleep 0.3; echo late) & echo a").output().as_deref(), Some("a\nlate\n"));
+        assert_eq!(script("echo a; exit 3").output(), None);
         let mut lines = Vec::new();
         assert!(script("echo out; echo err >&2").stream(|line| lines.push(line.to_owned())));
         assert_eq!(lines, ["out", "err"]);

@@ -7,7 +7,12 @@ pub(crate) fn keys<'a>(text: &'a str, section: &str) -> Vec<&'a str> {
 
 /// Returns the package's name.
 pub(crate) fn package_name(text: &str) -> Option<&str> {
-    entries(text, "package").find(|(key, _)| *key == "name").map(|(_, value)| value.trim_matches('"'))
+    value(text, "package", "name")
+}
+
+/// Returns the text of a key.
+pub(crate) fn value<'a>(text: &'a str, section: &str, key: &str) -> Option<&'a str> {
+    entries(text, section).find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
 }
 
 fn entries<'a>(text: &'a str, section: &str) -> impl Iterator<Item = (&'a str, &'a str)> {

@@ -116,7 +116,7 @@ pub(crate) fn commit() -> String {
 }
 
 /// Returns whether files other than documentation differ from the commit.
-fn has_changes() -> bool {
+pub(crate) fn has_changes() -> bool {
     let status = Cmd::new("git").args(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]).read();
     status.is_none_or(|changes| !changes.trim().is_empty())
 }

@@ -1,106 +1,55 @@
-//! `cargo xtask package`: the crates that are published, each built from its package alone.
+//! `cargo xtask package`: what is published, as crates, as a Debian package and as files of a release.
 
-use std::fs;
+mod crates;
+mod deb;
+mod depends;
+mod files;
+
 use std::path::{Path, PathBuf};
 
 use crate::cmd::Cmd;
-use crate::{manifest, test};
+use crate::test;
 
-/// What every published crate says of itself.
-const NEEDED: [&str; 4] = ["description", "keywords", "categories", "license.workspace"];
-/// The largest package, in bytes.
-const MOST_BYTES: u64 = 1 << 20;
-/// What the names of files with secrets end in.
-const SECRETS: [&str; 6] = [".pem", ".key", ".p12", ".pfx", ".env", "id_rsa"];
-
-/// Checks and builds the packages. Returns whether all of them are good.
+/// Checks and builds the packages of the published crates. Returns whether all of them are good.
 pub(crate) fn check() -> bool {
-    let crates = published(Path::new("crates"));
-    let names: Vec<&str> = crates.iter().map(|(name, _)| name.as_str()).collect();
-    println!("published: {}", names.join(", "));
-    let mut faults: Vec<String> = crates.iter().flat_map(|(name, text)| missing(name, text)).collect();
-    for name in &names {
-        let list = Cmd::cargo(&["package", "--list", "--allow-dirty", "-p", name]).read().unwrap_or_default();
-        faults.extend(unwanted(name, &list));
-    }
-    let each: Vec<&str> = names.iter().flat_map(|name| ["-p", name]).collect();
-    // All in one call: each is built against the packages of the others.
-    if faults.is_empty() && !Cmd::cargo(&["package", "--allow-dirty"]).args(&each).succeeds() {
-        faults.push("a package does not build by itself".into());
-    }
-    for (name, bytes) in names.iter().filter_map(|name| Some((name, size(name)?))) {
-        println!("{name}: {} KiB", bytes >> 10);
-        if bytes > MOST_BYTES {
-            faults.push(format!("{name}: more than {} KiB", MOST_BYTES >> 10));
+    crates::check()
+}
+
+/// Builds the Debian package of the program and prints its path. Returns whether that went well.
+///
+/// `program` is a built program to pack; without one it is built in release mode. `into` is the directory for the package.
+pub(crate) fn deb(program: Option<&str>, into: Option<&str>) -> bool {
+    with_program(program, into, "debian", deb::build)
+}
+
+/// Writes the files of a release: the program with its manual pages, completions and units in one archive, the Debian
+/// package, and their checksums.
+pub(crate) fn release(program: Option<&str>, into: Option<&str>) -> bool {
+    with_program(program, into, "files", files::release)
+}
+
+fn with_program(
+    program: Option<&str>,
+    into: Option<&str>,
+    name: &str,
+    make: fn(&Path, &Path) -> std::io::Result<PathBuf>,
+) -> bool {
+    let into = into.map_or_else(|| test::target_directory().join(name), PathBuf::from);
+    let program = match program {
+        Some(program) => PathBuf::from(program),
+        None if Cmd::cargo(&["build", "--release", "-p", "distlock-cli"]).succeeds() => {
+            test::target_directory().join("release/distlock")
         }
-    }
-    faults.iter().for_each(|fault| eprintln!("{fault}"));
-    faults.is_empty()
-}
-
-/// Returns the name and the manifest of each crate in `directory` that is published.
-fn published(directory: &Path) -> Vec<(String, String)> {
-    let directories = fs::read_dir(directory).into_iter().flatten().flatten();
-    let manifests = directories.filter_map(|directory| fs::read_to_string(directory.path().join("Cargo.toml")).ok());
-    let is_published = |text: &String| !manifest::keys(text, "package").iter().any(|key| key.starts_with("publish"));
-    let named = |text: String| Some((manifest::package_name(&text)?.to_owned(), text));
-    let mut crates: Vec<_> = manifests.filter(is_published).filter_map(named).collect();
-    crates.sort();
-    crates
-}
-
-/// Returns what a manifest does not say.
-fn missing(name: &str, text: &str) -> Vec<String> {
-    let keys = manifest::keys(text, "package");
-    let absent = NEEDED.iter().filter(|key| !keys.contains(key));
-    absent.map(|key| format!("{name}: its manifest has no {key}")).collect()
-}
-
-/// Returns the files of a package that must not be there, or are not.
-fn unwanted(name: &str, list: &str) -> Vec<String> {
-    let is_secret = |file: &&str| SECRETS.iter().any(|end| file.ends_with(end));
-    let mut faults: Vec<_> =
-        list.lines().filter(is_secret).map(|file| format!("{name}: {file} may be a secret")).collect();
-    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        if !list.lines().any(|file| file == license) {
-            faults.push(format!("{name}: no {license} in its package"));
-        }
-    }
-    faults
-}
-
-/// Returns the size of a crate's package.
-fn size(name: &str) -> Option<u64> {
-    let directory: PathBuf = test::target_directory().join("package");
-    let is_package = |path: &Path| {
-        let file = path.file_name().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
-        let version = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
-        version.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) && rest.ends_with(".crate"))
+        None => return false,
     };
-    let files = fs::read_dir(directory).ok()?.flatten();
-    files.map(|file| file.path()).find(|path| is_package(path)).and_then(|path| Some(fs::metadata(path).ok()?.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_manifest_lacks_is_named() {
-        let text = "[package]\nname = \"x\"\ndescription = \"d\"\nlicense.workspace = true\nkeywords = []\n";
-        assert_eq!(missing("x", text), ["x: its manifest has no categories"]);
-    }
-
-    #[test]
-    fn secrets_and_missing_licenses_are_found() {
-        let list = "Cargo.toml\nLICENSE-MIT\nsrc/lib.rs\ntests/server.key\n";
-        assert_eq!(unwanted("x", list), ["x: tests/server.key may be a secret", "x: no LICENSE-APACHE in its package"]);
-    }
-
-    #[test]
-    fn the_test_kit_is_not_published_and_the_library_is() {
-        let names: Vec<_> = published(&crate::root().join("crates")).into_iter().map(|(name, _)| name).collect();
-        assert!(names.contains(&"distlock".into()) && names.contains(&"distlock-cli".into()), "{names:?}");
-        assert!(!names.contains(&"distlock-testkit".into()), "{names:?}");
+    match make(&program, &into) {
+        Ok(made) => {
+            println!("{}", made.display());
+            true
+        }
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            false
+        }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use crate::cmd::Cmd;
 use crate::tally::Tally;
-use crate::{matrix, tidy};
+use crate::{api, matrix, tidy};
 
 pub(crate) use suite::target_directory;
 
@@ -52,6 +52,8 @@ const STEPS: &[Step] = &[
     Step { name: "fmt", run: || Outcome::of(&Cmd::cargo(&["fmt", "--all", "--", "--check"])) },
     Step { name: "clippy", run: || Outcome::of(&clippy()) },
     Step { name: "docs", run: || Outcome::of(&docs()) },
+    // The pages are there already when the step before has run.
+    Step { name: "api", run: || Outcome::new(Tally::one(docs().succeeds() && api::check()), "cargo xtask api") },
     Step { name: "tidy", run: || Outcome::new(Tally::one(tidy::run()), "cargo xtask tidy") },
     Step { name: "tests", run: suite::tests },
     Step { name: "conformance", run: conformance::run },
@@ -61,11 +63,18 @@ const STEPS: &[Step] = &[
     Step { name: "features", run: features::run },
 ];
 
+/// Returns the names of the steps.
+#[cfg(test)]
+pub(crate) fn step_names() -> impl Iterator<Item = &'static str> {
+    STEPS.iter().map(|step| step.name)
+}
+
 fn clippy() -> Cmd {
     Cmd::cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
 }
 
-fn docs() -> Cmd {
+/// Returns the command that writes the pages of all crates.
+pub(crate) fn docs() -> Cmd {
     Cmd::cargo(&["doc", "--workspace", "--no-deps", "--all-features"]).env("RUSTDOCFLAGS", "-D warnings")
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use distlock::{Error, ErrorKind, Holder, Key, LockGuard, LockRequest, Mode, OnceGuard, OnceOutcome, OnceRequest};
 use rustix::process::Signal;
 
+use crate::advice::explain;
 use crate::ancestry::Ancestry;
 use crate::commands::run::ends_waiting;
 use crate::engine::Engine;
@@ -14,6 +15,7 @@ use crate::flags;
 use crate::note::{Note, Notes};
 use crate::once::Once;
 use crate::plan::Wait;
+use crate::progress;
 use crate::signal_stream::Signals;
 
 /// The pause before a failed renewal is retried.
@@ -51,7 +53,7 @@ impl Refusal {
             (ExitCode::NotAcquired, Some(code)) => Exit::Code(code),
             (code, _) => code.into(),
         };
-        Refusal { exit, message: Some(error.to_string()) }
+        Refusal { exit, message: Some(explain(error)) }
     }
 
     /// Appends the number of other holders where the mode allows several: the error names only one.
@@ -86,13 +88,20 @@ pub async fn acquire(
     signals: &mut Signals,
     notes: &mut Notes,
 ) -> Result<LockGuard, Exit> {
-    match wait_for(engine, wanted, interruption(signals)).await {
+    let waiting = wait_for(engine, wanted, interruption(signals));
+    match progress::watched(notes, waiting_note(engine, wanted.key), waiting).await {
         Ok((guard, waited)) => {
             notes.say(&Note::Acquired { token: guard.fencing_token(), waited });
             Ok(guard)
         }
         Err(refusal) => Err(refusal.say(notes)),
     }
+}
+
+/// Returns the note about a wait, with the holder if the engine tells.
+async fn waiting_note(engine: &Engine, key: &Key) -> Note {
+    let lock = engine.locker.inspect().get(key).await.ok().flatten();
+    Note::Waiting { name: key.to_string(), holder: lock.and_then(|lock| lock.holder().cloned()) }
 }
 
 /// Acquires the lock unless `stop` resolves first. Returns the guard and how long the wait took.
@@ -165,10 +174,13 @@ pub async fn acquire_once(
         }
         Ok(outcome)
     };
-    let outcome = tokio::select! {
-        decided = decided => decided.map_err(|error| Refusal::new(&error, wanted.flags)),
-        stopped = interruption(signals) => Err(stopped),
+    let outcome = async {
+        tokio::select! {
+            decided = decided => decided.map_err(|error| Refusal::new(&error, wanted.flags)),
+            stopped = interruption(signals) => Err(stopped),
+        }
     };
+    let outcome = progress::watched(notes, waiting_note(engine, wanted.key), outcome).await;
     let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(refusal) => {

@@ -17,7 +17,7 @@ pub fn words() -> Vec<OsString> {
 /// # Errors
 /// What cannot be parsed; also the texts of `--help` and `--version`.
 pub fn parse(words: Vec<OsString>) -> Result<Flags, clap::Error> {
-    let words = name_first(words);
+    let words = help_last(name_first(words));
     if let Some(run) = parse_run(&words) {
         return Ok(Flags { command: Command::Run(run) });
     }
@@ -38,9 +38,19 @@ fn parse_run(words: &[OsString]) -> Option<Run> {
     Run::from_arg_matches_mut(&mut matches).ok()
 }
 
+/// Replaces `help COMMAND` by `COMMAND --help`.
+fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.truncate(2);
+        words.push("--help".into());
+    }
+    words
+}
+
 /// Moves options in front of the command's name behind it: there the command's own definition accepts or refuses them,
 /// and options behind the name override them.
-fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
+pub(crate) fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|word| !word.as_encoded_bytes().starts_with(b"-")) {
         return words;
     }
@@ -56,8 +66,8 @@ fn name_first(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// Returns how many words an option takes that may precede the command's name; `None` when `word` is no such option.
-fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
+/// Returns how many words an option of `definition` takes; `None` when `word` is no such option.
+pub(crate) fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
     let takes_value = |arg: &clap::Arg| arg.get_action().takes_values();
     let bytes = word.as_encoded_bytes();
     if let Some(long) = bytes.strip_prefix(b"--") {
@@ -67,11 +77,15 @@ fn option_words(word: &OsStr, definition: &clap::Command) -> Option<usize> {
         return Some(if takes_value(arg) && value.is_none() { 2 } else { 1 });
     }
     let letters = bytes.strip_prefix(b"-").filter(|letters| !letters.is_empty())?;
-    let is_switch = |letter: &u8| {
+    for (at, letter) in (1..).zip(letters) {
         let letter = Some(char::from(*letter));
-        definition.get_arguments().any(|arg| arg.get_short() == letter && !takes_value(arg))
-    };
-    letters.iter().all(is_switch).then_some(1)
+        let arg = definition.get_arguments().find(|arg| arg.get_short() == letter)?;
+        if takes_value(arg) {
+            // The rest of the word is its value, else the next word.
+            return Some(if at < letters.len() { 1 } else { 2 });
+        }
+    }
+    Some(1)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod acquire;
 mod ask;
 mod bench;
 mod break_lock;
+mod complete_name;
 mod completions;
 mod console;
 mod doctor;
@@ -22,19 +23,27 @@ mod show;
 mod verify;
 mod watch;
 
+use std::io::Write;
+
 use clap::error::ErrorKind;
 use distlock::{Config, Error};
 
+use crate::advice::explain;
 use crate::command_line;
 use crate::engine::{Engine, Settings};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::{self, Command, Flags};
+use crate::help;
 use crate::note::{Note, Notes};
+use crate::progress;
 
 /// Parses the command line and runs its command.
 #[must_use]
 pub fn main() -> Exit {
     let mut words = command_line::words();
+    if words.get(1).is_some_and(|word| word == complete_name::COMMAND) {
+        return complete_name::main(&words[2..]);
+    }
     // Internal commands of `acquire` and `verify`: help, completions and manual pages do not list them.
     let is_holder = words.get(1).is_some_and(|word| word == holder::COMMAND);
     let is_worker = words.get(1).is_some_and(|word| word == verify::worker::COMMAND);
@@ -43,6 +52,10 @@ pub fn main() -> Exit {
     }
     if is_worker {
         words[1] = "verify".into();
+    }
+    if words.len() < 2 {
+        eprint_all(help::FIRST);
+        return ExitCode::Usage.into();
     }
     match command_line::parse(words) {
         Ok(Flags { command: Command::Acquire(flags) }) if is_holder => holder::main(&flags),
@@ -85,12 +98,22 @@ fn dispatch(command: Command) -> Exit {
 
 /// Prints help, the version or a usage error. Only the last is a failure.
 fn refuse(error: &clap::Error) -> Exit {
-    // Nothing can be done when printing fails.
-    let _ = error.print();
+    let text = error.render().to_string();
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::SUCCESS,
-        _ => ExitCode::Usage.into(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            help::print(&text);
+            Exit::SUCCESS
+        }
+        _ => {
+            eprint_all(&text);
+            ExitCode::Usage.into()
+        }
     }
+}
+
+/// Writes to stderr. Nothing can be done when that fails.
+fn eprint_all(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 fn fail(code: ExitCode, message: impl Into<String>) -> Exit {
@@ -115,13 +138,14 @@ fn with_engine(
     let mut notes = Notes::new(output.into(), output.json);
     block_on(async {
         let done = async {
-            let engine = Settings::read(flags)?.open().await?;
+            let settings = Settings::read(flags)?;
+            let engine = progress::watched(&mut notes, settings.connecting(), settings.open()).await?;
             let done = work(&engine).await;
             engine.finish().await;
             done
         };
         done.await.unwrap_or_else(|error| {
-            notes.say(&Note::Failed { message: error.to_string() });
+            notes.say(&Note::Failed { message: explain(&error) });
             ExitCode::from(&error).into()
         })
     })

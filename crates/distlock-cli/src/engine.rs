@@ -8,6 +8,7 @@ use distlock::{Config, Error, ErrorKind, Finding, Key, Locker, LockerBuilder, Se
 use tokio::time::timeout;
 
 use crate::flags;
+use crate::note::Note;
 
 /// The merged settings of the command line, the environment and the configuration file.
 #[derive(Debug)]
@@ -93,7 +94,8 @@ impl Settings {
         let engine = if self.is_local() { self.open_local(builder)? } else { self.open_configured(builder).await? };
         let (has, needs) = (engine.locker.capabilities().scope, self.scope.map(Scope::from));
         if needs.is_some_and(|needs| has < needs) {
-            return Err(Error::new(ErrorKind::Config, format!("--scope: {} does not reach that far", engine.name)));
+            let message = format!("--scope: {} does not reach that far", engine.name);
+            return Err(Error::new(ErrorKind::Config, message).with_help("name a server by --url or DISTLOCK_URL"));
         }
         if needs == Some(Scope::Host) && has == Scope::Host && !self.is_local() {
             self.refuse_unsafe().await?;
@@ -109,6 +111,29 @@ impl Settings {
                 Err(Error::new(ErrorKind::Config, format!("--scope: {place}: {found}")).with_help(fix))
             }
             None => Ok(()),
+        }
+    }
+
+    /// Returns the note about an engine that is slow to answer.
+    pub(crate) async fn connecting(&self) -> Note {
+        Note::Connecting { engine: self.name() }
+    }
+
+    /// Returns the directory of this machine's locks, when no engine is configured.
+    ///
+    /// # Errors
+    /// When there is no such directory.
+    pub fn local_directory(&self) -> Result<Option<PathBuf>, Error> {
+        if self.is_local() { default_dir().map(Some) } else { Ok(None) }
+    }
+
+    /// Returns the engine's name, without secrets.
+    fn name(&self) -> String {
+        match &self.config {
+            // The command that runs under the lock sees the same name, whether the URL contains a password or not.
+            Config { url: Some(url), .. } => redact(&without_passwords(url)),
+            Config { driver: Some(driver), endpoints, .. } => format!("{driver} on {} endpoints", endpoints.len()),
+            _ => "the configured engine".into(),
         }
     }
 
@@ -179,12 +204,7 @@ impl Settings {
     }
 
     async fn open_configured(&self, builder: LockerBuilder) -> Result<Engine, Error> {
-        let name = match &self.config {
-            // The command that runs under the lock sees the same name, whether the URL contains a password or not.
-            Config { url: Some(url), .. } => redact(&without_passwords(url)),
-            Config { driver: Some(driver), endpoints, .. } => format!("{driver} on {} endpoints", endpoints.len()),
-            _ => "the configured engine".into(),
-        };
+        let name = self.name();
         let limit = self.config.dial_timeout.unwrap_or(distlock::DEFAULT_DIAL_TIMEOUT);
         let opened = timeout(limit, builder.from_config(&self.config)).await;
         let locker = opened.unwrap_or_else(|_| Err(Error::unavailable(format!("no answer within {limit:?}"))));

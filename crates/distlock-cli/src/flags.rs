@@ -10,7 +10,7 @@ use distlock::{MAX_SLOTS, Mode};
 use distlock_console::HostName;
 use rustix::process::Signal;
 
-use crate::{duration, policy, signal_name};
+use crate::{duration, help, policy, signal_name};
 
 mod serve;
 
@@ -170,7 +170,14 @@ pub struct Output {
                       distlock run [OPTIONS] NAME -c 'SHELL COMMAND'",
     after_help = "Exit status: the command's own; 64 usage, 69 engine unreachable, 70 internal, 73 cannot create the lock, \
                   75 (or -E) not acquired, 77 refused credentials, 78 configuration, 79 lock lost, 126 cannot execute, \
-                  127 not found. A command killed by a signal is mirrored."
+                  127 not found. A command killed by a signal is mirrored.\n\n\
+                  Examples:\n  \
+                  distlock run nightly -- ./backup.sh --all\n  \
+                  distlock run -n -E 0 nightly -- ./backup.sh       cron: a second one ends at once, with 0\n  \
+                  distlock run -w 5m deploy -c 'make install'       wait for five minutes, then exit with 75\n  \
+                  distlock run -j 3 uploads -- ./upload.sh          three at a time\n  \
+                  distlock run --once-per 1d report -- ./report.sh  once a day, on all machines together\n  \
+                  distlock run --url redis://db1 nightly -- ./backup.sh"
 )]
 pub struct Run {
     /// The lock, and the command with its arguments. Options stop at the lock's name; what follows is the command's
@@ -222,7 +229,8 @@ pub struct Once {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "distlock elect [OPTIONS] NAME [--] COMMAND [ARGUMENT]...",
-    after_help = "Exit status: as `run`. After a lost election the command is started again when the election is won again."
+    after_help = "Exit status: as `run`. After a lost election the command is started again when the election is won again.\n\n\
+                  Examples:\n  distlock elect scheduler -- ./scheduler --verbose"
 )]
 pub struct Elect {
     /// What other candidates can read about the leader; default: the command
@@ -284,6 +292,7 @@ impl From<OnLost> for policy::OnLost {
 
 /// `distlock hold`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock hold deploy\n  distlock hold deploy < pipe > record &")]
 pub struct Hold {
     /// The lock
     pub name: OsString,
@@ -300,6 +309,10 @@ pub struct Hold {
 
 /// `distlock acquire`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                        token=$(distlock acquire --ttl 1m deploy)\n  \
+                        distlock renew deploy --token $token\n  \
+                        distlock release deploy --token $token")]
 pub struct Acquire {
     /// The lock
     pub name: OsString,
@@ -345,6 +358,7 @@ pub struct Release {
 
 /// `distlock ls` and `distlock watch`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock ls\n  distlock ls --json invoice:\n  distlock watch --url redis://db1")]
 pub struct Ls {
     /// Only locks whose names start with this
     #[arg(default_value = "", hide_default_value = true)]
@@ -377,7 +391,8 @@ pub struct Setup {
 
 /// `distlock doctor`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 fine, 1 warnings, 2 unsafe; 64 usage, 78 configuration.")]
+#[command(after_help = "Exit status: 0 fine, 1 warnings, 2 unsafe; 64 usage, 78 configuration.\n\n\
+                        Examples:\n  distlock doctor\n  distlock doctor -v redis://db1")]
 pub struct Doctor {
     /// The engine to check, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
@@ -392,7 +407,8 @@ pub struct Doctor {
 
 /// `distlock verify`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 safe, 1 nothing was granted, 2 unsafe; 64 usage, 69 engine unreachable.")]
+#[command(after_help = "Exit status: 0 safe, 1 nothing was granted, 2 unsafe; 64 usage, 69 engine unreachable.\n\n\
+                        Examples:\n  distlock verify redis://db1 --time 1m --kills 5 --pauses 5")]
 pub struct Verify {
     /// The engine to test, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
@@ -422,6 +438,7 @@ pub struct Verify {
 
 /// `distlock bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock bench\n  distlock bench redis://db1 --time 5s")]
 pub struct Bench {
     /// The engine to measure, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
@@ -445,6 +462,7 @@ pub struct Bench {
 
 /// `distlock show`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock show nightly\n  distlock show --json nightly")]
 pub struct Show {
     /// The lock
     pub name: OsString,
@@ -493,6 +511,9 @@ pub struct Ask {
 
 /// `distlock break`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                        distlock show nightly        its token is in the answer\n  \
+                        distlock break nightly --if-token 1763244000123456 --reason 'db7 is gone'")]
 pub struct Break {
     /// The lock
     pub name: OsString,
@@ -512,6 +533,8 @@ pub struct Break {
 
 /// `distlock console`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock console\n  \
+                        distlock console --url redis://db1 --read-only --listen 127.0.0.1:7500")]
 pub struct Console {
     /// The address to listen on; default 127.0.0.1:7411
     #[arg(long, value_name = "ADDR")]
@@ -564,7 +587,10 @@ pub struct Man {
 /// name.
 #[must_use]
 pub fn definition() -> clap::Command {
-    Engine::augment_args(Output::augment_args(Flags::command()))
+    let program = Flags::command();
+    let about = program.get_about().cloned().unwrap_or_default();
+    // The groups of options bring texts of their own.
+    Engine::augment_args(Output::augment_args(program)).about(about).long_about(None).after_help(help::PROGRAM)
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

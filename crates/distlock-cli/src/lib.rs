@@ -1,6 +1,7 @@
 //! The `distlock` program, as a library for its own tests. Not a public API.
 
 pub mod acquire;
+pub mod advice;
 pub mod ancestry;
 pub mod child;
 pub mod command_line;
@@ -14,6 +15,7 @@ pub mod exit;
 pub mod flags;
 mod guardian;
 mod guardian_loop;
+pub mod help;
 pub mod histogram;
 pub mod hold;
 pub mod hold_token;
@@ -23,6 +25,7 @@ pub mod note;
 pub mod once;
 pub mod plan;
 pub mod policy;
+mod progress;
 mod report;
 pub mod signal_name;
 pub mod signal_stream;

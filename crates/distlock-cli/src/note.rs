@@ -1,7 +1,7 @@
 //! The messages of the program: on stderr for users or machines, and on `--status-fd`.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use distlock::{ClockSkew, FencingToken, Holder, LossReason, TickNote};
@@ -26,6 +26,23 @@ pub enum Note {
         token: FencingToken,
         /// The time from the request to the grant.
         waited: Duration,
+    },
+    /// The engine has not answered yet.
+    Connecting {
+        /// The engine, without secrets.
+        engine: String,
+    },
+    /// The lock is held by another owner, and this one waits.
+    Waiting {
+        /// The lock.
+        name: String,
+        /// Who holds it, if known.
+        holder: Option<Holder>,
+    },
+    /// No engine is configured.
+    Local {
+        /// The directory of this machine's locks.
+        directory: String,
     },
     /// The command was started.
     Started {
@@ -153,6 +170,9 @@ impl Note {
             | Note::TickExhausted { .. }
             | Note::Skewed { .. }
             | Note::NoHistory { .. }
+            | Note::Connecting { .. }
+            | Note::Waiting { .. }
+            | Note::Local { .. }
             | Note::UnknownVariable { .. }
             | Note::Served { .. }
             | Note::Failed { .. } => Level::Normal,
@@ -168,6 +188,12 @@ impl Note {
             Note::Acquired { token, waited } => {
                 json!({"event": "acquired", "token": token.get(), "waited_s": seconds(waited)})
             }
+            Note::Connecting { engine } => json!({"event": "connecting", "engine": engine}),
+            Note::Waiting { name, holder } => {
+                let holder = holder.as_ref().map(crate::lock_view::holder_json);
+                json!({"event": "waiting", "name": name, "holder": holder})
+            }
+            Note::Local { directory } => json!({"event": "local", "directory": directory}),
             Note::Started { pid } => json!({"event": "started", "pid": pid}),
             Note::AtRisk { left } => json!({"event": "at_risk", "left_s": seconds(left)}),
             Note::Lost { reason } => json!({"event": "lost", "reason": reason.describe()}),
@@ -207,6 +233,14 @@ impl fmt::Display for Note {
             Note::Acquired { token, waited } => {
                 write!(f, "lock acquired after {:.3} s, token {token}", waited.as_secs_f64())
             }
+            Note::Connecting { engine } => write!(f, "waiting for an answer of {engine} …"),
+            Note::Waiting { name, holder: Some(holder) } => write!(f, "waiting for lock {name:?}, held by {holder} …"),
+            Note::Waiting { name, holder: None } => write!(f, "waiting for lock {name:?} …"),
+            Note::Local { directory } => write!(
+                f,
+                "no engine is configured, so locks are files in {directory} and exclude the processes of this machine; \
+                 for several machines set --url or DISTLOCK_URL, for example redis://HOST, and run this again"
+            ),
             Note::Started { pid } => write!(f, "command started, pid {pid}"),
             Note::AtRisk { left } => {
                 write!(f, "lock renewals get no answer, the lease ends in {:.1} s", left.as_secs_f64())
@@ -299,6 +333,12 @@ impl Notes {
     pub fn with_status(mut self, number: i32) -> io::Result<Notes> {
         self.status = Some(Sink::new(sys::inherited(number)?));
         Ok(self)
+    }
+
+    /// Whether stderr is a terminal, where a user waits for news.
+    #[must_use]
+    pub fn are_seen(&self) -> bool {
+        self.level > Level::Quiet && !self.json && io::stderr().is_terminal()
     }
 
     /// Writes the note without waiting for a reader.

@@ -53,6 +53,8 @@
 //!
 //! A new engine implements [`backend::Backend`].
 
+// docs.rs marks what needs a feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 

@@ -31,7 +31,7 @@ pub(super) fn flaky(line: &str) -> Option<usize> {
 }
 
 /// Parses libtest's line `test result: ok. 1 passed; 0 failed; 0 ignored; …; 2 filtered out; finished in 0.00s`.
-pub(super) fn of_libtest(line: &str) -> Option<Tally> {
+pub(crate) fn of_libtest(line: &str) -> Option<Tally> {
     let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut tally = Tally::default();
     for part in numbers.split("; ") {

@@ -16,9 +16,11 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 2] = [
+const NEEDS: [Need; 4] = [
     Need { name: "needs_root", what: "needs root", is_there: tools::is_root },
     Need { name: "needs_browser", what: "needs chromium and chromedriver", is_there: tools::has_browser },
+    Need { name: "needs_zsh", what: "needs zsh", is_there: tools::has_zsh },
+    Need { name: "needs_fish", what: "needs fish", is_there: tools::has_fish },
 ];
 
 /// How many tests may pass only when they are run again: more are a defect that the machine does not excuse.

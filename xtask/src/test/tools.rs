@@ -54,8 +54,11 @@ const TOOLS: &[Tool] = &[
 ];
 
 /// Optional tools: a test without its tool is skipped by its name, and counted.
-const WELCOME: &[Tool] =
-    &[Tool { package: "prometheus", program: "promtool", why: "reads the rules of deploy/prometheus" }];
+const WELCOME: &[Tool] = &[
+    Tool { package: "prometheus", program: "promtool", why: "reads the rules of deploy/prometheus" },
+    Tool { package: "zsh", program: "zsh", why: "completes names of locks" },
+    Tool { package: "fish", program: "fish", why: "completes names of locks" },
+];
 
 /// The parts of a toolchain that a minimal installation of Rust leaves out.
 const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "fmt"), ("clippy", "clippy")];
@@ -80,6 +83,16 @@ pub(super) fn is_root() -> bool {
 /// Returns whether a browser and its driver are installed.
 pub(super) fn has_browser() -> bool {
     BROWSER.iter().all(|tool| is_installed(tool.program))
+}
+
+/// Returns whether zsh is installed.
+pub(super) fn has_zsh() -> bool {
+    is_installed("zsh")
+}
+
+/// Returns whether fish is installed.
+pub(super) fn has_fish() -> bool {
+    is_installed("fish")
 }
 
 fn install_packages(tools: &[Tool]) -> bool {

@@ -25,6 +25,7 @@ use crate::exit::{Exit, ExitCode};
 use crate::flags::Acquire;
 use crate::note::{Note, Notes};
 use crate::plan;
+use crate::progress;
 use crate::report::{HeldReport, Report};
 use crate::signal_stream::Signals;
 
@@ -45,10 +46,14 @@ async fn acquire(flags: &Acquire, key: &Key) -> Exit {
         Ok(started) => started,
         Err(error) => return internal(&error, &mut notes),
     };
-    let report = tokio::select! {
-        line = read_line(&mut holder) => line.ok().and_then(|line| Report::decode(&line)),
-        refusal = interruption(&mut signals) => Some(Report::Refused(refusal)),
+    let report = async {
+        tokio::select! {
+            line = read_line(&mut holder) => line.ok().and_then(|line| Report::decode(&line)),
+            refusal = interruption(&mut signals) => Some(Report::Refused(refusal)),
+        }
     };
+    let waiting = async { Note::Waiting { name: key.to_string(), holder: None } };
+    let report = progress::watched(&mut notes, waiting, report).await;
     match report {
         Some(Report::Held(held)) => finish(&held, key, flags, holder, &mut notes).await,
         Some(Report::Refused(refusal)) => {

@@ -23,6 +23,8 @@ pub(super) fn main(flags: &Break) -> Exit {
             }
             // Another hold has the lock by now: as with a lock held by another owner, nothing was done.
             Err(error) if error.kind() == ErrorKind::NotHeld => {
+                let next = "`distlock show` tells who holds it now";
+                let error = if error.help().is_none() { error.with_help(next) } else { error };
                 notes.say(&Note::Failed { message: error.to_string() });
                 Ok(ExitCode::NotAcquired.into())
             }

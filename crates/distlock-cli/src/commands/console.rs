@@ -6,6 +6,7 @@ use distlock::{Error, ErrorKind};
 use distlock_console::{AccessToken, Console, DEFAULT_LISTEN, Options, Refused};
 use serde_json::json;
 
+use crate::advice::explain;
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
@@ -18,7 +19,7 @@ pub(super) fn main(flags: &flags::Console) -> Exit {
     let mut notes = Notes::new((&flags.output).into(), flags.output.json);
     block_on(async {
         serve(flags).await.unwrap_or_else(|error| {
-            notes.say(&Note::Failed { message: error.to_string() });
+            notes.say(&Note::Failed { message: explain(&error) });
             ExitCode::from(&error).into()
         })
     })

@@ -6,18 +6,28 @@ use std::io::{self, Write as _};
 use distlock::{Finding, Severity};
 use serde_json::json;
 
+use crate::advice::explain;
 use crate::commands::{block_on, fail};
 use crate::engine::Settings;
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Doctor;
+use crate::note::{Note, Notes};
+use crate::progress;
 
 pub(super) fn main(mut flags: Doctor) -> Exit {
     flags.engine.url = flags.target.take().or(flags.engine.url);
     block_on(async {
-        let examined = async { Settings::read(&flags.engine)?.examine().await };
+        let mut notes = Notes::new((&flags.output).into(), flags.output.json);
+        let examined = async {
+            let settings = Settings::read(&flags.engine)?;
+            if let Some(directory) = settings.local_directory()? {
+                notes.say(&Note::Local { directory: directory.display().to_string() });
+            }
+            progress::watched(&mut notes, settings.connecting(), settings.examine()).await
+        };
         let mut findings = match examined.await {
             Ok(findings) => findings,
-            Err(error) => return fail(ExitCode::from(&error), error.to_string()),
+            Err(error) => return fail(ExitCode::from(&error), explain(&error)),
         };
         // The most severe first; equal ones in the order of the checks.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

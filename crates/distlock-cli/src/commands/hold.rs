@@ -6,6 +6,7 @@ use distlock::{Key, LockGuard};
 use serde_json::json;
 
 use crate::acquire::{Wanted, acquire, refused};
+use crate::advice::explain;
 use crate::commands::run::ends_waiting;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -14,6 +15,7 @@ use crate::flags::Hold;
 use crate::input;
 use crate::note::{Note, Notes};
 use crate::plan::{self, Wait};
+use crate::progress;
 use crate::signal_stream::Signals;
 
 pub(super) fn main(flags: &Hold) -> Exit {
@@ -29,7 +31,8 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
         let settings = Settings::read(&flags.engine)?;
         let signals = Signals::take_over().map_err(|error| cannot_listen(&error))?;
         let ttl = plan::ttl(flags.lock.ttl, settings.config.default_ttl);
-        Ok((settings.open().await?, signals, ttl))
+        let engine = progress::watched(&mut notes, settings.connecting(), settings.open()).await?;
+        Ok((engine, signals, ttl))
     };
     let (engine, mut signals, ttl) = match opened.await {
         Ok(opened) => opened,
@@ -49,7 +52,7 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
         Ok(()) => notes.say(&Note::Released),
         Err(_) if end == ExitCode::Lost.into() => {}
         Err(error) => {
-            notes.say(&Note::Failed { message: error.to_string() });
+            notes.say(&Note::Failed { message: explain(&error) });
             return ExitCode::from(&error).into();
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use distlock::{MAX_TTL, MIN_TTL};
 use serde_json::json;
 
+use crate::advice::explain;
 use crate::commands::{block_on, fail};
 use crate::control_request::{ControlAction, ControlRequest};
 use crate::control_socket::ask;
@@ -42,7 +43,7 @@ pub(super) fn send_request(name: &OsStr, token: &str, action: ControlAction, out
             }
             Err(error) => {
                 let error = error.with_key(&key);
-                notes.say(&Note::Failed { message: error.to_string() });
+                notes.say(&Note::Failed { message: explain(&error) });
                 ExitCode::from(&error).into()
             }
         }

@@ -8,6 +8,7 @@ use rustix::io::FdFlags;
 use rustix::process::Signal;
 
 use crate::acquire::{Wanted, acquire, acquire_once, refused};
+use crate::advice::{about_command, explain};
 use crate::child;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -18,6 +19,7 @@ use crate::hold::Hold;
 use crate::note::{Note, Notes};
 use crate::plan::Plan;
 use crate::policy::{OnLost, Policy};
+use crate::progress;
 use crate::signal_stream::{FORWARDED, Signals};
 use crate::supervise::{Ending, SuperviseError, supervise};
 use crate::sys;
@@ -61,7 +63,7 @@ async fn run(flags: &Run, repeat: Repeat, notes: &mut Notes) -> Exit {
         Ok(signals) => signals,
         Err(error) => return internal(&error, notes),
     };
-    let engine = match settings.open().await {
+    let engine = match progress::watched(notes, settings.connecting(), settings.open()).await {
         Ok(engine) => engine,
         Err(error) => return refused(&error, &flags.lock, notes),
     };
@@ -175,7 +177,7 @@ async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Pl
         notes.say(&Note::Lost { reason: error.loss_reason().cloned().unwrap_or(LossReason::Revoked) });
         return Exit::from(ExitCode::Lost).into();
     }
-    notes.say(&Note::Failed { message: error.to_string() });
+    notes.say(&Note::Failed { message: explain(&error) });
     // `close` retries the release for a while. A lost lease ends by itself about now.
     if !result.is_ended_by_loss {
         let _ = engine.locker.close().await;
@@ -226,7 +228,8 @@ async fn run_once<H: Hold>(
             ended.unwrap_or_else(|| exit_of(&ending, &plan.policy)).into()
         }
         Err(SuperviseError::Exec(error)) => {
-            notes.say(&Note::Failed { message: format!("cannot run {:?}: {error}", plan.program()) });
+            let advice = about_command(&plan.program(), &error);
+            notes.say(&Note::Failed { message: format!("cannot run {:?}: {error} ({advice})", plan.program()) });
             Exit::from(child::exec_failure(&error)).into()
         }
         Err(SuperviseError::Internal(error)) => internal(&error, notes).into(),

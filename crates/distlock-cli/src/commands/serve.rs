@@ -11,6 +11,7 @@ use distlock_serve::{Daemon, Listen, LogLine, News, Options, Place};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
+use crate::advice::explain;
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
@@ -27,7 +28,7 @@ pub(super) fn main(flags: &flags::Serve) -> Exit {
     let notes = Arc::new(Mutex::new(Notes::new((&flags.output).into(), flags.output.json)));
     block_on(async {
         serve(flags, &notes).await.unwrap_or_else(|error| {
-            say(&notes, &Note::Failed { message: error.to_string() });
+            say(&notes, &Note::Failed { message: explain(&error) });
             ExitCode::from(&error).into()
         })
     })

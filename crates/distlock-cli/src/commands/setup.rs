@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 
+use crate::advice::explain;
 use crate::commands::{block_on, fail};
 use crate::engine::Settings;
 use crate::exit::{Exit, ExitCode};
@@ -12,7 +13,7 @@ pub(super) fn main(mut flags: Setup) -> Exit {
     block_on(async {
         let settings = match Settings::read(&flags.engine) {
             Ok(settings) => settings,
-            Err(error) => return fail(ExitCode::from(&error), error.to_string()),
+            Err(error) => return fail(ExitCode::from(&error), explain(&error)),
         };
         let done = match flags.print {
             true => settings.setup_sql().map(|sql| sql.unwrap_or_default()),
@@ -27,7 +28,7 @@ pub(super) fn main(mut flags: Setup) -> Exit {
                 Exit::SUCCESS
             }
             Ok(_) => Exit::SUCCESS,
-            Err(error) => fail(ExitCode::from(&error), error.to_string()),
+            Err(error) => fail(ExitCode::from(&error), explain(&error)),
         }
     })
 }

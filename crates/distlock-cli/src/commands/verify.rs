@@ -6,7 +6,7 @@
 mod history;
 pub(crate) mod worker;
 
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::commands::{fail, with_engine};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Verify;
 use crate::histogram::Histogram;
+use crate::note::Notes;
 
 /// The lock that all workers take.
 const NAME: &str = "distlock-verify";
@@ -63,12 +64,15 @@ struct VerifyRun {
     lines: Vec<WorkerLine>,
     kills: u32,
     pauses: u32,
+    /// Whether somebody sees the progress.
+    is_seen: bool,
 }
 
 impl VerifyRun {
     fn of(flags: &Verify) -> io::Result<VerifyRun> {
         let (sender, receiver) = mpsc::channel();
-        let mut run = VerifyRun { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0 };
+        let is_seen = Notes::new((&flags.output).into(), flags.output.json).are_seen();
+        let mut run = VerifyRun { workers: Vec::new(), lines: Vec::new(), kills: 0, pauses: 0, is_seen };
         let mut alive = Vec::new();
         for _ in 0..flags.workers {
             alive.push(run.start(&sender)?);
@@ -113,19 +117,18 @@ impl VerifyRun {
 
     /// Reads the workers' lines until `until`; `end` is for the progress line.
     fn listen(&mut self, receiver: &Receiver<WorkerLine>, until: Instant, end: Instant) {
-        let shows = io::stderr().is_terminal();
         let mut shown = Instant::now();
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             if let Ok(line) = receiver.recv_timeout(left.min(Duration::from_millis(100))) {
                 self.lines.push(line);
             }
-            if shows && shown.elapsed() > Duration::from_millis(200) {
+            if self.is_seen && shown.elapsed() > Duration::from_millis(200) {
                 shown = Instant::now();
                 let left = end.saturating_duration_since(shown);
                 eprint!("\r{} holds, {:.0} s left \x1b[K", self.lines.len() / 3, left.as_secs_f64());
             }
         }
-        if shows {
+        if self.is_seen {
             eprint!("\r\x1b[K");
         }
     }

@@ -10,6 +10,7 @@ use super::{Engine, Output};
 
 /// `distlock serve`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  distlock serve\n  distlock serve --url redis://db1 --socket /run/locks.sock")]
 pub struct Serve {
     /// The unix socket to listen on; default serve.sock in the lock directory of this user
     #[arg(long, value_name = "PATH", conflicts_with = "listen")]

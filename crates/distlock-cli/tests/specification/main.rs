@@ -17,6 +17,7 @@ mod console;
 mod doctor;
 mod election;
 mod exclusion;
+mod first_minutes;
 mod inspection;
 mod messages;
 mod modes;

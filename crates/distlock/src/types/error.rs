@@ -203,6 +203,12 @@ impl Error {
         self.0.holder.as_ref()
     }
 
+    /// Returns what to do next, where the error says so. It is also in the text of the error.
+    #[must_use]
+    pub fn help(&self) -> Option<&str> {
+        self.0.help.as_deref()
+    }
+
     /// Returns why the lock was lost, for [`ErrorKind::Lost`].
     #[must_use]
     pub fn loss_reason(&self) -> Option<&LossReason> {

@@ -1,94 +1,15 @@
 //! The terminal: the process that needs the keyboard has it, and its keys reach the right processes.
 #![allow(missing_docs)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod completion;
+mod terminal_program;
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Command, Stdio};
 
 use common::*;
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-
-/// A program on a terminal of its own.
-struct TerminalProgram {
-    keyboard: File,
-    screen: Arc<Mutex<String>>,
-    shell: Child,
-    /// The output that was already seen.
-    past: String,
-}
-
-impl TerminalProgram {
-    /// Starts an interactive shell.
-    fn start() -> TerminalProgram {
-        let mut session = TerminalProgram::of(&["bash", "--norc", "--noprofile", "-i"]);
-        // Without echo, so that all output was printed by a command.
-        session.type_text("stty -echo; bind 'set enable-bracketed-paste off'; echo be''gin\n");
-        session.expect_text("begin");
-        session
-    }
-
-    /// Starts a program without a shell, as `ssh -t` does.
-    fn of(words: &[&str]) -> TerminalProgram {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let line = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        let end = || Stdio::from(line.try_clone().unwrap());
-        let shell = Command::new("setsid")
-            .args(["--ctty", "--wait"])
-            .args(words)
-            .env("PS1", "$ ")
-            .env("TERM", "dumb")
-            .env("H", harness())
-            .stdin(end())
-            .stdout(end())
-            .stderr(end())
-            .spawn()
-            .expect("setsid(1) is there");
-        let keyboard = File::from(master);
-        let screen = Arc::new(Mutex::new(String::new()));
-        let (mut reader, seen) = (keyboard.try_clone().unwrap(), screen.clone());
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(length @ 1..) = reader.read(&mut bytes) {
-                seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
-            }
-        });
-        TerminalProgram { keyboard, screen, shell, past: String::new() }
-    }
-
-    fn type_text(&mut self, text: &str) {
-        self.keyboard.write_all(text.as_bytes()).unwrap();
-    }
-
-    /// Waits until `text` is on the screen, and discards the output up to it.
-    fn expect_text(&mut self, text: &str) {
-        let screen = self.screen.clone();
-        let seen = std::time::Instant::now();
-        loop {
-            let mut screen = screen.lock().unwrap();
-            if let Some(at) = screen.find(text) {
-                self.past.extend(screen.drain(..at + text.len()));
-                return;
-            }
-            assert!(seen.elapsed() < LIMIT, "no {text:?} on {screen:?}");
-            drop(screen);
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for TerminalProgram {
-    fn drop(&mut self) {
-        let _ = self.keyboard.write_all(b"\x03\x03\nkill -9 $(jobs -p); exit\n");
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
-    }
-}
+use terminal_program::TerminalProgram;
 
 #[test]
 fn the_terminal_goes_to_a_reading_command_and_back_to_the_shell() {
@@ -308,4 +229,33 @@ fn a_hold_under_nohup_lasts_until_a_signal() {
     assert_eq!(outside(&dir, &["run", "-n", "job", "true"]), 0);
     let _ = std::fs::remove_dir_all(&dir);
     let _ = std::fs::remove_file(format!("{}.out", dir.display()));
+}
+
+#[test]
+fn help_fits_a_narrow_terminal_and_has_no_colours() {
+    let mut session = TerminalProgram::shell();
+    session.type_text(&format!("stty cols 60; {} help run; echo en''ded\n", env!("CARGO_BIN_EXE_distlock")));
+    session.expect_text("ended");
+    assert!(session.past.contains("Examples:") && !session.past.contains('\u{1b}'), "{}", session.past);
+    let shown = session.past.split_once("Run a command").expect("help").1;
+    // What has no space cannot be broken: usage lines are clap's, and paths in examples.
+    let long: Vec<_> = shown.lines().map(str::trim_end).filter(|line| line.chars().count() > 60).collect();
+    assert!(long.is_empty(), "{long:#?}");
+}
+
+#[test]
+fn whoever_waits_longer_than_a_second_is_told_for_what() {
+    let dir = scratch("progress");
+    let mut holder = Command::new(env!("CARGO_BIN_EXE_distlock"));
+    let holder = holder.args(["hold", "busy"]).env("DISTLOCK_LOCK_DIR", &dir).env_remove("DISTLOCK_URL");
+    let mut holder = Wrapper::start(holder.stdin(Stdio::piped()));
+    assert!(holder.line().starts_with("busy token"));
+    let mut session = TerminalProgram::shell();
+    session.type_text(&format!("export DISTLOCK_LOCK_DIR={} D={}\n", dir.display(), env!("CARGO_BIN_EXE_distlock")));
+    session.type_text("unset DISTLOCK_URL; $D run busy echo in''side\n");
+    session.expect_text("distlock: waiting for lock \"busy\", held by owner ");
+    drop(holder.stdin());
+    session.expect_text("inside");
+    assert!(!session.past.contains("inside\r\ndistlock: waiting"), "once: {}", session.past);
+    let _ = std::fs::remove_dir_all(&dir);
 }
