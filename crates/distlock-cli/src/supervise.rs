@@ -230,6 +230,10 @@ impl<H: Hold> Supervisor<'_, H> {
                 let by_loss = is_over && self.by_loss && self.request.is_none();
                 return Ok(Ending { outcome: self.outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
             }
+            if self.guardian_is_gone && self.stage != Stage::Killing {
+                // If this process were killed or stopped now, nothing would end these processes before the lease ends.
+                self.kill();
+            }
             if self.outcome.is_some() {
                 std::mem::take(&mut self.late_signals).into_iter().for_each(|delivery| self.forward(delivery));
             }
