@@ -52,7 +52,12 @@ pub(crate) async fn acquire(
                 let (service, wanted, key) = (service.clone(), wanted.clone(), key.clone());
                 async move { service.acquire(&wanted, peer, Some(key)).await }
             };
-            service.attempts.join(key.clone(), &wanted, begin).await?
+            let owner = service.clone();
+            let discard = move |hold: Arc<Hold>| owner.discard(&hold);
+            let hold = service.attempts.join(key.clone(), &wanted, begin, discard).await?;
+            // Another process may have begun the attempt.
+            hold.used_by(&peer);
+            hold
         }
     };
     let view = hold.view(&service.clock, received, service.has_leases);

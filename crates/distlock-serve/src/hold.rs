@@ -1,6 +1,6 @@
 //! A lock that is held for a client.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -50,8 +50,6 @@ pub(crate) struct Hold {
     /// The newest stream; an older one ends.
     stream: AtomicU64,
     asked: Mutex<Option<String>>,
-    /// Whether another client than the one that acquired it has made a request about it.
-    is_shared: AtomicBool,
 }
 
 /// A hold as its client sees it.
@@ -105,7 +103,6 @@ impl Hold {
             news: Notify::new(),
             stream: AtomicU64::new(0),
             asked: Mutex::default(),
-            is_shared: AtomicBool::new(false),
         }
     }
 
@@ -198,17 +195,17 @@ impl Hold {
         self.guard.write().await.take()
     }
 
-    /// Records which client makes a request about the hold.
+    /// Records which client makes a request about the hold. Call this before the client is told anything.
     pub(crate) fn used_by(&self, peer: &Peer) {
         if *peer != self.peer {
-            self.is_shared.store(true, Ordering::Relaxed);
+            self.life().share();
         }
     }
 
     /// Returns the only process that ever used this hold: with its death the hold is of no use.
     pub(crate) fn only_process(&self) -> Option<i32> {
         match self.peer {
-            Peer::Process { pid, .. } if !self.is_shared.load(Ordering::Relaxed) => pid,
+            Peer::Process { pid, .. } if !self.life().is_shared() => pid,
             _ => None,
         }
     }

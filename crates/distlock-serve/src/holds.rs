@@ -130,6 +130,10 @@ impl Holds {
             };
             if let Some(hold) = is_over.then(|| table.remove(id)).flatten() {
                 let end = if table.is_stopping { End::Stopped } else { End::Silent };
+                if table.is_stopping {
+                    // It may have been the last one that the stop waits for.
+                    self.changed.notify_waiters();
+                }
                 return Ok((hold, end));
             }
             table.look_at(id, ends_at);
@@ -173,5 +177,35 @@ impl Holds {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use distlock::Locker;
+    use distlock::backend::memory::Memory;
+    use distlock_http::Peer;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::liveness::{Liveness, Proof};
+
+    const TEST_LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn the_stop_ends_with_the_deadline_of_the_last_client() {
+        let clock = Clock::system();
+        let guard = Locker::new(Memory::new()).unwrap().lock("a").await.unwrap();
+        let silence = Duration::from_millis(50);
+        let life = Liveness::new(Proof::Calls, silence, silence, clock.now());
+        let hold = Arc::new(Hold::new(guard, Peer::Process { pid: None, uid: 0 }, None, life));
+        hold.life().announce(None, clock.now());
+        let holds = Holds::new(clock);
+        assert!(holds.add(&hold));
+        holds.stop();
+        let both = async { tokio::join!(holds.emptied(), holds.next_end()).1.1 };
+        assert_eq!(timeout(TEST_LIMIT, both).await, Ok(End::Stopped));
     }
 }
