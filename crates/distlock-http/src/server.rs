@@ -1,6 +1,7 @@
 //! Accepts connections on a unix socket or on TCP, with or without TLS. Bounds their number, drops idle ones, and prefers
 //! clients that have shown the token.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -10,6 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use axum::response::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -92,6 +96,36 @@ impl Authenticated {
 
     fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The client that a request comes from.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Its address or process.
+    pub peer: Peer,
+    /// Whether a request on the same connection has shown the token.
+    pub authenticated: Authenticated,
+}
+
+/// The response to a request; there always is one.
+pub type Answer = Result<Response, Infallible>;
+
+/// What a server does with requests.
+pub trait Answers: Clone + Send + 'static {
+    /// Returns the response to a request.
+    ///
+    /// # Cancel safety
+    /// The future is dropped when its client hangs up.
+    fn answer(self, request: Request<Incoming>, client: Client) -> impl Future<Output = Answer> + Send + 'static;
+}
+
+/// The handlers get the client from the request's extensions.
+impl Answers for Router {
+    fn answer(self, mut request: Request<Incoming>, client: Client) -> impl Future<Output = Answer> + Send + 'static {
+        request.extensions_mut().insert(client.peer);
+        request.extensions_mut().insert(client.authenticated);
+        TowerToHyperService::new(self).call(request)
     }
 }
 
@@ -192,7 +226,7 @@ impl HttpServer {
     }
 
     /// Accepts connections until `stop` resolves, then waits for the open ones.
-    pub async fn serve(self, app: Router, stop: impl Future<Output = ()>) {
+    pub async fn serve(self, app: impl Answers, stop: impl Future<Output = ()>) {
         let (stopping, stopped) = watch::channel(());
         let (mut connections, mut unauthenticated) = (JoinSet::new(), Unauthenticated::default());
         let mut stop = pin!(stop);
@@ -208,7 +242,7 @@ impl HttpServer {
                 Ok(_) if connections.len() >= self.max_connections && !unauthenticated.close_oldest() => {}
                 Ok((stream, peer)) => {
                     let authenticated = Authenticated::default();
-                    let client = (peer, authenticated.clone());
+                    let client = Client { peer, authenticated: authenticated.clone() };
                     let serve_client = serve_client(stream, client, app.clone(), stopped.clone());
                     unauthenticated.add(connections.spawn(serve_client), authenticated);
                 }
@@ -220,19 +254,9 @@ impl HttpServer {
     }
 }
 
-async fn serve_client(
-    stream: RawStream,
-    (peer, authenticated): (Peer, Authenticated),
-    app: Router,
-    mut stopped: watch::Receiver<()>,
-) {
+async fn serve_client(stream: RawStream, client: Client, app: impl Answers, mut stopped: watch::Receiver<()>) {
     let Ok(Ok(transport)) = timeout(HANDSHAKE_LIMIT, stream.handshake()).await else { return };
-    let app = TowerToHyperService::new(app);
-    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(authenticated.clone());
-        app.call(request)
-    });
+    let service = service_fn(move |request| app.clone().answer(request, client.clone()));
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(MAX_HEAD_BYTES);
     let mut connection = pin!(server.serve_connection(TokioIo::new(StallLimit::new(transport)), service));

@@ -13,7 +13,7 @@ use crate::hold::{End, Hold, HoldId};
 pub(crate) struct Holds {
     clock: Clock,
     table: Mutex<Table>,
-    /// Signals that the next look is sooner than it was, or that a hold has left.
+    /// Signals that a look is sooner than the next one was, or that a hold has left.
     changed: Notify,
 }
 
@@ -22,6 +22,8 @@ struct Table {
     holds: HashMap<HoldId, Slot>,
     /// When to look at which hold. The look may be early: the end of a hold only moves forward.
     looks: BTreeSet<(Moment, HoldId)>,
+    /// When [`Holds::next_end`] looks next.
+    wakes_at: Option<Moment>,
     is_stopping: bool,
 }
 
@@ -32,12 +34,15 @@ struct Slot {
 }
 
 impl Table {
-    fn look_at(&mut self, id: HoldId, look: Option<Moment>) {
-        let Some(slot) = self.holds.get_mut(&id) else { return };
+    /// Sets when to look at a hold. Returns whether that is sooner than anybody looks.
+    fn look_at(&mut self, id: HoldId, look: Option<Moment>) -> bool {
+        let Some(slot) = self.holds.get_mut(&id) else { return false };
         if let Some(old) = std::mem::replace(&mut slot.look, look) {
             self.looks.remove(&(old, id));
         }
-        self.looks.extend(look.map(|look| (look, id)));
+        let Some(look) = look else { return false };
+        self.looks.insert((look, id));
+        self.wakes_at.is_none_or(|wake| look < wake)
     }
 
     fn remove(&mut self, id: HoldId) -> Option<Arc<Hold>> {
@@ -62,10 +67,7 @@ impl Holds {
             return false;
         }
         table.holds.insert(hold.id, Slot { hold: hold.clone(), look: None });
-        table.look_at(hold.id, look);
-        let is_first = table.looks.first().is_some_and(|(_, first)| *first == hold.id);
-        drop(table);
-        if is_first {
+        if table.look_at(hold.id, look) {
             self.changed.notify_waiters();
         }
         true
@@ -88,8 +90,9 @@ impl Holds {
     /// Looks at a hold when it may end by itself, which has changed: its stream was closed.
     pub(crate) fn look_again(&self, hold: &Hold) {
         let look = hold.life().ends_at();
-        self.table().look_at(hold.id, look);
-        self.changed.notify_waiters();
+        if self.table().look_at(hold.id, look) {
+            self.changed.notify_waiters();
+        }
     }
 
     /// Waits for the next hold whose client is gone, and removes it.
@@ -115,11 +118,12 @@ impl Holds {
     fn end_one(&self) -> Result<(Arc<Hold>, End), Option<Moment>> {
         let mut table = self.table();
         loop {
-            let Some((look, id)) = table.looks.first().copied() else { return Err(None) };
+            let first = table.looks.first().copied();
             let now = self.clock.now();
-            if look > now {
-                return Err(Some(look));
-            }
+            let Some((_, id)) = first.filter(|(look, _)| *look <= now) else {
+                table.wakes_at = first.map(|(look, _)| look);
+                return Err(table.wakes_at);
+            };
             let Some(slot) = table.holds.get(&id) else {
                 table.looks.pop_first();
                 continue;

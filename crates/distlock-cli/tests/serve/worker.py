@@ -185,6 +185,9 @@ def suspended(client, name):
     import distlock._hold
 
     held = client.lock(name, ttl=3000)
+    while held._stream is None:
+        time.sleep(0.01)
+    time.sleep(0.5)  # Until the thread sleeps; if it does not yet, it need not wake up.
     clock = distlock._hold.now
     distlock._hold.now = lambda: clock() + 4000
     assert held.lost.wait(30), "the event is set"
