@@ -218,6 +218,7 @@ impl<H: Hold> Supervisor<'_, H> {
     async fn run(mut self) -> io::Result<Ending> {
         loop {
             self.reap()?;
+            self.replace_guardian()?;
             let is_over = self.outcome.is_some() && self.all_processes_ended();
             if is_over || self.is_out_of_reach() {
                 if !is_over && self.refused != self.refused_reported {
@@ -230,10 +231,6 @@ impl<H: Hold> Supervisor<'_, H> {
                 let by_loss = is_over && self.by_loss && self.request.is_none();
                 return Ok(Ending { outcome: self.outcome, loss: self.loss, by_terminal: self.by_terminal, by_loss });
             }
-            if self.guardian_is_gone && self.stage != Stage::Killing {
-                // If this process were killed or stopped now, nothing would end these processes before the lease ends.
-                self.kill();
-            }
             if self.outcome.is_some() {
                 std::mem::take(&mut self.late_signals).into_iter().for_each(|delivery| self.forward(delivery));
             }
@@ -241,6 +238,21 @@ impl<H: Hold> Supervisor<'_, H> {
             self.act_on_deadlines();
             self.wait().await?;
         }
+    }
+
+    /// Kills everything that a killed guardian has left: if this process were killed or stopped next, nothing would end
+    /// these processes before the lease ends.
+    fn replace_guardian(&mut self) -> io::Result<()> {
+        if !self.guardian_is_gone || self.stage == Stage::Killing {
+            return Ok(());
+        }
+        // Its last reports.
+        let events = self.guardian.ready()?;
+        self.on_events(events)?;
+        if self.outcome.is_none() || self.remaining > Remaining::Daemons {
+            self.kill();
+        }
+        Ok(())
     }
 
     /// Reports a loss that arrived together with the command's end, or while the wrapper was stopped.
